@@ -1,0 +1,33 @@
+# Two commands matter: `make demo` and `make test`. Each sets everything up by itself.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: demo test test-slow check bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
+	$(BIN)/backstory demo --out demo
+
+test: .venv/ready  ## everything but the marks `slow` and `gpu`
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+
+test-slow: .venv/ready  ## everything that an issue names
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+
+check: .venv/ready  ## linters and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready  ## writes docs/benchmarks.md
+	$(BIN)/backstory bench all --write docs/benchmarks.md
+
+clean:
+	rm -rf .venv demo runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,33 @@
+"""A model's weights in one short word, the same on every device and under every wrapper.
+
+Knows nothing of runs.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without the prefixes that wrappers add."""
+    while name.startswith(WRAPPERS):
+        name = name.removeprefix(WRAPPERS[0]).removeprefix(WRAPPERS[1])
+    return name.replace("._orig_mod.", ".")
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under canonical names, on the CPU, detached copies."""
+    return {canonical(k): v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all weights, as 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, value in sorted((canonical(k), v) for k, v in model.state_dict().items()):
+        data = value.detach().cpu().contiguous()
+        digest.update(f"{name}:{data.dtype}:{tuple(data.shape)};".encode())
+        digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    return digest.hexdigest()[:32]

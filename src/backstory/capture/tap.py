@@ -1,0 +1,123 @@
+"""Hooks that read each layer call's inputs and output gradient while they pass.
+
+A forward hook keeps the call's inputs alive only through the output's own gradient hook: a forward pass that
+is never differentiated (evaluation) leaves nothing behind, and an activation-checkpointed one counts once.
+Knows nothing of optimizers, subspaces or files.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import UnsupportedError, UsageError
+from ..maths.layers import Contribution, Dense, Outer
+from .blocks import Blocks
+
+Sink = Callable[[int, int, Contribution], None]  # (slot, number of block, what one call contributed)
+
+
+class Tap:
+    """While `slot` is a number, every differentiated call of a recorded layer reaches `sink`."""
+
+    def __init__(self, model: nn.Module, blocks: Blocks, sink: Sink) -> None:
+        self.model, self.blocks, self.sink = model, blocks, sink
+        self.slot: int | None = None  # the micro-batch that forward passes belong to now
+        self.sizes: list[int] = []  # samples of each micro-batch of the step
+        self._names = {m: n for n, m in model.named_modules()}
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Install the hooks."""
+        for module in self.blocks.owners:
+            self._handles.append(module.register_forward_hook(self._after_forward, with_kwargs=True))
+            if isinstance(module, nn.Embedding):
+                self._handles.append(module.register_forward_pre_hook(self._give_batch))
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                self._handles.append(module.register_forward_pre_hook(self._refuse_batch_norm))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.slot = None
+
+    def begin(self) -> None:
+        """A new step: no micro-batch yet."""
+        self.slot, self.sizes = None, []
+
+    def batch(self, size: int) -> int:
+        """Forward passes from here on belong to a new micro-batch of `size` samples."""
+        self.sizes.append(size)
+        self.slot = len(self.sizes) - 1
+        return self.slot
+
+    def _give_batch(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Positions looked up once for the whole batch, (S,) or (1, S), are looked up for each sample instead.
+
+        The values are the same; the gradient of the table can then be told apart by sample.
+        """
+        if self.slot is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], Tensor):
+            return None
+        index, size = args[0], self.sizes[self.slot]
+        if index.dim() == 1 and torch.equal(index, torch.arange(len(index), device=index.device)) and len(index) > 1:
+            return (index.expand(size, -1), *args[1:])
+        if index.dim() == 2 and len(index) == 1 and size > 1:
+            return (index.expand(size, -1), *args[1:])
+        return None
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.slot is None or not torch.is_grad_enabled():
+            return
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        slot = self.slot
+        inputs = tuple(x.detach() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        output.register_hook(lambda delta: self._meet(module, inputs, delta, slot))
+
+    def _meet(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
+        if self.slot is None:
+            return  # a backward pass outside of any step
+        rule, numbers = self.blocks.owners[module]
+        size, found = self.sizes[slot], len(delta) if delta.dim() else 0
+        if found != size or (inputs and len(inputs[0]) != size):
+            shape = tuple(delta.shape)
+            raise UsageError(
+                f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} samples. "
+                "The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
+                "in the batch, and keep (batch, sequence, features) apart rather than flattened."
+            )
+        with torch.no_grad():
+            wide = tuple(_widen(x) for x in inputs)
+            found_parts = rule(module, wide, _widen(delta.detach()))
+            for local, part in found_parts.items():
+                if local in numbers:
+                    self.sink(slot, numbers[local], _checked(part, local, module))
+
+    def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
+        if self.slot is not None and torch.is_grad_enabled() and module.training:
+            raise UnsupportedError(
+                f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: no "
+                "sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
+            )
+
+
+def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Contribution:
+    if isinstance(part, Outer | Dense):
+        return part
+    expected = getattr(module, local).shape
+    if part.shape[1:] != expected:
+        raise UsageError(
+            f"the rule of {type(module).__name__} gave per-sample gradients of shape {tuple(part.shape)} for "
+            f"{local!r}; expected (B, {', '.join(map(str, expected))})."
+        )
+    return Dense(part)
+
+
+def _widen(x: Tensor) -> Tensor:
+    """Half precision to float32: sums over positions and samples need it."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

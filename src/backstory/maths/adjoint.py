@@ -1,0 +1,43 @@
+r"""Queries without embeddings: carry the query backward, not the samples forward.
+
+x_θ = v = ∇ℓ(θ_T, q), x_m = 0; for t = T−1 … 0:
+
+    u = x_m − η a x_θ;   s = (1−τ) u − η n x_θ
+    influence of z at t = −w_z ⟨J g_z, s⟩
+    x_θ ← (1−ηλ') x_θ + Vᵀ (I + V γα Vᵀ)⁻¹ JV s + λ s
+    x_m ← μ u
+
+One pass over the rows, no p × p matrix, no independence between parameters. It is the reference for
+everything else: ⟨v, e⟩ of `propagation` equals it to rounding.
+
+Shapes:  Q queries, B rows, p kept coordinates.
+Knows nothing of models or files.
+"""
+
+import torch
+from torch import Tensor
+
+from .steps import Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+
+
+class Adjoint:
+    """The pair (x_θ, x_m) of Q queries, carried backward from the step they are asked at."""
+
+    def __init__(self, queries: Tensor, *, gamma: float | None = None) -> None:
+        self.x_theta = queries.clone()  # (Q, p)
+        self.x_m = torch.zeros_like(queries)
+        self.gamma = gamma
+
+    def influence(self, step: Step) -> Tensor:
+        """Influences (Q, B) of the step's occurrences; moves past the step."""
+        k, x = step.coefficients, self.x_theta
+        u = self.x_m - x * (k.rate * k.a)
+        s = u * (1 - k.tau) - x * (k.rate * k.n)  # (Q, p)
+        scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
+        V = curvature_rows(step)
+        met = s @ clipped_curvature(step).T  # (Q, R)
+        L = whitening(V, damping(step, self.gamma))
+        met = met if L is None else torch.cholesky_solve(met.T, L).T
+        self.x_theta = x * (1 - k.rate * k.decay) + met @ V + s * k.l2
+        self.x_m = u * k.momentum
+        return scores

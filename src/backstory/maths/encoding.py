@@ -1,0 +1,74 @@
+r"""How rows of numbers are kept small on disk.
+
+A row is cut into blocks (one per parameter). For `float16` and `int8` each block b of each row is
+divided by a scale s_b, so that its largest entry is 1 (float16) or 127 (int8):
+
+    code = round(x / s_b),      x ≈ code · s_b,      s_b = max|x_b|  or  max|x_b| / 127
+
+A float16 without a scale would underflow (gradients of 1e-8 are common). `float32` and `float64`
+are kept as they are, with no scale.
+
+Shapes:  N rows, p entries a row in all, L blocks.
+Knows nothing of files.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+
+DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+SCALED = ("float16", "int8")
+
+
+def check(name: str) -> str:
+    """`name` if it is a known encoding, else an error that lists the known ones."""
+    if name not in DTYPES:
+        raise UsageError(f"unknown encoding {name!r}; expected one of {', '.join(DTYPES)}.")
+    return name
+
+
+def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor | None]:
+    """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
+    if name not in SCALED:
+        return rows.to(DTYPES[name]), None
+    top = 127.0 if name == "int8" else 1.0
+    scales = torch.stack([_largest(block) for block in rows.split(list(dims), dim=1)], dim=1) / top  # (N, L)
+    safe = torch.where(scales > 0, scales, torch.ones_like(scales))
+    codes = rows / spread(safe, dims)  # (N, p)
+    codes = codes.round() if name == "int8" else codes
+    return codes.to(DTYPES[name]), scales.to(torch.float32)
+
+
+def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`."""
+    rows = codes.to(dtype)
+    if scales is None:
+        return rows
+    for l, (lo, hi) in enumerate(pairwise(_offsets(dims))):
+        rows[:, lo:hi] *= scales[:, l : l + 1].to(dtype)
+    return rows
+
+
+def spread(per_block: Tensor, dims: Sequence[int]) -> Tensor:
+    """`(N, L)` numbers per block as `(N, p)` numbers per entry."""
+    return per_block.repeat_interleave(torch.tensor(list(dims), device=per_block.device), dim=1)
+
+
+def _offsets(dims: Sequence[int]) -> list[int]:
+    out = [0]
+    for d in dims:
+        out.append(out[-1] + d)
+    return out
+
+
+def _largest(block: Tensor) -> Tensor:
+    return block.abs().amax(dim=1) if block.shape[1] else block.new_zeros(block.shape[0])

@@ -1,0 +1,158 @@
+r"""Per-sample gradients of one layer call, from what backprop already computed.
+
+For s = W a and δ = ∂L/∂s, the gradient of sample b is Σ_t δ_bt a_btᵀ: no second backward pass.
+Every rule is one function of the same form,
+
+    rule(module, inputs, delta) -> {local parameter name: Outer, Dense, or a tensor meant as Dense}
+
+An `Outer` keeps the two factors apart, so that a subspace can shrink each of them before they meet;
+positions t are summed *inside* one sample only. A new layer type is one function in `RULES`.
+
+Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.
+Knows nothing of hooks, subspaces or optimizers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+
+
+class Outer(NamedTuple):
+    """Gradient Σ_t left_t right_tᵀ of a matrix parameter; an integer `left` (B, S) stands for one-hot rows."""
+
+    left: Tensor  # (B, S, d_out), or (B, S) indices below d_out
+    right: Tensor  # (B, S, d_in)
+
+
+class Dense(NamedTuple):
+    """Gradient of any parameter, one for each sample."""
+
+    grads: Tensor  # (B, *parameter.shape)
+
+
+Contribution = Outer | Dense
+Rule = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Mapping[str, Contribution | Tensor]]
+
+
+def linear(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """s = W a + b."""
+    left = delta.reshape(len(delta), -1, delta.shape[-1])  # (B, S, d_out)
+    out: dict[str, Contribution] = {"weight": Outer(left, _positions(inputs[0]))}
+    if layer.bias is not None:
+        out["bias"] = Dense(left.sum(1))
+    return out
+
+
+def conv(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """1-d and 2-d convolution: a linear map of the patches; groups are contracted one by one."""
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
+    patches = _patches(layer, inputs[0])  # (B, S, C_in·k)
+    left = delta.flatten(2).transpose(1, 2)  # (B, S, C_out)
+    out: dict[str, Contribution] = {"weight": Outer(left, patches)}
+    if layer.groups > 1:
+        a = patches.unflatten(2, (layer.groups, -1))  # (B, S, groups, C_in/groups·k)
+        d = left.unflatten(2, (layer.groups, -1))  # (B, S, groups, C_out/groups)
+        grads = torch.einsum("bsgo,bsgi->bgoi", d, a)
+        out["weight"] = Dense(grads.reshape(len(delta), *layer.weight.shape))
+    if layer.bias is not None:
+        out["bias"] = Dense(left.sum(1))
+    return out
+
+
+def embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """Row look-up: Σ_t 1_{i_t} δ_tᵀ; the padding row has no gradient, as in torch."""
+    assert isinstance(layer, nn.Embedding)
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+        raise UnsupportedError(
+            "nn.Embedding with max_norm, scale_grad_by_freq or sparse=True is not a sum over samples of "
+            "one-hot outer products. Use a plain nn.Embedding, or freeze it and pass `layers=` without it."
+        )
+    index = inputs[0].reshape(len(delta), -1)  # (B, S)
+    right = delta.reshape(len(delta), -1, delta.shape[-1])  # (B, S, d)
+    if layer.padding_idx is not None:
+        right = right * (index != layer.padding_idx).unsqueeze(-1)
+    return {"weight": Outer(index, right)}
+
+
+def layer_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = w ∘ x̂ + b over the last dimensions."""
+    assert isinstance(layer, nn.LayerNorm)
+    normal = F.layer_norm(inputs[0], layer.normalized_shape, eps=layer.eps)
+    return _scale_and_shift(layer, normal, delta, len(layer.normalized_shape))
+
+
+def rms_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = w ∘ x / rms(x)."""
+    assert isinstance(layer, nn.RMSNorm)
+    normal = F.rms_norm(inputs[0], list(layer.normalized_shape), eps=layer.eps)
+    return _scale_and_shift(layer, normal, delta, len(layer.normalized_shape))
+
+
+def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = w_c x̂ + b_c with statistics over groups of channels of one sample."""
+    assert isinstance(layer, nn.GroupNorm)
+    normal = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
+    return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)
+
+
+def batch_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """In eval mode only: a fixed scale and shift of each channel. In training mode samples mix."""
+    assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    if layer.training or layer.running_mean is None:
+        raise UnsupportedError(
+            "BatchNorm in training mode mixes the samples of a batch: the loss is no longer a sum over samples, "
+            "so no sample has a gradient of its own. Put the layer in eval mode (`layer.eval()`), or use "
+            "GroupNorm or LayerNorm."
+        )
+    normal = F.batch_norm(inputs[0], layer.running_mean, layer.running_var, eps=layer.eps)
+    return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: conv,
+    nn.Conv2d: conv,
+    nn.Embedding: embedding,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: rms_norm,
+    nn.GroupNorm: group_norm,
+    nn.modules.batchnorm._BatchNorm: batch_norm,
+}
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The rule of the nearest class in the module's ancestry."""
+    return next((RULES[kind] for kind in type(module).__mro__ if kind in RULES), None)
+
+
+def _positions(a: Tensor) -> Tensor:
+    return a.reshape(len(a), -1, a.shape[-1])
+
+
+def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """What each output position saw: (B, S, C_in · kernel), in the order of `weight.flatten(1)`."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padding = list(layer._reversed_padding_repeated_twice)
+    x = F.pad(x, padding, mode=mode) if any(padding) else x
+    if isinstance(layer, nn.Conv1d):
+        x = x.unsqueeze(2)  # (B, C, 1, length)
+        kernel, dilation, stride = (1, *layer.kernel_size), (1, *layer.dilation), (1, *layer.stride)
+    else:
+        kernel, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
+    return F.unfold(x, kernel, dilation=dilation, stride=stride).transpose(1, 2)
+
+
+def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features: int) -> Mapping[str, Contribution]:
+    middle = list(range(1, delta.dim() - n_features))
+    out: dict[str, Contribution] = {}
+    if layer.weight is not None:
+        product = delta * normal
+        out["weight"] = Dense(product.sum(middle) if middle else product)
+    if getattr(layer, "bias", None) is not None:
+        out["bias"] = Dense(delta.sum(middle) if middle else delta)
+    return out

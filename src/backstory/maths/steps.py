@@ -1,0 +1,119 @@
+r"""One optimizer step, as torch takes it, in numbers.
+
+    u_t     = c_t ∇L_t(θ_t) + λ θ_t                      clipping before the optimizer, L2 decay λ inside it
+    m_{t+1} = μ m_t + (1−τ_t) u_t
+    θ_{t+1} = (1 − η_t λ') θ_t − η_t (a_t m_{t+1} + n_t u_t)
+
+Parameter groups make every coefficient a diagonal, so each is either a number (one group) or a vector
+over the kept coordinates. They always stand on the right of a propagator: they scale its columns.
+
+Clipping by norm, c = max/(‖∇L‖ + 1e-6) < 1, has the derivative J = c (I − ρ ĝĝᵀ), ρ = ‖∇L‖/(‖∇L‖+1e-6),
+over *all* parameters. On rows: J g = c (g − ρ n ⟨g,∇L⟩/‖∇L‖²) with n = Σ w g in the kept coordinates
+and the scalar ⟨g,∇L⟩ kept with each row.
+
+Shapes:  B rows of a step, R curvature rows, p kept coordinates.
+Knows nothing of torch.optim's classes or of files.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6)
+
+
+class Coefficients(NamedTuple):
+    """Numbers of one step; each a float, or a (p,) vector where parameter groups differ."""
+
+    rate: float | Tensor  # η
+    l2: float | Tensor  # λ, inside the optimizer
+    decay: float | Tensor  # λ', decoupled
+    momentum: float | Tensor  # μ
+    tau: float | Tensor  # dampening of this update
+    a: float | Tensor  # weight of the momentum in the update
+    n: float | Tensor  # weight of the fresh gradient in the update
+
+
+NAMES = Coefficients._fields
+
+
+class Step(NamedTuple):
+    """What one step leaves behind, in the kept coordinates."""
+
+    G: Tensor  # (B, p) gradient rows, not multiplied by w
+    w: Tensor  # (B,) weights
+    coefficients: Coefficients
+    V: Tensor | None = None  # (R, p) curvature rows with √κ inside; None: √w G, the empirical Fisher
+    clip: float = 1.0  # c, 1 = not clipped
+    norm: float = 1.0  # ‖∇L‖ before clipping
+    dot_g: Tensor | None = None  # (B,) ⟨g, ∇L⟩ of the gradient rows; needed where clip < 1
+    dot_v: Tensor | None = None  # (R,) the same of the curvature rows
+
+    @property
+    def alpha(self) -> float | Tensor:
+        """α = c η ((1−τ) a + n): the direct effect of the loss's gradient on θ."""
+        k = self.coefficients
+        return self.clip * k.rate * ((1 - k.tau) * k.a + k.n)
+
+
+def curvature_rows(step: Step) -> Tensor:
+    """V with H ≈ VᵀV: (R, p)."""
+    return step.w.sqrt()[:, None] * step.G if step.V is None else step.V
+
+
+def clipped_gradients(step: Step) -> Tensor:
+    """Rows J g: (B, p)."""
+    return step.G if step.clip >= 1 else _clip(step, step.G, step.dot_g)
+
+
+def clipped_curvature(step: Step) -> Tensor:
+    """Rows J h √κ: (R, p)."""
+    if step.clip >= 1:
+        return curvature_rows(step)
+    if step.V is None:
+        return step.w.sqrt()[:, None] * clipped_gradients(step)
+    return _clip(step, step.V, step.dot_v)
+
+
+def damping(step: Step, gamma: float | None) -> float | Tensor:
+    """γ α of the implicit form; `None` is the default γ = 1/(1−μ), 0 the literal form."""
+    if gamma is None:
+        return step.alpha / (1 - step.coefficients.momentum)
+    return gamma * step.alpha
+
+
+def whitening(V: Tensor, gamma_alpha: float | Tensor) -> Tensor | None:
+    """Lower triangular L with L Lᵀ = I + V diag(γα) Vᵀ, or None where γ = 0 (the literal form)."""
+    if not isinstance(gamma_alpha, Tensor) and gamma_alpha == 0:
+        return None
+    M = (V * gamma_alpha) @ V.T
+    M.diagonal().add_(1)
+    L: Tensor = torch.linalg.cholesky(M)
+    return L
+
+
+def growth(step: Step) -> float:
+    """Largest eigenvalue of V diag(c η / limit) Vᵀ; above 1 a literal step, taken again and again, expands.
+
+    Exact for any parameter groups; with J = c(I − ρĝĝᵀ) taken as c and the decays left out, an upper estimate.
+    """
+    V = curvature_rows(step)
+    k = step.coefficients
+    weighted = V * (step.clip * k.rate / _stable_limit(k))
+    return torch.linalg.eigvalsh(weighted @ V.T)[-1].item() if len(V) else 0.0
+
+
+def _stable_limit(k: Coefficients) -> float | Tensor:
+    """Curvature × rate at which θ begins to swing with growing amplitude (an eigenvalue of the step passes −1).
+
+    Heavy ball: 2(1+μ)/(1−τ); Nesterov: 2(1+μ)/(1+2μ); plain: 2.
+    """
+    return 2 * (1 + k.momentum) / (k.a * (1 - k.tau) + k.n * (1 + k.momentum))
+
+
+def _clip(step: Step, rows: Tensor, dots: Tensor | None) -> Tensor:
+    assert dots is not None, "a clipped step needs ⟨g, ∇L⟩ of its rows"
+    n = step.w @ step.G  # (p,) the whole gradient in the kept coordinates
+    rho = step.norm / (step.norm + CLIP_EPS)
+    return step.clip * (rows - torch.outer(dots, n) * (rho / step.norm**2))

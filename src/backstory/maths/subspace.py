@@ -1,0 +1,201 @@
+r"""The few coordinates in which rows are kept.
+
+The gradient G of a matrix parameter (d_out × d_in) is kept as
+
+    row = vec(Lᵀ G R),      and for G = Σ_t δ_t a_tᵀ:    Lᵀ G R = Σ_t (Lᵀδ_t)(Rᵀa_t)ᵀ
+
+so the two factors shrink before they meet. A vector parameter has one side (d_out = its length, no R).
+A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers).
+
+    full     both sides the identity
+    random   entries N(0, 1/r), so that E[P Pᵀ] = I and inner products are right on average;
+             independent seeds for the two sides and for every parameter
+    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal
+    mask     r coordinates of each side, chosen by seed
+
+Shapes:  d original, r kept, B samples, S positions.
+Knows nothing of models or files.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layers import Contribution, Dense, Outer
+
+KINDS = ("learned", "random", "mask", "full")
+LARGEST_MOMENT = 4096  # a longer side (a vocabulary) is never given a d × d moment: random coordinates instead
+Side = Tensor | None
+
+
+class Basis(NamedTuple):
+    """The two sides of one parameter's subspace; `right` is unused for vectors."""
+
+    left: Side
+    right: Side
+
+
+class Shape(NamedTuple):
+    """One parameter as a matrix (d_out × d_in), or a vector (d_in = 0), and the ranks kept of its sides."""
+
+    d_out: int
+    d_in: int
+    r_out: int
+    r_in: int
+
+    @property
+    def dims(self) -> int:
+        """How many numbers a row has."""
+        return self.r_out * (self.r_in if self.d_in else 1)
+
+
+def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
+    """`rank` (out, in) applied to a parameter of this shape; None keeps all. Vectors keep 4 × as many."""
+    if len(shape) < 2:
+        d = max(1, shape.numel())
+        return Shape(d, 0, d if rank is None else min(d, 4 * max(rank)), 0)
+    d_out, d_in = shape[0], shape[1:].numel()
+    r_out, r_in = rank or (d_out, d_in)
+    return Shape(d_out, d_in, min(d_out, r_out), min(d_in, r_in))
+
+
+def random_matrix(d: int, r: int, *, seed: int, name: str) -> Tensor:
+    """The (d, r) projection called `name`: the same on every machine, in any order of asking."""
+    return torch.randn(d, r, generator=_generator(seed, name, d, r)) / r**0.5
+
+
+def random_basis(shape: Shape, *, seed: int, name: str) -> Basis:
+    """Seeded Gaussian sides; a side that keeps everything is the identity."""
+
+    def side(which: str, d: int, r: int) -> Side:
+        return None if r >= d else random_matrix(d, r, seed=seed, name=f"{name}/{which}")
+
+    return Basis(side("left", shape.d_out, shape.r_out), side("right", shape.d_in, shape.r_in))
+
+
+def mask_basis(shape: Shape, *, seed: int, name: str) -> Basis:
+    """Seeded choice of coordinates on each side."""
+
+    def side(which: str, d: int, r: int) -> Side:
+        if r >= d:
+            return None
+        return torch.randperm(d, generator=_generator(seed, f"{name}/{which}", d, r))[:r].sort().values
+
+    return Basis(side("left", shape.d_out, shape.r_out), side("right", shape.d_in, shape.r_in))
+
+
+def moments(contribution: Contribution, shape: Shape) -> tuple[Tensor | None, Tensor | None]:
+    """`(Σ_z G Gᵀ (d_out, d_out), Σ_z Gᵀ G (d_in, d_in))` of one call; None where that side needs none.
+
+    For factors, G Gᵀ = Δᵀ (A Aᵀ) Δ: the S × S product in the middle is cheaper than G itself.
+    """
+    wants_left = shape.r_out < shape.d_out <= LARGEST_MOMENT
+    wants_right = shape.r_in < shape.d_in <= LARGEST_MOMENT
+    if isinstance(contribution, Dense):
+        G = contribution.grads.reshape(len(contribution.grads), shape.d_out, max(1, shape.d_in))
+        left = torch.einsum("bij,bkj->ik", G, G) if wants_left else None
+        return left, torch.einsum("bij,bik->jk", G, G) if wants_right else None
+    right, same = contribution.right, None
+    if wants_right:
+        same = _left_products(contribution.left)  # (B, S, S)
+    delta = _dense_left(contribution.left, shape.d_out, right.dtype) if wants_left else None
+    left = None if delta is None else torch.einsum("bsi,bst,btj->ij", delta, right @ right.mT, delta)
+    return left, None if same is None else torch.einsum("bsi,bst,btj->ij", right, same.to(right.dtype), right)
+
+
+def _left_products(left: Tensor) -> Tensor:
+    """⟨δ_s, δ_t⟩ for all pairs of positions; one-hot rows agree or they do not."""
+    return left @ left.mT if left.is_floating_point() else left[:, :, None] == left[:, None, :]
+
+
+def learned_basis(left: Tensor | None, right: Tensor | None, shape: Shape, *, seed: int, name: str) -> Basis:
+    """Top eigenvectors of the two moments; a side without a moment falls back to seeded coordinates."""
+    spare = random_basis(shape, seed=seed, name=name)
+    return Basis(
+        spare.left if left is None else top_eigenvectors(left, shape.r_out),
+        spare.right if right is None else top_eigenvectors(right, shape.r_in),
+    )
+
+
+def top_eigenvectors(moment: Tensor, r: int) -> Tensor:
+    """(d, r), largest first, with a sign that does not depend on the machine's mood."""
+    vectors = torch.linalg.eigh(moment.double())[1][:, -r:].flip(1)
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    signed: Tensor = vectors * largest.sign()
+    return signed.to(moment.dtype).contiguous()
+
+
+def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
+    """All calls of one parameter in one batch as one contribution: a sample's calls add up before anything is squared."""
+    if len(parts) == 1:
+        return parts[0]
+    outers = [x for x in parts if isinstance(x, Outer)]
+    if len(outers) < len(parts):
+        return Dense(torch.stack([densify(x, shape) for x in parts]).sum(0))
+    lefts = [x.left for x in outers]
+    if len({x.is_floating_point() for x in lefts}) > 1:
+        lefts = [_dense_left(x, shape.d_out, outers[0].right.dtype) for x in lefts]
+    return Outer(torch.cat(lefts, 1), torch.cat([x.right for x in outers], 1))
+
+
+def densify(part: Contribution, shape: Shape) -> Tensor:
+    """Gradients written out, (B, d_out, d_in), or (B, d_out) for a vector."""
+    if isinstance(part, Outer):
+        return torch.bmm(_dense_left(part.left, shape.d_out, part.right.dtype).mT, part.right)
+    return part.grads.reshape(len(part.grads), *((shape.d_out, shape.d_in) if shape.d_in else (shape.d_out,)))
+
+
+def compact(part: Contribution, shape: Shape) -> Contribution:
+    """The smaller of factors, S (d_out + d_in) numbers, and the gradient itself, d_out · d_in."""
+    if isinstance(part, Dense):
+        return part
+    width = part.left.shape[2] if part.left.is_floating_point() else 1
+    return (
+        Dense(densify(part, shape)) if part.right.shape[1] * (width + shape.d_in) > shape.d_out * shape.d_in else part
+    )
+
+
+def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
+    """One call's gradients in the subspace: (B, dims)."""
+    if isinstance(contribution, Dense):
+        return project_dense(contribution.grads, shape, basis)
+    left = _index_side(contribution.left, basis.left, shape.d_out, contribution.right.dtype)
+    right = apply(contribution.right, basis.right)  # (B, S, r_in)
+    if left.shape[1] == 1:
+        return (left.mT * right).flatten(1)
+    return torch.bmm(left.mT, right).flatten(1)
+
+
+def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:
+    """(B, *parameter.shape) -> (B, dims): vec(Lᵀ G R)."""
+    G = grads.reshape(len(grads), shape.d_out, max(1, shape.d_in))  # (B, d_out, d_in)
+    G = apply(G, basis.right) if shape.d_in else G
+    return apply(G.mT, basis.left).mT.reshape(len(grads), -1)
+
+
+def apply(x: Tensor, side: Side) -> Tensor:
+    """(…, d) -> (…, r)."""
+    if side is None:
+        return x
+    return x @ side.to(x.dtype) if side.is_floating_point() else x[..., side]
+
+
+def _index_side(left: Tensor, side: Side, d: int, dtype: torch.dtype) -> Tensor:
+    if left.is_floating_point():
+        return apply(left, side)
+    if side is not None and side.is_floating_point():
+        return side[left].to(dtype)  # a projected one-hot row is a row of the projection
+    return apply(_dense_left(left, d, dtype), side)
+
+
+def _dense_left(left: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+    return left if left.is_floating_point() else F.one_hot(left, d).to(dtype)
+
+
+def _generator(seed: int, name: str, d: int, r: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}/{d}x{r}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,93 @@
+"""Where a recording begins: a new run, or an old one brought back to the step that training goes on from.
+
+Knows nothing of hooks.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..capture.blocks import Blocks
+from ..errors import MismatchError, StoreError, UsageError
+from ..maths.subspace import Shape
+from ..store import RunStore
+from .settings import RecordSettings, provenance
+from .warmup import load_bases, project_spooled
+
+
+def open_store(
+    path: Path,
+    blocks: Blocks,
+    optimizer: Optimizer,
+    settings: RecordSettings,
+    extra: Mapping[str, Any],
+    *,
+    resume: bool,
+    start: int,
+) -> RunStore:
+    """The run to record into: a new one, or an old one brought back to step `start`."""
+    table = [{"name": b.name, "group": b.group, "shape": list(b.shape)} for b in blocks.blocks]
+    if not resume:
+        if start:
+            raise UsageError(f"start={start} goes with resume=True; a new run begins at step 0.")
+        device = str(blocks.blocks[0].parameter.device)
+        config = {
+            "settings": settings.as_config(),
+            "blocks": table,
+            "left_out": blocks.left_out,
+            "optimizer": {"class": type(optimizer).__name__, "modelled_as": settings.optimizer_model},
+            "provenance": provenance(device),
+            **extra,
+        }
+        return RunStore.create(
+            path,
+            layers=[(b.name, b.shape.dims) for b in blocks.blocks],
+            encoding=settings.encoding,
+            n_groups=len(optimizer.param_groups),
+            config=config,
+        )
+    store = RunStore.open(path, write=True)
+    try:
+        _go_on(store, table, settings, start)
+    except BaseException:
+        store.close(compact=False)
+        raise
+    return store
+
+
+def _go_on(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings, start: int) -> None:
+    """Bring a run that is opened again to step `start`."""
+    _check_same(store, table, settings)
+    layout = [(b["name"], Shape(*b["shape"])) for b in table]
+    bases = load_bases(store, layout)
+    if bases is not None and store.spooled():
+        store.append(list(project_spooled(store, layout, bases)))
+        store.clear_spool()
+    held = store.n_steps() or len(store.spooled())
+    if start > held:
+        raise StoreError(
+            f"the run holds steps 0 to {held - 1}, so training cannot go on in it from step {start}: the steps between "
+            f"would be missing. Resume your training from a checkpoint at step {held} or earlier."
+        )
+    store.clear_spool(start)
+    store.truncate(start)
+    known = store.config.get("fingerprints", {})
+    store.update_config(closed=False, fingerprints={k: v for k, v in known.items() if int(k) <= start})
+
+
+def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:
+    if store.config["blocks"] != table:
+        old = {b["name"]: b for b in store.config["blocks"]}
+        new = {b["name"]: b for b in table}
+        differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
+        raise MismatchError(
+            f"the model, its optimizer groups or rank= differ from those of the run in {', '.join(differing[:5])}. "
+            "Resume with the same model and settings, or record into a new folder."
+        )
+    before, now = store.config["settings"], settings.as_config()
+    changed = [k for k in now if before.get(k) != now[k] and not k.startswith("warmup")]
+    if changed:
+        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
+        raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")

@@ -1,0 +1,138 @@
+r"""A question in the run's coordinates: v = ∇ℓ(θ, q), one row for each query.
+
+A loss vector of Q entries is Q queries, a scalar is one. Where entry q depends on sample q of the batch alone, all rows
+come from one backward pass through the recording hooks; that this is so is *checked*, by comparing a random combination
+of the rows with autograd's. Otherwise each entry gets a backward pass of its own.
+Knows nothing of the store's tables.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Tap
+from ..capture.blocks import Block, Blocks
+from ..errors import BackstoryError, NumericalError, UsageError
+from ..maths.layers import Contribution
+from ..maths.subspace import Basis, project, project_dense
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+def query_rows(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    blocks: Blocks,
+    bases: Sequence[Basis],
+    *,
+    mode: str = "eval",
+) -> Tensor:
+    """Gradients of the queries, (Q, Σ dims), on the CPU."""
+    with _mode(model, mode, _leaves(blocks)), torch.enable_grad():
+        rows = _together(model, loss_fn, batch, blocks, bases)
+        if rows is None:
+            rows = _one_by_one(_losses(loss_fn, model, batch), blocks.blocks, bases)
+    if not bool(rows.isfinite().all()):
+        bad = int((~rows.isfinite()).any(1).nonzero()[0])
+        raise NumericalError(f"the gradient of query {bad} has NaN or Inf; look at its input and loss.")
+    return rows
+
+
+def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
+    losses = loss_fn(model, batch)
+    if not isinstance(losses, Tensor) or losses.dim() > 1 or losses.numel() == 0:
+        found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(f"loss_fn(model, batch) gave {found}; expected a scalar, or one loss for each query (Q,).")
+    if not losses.requires_grad:
+        raise UsageError(
+            "the query's loss does not depend on the model's parameters; is something detached in loss_fn?"
+        )
+    return losses.reshape(-1)
+
+
+def _one_by_one(losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis]) -> Tensor:
+    parameters = [b.parameter for b in blocks]
+    rows = []
+    for q in range(len(losses)):
+        grads = torch.autograd.grad(losses[q], parameters, retain_graph=q + 1 < len(losses), allow_unused=True)
+        rows.append(_project(grads, blocks, bases))
+    return torch.stack(rows)
+
+
+def _project(grads: Sequence[Tensor | None], blocks: Sequence[Block], bases: Sequence[Basis]) -> Tensor:
+    parts = []
+    for grad, block, basis in zip(grads, blocks, bases, strict=True):
+        if grad is None:
+            parts.append(torch.zeros(block.shape.dims))
+            continue
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        parts.append(project_dense(wide[None], block.shape, basis)[0].cpu())
+    wide_type = torch.float64 if any(x.dtype == torch.float64 for x in parts) else torch.float32
+    return torch.cat([x.to(wide_type) for x in parts])
+
+
+def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, bases: Sequence[Basis]) -> Tensor | None:
+    """All rows from one backward pass, or None where the queries are not the samples of the batch."""
+    found: dict[int, Tensor] = {}
+
+    def sink(slot: int, block: int, part: Contribution) -> None:
+        row = project(part, blocks.blocks[block].shape, bases[block])
+        found[block] = found[block] + row if block in found else row
+
+    tap = Tap(model, blocks, sink)
+    tap.attach()
+    try:
+        tap.batch(1)
+        losses = _losses(loss_fn, model, batch)
+        if len(losses) == 1:
+            return None
+        tap.sizes = [len(losses)]
+        torch.autograd.grad(losses.sum(), _leaves(blocks), retain_graph=True, allow_unused=True)
+    except BackstoryError:
+        return None  # for example a layer whose batch dimension is not the queries': the slow way decides
+    finally:
+        tap.detach()
+    rows = _assemble(found, blocks.blocks, len(losses))
+    return rows if _agrees(rows, losses, blocks.blocks, bases) else None
+
+
+def _assemble(found: dict[int, Tensor], blocks: Sequence[Block], q: int) -> Tensor:
+    wide = torch.float64 if any(x.dtype == torch.float64 for x in found.values()) else torch.float32
+    parts = [found[b].cpu() if b in found else torch.zeros(q, block.shape.dims) for b, block in enumerate(blocks)]
+    return torch.cat([x.to(wide) for x in parts], 1)
+
+
+def _agrees(rows: Tensor, losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis]) -> bool:
+    signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
+    grads = torch.autograd.grad((losses * signs).sum(), [b.parameter for b in blocks], allow_unused=True)
+    expected, found = _project(grads, blocks, bases), signs.cpu().to(rows.dtype) @ rows
+    tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
+    return bool((expected - found).norm() <= tolerance * expected.norm() + 1e-12)
+
+
+def _leaves(blocks: Blocks) -> list[Tensor]:
+    return [b.parameter for b in blocks.blocks]
+
+
+@contextmanager
+def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[None]:
+    """The model in eval or train mode, or as it is, with gradients on; every flag is put back afterwards."""
+    if mode not in ("eval", "train", "as-is"):
+        raise UsageError(f"found mode={mode!r}; expected 'eval', 'train' or 'as-is'.")
+    flags = {m: m.training for m in model.modules()}
+    frozen = [p for p in leaves if not p.requires_grad]
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        if mode != "as-is":
+            model.train(mode == "train")
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+        for p in frozen:
+            p.requires_grad_(False)

@@ -1,0 +1,67 @@
+"""A recipe: the model, the loss, the data and their order once more, so that a run can be asked and replayed.
+
+Recipes are code. They are named in a run's config as `package.module:function`, and imported only when the user
+passes the name, or confirms the one that is stored.
+Knows nothing of files.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a training run; what a recipe function returns, fresh at each call."""
+
+    model: nn.Module  # at its initial weights
+    optimizer: Optimizer
+    loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> one loss per sample (B,)
+    batches: Sequence[tuple[Sequence[int | str], Any]]  # step t -> (ids, batch)
+    loss_reduction: str = "mean"  # or "sum"
+    clip_norm: float | None = None
+    schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
+    queries: Mapping[str, Any] = field(default_factory=dict)  # name -> batch
+
+
+def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
+    """Import `package.module:function` and call it."""
+    module, _, function = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), function)(**(args or {}))
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"the recipe {name!r} cannot be imported ({error}). Run where its package is importable."
+        ) from error
+    if not isinstance(made, Recipe):
+        raise UsageError(f"the recipe {name!r} returned {type(made).__name__}; expected backstory.Recipe.")
+    return made
+
+
+def weights(recipe: Recipe, n: int) -> Tensor:
+    """w_z of a batch of n samples."""
+    if recipe.loss_reduction not in ("mean", "sum"):
+        raise UsageError(f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected 'mean' or 'sum'.")
+    return torch.full((n,), 1.0 / n if recipe.loss_reduction == "mean" else 1.0)
+
+
+def take_step(recipe: Recipe, step: int, w: Tensor | None = None) -> Tensor:
+    """One update of `recipe.model`, as the run took it; `w` replaces the weights. Returns the losses (B,)."""
+    ids, batch = recipe.batches[step]
+    losses = recipe.loss(recipe.model, batch)
+    w = weights(recipe, len(ids)) if w is None else w
+    recipe.optimizer.zero_grad()
+    (losses * w.to(losses)).sum().backward()
+    if recipe.clip_norm is not None:
+        nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip_norm)
+    recipe.optimizer.step()
+    if recipe.schedule is not None:
+        recipe.schedule.step()
+    return losses.detach()

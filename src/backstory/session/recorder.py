@@ -1,0 +1,353 @@
+"""Recording: a context manager around the user's own training loop.
+
+    with backstory.record(model, optimizer, "runs/digits", loss_reduction="mean") as rec:
+        for ids, x, y in loader:
+            with rec.step(ids):
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+
+Hooks exist only inside the `with`. A step that raises, or that a GradScaler skips, is no step.
+Knows nothing of embeddings, queries or the command line.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..capture import OptimizerReader, Tap, find_blocks, fingerprint
+from ..capture.blocks import Block, Blocks, Selection
+from ..capture.fingerprint import weights as weights_of
+from ..capture.ids import as_text
+from ..capture.optimizer import Reading
+from ..errors import DiskError, NumericalError, UsageError
+from ..store import RunStore, Writer
+from .begin import open_store
+from .checks import check_sums
+from .settings import RecordSettings
+from .step import Ids, StepScope
+from .warmup import (
+    finished_record,
+    fixed_bases,
+    learn,
+    load_bases,
+    project_spooled,
+    save_bases,
+    spool_step,
+)
+
+CHECK_EVERY = 100  # steps between two checks that rows add up to the gradient
+
+
+def record(
+    model: nn.Module,
+    optimizer: Optimizer,
+    path: str | Path,
+    *,
+    loss_reduction: str,
+    subspace: str = "learned",
+    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16,
+    layers: Selection | None = None,
+    uncovered: str = "error",
+    encoding: str = "float16",
+    seed: int = 0,
+    optimizer_model: str = "auto",
+    steps: int | None = None,
+    checkpoints: int | None = None,
+    max_bytes: int | None = None,
+    warmup_steps: int = 20,
+    warmup_bytes: int = 2 << 30,
+    resume: bool = False,
+    start: int = 0,
+    scaler: Any = None,
+    recipe: str | None = None,
+    recipe_args: Mapping[str, Any] | None = None,
+) -> "Recorder":
+    """Record the training of `model` by `optimizer` into the folder `path`.
+
+    `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
+    "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
+    `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), or a dict from name
+    patterns to either. `layers` includes names and types, and excludes names that begin with "!".
+    `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
+    before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
+    and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
+    """
+    settings = RecordSettings(
+        loss_reduction=loss_reduction,
+        subspace=subspace,
+        rank=rank,
+        encoding=encoding,
+        seed=seed,
+        optimizer_model=optimizer_model,
+        uncovered=uncovered,
+        warmup_steps=warmup_steps,
+        warmup_bytes=warmup_bytes,
+    )
+    if checkpoints is not None and not steps:
+        raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place its K boundaries.")
+    if recipe is not None and recipe.count(":") != 1:
+        raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
+    chosen = None if subspace == "full" else dict(rank) if isinstance(rank, Mapping) else rank
+    blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
+    reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler)
+    extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
+    store = open_store(Path(path), blocks, optimizer, settings, extra, resume=resume, start=start)
+    return Recorder(model, blocks, reader, store, settings, steps=steps, checkpoints=checkpoints, max_bytes=max_bytes)
+
+
+class Recorder:
+    """The context manager that `record` returns."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Blocks,
+        reader: OptimizerReader,
+        store: RunStore,
+        settings: RecordSettings,
+        *,
+        steps: int | None,
+        checkpoints: int | None,
+        max_bytes: int | None,
+    ) -> None:
+        self.model, self.store, self.settings = model, store, settings
+        self.blocks: list[Block] = blocks.blocks
+        self.layout = [(b.name, b.shape) for b in self.blocks]
+        self.skipped = 0  # steps that a GradScaler skipped
+        self._reader, self._tap = reader, Tap(model, blocks, self._add)
+        reader.on_step = self._check_sums
+        self._planned, self._max_bytes = steps, max_bytes
+        self._boundaries = _boundaries(steps, checkpoints)
+        self._bases = load_bases(store, self.layout) or fixed_bases(settings.subspace, self.layout, settings.seed)
+        self._spooled_bytes = 0
+        self._bytes = store.size_bytes()
+        self._writer = Writer(store)
+        self._scope: StepScope | None = None
+        self._at = store.n_steps() or len(store.spooled())  # the next step's number
+        self._began = self._at
+        self._sound = True  # the model is where the last recorded step left it
+        self._open = False
+        self._projections: list[Any] | None = None
+
+    # -- the context ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Recorder":
+        if self._bases is not None and "basis" not in self.store.tensor_names():
+            save_bases(self.store, self.layout, self._bases)
+        self._move_bases()
+        self._tap.attach()
+        self._reader.attach()
+        self._open = True
+        if self._at == 0:
+            self._checkpoint(0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._tap.detach()
+        self._reader.detach()
+        self._open = False
+        try:
+            self._finish(failed=kind is not None)
+        except BaseException:
+            if error is None:
+                raise  # else the user's own error matters more, and what was committed is safe
+
+    @contextmanager
+    def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
+        """One optimizer update: forward, backward and `optimizer.step()` go inside."""
+        self._begin()
+        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, self._projections)
+        scope.on_batch = self._tap.batch
+        self._scope = scope
+        try:
+            if ids is not None:
+                scope.batch(ids, weights, tokens)
+            yield scope
+            self._end(scope)
+        except BaseException:
+            self._sound = self._sound and self._reader.reading is None
+            raise
+        finally:
+            self._tap.begin()
+            self._scope = None
+
+    def describe(
+        self,
+        ids: Ids,
+        *,
+        text: Sequence[str] | None = None,
+        image: Sequence[bytes] | None = None,
+        label: Sequence[Any] | None = None,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        """Store what a person wants to see of these samples (images as PNG bytes). Stored only if given here."""
+        names = None if label is None else [str(x) for x in label]
+        self.store.put_samples(as_text(ids)[0], text=text, image=image, label=names, source=source)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._open:
+            raise UsageError("rec.step() was called outside of `with backstory.record(...)`.")
+        if self._scope is not None:
+            raise UsageError("rec.step() was entered inside another rec.step(); steps do not nest.")
+        self._reader.begin()
+        self._tap.begin()
+
+    def _add(self, slot: int, block: int, part: Any) -> None:
+        if self._scope is not None:
+            self._scope.add(slot, block, part)
+
+    def _check_sums(self, reading: Reading) -> None:
+        """At the moment the optimizer steps: the gradients are still there."""
+        if self._scope is not None and (self._at - self._began) % CHECK_EVERY < 2:
+            check_sums(self._scope, self.blocks, self._projections, reading.clip, self._reader.loss_scale)
+
+    def _end(self, scope: StepScope) -> None:
+        reading = self._reader.reading
+        if reading is None:
+            self._skip(scope)
+            return
+        if not scope.ids:
+            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
+        weight = scope.weights()
+        divisor = weight * self._reader.loss_scale
+        meta = self._meta(scope, reading, weight)
+        if self._bases is None:
+            self._keep_for_warmup(scope, divisor, meta)
+        else:
+            rows = scope.raw_rows(divisor)
+            scope.check_finite(rows)
+            self._check_plan(len(scope.ids))
+            self._writer.put(finished_record(scope.number, rows, meta))
+        self._note_id_kind(scope)
+        self._at += 1
+        if self._at in self._boundaries:
+            self._checkpoint(self._at)
+
+    def _skip(self, scope: StepScope) -> None:
+        if self._reader.scaler is None:
+            raise UsageError(
+                f"optimizer.step() was not called inside rec.step() number {scope.number}. Move it inside; if a "
+                "GradScaler decides, pass scaler= to backstory.record()."
+            )
+        self.skipped += 1
+
+    def _meta(self, scope: StepScope, reading: Reading, weight: Tensor) -> dict[str, Any]:
+        total = sum(reading.squares.values())
+        covered = sum(reading.squares.get(id(b.parameter), 0.0) for b in self.blocks)
+        return {
+            "samples": scope.ids,
+            "sizes": scope.sizes,
+            "weight": weight.tolist(),
+            "loss": [None if x != x else x for x in scope.loss_column().tolist()],
+            "groups": reading.groups,
+            "clip": reading.clip,
+            "norm": reading.norm,
+            "coverage": covered / total if total else 1.0,
+        }
+
+    def _check_plan(self, batch: int) -> None:
+        """Before the first row: would the planned run fit? Afterwards: is the budget used up?"""
+        self._bytes += batch * self.store.bytes_per_row
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise DiskError(
+                f"recording stopped before step {self._at}: the run would exceed max_bytes={self._max_bytes:,}. "
+                f"The {self._at} steps before it are safe. Raise max_bytes, or lower rank= or encoding=."
+            )
+        if self._at != self._began or not self._planned:
+            return
+        need = batch * self.store.bytes_per_row * max(0, self._planned - self._at)
+        free = shutil.disk_usage(self.store.path).free
+        limit = free if self._max_bytes is None else min(free, self._max_bytes)
+        if need > limit:
+            raise DiskError(
+                f"the plan of {self._planned} steps with {batch} samples needs about {need:,} bytes "
+                f"({self.store.bytes_per_row:,} for each occurrence); there are {limit:,}. "
+                "Nothing was recorded. Lower rank=, choose encoding='int8', or free the space."
+            )
+
+    def _note_id_kind(self, scope: StepScope) -> None:
+        known = self.store.config.get("ids")
+        if known is None:
+            self.store.update_config(ids=scope.id_kind)
+        elif known != scope.id_kind:
+            raise UsageError(f"the run's ids are of type {known}, but step {scope.number} has {scope.id_kind} ids.")
+
+    # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
+
+    def _keep_for_warmup(self, scope: StepScope, divisor: Tensor, meta: dict[str, Any]) -> None:
+        parts = scope.raw_parts(divisor)
+        for (slot, b), part in parts.items():
+            _check_part(scope, slot, self.blocks[b].name, part)
+        self._check_plan(len(scope.ids))
+        self._spooled_bytes += spool_step(self.store, scope.number, parts, meta)
+        enough = len(self.store.spooled()) >= self.settings.warmup_steps
+        if enough or self._spooled_bytes >= self.settings.warmup_bytes:
+            self._end_warmup()
+
+    def _end_warmup(self) -> None:
+        self._bases = learn(self.store, self.layout, self.settings.seed)
+        save_bases(self.store, self.layout, self._bases)
+        for spooled in project_spooled(self.store, self.layout, self._bases):
+            self._writer.put(spooled)
+        self._writer.flush()
+        self.store.clear_spool()
+        self._move_bases()
+
+    def _move_bases(self) -> None:
+        """The bases where the parameters are, ready for the hooks."""
+        if self._bases is None:
+            return
+        self._projections = [
+            type(basis)(*(None if x is None else _like(x, block.parameter) for x in basis))
+            for basis, block in zip(self._bases, self.blocks, strict=True)
+        ]
+
+    def _checkpoint(self, step: int) -> None:
+        if self._boundaries:
+            self.store.save_tensors(f"checkpoint-{step:08d}", weights_of(self.model))
+        known = dict(self.store.config.get("fingerprints", {}))
+        self.store.update_config(fingerprints={**known, str(step): fingerprint(self.model)})
+
+    def _finish(self, failed: bool) -> None:
+        try:
+            if self._bases is None and self.store.spooled():
+                self._end_warmup()
+            self._writer.close()
+            if self._sound and self._at == self.store.n_steps():
+                self._checkpoint(self._at)
+            self.store.update_config(skipped=self.skipped, closed=not failed)
+        finally:
+            self._writer.close()
+            self.store.close()
+
+
+def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
+    if checkpoints is None or not steps:
+        return set()
+    return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
+
+
+def _check_part(scope: StepScope, slot: int, name: str, part: Any) -> None:
+    for value in part:
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])
+            sample = scope.ids[sum(scope.sizes[:slot]) + row]
+            raise NumericalError(
+                f"the gradient of sample {sample!r} in step {scope.number} is not finite in {name!r}. The step was not "
+                "recorded. Look at that sample's input and loss, or lower the learning rate."
+            )
+
+
+def _like(x: Tensor, parameter: Tensor) -> Tensor:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    return x.to(parameter.device, wide) if x.is_floating_point() else x.to(parameter.device)

@@ -1,0 +1,336 @@
+"""A recorded run: open it, embed it, ask it.
+
+    run = backstory.open("runs/digits")
+    answer = run.query(model, loss_fn, batch)
+    answer.top(5)
+
+Knows nothing of the command line.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..capture import canonical, fingerprint
+from ..capture.blocks import Block, Blocks
+from ..capture.ids import as_text
+from ..errors import MismatchError, StoreError, UsageError
+from ..maths.layers import Rule, rule_for
+from ..maths.subspace import Basis, Shape
+from ..store import RunStore
+from .answer import Influence
+from .embed import EmbedReport, Progress, embed
+from .query import LossFn, query_rows
+from .scoring import by_adjoint, by_embeddings, collect, collect_best
+from .warmup import load_bases
+
+METHODS = ("auto", "adjoint", "embeddings")
+
+
+def open_run(path: str | Path) -> "Run":
+    """Open a recorded run for reading and asking."""
+    return Run(path)
+
+
+class Run:
+    """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.store = RunStore.open(self.path)
+        self.config: dict[str, Any] = self.store.config
+
+    def __repr__(self) -> str:
+        n, rows = self.n_steps, self.store.n_rows()
+        s = self.config["settings"]
+        return f"Run({str(self.path)!r}: {n:,} steps, {rows:,} occurrences, {self.store.width:,} {s['subspace']} dimensions)"
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close(compact=False)
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps are recorded."""
+        return self.store.n_steps()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps whose weights are stored in the run."""
+        heads = [n.removeprefix("checkpoint-") for n in self.store.tensor_names() if n.startswith("checkpoint-")]
+        return sorted(int(x) for x in heads)
+
+    def step_of(self, at: int | str) -> int:
+        """`at` as a step number: "final", or a step t, meaning the model before update t."""
+        n = self.n_steps
+        if n == 0:
+            waiting = len(self.store.spooled())
+            raise StoreError(
+                "the run holds no complete step yet"
+                + (f" ({waiting} warm-up steps wait for their basis: resume the recording)." if waiting else ".")
+            )
+        if at == "final":
+            return n
+        if not isinstance(at, int) or not 0 < at <= n:
+            raise UsageError(f"found at={at!r}; expected 'final' or a step from 1 to {n}.")
+        return at
+
+    def load_weights(self, model: nn.Module, at: int | str = "final") -> nn.Module:
+        """Load the weights that the run stored at a checkpoint into `model`."""
+        step = self.step_of(at) if at != 0 else 0
+        if step not in self.checkpoints:
+            raise StoreError(
+                f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with checkpoints=K."
+            )
+        tensors = self.store.load_tensors(f"checkpoint-{step:08d}")
+        names = {canonical(k): k for k in model.state_dict()}
+        missing = sorted(tensors.keys() ^ names.keys())
+        if missing:
+            raise MismatchError(
+                f"the model and the checkpoint differ in {', '.join(missing[:5])}; build the run's model."
+            )
+        model.load_state_dict({names[k]: v for k, v in tensors.items()})
+        return model
+
+    def embed(
+        self,
+        at: int | str = "final",
+        *,
+        joint: bool = True,
+        gamma: float | None = None,
+        dtype: torch.dtype = torch.float32,
+        encoding: str = "float16",
+        progress: Progress | None = None,
+    ) -> EmbedReport:
+        """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
+
+        `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form,
+        None the implicit form with γ = 1/(1−μ).
+        """
+        step = self.step_of(at)
+        with RunStore.open(self.path, write=True) as store:
+            report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
+        self.store = RunStore.open(self.path)
+        return report
+
+    def query(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        at: int | str = "final",
+        *,
+        method: str = "auto",
+        joint: bool = True,
+        gamma: float | None = None,
+        mode: str = "eval",
+        keep: int | None = None,
+        progress: Progress | None = None,
+    ) -> Influence:
+        """The influence of every occurrence before `at` on the queries `loss_fn(model, batch)`.
+
+        A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
+        checked. `keep=k` holds only the k highest and lowest occurrences of each query.
+        """
+        step = self.step_of(at)
+        notes = [*self._check_model(model, step), f"the model was asked in {mode} mode"]
+        blocks, bases = self._blocks(model), self._bases()
+        v = query_rows(model, loss_fn, batch, blocks, bases, mode=mode)
+        return self.query_vectors(
+            v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
+        )
+
+    def query_vectors(
+        self,
+        v: Tensor,
+        at: int | str = "final",
+        *,
+        method: str = "auto",
+        joint: bool = True,
+        gamma: float | None = None,
+        keep: int | None = None,
+        progress: Progress | None = None,
+        notes: Sequence[str] = (),
+    ) -> Influence:
+        """The same for ready query gradients (Q, dims) in the run's coordinates."""
+        step = self.step_of(at)
+        if v.dim() != 2 or v.shape[1] != self.store.width or not bool(v.isfinite().all()):
+            raise UsageError(
+                f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self.store.width})."
+            )
+        how = self._method(method, step, joint, gamma)
+        n_rows = self._rows_before(step)
+        v = v if v.dtype == torch.float64 else v.float()
+        scores = (
+            by_embeddings(self.store, v, step, n_rows, progress)
+            if how == "embeddings"
+            else by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress)
+        )
+        said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
+        common = {
+            "id_kind": self.config.get("ids", "str"),
+            "at": step,
+            "how": how,
+            "notes": said,
+            "lookup": self.content,
+        }
+        if keep is None:
+            samples, steps = self._occurrences(n_rows)
+            return Influence(collect(scores, len(v), n_rows), samples, steps, **common)
+        values, rows = collect_best(scores, len(v), keep)
+        samples, steps = self._picked(rows)
+        return Influence(values, samples, steps, complete=False, **common)
+
+    def self_influence(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        ids: Iterable[int | str] | Tensor,
+        at: int | str = "final",
+    ) -> Tensor:
+        """Influence of each sample on its own loss at `at`, all occurrences summed: (Q,) for Q losses and Q ids."""
+        names, _ = as_text(ids)
+        answer = self.query(model, loss_fn, batch, at)
+        if answer.n_queries != len(names):
+            raise UsageError(
+                f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
+            )
+        own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
+        return (answer.scores * torch.from_numpy(own)).sum(1)
+
+    def notes(self) -> tuple[str, ...]:
+        """What every answer of this run must say."""
+        out = list(self.store.messages)
+        if self.config["optimizer"]["modelled_as"] == "sgd" and self.config["optimizer"]["class"] != "SGD":
+            name = self.config["optimizer"]["class"]
+            out.append(
+                f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect weak agreement with the truth"
+            )
+        if self.config.get("left_out"):
+            share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
+            out.append(
+                f"{len(self.config['left_out'])} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
+            )
+        return tuple(out)
+
+    def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
+        """Store text, image (PNG bytes), label or source of samples, after the fact."""
+        label = content.get("label")
+        if label is not None:
+            content["label"] = [str(x) for x in label]
+        with RunStore.open(self.path, write=True) as store:
+            store.put_samples(as_text(ids)[0], **content)
+        self.store = RunStore.open(self.path)
+
+    def erase(self, ids: Iterable[int | str] | Tensor | None) -> int:
+        """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
+        with RunStore.open(self.path, write=True) as store:
+            gone = store.erase_samples(None if ids is None else as_text(ids)[0])
+        self.store = RunStore.open(self.path)
+        return gone
+
+    def content(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
+        return {row["id"]: row for row in self.store.samples(list(ids)).to_pylist()}
+
+    def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
+        kind, tensors = _as_tensors(batch)
+        with RunStore.open(self.path, write=True) as store:
+            store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
+
+    def queries(self, name: str) -> Any:
+        """A stored query set, as it was given."""
+        names = [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
+        if name not in names:
+            raise UsageError(
+                f"the run has no query set {name!r}; it has {', '.join(names) or 'none'}. Add it with run.add_queries()."
+            )
+        tensors = self.store.load_tensors(f"queries-{name}")
+        kind = self.store.tensor_metadata(f"queries-{name}")["kind"]
+        if kind == "dict":
+            return tensors
+        values = tuple(tensors[k] for k in sorted(tensors, key=int))
+        return values if kind == "tuple" else values[0]
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _method(self, method: str, step: int, joint: bool, gamma: float | None) -> str:
+        if method not in METHODS:
+            raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
+        found = self.store.embeddings().get(step)
+        fits = found is not None and found["joint"] == joint and found["gamma"] == gamma
+        if method == "embeddings" and not fits:
+            raise UsageError(
+                f"the run has no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
+            )
+        return "embeddings" if fits and method != "adjoint" else "adjoint"
+
+    def _check_model(self, model: nn.Module, step: int) -> list[str]:
+        known = self.config.get("fingerprints", {}).get(str(step))
+        if known is None:
+            return [f"the model could not be verified: the run has no fingerprint of step {step}"]
+        found = fingerprint(model)
+        if found != known:
+            raise MismatchError(
+                f"the model is not the one that training had at step {step} (fingerprint {found}, expected {known}). "
+                "Pass the trained model unchanged and in its own precision, or load it with run.load_weights(model, at)."
+            )
+        return []
+
+    def _blocks(self, model: nn.Module) -> Blocks:
+        parameters = {canonical(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+        blocks = []
+        for b in self.config["blocks"]:
+            if b["name"] not in parameters:
+                raise MismatchError(f"the model has no parameter {b['name']!r}; build the model that was recorded.")
+            blocks.append(Block(b["name"], parameters[b["name"]], b["group"], Shape(*b["shape"])))
+        number = {id(b.parameter): i for i, b in enumerate(blocks)}
+        owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}
+        for module in model.modules():
+            held = {local: number[id(p)] for local, p in module.named_parameters(recurse=False) if id(p) in number}
+            rule = rule_for(module)
+            if held and rule is not None:
+                owners[module] = (rule, held)
+        return Blocks(blocks, owners, [])
+
+    def _bases(self) -> list[Basis]:
+        layout = [(b["name"], Shape(*b["shape"])) for b in self.config["blocks"]]
+        bases = load_bases(self.store, layout)
+        if bases is None:
+            raise StoreError("the run has no basis yet: its recording stopped during warm-up. Resume it.")
+        return bases
+
+    def _rows_before(self, step: int) -> int:
+        table = self.store.steps(step - 1, step)
+        return int(table.row_start[0]) + int(table.rows[0])
+
+    def _occurrences(self, n_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        block = self.store.read(0, n_rows, rows=False, samples=True)
+        return np.array(block.samples), block.step.numpy()
+
+    def _picked(self, rows: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Ids and steps of chosen rows, (Q, M) each."""
+        found: dict[int, tuple[str, int]] = {}
+        for row in sorted(set(rows.reshape(-1).tolist())):
+            block = self.store.read(row, row + 1, rows=False, samples=True)
+            assert block.samples is not None
+            found[row] = (block.samples[0], int(block.step[0]))
+        samples = [[found[r][0] for r in line] for line in rows.tolist()]
+        steps = [[found[r][1] for r in line] for line in rows.tolist()]
+        return np.array(samples), np.array(steps)
+
+
+def _as_tensors(batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    if isinstance(batch, Tensor):
+        return "tensor", {"0": batch}
+    if isinstance(batch, Mapping):
+        return "dict", dict(batch)
+    return "tuple", {str(i): x for i, x in enumerate(batch)}

@@ -1,0 +1,185 @@
+r"""One optimizer step while it is being recorded: what the user declares, and what the hooks bring.
+
+Backward passes give ∂L/∂s with the sample's weight inside, so what arrives is w_z g_z (times the loss scale of a
+GradScaler). The weights are known when the step is complete; rows are then divided by them:
+
+    mean         w = 1 / samples of the step          token-mean   w = 1 / tokens of the step, ℓ a sum over tokens
+    sum          w = 1                                weights      as given with each batch
+
+Knows nothing of files.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..capture.ids import as_text, check_unique, counts
+from ..errors import NumericalError, UsageError
+from ..maths.layers import Contribution, Dense
+from ..maths.subspace import Basis, compact, merge, project
+
+OUTPUT_KINDS = ("cross-entropy", "squared-error", "bce", "other")
+Ids = Iterable[int | str] | Tensor
+
+
+class StepScope:
+    """What `with rec.step() as s` gives: declare each micro-batch before its forward pass."""
+
+    def __init__(self, number: int, reduction: str, blocks: Sequence[Block], bases: Sequence[Basis] | None) -> None:
+        self.number, self._reduction, self._blocks = number, reduction, blocks
+        self._bases = bases  # None: still warming up, keep the contributions themselves
+        self.ids: list[str] = []
+        self.id_kind: str | None = None
+        self.sizes: list[int] = []
+        self._weights: list[Tensor | None] = []
+        self._tokens: list[Tensor | None] = []
+        self._losses: list[Tensor | None] = []
+        self.rows: dict[tuple[int, int], Tensor] = {}  # (slot, block) -> (B, dims)
+        self.parts: dict[tuple[int, int], list[Contribution]] = defaultdict(list)
+        self.on_batch: Callable[[int], object] = lambda size: None  # set by the recorder: tells the tap
+
+    def batch(
+        self,
+        ids: Ids,
+        weights: Tensor | Sequence[float] | None = None,
+        tokens: Tensor | Sequence[int] | None = None,
+    ) -> None:
+        """Declare the samples of the next micro-batch, in the order of the batch dimension."""
+        texts, kind = as_text(ids)
+        if not texts:
+            raise UsageError(f"step {self.number} declares an empty batch.")
+        if self.id_kind not in (None, kind):
+            raise UsageError(f"step {self.number} mixes int and str ids; use one kind.")
+        self.id_kind = kind
+        self.ids += texts
+        check_unique(self.ids, self.number)
+        if (weights is not None) != (self._reduction == "weights"):
+            raise UsageError(
+                f"loss_reduction={self._reduction!r} and weights={'given' if weights is not None else 'not given'} do not "
+                "fit: pass weights with every batch and loss_reduction='weights', or neither."
+            )
+        self.sizes.append(len(texts))
+        self._weights.append(None if weights is None else _vector(weights, len(texts), "weights"))
+        self._tokens.append(None if tokens is None else counts(tokens, len(texts)))
+        self._losses.append(None)
+        self.on_batch(len(texts))
+
+    def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None) -> None:
+        """The model's outputs of the current micro-batch; `mask` (B, S) marks the positions that have a loss."""
+        self._need_batch("outputs")
+        if kind not in OUTPUT_KINDS:
+            raise UsageError(f"found kind={kind!r}; expected one of {', '.join(map(repr, OUTPUT_KINDS))}.")
+        if len(logits) != self.sizes[-1]:
+            raise UsageError(f"found outputs of {len(logits)} samples; the batch declares {self.sizes[-1]}.")
+        if mask is not None and self._tokens[-1] is None:
+            self._tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
+
+    def losses(self, per_sample: Tensor) -> None:
+        """The loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
+        self._need_batch("losses")
+        self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
+
+    def add(self, slot: int, block: int, part: Contribution) -> None:
+        """What one layer call contributed (called by the tap)."""
+        key = (slot, block)
+        if self._bases is None:
+            self.parts[key].append(part)
+            return
+        row = project(part, self._blocks[block].shape, self._bases[block])
+        self.rows[key] = self.rows[key] + row if key in self.rows else row
+
+    def weights(self) -> Tensor:
+        """w_z of every sample of the step, float64."""
+        n = len(self.ids)
+        if self._reduction == "weights":
+            return torch.cat([w for w in self._weights if w is not None])
+        if self._reduction == "sum":
+            return torch.ones(n, dtype=torch.float64)
+        if self._reduction == "mean":
+            if len(set(self.sizes)) > 1:
+                raise UsageError(
+                    f"step {self.number} accumulates micro-batches of {self.sizes} samples. A mean over unequal parts "
+                    "has no one weight: use loss_reduction='weights' and pass weights= with each batch."
+                )
+            return torch.full((n,), 1.0 / n, dtype=torch.float64)
+        found = [t for t in self._tokens if t is not None]
+        if len(found) < len(self.sizes):
+            raise UsageError(
+                "loss_reduction='token-mean' needs the number of tokens of each sample: pass tokens= to s.batch(), "
+                "or mask= to s.outputs()."
+            )
+        total = float(torch.cat(found).sum())
+        if total <= 0:
+            raise UsageError(f"step {self.number} has no token with a loss.")
+        return torch.full((n,), 1.0 / total, dtype=torch.float64)
+
+    def loss_column(self) -> Tensor:
+        """Given losses, NaN where none were given: (B,)."""
+        nothing = float("nan")
+        given = zip(self.sizes, self._losses, strict=True)
+        return torch.cat([torch.full((n,), nothing, dtype=torch.float64) if x is None else x for n, x in given])
+
+    def raw_rows(self, divisor: Tensor) -> Tensor:
+        """Rows g of the whole step, (B, Σ dims), on the CPU; `divisor` is weight × loss scale."""
+        slots = []
+        for slot, size in enumerate(self.sizes):
+            found = [self.rows.get((slot, b)) for b in range(len(self._blocks))]
+            like = next((x for x in found if x is not None), torch.zeros(()))
+            parts = [
+                like.new_zeros(size, block.shape.dims) if x is None else x
+                for x, block in zip(found, self._blocks, strict=True)
+            ]
+            slots.append(torch.cat(parts, 1))
+        rows = torch.cat(slots).cpu()
+        return rows * safe_inverse(divisor).to(rows.dtype)[:, None]
+
+    def raw_parts(self, divisor: Tensor) -> dict[tuple[int, int], Contribution]:
+        """Merged contributions of each micro-batch and block, divided like rows, on the CPU (warm-up)."""
+        scale = safe_inverse(divisor).split(self.sizes)
+        return {
+            (slot, b): _scaled(compact(merge(parts, self._blocks[b].shape), self._blocks[b].shape), scale[slot])
+            for (slot, b), parts in self.parts.items()
+        }
+
+    def check_finite(self, rows: Tensor, numbers: Sequence[int] | None = None) -> None:
+        """NaN or Inf in a row: name step, layer and sample."""
+        if bool(rows.isfinite().all()):
+            return
+        bad = (~rows.isfinite()).nonzero()[0].tolist()
+        edge, name = 0, ""
+        for block in self._blocks:
+            edge += block.shape.dims
+            if bad[1] < edge:
+                name = block.name
+                break
+        raise NumericalError(
+            f"the gradient of sample {self.ids[bad[0]]!r} in step {self.number} has {rows[bad[0], bad[1]].item()} in "
+            f"{name!r}. The step was not recorded. Look at that sample's input and loss, or lower the learning rate."
+        )
+
+    def _need_batch(self, what: str) -> None:
+        if not self.sizes:
+            raise UsageError(f"s.{what}() came before s.batch(ids); declare the micro-batch first.")
+
+
+def safe_inverse(x: Tensor) -> Tensor:
+    """1/x, and 0 where x = 0: a sample without weight leaves no row."""
+    return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
+
+
+def _scaled(part: Contribution, scale: Tensor) -> Contribution:
+    x = part.grads if isinstance(part, Dense) else part.right
+    scaled = x.cpu() * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
+    return Dense(scaled) if isinstance(part, Dense) else type(part)(part.left.cpu(), scaled)
+
+
+def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:
+    found = torch.as_tensor(x).detach().double().cpu().reshape(-1)
+    if len(found) != n:
+        raise UsageError(f"found {len(found)} {what} for {n} samples; expected one for each.")
+    if not bool(found.isfinite().all()):
+        raise NumericalError(f"found NaN or Inf among the {what} given with the batch.")
+    return found

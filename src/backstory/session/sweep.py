@@ -1,0 +1,72 @@
+"""From the run on disk to the steps that the mathematics takes: backward, in chunks, in bounded memory.
+
+Knows nothing of models.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..maths.steps import NAMES, Coefficients, Step
+from ..store import RowBlock, RunStore, StepTable
+
+
+class Chunk(NamedTuple):
+    """Consecutive whole steps, in time order."""
+
+    first_step: int
+    row_start: int
+    steps: list[Step]
+    block: RowBlock
+
+
+def backward(store: RunStore, at: int, *, dtype: torch.dtype) -> Iterator[Chunk]:
+    """Chunks of the steps before `at`, latest first."""
+    groups = torch.tensor([b["group"] for b in store.config["blocks"]])
+    owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
+    for block in store.backward(at, dtype=dtype):
+        lo, hi = int(block.step[0]), int(block.step[-1]) + 1
+        table = store.steps(lo, hi)
+        yield Chunk(lo, block.row_start, _steps(block, table, owner, dtype), block)
+
+
+def slices(store: RunStore) -> list[slice]:
+    """Where each block lies in a row."""
+    return [slice(lo, hi) for lo, hi in pairwise([0, *accumulate(store.dims)])]
+
+
+def cut(step: Step, where: slice) -> Step:
+    """The same step seen by the coordinates of one block; ⟨g, ∇L⟩ stays that of the whole."""
+    parts = Coefficients(*(x[where] if isinstance(x, Tensor) else x for x in step.coefficients))
+    return step._replace(G=step.G[:, where], coefficients=parts)
+
+
+def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype) -> list[Step]:
+    assert block.rows is not None
+    out, lo = [], 0
+    for i, n in enumerate(table.rows.tolist()):
+        hi = lo + n
+        out.append(
+            Step(
+                G=block.rows[lo:hi],
+                w=block.weight[lo:hi].to(dtype),
+                coefficients=_coefficients({k: table.groups[k][i].tolist() for k in NAMES}, owner, dtype),
+                clip=float(table.clip[i]),
+                norm=float(table.norm[i]),
+                dot_g=block.gdot[lo:hi].to(dtype),
+            )
+        )
+        lo = hi
+    return out
+
+
+def _coefficients(groups: dict[str, Sequence[float]], owner: Tensor, dtype: torch.dtype) -> Coefficients:
+    """Numbers where all groups agree, vectors over the coordinates where they differ."""
+    found: dict[str, float | Tensor] = {}
+    for name, values in groups.items():
+        same = len(set(values)) == 1
+        found[name] = values[0] if same else torch.tensor(values, dtype=dtype)[owner]
+    return Coefficients(**found)

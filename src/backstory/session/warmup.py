@@ -1,0 +1,130 @@
+"""Learning a subspace from the first steps, without losing those steps.
+
+While the basis is unknown, whole steps wait in the run's spool, each one durable on disk. Once there are enough
+(or the byte budget is used up), the basis is computed from them and committed; only then are they projected and
+appended like any other step. A crash at any moment leaves either the spool, or the basis and the spool: both go on.
+Knows nothing of hooks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StoreError
+from ..maths.layers import Contribution, Dense, Outer
+from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, moments, project, random_basis
+from ..store import RunStore, StepRecord
+
+Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
+
+
+def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
+    """The bases of a subspace that needs no warm-up, or None for `learned`."""
+    if kind == "learned":
+        return None
+    make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]
+    return [make(shape, seed=seed, name=name) for name, shape in layout]
+
+
+def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
+    return Basis(None, None)
+
+
+def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> None:
+    """Commit the bases: one atomic file; identity sides are left out."""
+    tensors = {
+        f"{name}/{side}": value.contiguous()
+        for (name, _), basis in zip(layout, bases, strict=True)
+        for side, value in zip(("left", "right"), basis, strict=True)
+        if value is not None
+    }
+    store.save_tensors("basis", tensors)
+
+
+def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
+    """The committed bases, or None if there are none yet."""
+    if "basis" not in store.tensor_names():
+        return None
+    tensors = store.load_tensors("basis")
+    return [Basis(tensors.get(f"{name}/left"), tensors.get(f"{name}/right")) for name, _ in layout]
+
+
+def spool_step(
+    store: RunStore, step: int, parts: Mapping[tuple[int, int], Contribution], meta: Mapping[str, Any]
+) -> int:
+    """Keep one step's contributions on disk; returns the bytes it takes."""
+    tensors: dict[str, Tensor] = {}
+    for (slot, b), part in parts.items():
+        for name, value in part._asdict().items():
+            tensors[f"{slot}/{b}/{name}"] = value.contiguous()
+    return store.spool(step, tensors, meta)
+
+
+def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
+    """Bases from the second moments of all spooled steps."""
+    lefts: dict[int, Tensor] = {}
+    rights: dict[int, Tensor] = {}
+    for step in store.spooled():
+        for _, b, part in _parts(store.read_spool(step)[0]):
+            for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
+                if found is not None:
+                    table[b] = table[b] + found if b in table else found
+    return [
+        learned_basis(lefts.get(b), rights.get(b), shape, seed=seed, name=name)
+        for b, (name, shape) in enumerate(layout)
+    ]
+
+
+def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:
+    """The spooled steps that are not in the tables yet, as records, in order."""
+    for step in store.spooled():
+        if step < store.n_steps():
+            continue
+        tensors, meta = store.read_spool(step)
+        yield _record(step, tensors, meta, layout, bases)
+
+
+def _record(
+    step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], layout: Layout, bases: Sequence[Basis]
+) -> StepRecord:
+    sizes: list[int] = meta["sizes"]
+    dims = [shape.dims for _, shape in layout]
+    parts = list(_parts(tensors))
+    if not parts:
+        raise StoreError(f"the spooled step {step} is empty; record the run again.")
+    first = parts[0][2]
+    rows = torch.zeros(sum(sizes), sum(dims), dtype=(first.grads if isinstance(first, Dense) else first.right).dtype)
+    for slot, b, part in parts:
+        lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
+        rows[lo_row : lo_row + sizes[slot], lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
+    return finished_record(step, rows, meta)
+
+
+def finished_record(step: int, rows: Tensor, meta: Mapping[str, Any]) -> StepRecord:
+    """Rows and what was read of the step, as the store keeps them; ⟨g, ∇L⟩ is taken in the kept coordinates."""
+    weight = torch.tensor(meta["weight"], dtype=torch.float64)
+    wide = rows.double()
+    return StepRecord(
+        step=step,
+        samples=meta["samples"],
+        weight=weight,
+        loss=torch.tensor([float("nan") if x is None else x for x in meta["loss"]], dtype=torch.float64),
+        gdot=wide @ (weight @ wide),
+        rows=rows,
+        groups=meta["groups"],
+        clip=meta["clip"],
+        norm=meta["norm"],
+        coverage=meta["coverage"],
+    )
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, Contribution]]:
+    keys = sorted({tuple(map(int, k.split("/")[:2])) for k in tensors})
+    for slot, b in keys:
+        head = f"{slot}/{b}/"
+        if head + "grads" in tensors:
+            yield slot, b, Dense(tensors[head + "grads"])
+        else:
+            yield slot, b, Outer(tensors[head + "left"], tensors[head + "right"])

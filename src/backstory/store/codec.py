@@ -1,0 +1,189 @@
+"""Steps as Arrow columns and back: encode, checksum, decode.
+
+The checksum of a step is a crc32 over the bytes of its codes g, its scales s (if any), its weight, loss
+and gdot (float64, little endian), and its sample ids (UTF-8, each followed by a zero byte).
+
+Shapes:  n rows, Σp numbers in a row, L layers.
+Knows nothing of files.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from ..maths import encoding as enc
+from .records import GROUP_KEYS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
+from .tables import Table
+
+SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once
+_NUMBERS = ("step", "pos", "weight", "loss", "gdot")
+
+
+def vectors(values: Tensor) -> pa.Array:
+    """A 2-d tensor as an Arrow array of fixed-size lists."""
+    flat = pa.array(values.contiguous().numpy().reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def tensor(column: pa.Array | pa.ChunkedArray) -> Tensor:
+    """An Arrow column as a tensor over the same memory: read only, so convert or copy it at once."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_fixed_size_list(array.type):
+        flat: Tensor = from_dlpack(array.flatten())
+        return flat.reshape(len(array), array.type.list_size)
+    return from_dlpack(array)
+
+
+def encoded(rows: Tensor, dims: Sequence[int], encoding: str) -> list[Tensor]:
+    """`[codes (n, Σp)]` or `[codes, scales (n, L)]`, on the CPU."""
+    codes, scales = enc.encode(rows.detach().cpu(), dims, encoding)
+    return [codes] if scales is None else [codes, scales]
+
+
+def decoded(columns: Sequence[pa.Array], dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What `encoded` gave, read as Arrow columns, as rows (n, Σp) in memory of their own."""
+    codes = tensor(columns[0])
+    codes = codes.clone() if codes.dtype == dtype else codes
+    return enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, dims, dtype)
+
+
+def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:
+    """The crc32 of one step."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data, crc)
+    return zlib.crc32("".join(f"{name}\0" for name in samples).encode(), crc)
+
+
+def rows_table(records: Sequence[StepRecord], dims: Sequence[int], encoding: str) -> tuple[pa.Table, list[int]]:
+    """The rows of some steps, encoded, and a checksum per step."""
+    schema = rows_schema(dims, encoding)
+    batches, crcs = [], []
+    for slab in _slabs(records):
+        batch, some = _rows_batch(slab, dims, encoding, schema)
+        batches.append(batch)
+        crcs += some
+    return pa.Table.from_batches(batches, schema), crcs
+
+
+def _slabs(records: Sequence[StepRecord]) -> Iterator[list[StepRecord]]:
+    slab: list[StepRecord] = []
+    for record in records:
+        slab.append(record)
+        if sum(r.rows.nbytes for r in slab) >= SLAB:
+            yield slab
+            slab = []
+    if slab:
+        yield slab
+
+
+def _rows_batch(
+    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, schema: pa.Schema
+) -> tuple[pa.RecordBatch, list[int]]:
+    sizes = [len(r.samples) for r in records]
+    vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding)
+    numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) float64 each
+    samples = [name for r in records for name in r.samples]
+    step = np.repeat(np.array([r.step for r in records], dtype=np.int32), sizes)
+    pos = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *map(pa.array, numbers)]
+    batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, vecs)], schema=schema)
+    parts = [*(v.numpy() for v in vecs), *numbers]
+    return batch, _checksums(parts, samples, sizes)
+
+
+def _joined(records: Sequence[StepRecord], name: str) -> NDArray[np.float64]:
+    joined: NDArray[np.float64] = torch.cat([getattr(r, name).detach().cpu().double() for r in records]).numpy()
+    return joined
+
+
+def _checksums(parts: Sequence[NDArray[np.generic]], samples: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    ends = np.cumsum(sizes).tolist()
+    spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [checksum([part[lo:hi] for part in parts], samples[lo:hi]) for lo, hi in spans]
+
+
+def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[int], n_groups: int) -> pa.Table:
+    """The lines of `steps` for some steps, whose rows start at `row_start`."""
+    sizes = [len(r.samples) for r in records]
+    starts = row_start + np.cumsum([0, *sizes[:-1]])
+    columns: dict[str, object] = {
+        "step": [r.step for r in records],
+        "row_start": starts.tolist(),
+        "rows": sizes,
+        "clip": [float(r.clip) for r in records],
+        "norm": [float(r.norm) for r in records],
+        "coverage": [float(r.coverage) for r in records],
+        "crc": list(crcs),
+    }
+    columns |= {key: [[float(x) for x in r.groups[key]] for r in records] for key in GROUP_KEYS}
+    return pa.table(columns, schema=steps_schema(n_groups))
+
+
+def read_steps(table: Table, lo: int, hi: int) -> StepTable:
+    """Steps `lo` to `hi`."""
+    names = [name for name in StepTable._fields if name != "groups"]
+    columns = table.table([*names, *GROUP_KEYS], lo, hi)
+    ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
+    floats = {name: columns[name].to_numpy().copy() for name in ("clip", "norm", "coverage")}
+    groups = {key: _matrix(columns[key]) for key in GROUP_KEYS}
+    return StepTable(**ints, **floats, groups=groups)
+
+
+def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).copy()
+    matrix: NDArray[np.float64] = flat.reshape(len(column), column.type.list_size)
+    return matrix
+
+
+def read_vectors(table: Table, names: Sequence[str], dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip # noqa: E501
+    """Encoded columns of rows `lo` to `hi`, decoded slab by slab into one tensor (hi − lo, Σp)."""
+    out = torch.empty(hi - lo, sum(dims), dtype=dtype)
+    at = 0
+    for batch in table.batches(names, lo, hi, slab_rows(sum(dims), dtype)):
+        out[at : at + len(batch)] = decoded(batch.columns, dims, dtype)
+        at += len(batch)
+    return out
+
+
+def slab_rows(width: int, dtype: torch.dtype) -> int:
+    """How many rows make one slab."""
+    return max(16, SLAB // max(1, width * dtype.itemsize))
+
+
+def read_block(
+    table: Table, dims: Sequence[int], lo: int, hi: int, *, rows: bool, samples: bool, dtype: torch.dtype
+) -> RowBlock:
+    """Rows `lo` to `hi` by position."""
+    names = [*_NUMBERS, *(["sample"] if samples else [])]
+    columns = table.table(names, lo, hi)
+    step, pos = (torch.from_numpy(columns[n].to_numpy().astype(np.int64)) for n in ("step", "pos"))
+    weight, loss, gdot = (torch.from_numpy(columns[n].to_numpy().copy()) for n in ("weight", "loss", "gdot"))
+    ids = columns["sample"].to_pylist() if samples else None
+    names = [name for name in ("g", "s") if name in table.schema.names]
+    grads = read_vectors(table, names, dims, lo, hi, dtype) if rows else None
+    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads)
+
+
+def flat(reader: pa.RecordBatchReader, lists: Sequence[str]) -> pa.RecordBatchReader:
+    """The same stream with each fixed-size list `x` as plain columns `x_0`, `x_1`, …."""
+    fields: list[pa.Field] = []
+    for field in reader.schema:
+        size = field.type.list_size if field.name in lists else 0
+        fields += [pa.field(f"{field.name}_{i}", field.type.value_type) for i in range(size)] or [field]
+    schema = pa.schema(fields)
+    return pa.RecordBatchReader.from_batches(schema, (_flat_batch(batch, lists, schema) for batch in reader))
+
+
+def _flat_batch(batch: pa.RecordBatch, lists: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    columns: list[pa.Array] = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        size = column.type.list_size if name in lists else 0
+        columns += [column.flatten()[i::size] for i in range(size)] or [column]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

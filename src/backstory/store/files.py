@@ -1,0 +1,163 @@
+"""Small files of a run (JSON, safetensors), written so that a crash leaves the old one or the new one.
+
+Every write goes to a temporary file in the same folder, is flushed to the disk, renamed over the
+old one, and the folder is flushed too. A full disk becomes a `DiskError`.
+Knows nothing of tables, steps or rows.
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from ..errors import DiskError, StoreError, UsageError
+
+TEMPORARY = ".tmp"
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_name(name: str) -> str:
+    """`name` if it can be a file name on every system, else an error."""
+    if not NAME.fullmatch(name) or name.startswith("."):
+        raise UsageError(
+            f"{name!r} cannot name a file of a run: expected letters, digits, '_', '-' and '.', "
+            "not starting with '.'. Choose another name."
+        )
+    return name
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether `error` says that no more can be written (Rust libraries say it in the text only)."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(f"os error {code})" in str(error) or f"os error {code}," in str(error) for code in _FULL)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failed write of `path` into a `DiskError` (disk full) or a `StoreError`."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        if disk_full(error):
+            raise DiskError(
+                f"the disk is full: {path} could not be written, and what was there before is unchanged. "
+                "Free some space and try again."
+            ) from error
+        raise StoreError(f"{path} could not be written: {error}. Check the folder and its rights.") from error
+
+
+def fsync(path: Path) -> None:
+    """Flush one file or folder to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a temporary file, then put it in the place of `path`."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with writing(path):
+        try:
+            fill(temporary)
+            fsync(temporary)
+            os.replace(temporary, path)
+            fsync(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there, and flush its folder."""
+    if path.exists():
+        path.unlink()
+        fsync(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """`value` as readable JSON."""
+    text = json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}. Restore it from a copy of the run.") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} holds a JSON {type(value).__name__}, expected an object. Restore it.")
+    return value
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> None:
+    """`tensors` (tied ones are written twice) as a safetensors file."""
+    flat = _independent(tensors)
+    meta = dict(metadata) if metadata else None
+    write_atomic(path, lambda temporary: safetensors.torch.save_file(flat, temporary, metadata=meta))
+
+
+def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors of which no two share memory, as safetensors requires."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        address = plain.untyped_storage().data_ptr()
+        out[name] = plain.clone() if address in seen else plain
+        seen.add(address)
+    return out
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, on the CPU."""
+    with _reading_tensors(path):
+        return safetensors.torch.load_file(path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text metadata of a safetensors file."""
+    with _reading_tensors(path), safetensors.safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _reading_tensors(path: Path) -> Iterator[None]:
+    if not path.exists():
+        near = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
+        raise StoreError(f"there is no {path.name} in {path.parent}; it holds: {near}.")
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        raise StoreError(
+            f"{path} is damaged ({error}), expected a safetensors file. Delete it, or restore a copy."
+        ) from error
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes of all files under `folder`; files that vanish meanwhile count as nothing."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,88 @@
+"""The folder of a run and its `config.json`: what makes a folder a run, and in which format.
+
+Knows nothing of rows and steps.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, StoreError, UsageError
+from ..maths import encoding as enc
+from .files import TEMPORARY, read_json
+
+FORMAT = 1
+FIXED = ("format", "layers", "encoding", "groups")
+_OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
+
+
+def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip # noqa: E501
+    """The contents of a new run's `config.json`."""
+    enc.check(encoding)
+    if not layers or any(p < 1 for _, p in layers) or n_groups < 1:
+        raise UsageError(
+            "a run needs at least one layer, each with at least one number, and one parameter group; got "
+            f"layers {list(layers)} and {n_groups} groups. Check which parameters are recorded."
+        )
+    if taken := [key for key in FIXED if key in extra]:
+        raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
+    table, offset = [], 0
+    for name, p in layers:
+        table.append({"name": name, "offset": offset, "dims": int(p)})
+        offset += int(p)
+    return {"format": FORMAT, "layers": table, "encoding": encoding, "groups": n_groups, **extra}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checked contents of `config.json`."""
+    if not (folder / "config.json").exists():
+        what = "is not a run (it has no config.json)" if folder.exists() else "does not exist"
+        raise StoreError(f"{folder} {what}; expected the folder of a recorded run. Check the path.")
+    raw = read_json(folder / "config.json")
+    version = raw.get("format")
+    if version not in READERS:
+        raise FormatError(
+            f"{folder} has format {version!r}; this version of Backstory reads {sorted(READERS)}. "
+            "Open it with the version of Backstory that wrote it, or a newer one."
+        )
+    return READERS[version](folder, raw)
+
+
+def _read_1(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    if missing := [key for key in FIXED if key not in raw]:
+        raise FormatError(f"{folder}/config.json lacks {missing}, expected {list(FIXED)}. Restore it from a copy.")
+    return raw
+
+
+READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1}
+
+
+def check_free(folder: Path) -> None:
+    """Raise if `folder` is a run, or holds anything that a half-created run would not."""
+    if (folder / "config.json").exists():
+        raise StoreError(
+            f"{folder} already holds a run; expected a new path. Choose another path, or pass "
+            "`resume=True` to go on with it."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected a folder or nothing. Choose another path.")
+    foreign = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
+    if foreign:
+        raise StoreError(
+            f"{folder} holds files that are not of a run ({', '.join(sorted(foreign)[:3])}); expected an "
+            "empty or new folder. Choose another path."
+        )
+
+
+def _ours(path: Path) -> bool:
+    return path.name in _OURS or path.name == "config.json" + TEMPORARY
+
+
+def clear_half_created(folder: Path) -> None:
+    """Remove what an interrupted creation left, but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()

@@ -1,0 +1,290 @@
+"""The steps and rows of a run: created, opened, appended to, read forward and backward.
+
+A step exists when `steps` says so: its rows are committed first, then its line in `steps`. Rows beyond
+the committed steps are ignored by readers and removed by the next writer.
+Knows nothing of models, hooks or mathematics.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ..errors import DiskError, StoreError, UsageError
+from ..maths import encoding as enc
+from . import codec, files, layout, tables
+from .lock import RunLock
+from .records import (
+    RowBlock,
+    StepRecord,
+    StepTable,
+    check_record,
+    rows_schema,
+    samples_schema,
+    steps_schema,
+)
+
+FRAGMENT = 256 << 20  # bytes of rows in one compacted fragment
+TIDY_EVERY = 500  # commits
+
+
+class Ledger:
+    """The steps and rows of an open run, and its config; `RunStore` adds what lies beside them."""
+
+    def __init__(self, path: Path, lock: RunLock | None) -> None:
+        self.path = path
+        self.config = layout.read_config(path)
+        self.messages: list[str] = []
+        self._lock = lock
+        self._pid = os.getpid()
+        self._mutex = threading.RLock()
+        self._commits = 0
+        self._rows, self._steps, self._samples = (self._table(name) for name in ("rows", "steps", "samples"))
+        self._committed = self._tail()
+        if lock is not None:
+            self._repair()
+
+    def _table(self, name: str) -> tables.Table:
+        table = tables.Table(self.path / f"{name}.lance", write=self._lock is not None)
+        if table.message:
+            self.messages.append(table.message)
+        return table
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        layers: Sequence[tuple[str, int]],
+        encoding: str,
+        n_groups: int,
+        config: Mapping[str, Any],
+    ) -> Self:
+        """A new run, open for writing; it becomes a run with its last file, `config.json`."""
+        folder = Path(path)
+        contents = layout.new_config(layers, encoding, n_groups, config)
+        layout.check_free(folder)
+        with files.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(folder)
+        try:
+            layout.check_free(folder)
+            layout.clear_half_created(folder)
+            dims = [p for _, p in layers]
+            tables.create(folder / "rows.lance", rows_schema(dims, encoding))
+            tables.create(folder / "steps.lance", steps_schema(n_groups))
+            tables.create(folder / "samples.lance", samples_schema())
+            files.write_json(folder / "config.json", contents)
+            files.fsync(folder.absolute().parent)
+            return cls(folder, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: str | Path, *, write: bool = False) -> Self:
+        """An existing run, for reading or (with its lock) for writing."""
+        folder = Path(path)
+        layout.read_config(folder)
+        lock = RunLock(folder) if write else None
+        try:
+            return cls(folder, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(compact=kind is None)
+
+    def close(self, compact: bool = True) -> None:
+        """Tidy up (when writing) and release the lock; safe to call twice."""
+        if self._lock is None or not self._lock.held:
+            return
+        with self._mutex:
+            try:
+                if compact:
+                    self._tidy()
+            except StoreError as error:
+                self.messages.append(f"the run is whole, but was not compacted: {error}")
+            finally:
+                self._lock.release()
+
+    def _tidy(self) -> None:
+        self._rows.compact(max(1024, FRAGMENT // self.bytes_per_row), least=8)
+        self._steps.compact(1 << 20)
+        self._samples.compact(1 << 20, least=8)
+        for table in (self._rows, self._steps, self._samples):
+            table.cleanup()
+
+    def _writable(self) -> None:
+        if self._lock is None:
+            raise UsageError(f"{self.path} is open for reading only. Open it with `write=True` to change it.")
+        if not self._lock.held:
+            raise UsageError(f"{self.path} is closed, or was opened before a fork. Open it again to change it.")
+
+    def update_config(self, **changes: Any) -> None:
+        """Replace entries of `config.json`, all or nothing."""
+        self._writable()
+        if fixed := [key for key in layout.FIXED if key in changes]:
+            raise UsageError(f"{fixed} cannot change in a run that exists. Record a new run instead.")
+        with self._mutex:
+            new = {**self.config, **changes}
+            files.write_json(self.path / "config.json", new)
+            self.config = new
+
+    @property
+    def dims(self) -> list[int]:
+        """Numbers per layer."""
+        return [int(layer["dims"]) for layer in self.config["layers"]]
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row, Σp."""
+        return sum(self.dims)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """What one row costs on disk, about."""
+        scales = 4 * len(self.dims) if self.config["encoding"] in enc.SCALED else 0
+        return self.width * enc.DTYPES[self.config["encoding"]].itemsize + scales + 48
+
+    # steps and rows
+
+    def _tail(self) -> tuple[int, int]:
+        """`(steps, rows)` that are committed and whole, read from the disk."""
+        self._steps.refresh()
+        self._rows.refresh()
+        n, on_disk = self._steps.count(), self._rows.count()
+        while n:
+            last = self._steps.table(["row_start", "rows"], n - 1, n).to_pylist()[0]
+            if (end := last["row_start"] + last["rows"]) <= on_disk:
+                return n, end
+            n -= 1
+        return 0, 0
+
+    def _repair(self) -> None:
+        """Drop what an interrupted writer, or a lost manifest, left half done."""
+        n, _ = self._committed
+        if self._steps.delete(f"step >= {n}"):
+            self.messages.append(f"steps from {n} on have lost their rows and were dropped; the run ends at step {n}.")
+        self._drop_orphans()
+
+    def _drop_orphans(self) -> None:
+        n, rows = self._committed
+        if self._rows.count() != rows:
+            self._rows.delete(f"step >= {n}")
+
+    def _sizes(self) -> tuple[int, int]:
+        if self._lock is None:
+            self._committed = self._tail()
+        return self._committed
+
+    def n_steps(self) -> int:
+        """Committed steps; they are 0 to n − 1."""
+        return self._sizes()[0]
+
+    def n_rows(self) -> int:
+        """Rows of the committed steps."""
+        return self._sizes()[1]
+
+    def append(self, records: Sequence[StepRecord]) -> None:
+        """Commit the next steps, durably."""
+        self._writable()
+        with self._mutex:
+            n, start = self._committed
+            for expected, record in enumerate(records, n):
+                if record.step != expected:
+                    raise StoreError(
+                        f"step {record.step} cannot follow {expected} committed steps; expected step "
+                        f"{expected}. Truncate the run to the step at which training goes on."
+                    )
+                check_record(record, self.width, self.config["groups"])
+            if records:
+                self._append(list(records), n, start)
+
+    def _append(self, records: list[StepRecord], n: int, start: int) -> None:
+        try:
+            self._drop_orphans()
+            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"])
+            if len(rows):
+                self._rows.append(rows)
+            self._steps.append(codec.steps_table(records, start, crcs, self.config["groups"]))
+        except DiskError as error:
+            size = len(records[0].samples) * self.bytes_per_row
+            raise DiskError(
+                f"the disk under {self.path} is full: {n} steps are kept, steps {n} to "
+                f"{n + len(records) - 1} are not. Free some space (a step takes about {size} bytes), then "
+                "resume the run."
+            ) from error
+        self._committed = (n + len(records), start + len(rows))
+        self._commits += 1
+        if self._commits % TIDY_EVERY == 0:
+            self._tidy()
+
+    def steps(self, lo: int = 0, hi: int | None = None) -> StepTable:
+        """The committed steps `lo` to `hi`."""
+        n = self.n_steps()
+        hi = n if hi is None else hi
+        self._within(lo, hi, n, "steps")
+        return codec.read_steps(self._steps, lo, hi)
+
+    def _within(self, lo: int, hi: int, n: int, what: str) -> None:
+        if not 0 <= lo <= hi <= n:
+            raise UsageError(f"{what} {lo} to {hi} were asked of {self.path}, which has {n} {what}. Ask within these.")
+
+    def read(
+        self,
+        lo_row: int,
+        hi_row: int,
+        *,
+        rows: bool = True,
+        samples: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> RowBlock:
+        """Rows `lo_row` to `hi_row` by position."""
+        if hi_row > self._committed[1]:
+            self._sizes()
+        self._within(lo_row, hi_row, self._committed[1], "rows")
+        return codec.read_block(self._rows, self.dims, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype)
+
+    def backward(
+        self,
+        hi_step: int,
+        *,
+        dtype: torch.dtype,
+        chunk_bytes: int = 32 << 20,
+        lo_step: int = 0,
+        samples: bool = False,
+    ) -> Iterator[RowBlock]:
+        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first."""
+        steps = self.steps(lo_step, hi_step)
+        most = max(1, chunk_bytes // (self.width * dtype.itemsize))
+        ends = (steps.row_start + steps.rows).tolist()
+        starts = steps.row_start.tolist()
+        hi = len(starts)
+        while hi:
+            lo = hi - 1
+            while lo and ends[hi - 1] - starts[lo - 1] <= most:
+                lo -= 1
+            yield self.read(starts[lo], ends[hi - 1], samples=samples, dtype=dtype)
+            hi = lo
+
+    def _row_start(self, at: int) -> int:
+        """The number of rows before step `at`."""
+        self._within(0, at, self.n_steps(), "steps")
+        steps = self.steps(at - 1, at) if at else None
+        return int(steps.row_start[0] + steps.rows[0]) if steps else 0
+
+    def _cut(self, step: int) -> None:
+        """Drop the steps from `step` on."""
+        self._steps.delete(f"step >= {step}")
+        self._committed = self._tail()
+        self._drop_orphans()

@@ -1,0 +1,137 @@
+"""What is kept of a step, as it goes in and as it comes out, and the columns that hold it.
+
+    rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only)
+    steps    step, row_start, rows, clip, norm, coverage, crc, and one list over parameter groups each for
+             rate, l2, decay, momentum, tau, a, n
+    samples  id, text, image, label, source
+    emb-*    step, pos, e[Σp] codes, se[L] scales
+
+Shapes:  B samples in a step, n rows, L layers, Σp numbers in a row.
+Knows nothing of files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import NumericalError, UsageError
+from ..maths import encoding as enc
+
+GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
+ROW_SCALARS = ("step", "pos", "sample", "weight", "loss", "gdot")
+SAMPLE_COLUMNS = ("id", "text", "image", "label", "source")
+_ARROW = {"float16": pa.float16(), "int8": pa.int8(), "float32": pa.float32(), "float64": pa.float64()}
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, as capture hands it over; its tensors must not change afterwards."""
+
+    step: int
+    samples: Sequence[str]  # B ids
+    weight: Tensor  # (B,) float64
+    loss: Tensor  # (B,) float64, NaN where not given
+    gdot: Tensor  # (B,) float64, ⟨g, ∇L⟩
+    rows: Tensor  # (B, Σp) raw gradient rows, blocks side by side
+    groups: Mapping[str, Sequence[float]]  # GROUP_KEYS -> one number per parameter group
+    clip: float  # 1.0 = not clipped
+    norm: float  # ‖∇L‖ before clipping
+    coverage: float  # share of the squared gradient norm that the rows cover, 0..1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the record holds, about."""
+        return self.rows.nbytes + 100 * len(self.samples) + 1000
+
+
+class StepTable(NamedTuple):
+    """Columns of consecutive steps, in time order."""
+
+    step: NDArray[np.int64]  # (T,)
+    row_start: NDArray[np.int64]  # (T,)
+    rows: NDArray[np.int64]  # (T,)
+    clip: NDArray[np.float64]  # (T,)
+    norm: NDArray[np.float64]  # (T,)
+    coverage: NDArray[np.float64]  # (T,)
+    groups: dict[str, NDArray[np.float64]]  # (T, n_groups) each
+    crc: NDArray[np.int64]  # (T,)
+
+
+class RowBlock(NamedTuple):
+    """Consecutive rows, in time order."""
+
+    row_start: int
+    step: Tensor  # (n,) int64
+    pos: Tensor  # (n,) int64
+    weight: Tensor  # (n,) float64
+    loss: Tensor  # (n,) float64
+    gdot: Tensor  # (n,) float64
+    samples: list[str] | None  # only when asked
+    rows: Tensor | None  # (n, Σp), only when asked
+
+
+def vector_fields(code: str, scale: str, dims: Sequence[int], encoding: str) -> list[pa.Field]:
+    """The columns of encoded rows."""
+    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(dims)))]
+    if encoding in enc.SCALED:
+        fields.append(pa.field(scale, pa.list_(pa.float32(), len(dims))))
+    return fields
+
+
+def rows_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
+    """Columns of `rows.lance`."""
+    scalars = [("step", pa.int32()), ("pos", pa.int32()), ("sample", pa.string())]
+    scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot")]
+    return pa.schema([pa.field(*s) for s in scalars] + vector_fields("g", "s", dims, encoding))
+
+
+def steps_schema(n_groups: int) -> pa.Schema:
+    """Columns of `steps.lance`."""
+    fields = [("step", pa.int32()), ("row_start", pa.int64()), ("rows", pa.int32())]
+    fields += [(name, pa.float64()) for name in ("clip", "norm", "coverage")]
+    fields += [("crc", pa.int64())]
+    fields += [(key, pa.list_(pa.float64(), n_groups)) for key in GROUP_KEYS]
+    return pa.schema(fields)
+
+
+def samples_schema() -> pa.Schema:
+    """Columns of `samples.lance`."""
+    kinds = {"image": pa.binary()}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in SAMPLE_COLUMNS])
+
+
+def embeddings_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
+    """Columns of `emb-*.lance`."""
+    scalars = [pa.field("step", pa.int32()), pa.field("pos", pa.int32())]
+    return pa.schema(scalars + vector_fields("e", "se", dims, encoding))
+
+
+def check_record(record: StepRecord, width: int, n_groups: int) -> None:
+    """Raise unless every part of `record` has the size that the run expects."""
+    B = len(record.samples)
+    where = f"step {record.step}"
+    if tuple(record.rows.shape) != (B, width):
+        raise UsageError(
+            f"{where} has rows of shape {tuple(record.rows.shape)}, expected {(B, width)}: one row per "
+            "sample id, as wide as this run's layers. Give one id per sample, and keep the layers of the run."
+        )
+    for name in ("weight", "loss", "gdot"):
+        value = getattr(record, name)
+        if tuple(value.shape) != (B,):
+            raise UsageError(f"{where} has {name} of shape {tuple(value.shape)}, expected {(B,)}: one per sample.")
+    sizes = {key: len(record.groups.get(key, ())) for key in GROUP_KEYS}
+    if any(size != n_groups for size in sizes.values()):
+        raise UsageError(
+            f"{where} has numbers per parameter group {sizes}, expected {n_groups} for each of these keys. "
+            "The parameter groups of the optimizer may not change during a run."
+        )
+    if not bool(record.rows.isfinite().all()):
+        raise NumericalError(
+            f"{where} has a NaN or Inf in its gradient rows; expected finite numbers. Nothing of that step "
+            "was kept. Look for a diverging loss or an overflowing precision at that step."
+        )

@@ -1,0 +1,60 @@
+"""What a person wants to see of the samples: text, image, label, source. Only what the user gave.
+
+Knows nothing of rows and steps.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import UsageError
+from .records import SAMPLE_COLUMNS, samples_schema
+from .tables import Table
+
+_AT_ONCE = 500  # ids in one filter
+_ROWS = 1 << 20  # rows in one fragment
+
+
+def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | None]) -> None:
+    """Add samples, or replace those with the same id; the last of equal ids wins."""
+    for name, values in columns.items():
+        if values is not None and len(values) != len(ids):
+            raise UsageError(f"{len(values)} values of {name!r} were given for {len(ids)} ids; expected one per id.")
+    last = sorted({name: i for i, name in enumerate(ids)}.values())
+    if not last:
+        return
+    picked: dict[str, list[object]] = {"id": [ids[i] for i in last]}
+    picked |= {k: [None] * len(last) if v is None else [v[i] for i in last] for k, v in columns.items()}
+    table.upsert("id", pa.table(picked, schema=samples_schema()))
+
+
+def get(table: Table, ids: Sequence[str] | None) -> pa.Table:
+    """The samples with these ids, in this order, or all; unknown ids are absent."""
+    if ids is None:
+        return table.table(SAMPLE_COLUMNS)
+    wanted = list(dict.fromkeys(ids))
+    parts = [table.table(SAMPLE_COLUMNS, where=_among(some)) for some in _pieces(wanted)]
+    found = pa.concat_tables(parts) if parts else samples_schema().empty_table()
+    order = pc.index_in(pa.array(wanted, pa.string()), found["id"].combine_chunks()).drop_null()
+    return found.take(order)
+
+
+def erase(table: Table, ids: Sequence[str] | None) -> int:
+    """Delete samples so that their bytes are gone from the disk; how many."""
+    if ids is None:
+        n = table.delete("id IS NOT NULL")
+    else:
+        n = sum(table.delete(_among(some)) for some in _pieces(list(dict.fromkeys(ids))))
+    table.compact(_ROWS, least=1, must=True)
+    table.cleanup()
+    return n
+
+
+def _pieces(ids: list[str]) -> list[list[str]]:
+    return [ids[i : i + _AT_ONCE] for i in range(0, len(ids), _AT_ONCE)]
+
+
+def _among(ids: Sequence[str]) -> str:
+    quoted = ("'" + name.replace("'", "''") + "'" for name in ids)
+    return f"id IN ({', '.join(quoted)})"

@@ -1,0 +1,97 @@
+"""Reading a whole run again: is every committed number still what was written?
+
+Knows nothing of models or mathematics.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ..errors import StoreError
+from .codec import checksum, slab_rows, tensor
+from .records import StepTable
+from .tables import Table
+
+T = TypeVar("T")
+
+
+def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
+    """Sentences about steps that do not follow each other, or whose rows are missing."""
+    expected = np.cumsum(np.concatenate([[0], steps.rows[:-1]])) if len(steps.rows) else steps.rows
+    for t, (step, start) in enumerate(zip(steps.step, steps.row_start, strict=True)):
+        if step != t:
+            yield f"line {t} of steps is step {step}, expected step {t}."
+        elif start != expected[t]:
+            yield f"step {t} says its rows start at {start}, expected {expected[t]}."
+    for t in np.flatnonzero(steps.row_start + steps.rows > n_rows_on_disk).tolist():
+        yield f"step {t} has {steps.rows[t]} rows in steps, but rows ends before them."
+
+
+def check_rows(steps: StepTable, rows: Table, width: int) -> Iterator[str]:
+    """Sentences about steps whose rows are not those that were written."""
+    for lo, hi in _spans(steps, slab_rows(width, torch.float32)):
+        try:
+            yield from _check_span(steps, rows, lo, hi)
+        except StoreError as error:
+            if hi - lo == 1:
+                yield f"step {lo} cannot be read: {error}"
+            else:  # find the steps that can
+                for t in range(lo, hi):
+                    yield from _check_alone(steps, rows, t)
+
+
+def _check_alone(steps: StepTable, rows: Table, t: int) -> Iterator[str]:
+    try:
+        yield from _check_span(steps, rows, t, t + 1)
+    except StoreError as error:
+        yield f"step {t} cannot be read: {error}"
+
+
+def _spans(steps: StepTable, most_rows: int) -> Iterator[tuple[int, int]]:
+    """Runs of whole steps with about `most_rows` rows each."""
+    lo, held = 0, 0
+    for t, n in enumerate(steps.rows):
+        held += int(n)
+        if held >= most_rows:
+            yield lo, t + 1
+            lo, held = t + 1, 0
+    if lo < len(steps.rows):
+        yield lo, len(steps.rows)
+
+
+def _check_span(steps: StepTable, rows: Table, lo: int, hi: int) -> Iterator[str]:
+    first, last = int(steps.row_start[lo]), int(steps.row_start[hi - 1] + steps.rows[hi - 1])
+    table = rows.table(rows.schema.names, first, last)
+    vectors = [tensor(table[name]).numpy() for name in ("g", "s") if name in table.column_names]
+    parts = vectors + [table[name].to_numpy() for name in ("weight", "loss", "gdot")]
+    step, pos = table["step"].to_numpy(), table["pos"].to_numpy()
+    for t in range(lo, hi):
+        a, b = int(steps.row_start[t]) - first, int(steps.row_start[t] + steps.rows[t]) - first
+        if not np.array_equal(step[a:b], np.full(b - a, t)) or not np.array_equal(pos[a:b], np.arange(b - a)):
+            yield f"step {t}: its rows carry other steps or positions, expected 0 to {b - a} of step {t}."
+        elif checksum([part[a:b] for part in parts], table["sample"][a:b].to_pylist()) != steps.crc[t]:
+            yield f"step {t}: its rows changed since they were written (the checksum differs)."
+
+
+def check_embedding(at: int, n_rows: int, embedding: Table, rows: Table) -> Iterator[str]:
+    """Sentences about an embedding that is not aligned with the rows."""
+    try:
+        if (n := embedding.count()) != n_rows:
+            yield f"the embedding {at} has {n} rows, expected {n_rows} (all rows before step {at})."
+            return
+        for name in ("step", "pos"):
+            if not embedding.table([name]).equals(rows.table([name], 0, n_rows)):
+                yield f"the embedding {at} is not aligned with the rows: column {name} differs."
+    except StoreError as error:
+        yield f"the embedding {at} cannot be read: {error}"
+
+
+def check_readable(load: Callable[[T], object], names: Iterable[T]) -> Iterator[str]:
+    """Sentences about tensor files that cannot be read."""
+    for name in names:
+        try:
+            load(name)
+        except StoreError as error:
+            yield str(error)

@@ -1,0 +1,97 @@
+"""Round trips, with the largest error that each encoding may make."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from backstory.errors import UsageError
+from backstory.maths.encoding import DTYPES, check, decode, encode, spread
+
+DIMS = (4, 1, 7)
+
+
+def rows(dtype: torch.dtype = torch.float64) -> Tensor:
+    """Blocks of very different size; one block of zeros."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, sum(DIMS), generator=g, dtype=torch.float64)
+    x[:, :4] *= 1e-12
+    x[:, 5:] *= 1e6
+    x[2, :4] = 0.0
+    return x.to(dtype)
+
+
+def round_trip(x: Tensor, name: str) -> Tensor:
+    return decode(*encode(x, DIMS, name), DIMS, torch.float64)
+
+
+def block_maxima(x: Tensor) -> Tensor:
+    """(N, p): at each entry the largest size in its block of its row."""
+    return torch.cat([b.abs().amax(1, keepdim=True).expand_as(b) for b in x.split(list(DIMS), dim=1)], dim=1)
+
+
+@pytest.mark.parametrize(("name", "step"), [("float16", 2.0**-10), ("int8", 1 / 127)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_error_is_half_a_step_of_the_blocks_largest(name: str, step: float, dtype: torch.dtype) -> None:
+    x = rows(dtype)
+    codes, scales = encode(x, DIMS, name)
+    assert codes.dtype is DTYPES[name]
+    assert scales is not None
+    assert scales.dtype is torch.float32
+    assert scales.shape == (5, 3)
+    bound = block_maxima(x).double() * (step / 2 + 2e-7)  # the scale itself is a float32
+    worst = ((round_trip(x, name) - x).abs() / bound.clamp(min=1e-300)).max().item()
+    assert worst <= 1, (
+        f"{worst:.1f} x the allowed error. 2 would mean truncation instead of rounding; a large number a scale "
+        "shared by blocks or rows of different size."
+    )
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_zeros_stay_zeros_and_signs_stay_signs(name: str) -> None:
+    x = rows()
+    back = round_trip(x, name)
+    assert not back[2, :4].any()
+    largest = x.abs() == block_maxima(x)
+    assert torch.equal(back[largest].sign(), x[largest].sign())
+    assert not round_trip(torch.zeros(2, sum(DIMS)), name).any()
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "float32", "float64"])
+def test_tiny_values_survive(name: str) -> None:
+    x = torch.full((2, sum(DIMS)), 1e-30, dtype=torch.float64)
+    assert (round_trip(x, name) / 1e-30 - 1).abs().max().item() < 1e-6
+
+
+def test_float64_and_float32_are_kept_as_they_are() -> None:
+    codes, scales = encode(rows(), DIMS, "float64")
+    assert scales is None
+    assert torch.equal(codes, rows())
+    assert torch.equal(round_trip(rows(), "float64"), rows())
+    single = rows(torch.float32)
+    assert torch.equal(round_trip(single, "float32"), single.double())
+
+
+def test_decode_leaves_the_codes_alone() -> None:
+    codes, scales = encode(rows(), DIMS, "float16")
+    before = codes.clone()
+    decode(codes, scales, DIMS, torch.float16)
+    assert torch.equal(codes, before), "decoding into the codes' own type must not write into them"
+
+
+def test_no_rows_and_empty_blocks() -> None:
+    codes, scales = encode(torch.zeros(0, sum(DIMS)), DIMS, "int8")
+    assert codes.shape == (0, sum(DIMS))
+    assert scales is not None
+    assert scales.shape == (0, 3)
+    x = torch.ones(2, 3)
+    assert torch.equal(decode(*encode(x, (0, 3), "float16"), (0, 3), torch.float32), x)
+
+
+def test_spread_repeats_each_blocks_number() -> None:
+    assert spread(torch.tensor([[1.0, 2.0, 3.0]]), (2, 1, 3)).tolist() == [[1, 1, 2, 3, 3, 3]]
+
+
+def test_an_unknown_encoding_is_refused_with_the_known_ones() -> None:
+    assert check("int8") == "int8"
+    with pytest.raises(UsageError, match="'int4'.*float16, int8, float32, float64"):
+        check("int4")

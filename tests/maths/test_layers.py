@@ -1,0 +1,149 @@
+"""Every layer rule against one backward pass for each sample."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backstory.errors import UnsupportedError
+from backstory.maths.layers import Contribution, Outer, linear, rule_for
+from tests.oracles import assert_close, per_sample_gradients
+
+B = 4
+
+
+def conv1d(**options: object) -> nn.Module:
+    return nn.Conv1d(4, 6, 3, **options)  # type: ignore[arg-type]
+
+
+def conv2d(**options: object) -> nn.Module:
+    return nn.Conv2d(4, 6, (3, 2), **options)  # type: ignore[arg-type]
+
+
+CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {  # module, shape of one input sample
+    "linear": (nn.Linear(5, 3), (5,)),
+    "linear, sequence": (nn.Linear(5, 3), (7, 5)),
+    "linear, two sequence dimensions": (nn.Linear(5, 3), (2, 7, 5)),
+    "linear, no bias": (nn.Linear(5, 3, bias=False), (7, 5)),
+    "conv1d": (conv1d(), (4, 9)),
+    "conv1d, stride that leaves a rest": (conv1d(stride=3, padding=1), (4, 10)),
+    "conv1d, dilation": (conv1d(dilation=2, padding=2), (4, 9)),
+    "conv1d, same": (conv1d(padding="same", dilation=2), (4, 9)),
+    "conv1d, circular": (conv1d(padding=2, padding_mode="circular"), (4, 9)),
+    "conv1d, depthwise": (nn.Conv1d(4, 4, 3, groups=4), (4, 9)),
+    "conv2d": (conv2d(), (4, 6, 7)),
+    "conv2d, no bias": (conv2d(bias=False), (4, 6, 7)),
+    "conv2d, stride and padding": (conv2d(stride=(2, 3), padding=(1, 2)), (4, 6, 7)),
+    "conv2d, valid by name": (conv2d(padding="valid"), (4, 6, 7)),
+    "conv2d, same with an even kernel": (conv2d(padding="same"), (4, 6, 7)),
+    "conv2d, circular": (conv2d(padding=(1, 0), padding_mode="circular"), (4, 6, 7)),
+    "conv2d, reflect": (conv2d(padding=(2, 1), padding_mode="reflect", dilation=(1, 2)), (4, 6, 7)),
+    "conv2d, replicate": (conv2d(padding=(0, 1), padding_mode="replicate"), (4, 6, 7)),
+    "conv2d, groups": (conv2d(groups=2, stride=2), (4, 6, 7)),
+    "conv2d, depthwise with multiplier": (nn.Conv2d(3, 6, 3, groups=3, bias=False), (3, 6, 7)),
+    "layer norm": (nn.LayerNorm(5), (7, 5)),
+    "layer norm, no sequence": (nn.LayerNorm(5), (5,)),
+    "layer norm, two dimensions": (nn.LayerNorm((3, 5)), (7, 3, 5)),
+    "layer norm, no bias": (nn.LayerNorm(5, bias=False), (7, 5)),
+    "rms norm": (nn.RMSNorm(5), (7, 5)),
+    "rms norm, two dimensions and eps": (nn.RMSNorm((3, 5), eps=0.1), (3, 5)),
+    "group norm": (nn.GroupNorm(2, 6, eps=0.1), (6, 4, 5)),
+    "batch norm 1d in eval": (nn.BatchNorm1d(6).eval(), (6,)),
+    "batch norm 2d in eval": (nn.BatchNorm2d(6).eval(), (6, 4, 5)),
+}
+EMBEDDINGS = {
+    "embedding": (nn.Embedding(6, 3), (8,)),  # 8 tokens of 6: some must repeat
+    "embedding, padding": (nn.Embedding(6, 3, padding_idx=2), (8,)),
+    "embedding, two dimensions": (nn.Embedding(6, 3), (2, 5)),
+    "embedding, one token": (nn.Embedding(6, 3), ()),
+}
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(contribution: Contribution, shape: torch.Size) -> Tensor:
+    if not isinstance(contribution, Outer):
+        return contribution.grads
+    left, right = contribution
+    left = left if left.is_floating_point() else F.one_hot(left, shape[0]).double()
+    return torch.stack([l.T @ r for l, r in zip(left, right, strict=True)]).reshape(len(left), *shape)
+
+
+def randomise(module: nn.Module) -> nn.Module:
+    """Weights and running statistics that are not 0 or 1, so that none can be forgotten."""
+    module.double()
+    for i, (name, value) in enumerate(module.state_dict().items()):
+        if value.is_floating_point():
+            value.copy_(normal(*value.shape, seed=i).abs() + 0.5 if "running" in name else normal(*value.shape, seed=i))
+    return module
+
+
+def check(module: nn.Module, x: Tensor) -> None:
+    rule = rule_for(module, {})
+    assert rule is not None
+    with torch.no_grad():
+        delta = normal(*module(x).shape, seed=1)
+        found = rule(module, (x,), delta)
+    expected = per_sample_gradients(module, x, delta)
+    assert found.keys() == expected.keys()
+    for name, value in module.named_parameters():
+        assert_close(
+            dense(found[name], value.shape), expected[name], 1e-10,
+            f"`{name}`: a ratio of {B} or 1/{B} is the batch size; errors in some entries only are the order of "
+            "patches, padding, or positions summed over samples.",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_equals_one_backward_per_sample(name: str) -> None:
+    module, shape = CASES[name]
+    check(randomise(module), normal(B, *shape, seed=0))
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_equals_one_backward_per_sample(name: str) -> None:
+    module, shape = EMBEDDINGS[name]
+    check(module.double(), torch.randint(6, (B, *shape), generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_norm_without_parameters_has_no_gradients() -> None:
+    module = nn.LayerNorm(5, elementwise_affine=False)
+    rule = rule_for(module, {})
+    assert rule is not None
+    assert rule(module, (normal(B, 5, seed=0),), normal(B, 5, seed=1)) == {}
+
+
+REFUSED = {
+    "batch norm in training": (nn.BatchNorm2d(3), "training mode"),
+    "batch norm without running statistics": (nn.BatchNorm2d(3, track_running_stats=False).eval(), "eval"),
+    "embedding with max_norm": (nn.Embedding(6, 3, max_norm=1.0), "max_norm"),
+    "embedding scaled by frequency": (nn.Embedding(6, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "sparse embedding": (nn.Embedding(6, 3, sparse=True), "sparse"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_sum_over_samples_is_refused(name: str) -> None:
+    module, word = REFUSED[name]
+    is_embedding = isinstance(module, nn.Embedding)
+    x = torch.zeros(B, 2, dtype=torch.long) if is_embedding else torch.zeros(B, 3, 2, 2)
+    delta = torch.zeros(B, 2, 3) if is_embedding else x
+    rule = rule_for(module, {})
+    assert rule is not None
+    with pytest.raises(UnsupportedError, match=word):
+        rule(module, (x,), delta)
+
+
+class Special(nn.Linear):
+    """A user's own layer."""
+
+
+def test_the_nearest_rule_is_found() -> None:
+    assert rule_for(Special(2, 2), {}) is linear
+    own = lambda module, inputs, delta: {}  # noqa: E731
+    assert rule_for(Special(2, 2), {Special: own}) is own
+    assert rule_for(nn.Linear(2, 2), {Special: own}) is linear
+    assert rule_for(nn.Linear(2, 2), {nn.Linear: own}) is own
+    assert rule_for(nn.Bilinear(2, 2, 2), {}) is None

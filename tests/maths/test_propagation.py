@@ -1,0 +1,278 @@
+"""Embeddings against torch's optimizer, against retraining, against the paper, and against themselves in chunks."""
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backstory.maths import propagation
+from backstory.maths.propagation import CHUNK_ROWS, Propagator, embed
+from backstory.maths.steps import Coefficients, Step
+from tests.maths.examples import RULES, P, plain, random_step, random_steps, recorded
+from tests.oracles import (
+    Group,
+    Run,
+    Visit,
+    algorithm_1,
+    assert_close,
+    difference_embeddings,
+    observe,
+    reweighted,
+    train,
+    unrolled,
+)
+
+CAUSES = (
+    "A ratio of -1 is the sign; 1/w or w a weight too few or too many; a ratio of neighbouring rates the "
+    "schedule's index; 1/(1-τ) dampening; errors of 1e-6 ρ of clipping; errors that grow towards the first "
+    "steps the order of products, or a transposed propagator."
+)
+TIMES = 7
+RATES = [0.11, 0.07, 0.19, 0.05, 0.13, 0.03, 0.17]  # no two neighbours alike
+BATCHES = [[0, 1, 2], [3, 4], [5, 0, 1], [2], [3, 5, 4], [1, 0], [4, 2, 5]]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What SGD is told, and the row of DESIGN 2.1's table that follows, by hand; defaults are plain SGD."""
+
+    sgd: dict[str, Any] = field(default_factory=dict)
+    l2: float = 0.0
+    decay: float = 0.0
+    momentum: float = 0.0
+    tau: float = 0.0  # from the second update on: the optimizer's first ignores dampening
+    a: float = 1.0
+    n: float = 0.0
+    pace: float = 1.0  # times the schedule
+
+    def at(self, t: int) -> tuple[float, ...]:
+        tau = 0.0 if t == 0 else self.tau
+        return (self.pace * RATES[t], self.l2, self.decay, self.momentum, tau, self.a, self.n)
+
+
+PLAIN = Mode()
+HEAVY = Mode({"momentum": 0.9}, momentum=0.9)
+DAMPENED = Mode({"momentum": 0.8, "dampening": 0.3}, momentum=0.8, tau=0.3)
+NOT_DAMPENED = Mode({"dampening": 0.3})  # torch ignores dampening without momentum
+NESTEROV = Mode({"momentum": 0.7, "nesterov": True}, momentum=0.7, a=0.7, n=1.0)
+L2 = Mode({"weight_decay": 0.2}, l2=0.2)
+DECOUPLED = Mode(decay=0.3)
+HEAVY_L2 = Mode({"momentum": 0.8, "dampening": 0.2, "weight_decay": 0.1}, l2=0.1, momentum=0.8, tau=0.2, pace=0.7)
+HEAVY_DECOUPLED = Mode({"momentum": 0.8}, decay=0.3, momentum=0.8)
+NESTEROV_L2 = Mode({"momentum": 0.6, "nesterov": True, "weight_decay": 0.2}, l2=0.2, momentum=0.6, a=0.6, n=1.0)
+NESTEROV_DECOUPLED = Mode({"momentum": 0.6, "nesterov": True}, decay=0.2, momentum=0.6, a=0.6, n=1.0)
+MODES = {
+    "plain": (PLAIN,),
+    "momentum": (HEAVY,),
+    "dampening": (DAMPENED,),
+    "dampening without momentum": (NOT_DAMPENED,),
+    "nesterov": (NESTEROV,),
+    "l2": (L2,),
+    "decoupled": (DECOUPLED,),
+    "momentum, dampening, l2": (HEAVY_L2,),
+    "momentum, decoupled": (HEAVY_DECOUPLED,),
+    "nesterov, l2": (NESTEROV_L2,),
+    "two groups": (HEAVY_L2, NESTEROV_DECOUPLED),
+    "two groups, one plain": (PLAIN, DAMPENED),
+}
+CLIPS = {"never": None, "sometimes": 2.6, "always": 0.4}
+
+
+def quadratic_run(modes: tuple[Mode, ...], max_norm: float | None = None) -> Run:
+    g = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    groups = [
+        Group(
+            size=P // len(modes),
+            settings=[{"lr": mode.pace * RATES[t], **mode.sgd} for t in range(TIMES)],
+            decay=mode.decay,
+        )
+        for mode in modes
+    ]
+    weights = [torch.rand(len(b), generator=g, dtype=torch.float64) + 0.2 for b in BATCHES]
+    return Run(
+        h=0.5 * normal(6, 2, P), b=normal(6, 2), start=normal(P), batches=BATCHES, weights=weights, groups=groups,
+        max_norm=max_norm,
+    )  # fmt: skip
+
+
+def coefficients(modes: tuple[Mode, ...], t: int) -> Coefficients:
+    if len(modes) == 1:
+        return Coefficients(*modes[0].at(t))
+    size = P // len(modes)
+    columns = zip(*(mode.at(t) for mode in modes), strict=True)
+    return Coefficients(*(torch.tensor(c, dtype=torch.float64).repeat_interleave(size) for c in columns))
+
+
+def as_steps(run: Run, visits: list[Visit], ks: list[Coefficients]) -> list[Step]:
+    """The run as a recorder would keep it, with the true Hessian's rows √w h."""
+    steps = []
+    for batch, w, visit, k in zip(run.batches, run.weights, visits, ks, strict=True):
+        V = torch.cat([w[i].sqrt() * run.h[z] for i, z in enumerate(batch)])
+        dots = visit.grads @ visit.gradient, V @ visit.gradient
+        steps.append(Step(visit.grads, w, k, V, visit.clip, visit.norm, *dots))
+    return steps
+
+
+def embeddings(run: Run, ks: list[Coefficients]) -> list[Tensor]:
+    return Propagator(P, dtype=torch.float64, gamma=0.0).embed(as_steps(run, observe(run), ks))
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("mode", MODES)
+def test_embeddings_are_derivatives_of_torch_sgd(mode: str, clip: str) -> None:
+    run = quadratic_run(MODES[mode], CLIPS[clip])
+    factors = [visit.clip for visit in observe(run)]
+    assert {"never": min(factors) == 1, "sometimes": min(factors) < 0.99 and max(factors) == 1,
+            "always": max(factors) < 0.99}[clip], f"the example does not test what it says: {factors}"  # fmt: skip
+    found = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
+    assert_close(torch.cat(found), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
+
+
+def test_momentum_switched_on_and_off_in_the_middle() -> None:
+    """SGD's buffer is born at the first update with momentum, and is left alone by updates without."""
+    born = {2: 0.0, 3: 0.9, 5: 0.9, 6: 0.9}  # μ of the updates with momentum: at t = 2 there is no m to shrink
+    ks = [
+        Coefficients(RATES[t], 0.0, 0.0, born[t], 0.0, 1.0, 0.0) if t in born
+        else Coefficients(RATES[t], 0.0, 0.0, 1.0, 1.0, 0.0, 1.0)  # m stays as it is, θ moves by u alone
+        for t in range(TIMES)
+    ]  # fmt: skip
+    run = quadratic_run((PLAIN,))
+    for t in range(TIMES):
+        run.groups[0].settings[t].update(momentum=0.9 if t in born else 0.0)  # type: ignore[attr-defined]
+    assert_close(torch.cat(embeddings(run, ks)), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
+
+
+@pytest.mark.parametrize("mode", ["plain", "momentum", "nesterov, l2", "two groups"])
+def test_on_a_quadratic_the_embedding_is_retraining(mode: str) -> None:
+    run = quadratic_run(MODES[mode])
+    found = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
+    with_all = train(run)
+    for t, batch in enumerate(BATCHES):
+        without = torch.stack([train(reweighted(run, t, i, 0.0)) for i in range(len(batch))])
+        assert_close(found[t], without - with_all, 1e-9, CAUSES)
+
+
+def test_plain_sgd_is_the_papers_algorithm_1() -> None:
+    g = torch.Generator().manual_seed(1)
+    grads = [0.7 * torch.randn(rows, P, generator=g, dtype=torch.float64) for rows in (3, 1, 4, 2)]
+    rates = [0.1, 0.3, 0.2, 0.15]
+    expected, M = algorithm_1(grads, rates)
+    ones = [torch.ones(len(G), dtype=torch.float64) for G in grads]
+    steps = [Step(G, w, plain(rate)) for G, w, rate in zip(grads, ones, rates, strict=True)]
+    propagator = Propagator(P, dtype=torch.float64, gamma=0.0)
+    assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-12, CAUSES)
+    eye = torch.eye(P, dtype=torch.float64)
+    assert_close(propagator.A, eye - M, 1e-12, "K is I - M only if the first step is folded in too.")
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, None])
+@pytest.mark.parametrize("curvature", [False, True], ids=["fisher", "own rows"])
+@pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("rule", RULES)
+def test_equals_unrolling_by_autograd(rule: str, clipped: bool, curvature: bool, gamma: float | None) -> None:
+    steps = random_steps(rule, clipped=clipped, curvature=curvature)
+    expected, over_all = unrolled([recorded(s, gamma) for s in steps])
+    propagator = Propagator(P, dtype=torch.float64, gamma=gamma)
+    assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-10, CAUSES)
+    assert_close(propagator.A, over_all, 1e-10, CAUSES)
+
+
+def in_parts(steps: list[Step], cuts: list[int], gamma: float | None) -> tuple[Tensor, Tensor]:
+    """Embeddings of all rows and the final propagator, the steps given in parts, last part first."""
+    propagator = Propagator(P, dtype=torch.float64, gamma=gamma)
+    out: list[Tensor] = []
+    for lo, hi in reversed(list(zip([0, *cuts], [*cuts, len(steps)], strict=True))):
+        out = propagator.embed(steps[lo:hi]) + out
+    return torch.cat(out), propagator.A
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, None])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("cuts", [[], [4], [1, 2, 6], [3, 7]], ids=str)
+def test_chunks_equal_steps_one_at_a_time(rule: str, cuts: list[int], gamma: float | None) -> None:
+    steps = random_steps(rule, clipped=True)
+    E, A = in_parts(steps, list(range(1, len(steps))), gamma)
+    assert_close(in_parts(steps, cuts, gamma)[0], E, 1e-11, CAUSES)
+    assert_close(in_parts(steps, cuts, gamma)[1], A, 1e-11, CAUSES)
+
+
+CHUNKS = {
+    "exactly full": [[CHUNK_ROWS - 1, 1]],
+    "one row more": [[CHUNK_ROWS - 1], [1, 1]],
+    "a step larger than a chunk": [[3], [CHUNK_ROWS + 1], [2]],
+    "many": [[50, 50], [50, 50], [1, CHUNK_ROWS - 1], [CHUNK_ROWS], [1]],
+}
+
+
+@pytest.mark.parametrize("gamma", [0.0, None])
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+def test_chunks_at_the_edge_of_their_size(chunks: list[list[int]], gamma: float | None) -> None:
+    g = torch.Generator().manual_seed(4)
+    steps = [random_step(g, rows, plain(0.1 / rows)) for rows in chain(*chunks)]
+    assert [[len(s.w) for s in group] for group in propagation._groups(steps)] == chunks
+    E, A = in_parts(steps, list(range(1, len(steps))), gamma)
+    assert_close(in_parts(steps, [], gamma)[0], E, 1e-11, CAUSES)
+    assert_close(in_parts(steps, [], gamma)[1], A, 1e-11, CAUSES)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, None])
+def test_a_step_with_rate_zero_moves_nothing(gamma: float | None) -> None:
+    """Warm-up often begins at 0 and a cosine ends there."""
+    g = torch.Generator().manual_seed(5)
+    steps = [random_step(g, 3, plain(rate)) for rate in (0.0, 0.2, 0.0, 0.1)]
+    E = Propagator(P, dtype=torch.float64, gamma=gamma).embed(steps)
+    without = Propagator(P, dtype=torch.float64, gamma=gamma).embed([steps[1], steps[3]])
+    assert not E[0].any()
+    assert not E[2].any()
+    assert_close(torch.cat([E[1], E[3]]), torch.cat(without), 1e-12)
+
+
+def test_a_step_without_rows_moves_nothing() -> None:
+    g = torch.Generator().manual_seed(5)
+    first, empty, last = (random_step(g, rows, plain(0.2)) for rows in (3, 0, 2))
+    E = Propagator(P, dtype=torch.float64).embed([first, empty, last])
+    without = Propagator(P, dtype=torch.float64).embed([first, last])
+    assert E[1].shape == (0, P)
+    assert_close(torch.cat(E), torch.cat(without), 1e-12)
+
+
+def test_embed_yields_the_last_step_first() -> None:
+    steps = random_steps("momentum")
+    at_once = Propagator(P, dtype=torch.float64).embed(steps)
+    one_by_one = list(embed(reversed(steps), P))
+    for actual, expected in zip(reversed(one_by_one), at_once, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["chunk", "single"])
+def test_the_implicit_form_contracts_where_the_literal_one_expands(together: bool) -> None:
+    """γ = 1 without momentum: ‖∂θ_T/∂θ_t‖ ≤ 1 at every t, however large the rows."""
+    g = torch.Generator().manual_seed(6)
+    steps = [random_step(g, 4, plain(10.0 ** (t % 4 - 1))) for t in range(12)]
+    norms: dict[float, list[float]] = {0.0: [], 1.0: []}
+    for gamma, found in norms.items():
+        propagator = Propagator(P, dtype=torch.float64, gamma=gamma)
+        for step in reversed(steps):
+            propagator.embed([step] if together else [step._replace(V=step.w.sqrt()[:, None] * step.G)])
+            found.append(torch.linalg.matrix_norm(propagator.A, 2).item())
+    assert max(norms[1.0]) <= 1 + 1e-12
+    assert sorted(norms[1.0], reverse=True) == pytest.approx(norms[1.0])
+    assert max(norms[0.0]) > 1e6, "the rows are not hostile enough to show the difference"
+
+
+def test_all_tensors_follow_the_rows_device() -> None:
+    """The `meta` device computes shapes alone, and refuses to meet a tensor of another device."""
+    away = []
+    for step in random_steps("plain", clipped=True):
+        assert step.dot_g is not None
+        away.append(step._replace(G=step.G.to("meta"), w=step.w.to("meta"), dot_g=step.dot_g.to("meta")))
+    for gamma in (0.0, None):
+        E = Propagator(P, dtype=torch.float64, gamma=gamma, device="meta").embed(away)
+        assert {e.device.type for e in E} == {"meta"}

@@ -1,0 +1,252 @@
+"""Rows in few coordinates against the explicit vec(Lᵀ G R) and explicitly built moments."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backstory.maths import subspace
+from backstory.maths.layers import Dense, Outer
+from backstory.maths.subspace import (
+    LARGEST_MOMENT,
+    Basis,
+    Shape,
+    learned_basis,
+    mask_basis,
+    moments,
+    project,
+    random_basis,
+    random_matrix,
+    shape_of,
+)
+from tests.oracles import assert_close
+
+B, S, D_OUT, D_IN = 3, 4, 7, 5
+SMALL = Shape(D_OUT, D_IN, 3, 2)
+WHOLE = Shape(D_OUT, D_IN, D_OUT, D_IN)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(D_OUT, shape, generator=torch.Generator().manual_seed(2))
+
+
+def matrices(outer: Outer) -> Tensor:
+    """(B, d_out, d_in): G of each sample, one outer product at a time."""
+    left = outer.left if outer.left.is_floating_point() else F.one_hot(outer.left, D_OUT).double()
+    return torch.stack(
+        [
+            torch.stack([torch.outer(l, r) for l, r in zip(ls, rs, strict=True)]).sum(0)
+            for ls, rs in zip(left, outer.right, strict=True)
+        ]
+    )
+
+
+def as_matrix(side: Tensor | None, d: int) -> Tensor:
+    """(d, r): a side as the matrix that it stands for."""
+    eye = torch.eye(d, dtype=torch.float64)
+    if side is None:
+        return eye
+    return side.double() if side.is_floating_point() else eye[:, side]
+
+
+CONTRIBUTIONS = {
+    "one position": Outer(normal(B, 1, D_OUT), normal(B, 1, D_IN, seed=1)),
+    "positions": Outer(normal(B, S, D_OUT), normal(B, S, D_IN, seed=1)),
+    "tokens": Outer(tokens(B, S), normal(B, S, D_IN, seed=1)),
+    "one token": Outer(tokens(B, 1), normal(B, 1, D_IN, seed=1)),
+}
+BASES = {
+    "full": (WHOLE, Basis(None, None)),
+    "random": (SMALL, random_basis(SMALL, seed=0, name="layer")),
+    "mask": (SMALL, mask_basis(SMALL, seed=0, name="layer")),
+    "random, one side whole": (Shape(D_OUT, D_IN, D_OUT, 2), random_basis(Shape(D_OUT, D_IN, D_OUT, 2), seed=0, name="layer")),
+    "mask, one side whole": (Shape(D_OUT, D_IN, 3, D_IN), mask_basis(Shape(D_OUT, D_IN, 3, D_IN), seed=0, name="layer")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("contribution", CONTRIBUTIONS)
+def test_a_row_is_vec_of_left_gradient_right(contribution: str, basis: str) -> None:
+    outer, (shape, sides) = CONTRIBUTIONS[contribution], BASES[basis]
+    G = matrices(outer)
+    L, R = as_matrix(sides.left, D_OUT), as_matrix(sides.right, D_IN)
+    expected = torch.stack([(L.T @ g @ R).reshape(-1) for g in G])
+    assert expected.shape == (B, shape.dims)
+    causes = "Right numbers in the wrong places: vec is row by row, left side first."
+    assert_close(project(outer, shape, sides), expected, 1e-12, causes)
+    assert_close(project(Dense(G), shape, sides), expected, 1e-12, causes)
+
+
+def test_a_convolutions_weight_is_a_matrix_of_patches() -> None:
+    G = normal(B, 6, 2, 3, 3)
+    shape = shape_of(torch.Size([6, 2, 3, 3]), (4, 5))
+    basis = random_basis(shape, seed=0, name="conv")
+    assert basis.left is not None
+    assert basis.right is not None
+    expected = basis.left.double().T @ G.reshape(B, 6, 18) @ basis.right.double()
+    assert_close(project(Dense(G), shape, basis), expected.reshape(B, -1), 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["random", "mask", "learned"])
+def test_a_vector_has_one_side(kind: str) -> None:
+    g = normal(B, 9)
+    shape = Shape(9, 0, 4, 0)
+    basis = {
+        "random": random_basis(shape, seed=0, name="bias"),
+        "mask": mask_basis(shape, seed=0, name="bias"),
+        "learned": learned_basis(*moments(Dense(g), shape), shape, seed=0, name="bias"),
+    }[kind]
+    assert basis.right is None
+    assert shape.dims == 4
+    assert_close(project(Dense(g), shape, basis), g @ as_matrix(basis.left, 9), 1e-12)
+
+
+def test_random_inner_products_are_unbiased() -> None:
+    shape, draws = Shape(12, 12, 8, 4), 4000
+    x = normal(12)
+    one = Outer(x.expand(1, 1, 12), x.expand(1, 1, 12))
+    other = Outer((x + 0.2 * normal(12, seed=1)).expand(1, 1, 12), x.expand(1, 1, 12))
+    total = 0.0
+    for seed in range(draws):
+        basis = random_basis(shape, seed=seed, name="layer")
+        total += (project(one, shape, basis) @ project(other, shape, basis).T).item()
+    ratio = total / draws / ((one.left[0, 0] @ other.left[0, 0]) * (x @ x)).item()
+    assert abs(ratio - 1) < 0.1, (
+        f"projected inner products are {ratio:.3f} x the true ones. 32 would mean a missing 1/sqrt(r) on both sides, "
+        "8 or 4 on the left or right one; 0.22 would mean 1/sqrt(d) on both; about 1.3 the same seed on both sides."
+    )
+
+
+def test_sides_and_names_and_seeds_are_independent() -> None:
+    square = Shape(30, 30, 20, 20)
+    sides = [
+        side
+        for seed in (0, 1)
+        for name in ("a", "b")
+        for side in random_basis(square, seed=seed, name=name)
+        if side is not None
+    ]
+    assert len(sides) == 8
+    flat = torch.stack([side.flatten() for side in sides])
+    correlations = torch.corrcoef(flat).fill_diagonal_(0.0).abs().max().item()
+    assert correlations < 0.2, f"two of eight sides correlate with {correlations:.2f}: they share a seed"
+    assert not torch.equal(*mask_basis(Shape(99, 99, 9, 9), seed=0, name="a"))  # type: ignore[arg-type]
+
+
+def test_the_order_of_asking_and_the_global_generator_do_not_matter() -> None:
+    first = random_matrix(6, 3, seed=0, name="a")
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    random_matrix(6, 3, seed=0, name="b")
+    mask_basis(SMALL, seed=0, name="b")
+    assert torch.equal(random_matrix(6, 3, seed=0, name="a"), first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_numbers_behind_a_name_never_change() -> None:
+    """Runs on disk were made with them: a change here orphans every run with a random subspace."""
+    expected = torch.tensor([[0.0]])
+    assert_close(random_matrix(2, 2, seed=0, name="layer.weight/left"), expected, 1e-6)
+
+
+def test_a_mask_picks_coordinates() -> None:
+    basis = mask_basis(SMALL, seed=0, name="layer")
+    G = normal(B, D_OUT, D_IN)
+    assert basis.left is not None
+    assert basis.right is not None
+    assert len(set(basis.left.tolist())) == 3
+    assert basis.left.tolist() == sorted(basis.left.tolist())
+    expected = [[g[i, j] for i in basis.left for j in basis.right] for g in G]
+    assert torch.equal(project(Dense(G), SMALL, basis), torch.tensor(expected, dtype=torch.float64))
+
+
+def explicit_moments(G: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.stack([g @ g.T for g in G]).sum(0), torch.stack([g.T @ g for g in G]).sum(0)
+
+
+@pytest.mark.parametrize("contribution", CONTRIBUTIONS)
+def test_moments_are_sums_of_squares_of_whole_gradients(contribution: str) -> None:
+    outer = CONTRIBUTIONS[contribution]
+    G = matrices(outer)
+    causes = "Positions must be summed before squaring: Σδδᵀ‖a‖² is not GGᵀ."
+    for found in (moments(outer, SMALL), moments(Dense(G), SMALL)):
+        for actual, expected in zip(found, explicit_moments(G), strict=True):
+            assert actual is not None
+            assert_close(actual, expected, 1e-12, causes)
+
+
+def test_a_side_kept_whole_needs_no_moment() -> None:
+    outer = CONTRIBUTIONS["positions"]
+    assert moments(outer, WHOLE) == (None, None)
+    left, right = moments(outer, Shape(D_OUT, D_IN, D_OUT, 2))
+    assert left is None
+    assert right is not None
+
+
+def test_a_vocabulary_never_gets_a_moment_but_random_coordinates() -> None:
+    words = LARGEST_MOMENT + 1
+    shape = Shape(words, D_IN, 8, 2)
+    outer = Outer(torch.randint(words, (B, S)), normal(B, S, D_IN))
+    left, right = moments(outer, shape)
+    assert left is None
+    assert right is not None
+    basis = learned_basis(left, right, shape, seed=0, name="embedding")
+    spare = random_basis(shape, seed=0, name="embedding")
+    assert basis.left is not None
+    assert spare.left is not None
+    assert torch.equal(basis.left, spare.left)
+    assert basis.right is not None
+    assert_close(basis.right.T @ basis.right, torch.eye(2, dtype=torch.float64), 1e-12)
+
+
+def test_a_learned_basis_holds_the_top_eigenvectors() -> None:
+    outer = Outer(normal(20, S, D_OUT), normal(20, S, D_IN, seed=1))
+    basis = learned_basis(*moments(outer, SMALL), SMALL, seed=0, name="layer")
+    for side, moment in zip(basis, explicit_moments(matrices(outer)), strict=True):
+        assert side is not None
+        r = side.shape[1]
+        assert_close(side.T @ side, torch.eye(r, dtype=torch.float64), 1e-12, "not orthonormal")
+        vectors = torch.from_numpy(np.linalg.svd(moment.numpy())[0])[:, :r]  # largest first
+        signs = (vectors * side).sum(0).sign()
+        assert_close(side, vectors * signs, 1e-9, "The smallest, or in the wrong order?")
+        assert (side.gather(0, side.abs().argmax(0, keepdim=True)) > 0).all(), "signs are not fixed"
+
+
+def test_a_learned_basis_does_not_count_data_twice() -> None:
+    outer = Outer(normal(20, S, D_OUT), normal(20, S, D_IN, seed=1))
+    twice = Outer(outer.left.repeat(2, 1, 1), outer.right.repeat(2, 1, 1))
+    once = learned_basis(*moments(outer, SMALL), SMALL, seed=0, name="layer")
+    again = learned_basis(*moments(twice, SMALL), SMALL, seed=0, name="layer")
+    for one, other in zip(once, again, strict=True):
+        assert one is not None
+        assert other is not None
+        assert_close(other, one, 1e-10)
+
+
+SHAPES = {
+    "matrix": ((7, 5), (3, 2), Shape(7, 5, 3, 2)),
+    "convolution": ((6, 2, 3, 3), (4, 5), Shape(6, 18, 4, 5)),
+    "rank above the size": ((7, 5), (100, 2), Shape(7, 5, 7, 2)),
+    "everything": ((7, 5), None, Shape(7, 5, 7, 5)),
+    "vector": ((100,), (8, 4), Shape(100, 0, 32, 0)),
+    "short vector": ((5,), (8, 4), Shape(5, 0, 5, 0)),
+    "whole vector": ((100,), None, Shape(100, 0, 100, 0)),
+    "scalar": ((), (8, 4), Shape(1, 0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape_of(name: str) -> None:
+    size, rank, expected = SHAPES[name]
+    found = shape_of(torch.Size(size), rank)
+    assert found == expected
+    assert found.dims == expected.r_out * max(1, expected.r_in)
+
+
+def test_the_kinds_are_known_by_these_names() -> None:
+    assert subspace.KINDS == ("learned", "random", "mask", "full")

@@ -1,0 +1,31 @@
+"""What a record must look like before it is kept."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backstory.errors import BackstoryError, NumericalError, UsageError
+from backstory.store import StepRecord
+from tests.store.builders import new_run, record
+
+GOOD = record(0)
+WRONG: dict[str, tuple[StepRecord, type[BackstoryError], str]] = {
+    "too wide": (replace(GOOD, rows=torch.zeros(1, 13)), UsageError, r"\(1, 13\), expected \(1, 12\)"),
+    "ids missing": (replace(GOOD, samples=[]), UsageError, r"expected \(0, 12\)"),
+    "weight missing": (replace(GOOD, weight=torch.zeros(2)), UsageError, "weight of shape"),
+    "group missing": (record(0, n_groups=1), UsageError, "expected 2 for each"),
+    "NaN": (replace(GOOD, rows=torch.full((1, 12), torch.nan)), NumericalError, "step 0 has a NaN or Inf"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_wrong_record_is_refused_and_nothing_is_kept(tmp_path: Path, name: str) -> None:
+    wrong, kind, message = WRONG[name]
+    with new_run(tmp_path / "run") as store:
+        with pytest.raises(kind, match=message):
+            store.append([wrong])
+        assert (store.n_steps(), store.n_rows()) == (0, 0)
+        store.append([GOOD])
+        assert store.verify() == []
