@@ -1,4 +1,4 @@
-"""Backstory records how a model was trained, once, and then answers which training examples made it do that, and when."""
+"""Backstory records how a model was trained, once, and answers which training examples made it do that, and when."""
 
 from ._version import __version__
 from .capture import with_ids

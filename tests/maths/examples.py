@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from tests.oracles import Recorded
 from torch import Tensor
 
 from backstory.maths.steps import Coefficients, Step
-from tests.oracles import Recorded
 
 NEVER = 1e9  # a max_norm that no gradient here reaches
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.maths.examples import RULES, P, queries, random_steps, recorded
+from tests.oracles import assert_close, unrolled
 
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.propagation import Propagator
-from tests.maths.examples import RULES, P, queries, random_steps, recorded
-from tests.oracles import assert_close, unrolled
 
 CAUSES = (
     "Both sides read one `Step`, so look at what only one of them does: a transposed propagator, JV or V swapped, "

@@ -93,5 +93,5 @@ def test_spread_repeats_each_blocks_number() -> None:
 
 def test_an_unknown_encoding_is_refused_with_the_known_ones() -> None:
     assert check("int8") == "int8"
-    with pytest.raises(UsageError, match="'int4'.*float16, int8, float32, float64"):
+    with pytest.raises(UsageError, match=r"'int4'.*float16, int8, float32, float64"):
         check("int4")

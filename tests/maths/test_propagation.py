@@ -6,11 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from backstory.maths import propagation
-from backstory.maths.propagation import CHUNK_ROWS, Propagator, embed
-from backstory.maths.steps import Coefficients, Step
 from tests.maths.examples import RULES, P, plain, random_step, random_steps, recorded
 from tests.oracles import (
     Group,
@@ -24,6 +19,11 @@ from tests.oracles import (
     train,
     unrolled,
 )
+from torch import Tensor
+
+from backstory.maths import propagation
+from backstory.maths.propagation import CHUNK_ROWS, Propagator, embed
+from backstory.maths.steps import Coefficients, Step
 
 CAUSES = (
     "A ratio of -1 is the sign; 1/w or w a weight too few or too many; a ratio of neighbouring rates the "

@@ -1,9 +1,12 @@
 """Clipping, the implicit form and the limits of stability, each against its definition."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from tests.maths.examples import P, heavy, joined, nesterov, plain, queries, random_step
+from tests.oracles import assert_close, expands
 from torch import Tensor
 
 from backstory.maths.steps import (
@@ -16,8 +19,6 @@ from backstory.maths.steps import (
     growth,
     whitening,
 )
-from tests.maths.examples import P, heavy, joined, nesterov, plain, queries, random_step
-from tests.oracles import assert_close, expands
 
 GROUPS = joined(heavy(0.3), nesterov(0.1), (2, P - 2))
 
@@ -36,7 +37,7 @@ def derivative_of_clipping(gradient: Tensor, max_norm: float) -> Tensor:
     def clipped(x: Tensor) -> Tensor:
         return x * torch.clamp(max_norm / (torch.linalg.vector_norm(x) + 1e-6), max=1.0)
 
-    J: Tensor = torch.autograd.functional.jacobian(clipped, gradient)  # type: ignore[no-untyped-call]
+    J: Tensor = torch.autograd.functional.jacobian(clipped, gradient)
     return J
 
 
@@ -71,7 +72,9 @@ def test_without_curvature_rows_the_curvature_is_the_empirical_fisher() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, None])
-@pytest.mark.parametrize("k", [plain(0.2), heavy(0.2), nesterov(0.3), GROUPS], ids=["plain", "heavy", "nesterov", "groups"])
+@pytest.mark.parametrize(
+    "k", [plain(0.2), heavy(0.2), nesterov(0.3), GROUPS], ids=["plain", "heavy", "nesterov", "groups"]
+)
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: float | None, clipped: bool) -> None:
     """H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V, which is also H (I + γ diag(α) H)⁻¹."""
@@ -120,7 +123,8 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Coefficients]] = {
 
 def with_growth(target: float, V: Tensor, k: Coefficients) -> Tensor:
     """The rows V scaled so that `growth` reports `target`."""
-    return V * (target / growth(Step(V, torch.ones(len(V), dtype=torch.float64), k, V))) ** 0.5
+    factor = target / growth(Step(V, torch.ones(len(V), dtype=torch.float64), k, V))
+    return V * math.sqrt(factor)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

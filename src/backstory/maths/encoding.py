@@ -50,9 +50,9 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
 
 def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`."""
-    rows = codes.to(dtype)
     if scales is None:
-        return rows
+        return codes.to(dtype)
+    rows = codes.to(dtype, copy=True)
     for l, (lo, hi) in enumerate(pairwise(_offsets(dims))):
         rows[:, lo:hi] *= scales[:, l : l + 1].to(dtype)
     return rows

@@ -72,7 +72,7 @@ def embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Ma
             "nn.Embedding with max_norm, scale_grad_by_freq or sparse=True is not a sum over samples of "
             "one-hot outer products. Use a plain nn.Embedding, or freeze it and pass `layers=` without it."
         )
-    index = inputs[0].reshape(len(delta), -1)  # (B, S)
+    index = inputs[0].reshape(len(delta), -1).long()  # (B, S); int32 tokens cannot be made one-hot
     right = delta.reshape(len(delta), -1, delta.shape[-1])  # (B, S, d)
     if layer.padding_idx is not None:
         right = right * (index != layer.padding_idx).unsqueeze(-1)

@@ -100,7 +100,7 @@ class Propagator:
 def is_plain(k: Coefficients) -> bool:
     """SGD without momentum or decay, one rate for all coordinates: the paper's case, which can be chunked."""
     scalars = not any(isinstance(x, Tensor) for x in k)
-    return scalars and k.momentum == 0 and k.l2 == 0 and k.decay == 0 and k.tau == 0 and k.a == 1 and k.n == 0
+    return scalars and k[1:] == (0, 0, 0, 0, 1, 0)  # l2, decay, momentum, tau, a, n
 
 
 def _can_be_chunked(step: Step) -> bool:

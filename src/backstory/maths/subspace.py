@@ -18,6 +18,7 @@ Knows nothing of models or files.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
 
 def random_matrix(d: int, r: int, *, seed: int, name: str) -> Tensor:
     """The (d, r) projection called `name`: the same on every machine, in any order of asking."""
-    return torch.randn(d, r, generator=_generator(seed, name, d, r)) / r**0.5
+    return torch.randn(d, r, generator=_generator(seed, name, d, r)) / math.sqrt(r)
 
 
 def random_basis(shape: Shape, *, seed: int, name: str) -> Basis:
@@ -130,7 +131,7 @@ def top_eigenvectors(moment: Tensor, r: int) -> Tensor:
 
 
 def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
-    """All calls of one parameter in one batch as one contribution: a sample's calls add up before anything is squared."""
+    """All calls of one parameter in one batch as one: a sample's calls add up before anything is squared."""
     if len(parts) == 1:
         return parts[0]
     outers = [x for x in parts if isinstance(x, Outer)]

@@ -95,7 +95,7 @@ def _watch(chunk: Chunk, report: EmbedReport) -> None:
 def _check(E: Tensor, chunk: Chunk) -> None:
     if not bool(E.isfinite().all()):
         raise NumericalError(
-            f"the propagator overflowed between steps {chunk.first_step} and {chunk.first_step + len(chunk.steps) - 1}: "
+            f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
             "in the literal form noisy curvature can expand step after step. Use the implicit form (gamma=None), or "
             "ask at a checkpoint before the expansion."
         )

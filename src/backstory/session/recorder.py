@@ -192,6 +192,10 @@ class Recorder:
         names = None if label is None else [str(x) for x in label]
         self.store.put_samples(as_text(ids)[0], text=text, image=image, label=names, source=source)
 
+    def flush(self) -> None:
+        """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
+        self._writer.flush()
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:

@@ -45,9 +45,8 @@ class Run:
         self.config: dict[str, Any] = self.store.config
 
     def __repr__(self) -> str:
-        n, rows = self.n_steps, self.store.n_rows()
-        s = self.config["settings"]
-        return f"Run({str(self.path)!r}: {n:,} steps, {rows:,} occurrences, {self.store.width:,} {s['subspace']} dimensions)"
+        size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
+        return f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['subspace']} dimensions)"
 
     def __enter__(self) -> "Run":
         return self
@@ -210,14 +209,11 @@ class Run:
         out = list(self.store.messages)
         if self.config["optimizer"]["modelled_as"] == "sgd" and self.config["optimizer"]["class"] != "SGD":
             name = self.config["optimizer"]["class"]
-            out.append(
-                f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect weak agreement with the truth"
-            )
+            out.append(f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect little agreement")
         if self.config.get("left_out"):
             share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
-            out.append(
-                f"{len(self.config['left_out'])} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
-            )
+            count = len(self.config["left_out"])
+            out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
         return tuple(out)
 
     def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
@@ -251,7 +247,7 @@ class Run:
         names = [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
         if name not in names:
             raise UsageError(
-                f"the run has no query set {name!r}; it has {', '.join(names) or 'none'}. Add it with run.add_queries()."
+                f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."
             )
         tensors = self.store.load_tensors(f"queries-{name}")
         kind = self.store.tensor_metadata(f"queries-{name}")["kind"]
@@ -269,7 +265,7 @@ class Run:
         fits = found is not None and found["joint"] == joint and found["gamma"] == gamma
         if method == "embeddings" and not fits:
             raise UsageError(
-                f"the run has no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
+                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
             )
         return "embeddings" if fits and method != "adjoint" else "adjoint"
 
@@ -280,7 +276,7 @@ class Run:
         found = fingerprint(model)
         if found != known:
             raise MismatchError(
-                f"the model is not the one that training had at step {step} (fingerprint {found}, expected {known}). "
+                f"the model is not the one of step {step} (fingerprint {found}, expected {known}). "
                 "Pass the trained model unchanged and in its own precision, or load it with run.load_weights(model, at)."
             )
         return []

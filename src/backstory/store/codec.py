@@ -142,7 +142,7 @@ def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:
     return matrix
 
 
-def read_vectors(table: Table, names: Sequence[str], dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip # noqa: E501
+def read_vectors(table: Table, names: Sequence[str], dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
     """Encoded columns of rows `lo` to `hi`, decoded slab by slab into one tensor (hi − lo, Σp)."""
     out = torch.empty(hi - lo, sum(dims), dtype=dtype)
     at = 0

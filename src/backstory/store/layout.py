@@ -17,7 +17,7 @@ FIXED = ("format", "layers", "encoding", "groups")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
 
 
-def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip # noqa: E501
+def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
     if not layers or any(p < 1 for _, p in layers) or n_groups < 1:

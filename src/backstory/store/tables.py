@@ -125,7 +125,10 @@ class Table:
         """The latest version; a damaged last manifest is moved aside once the one before is proven good."""
         versions = self._versions()
         try:
-            return _open(self.path)
+            latest = _open(self.path)
+            if not latest.schema.names:  # a manifest of zeros, as after a power cut, opens without complaint
+                raise StoreError("its manifest names no columns")
+            return latest
         except Exception as error:
             if len(versions) < 2:
                 raise

@@ -1,0 +1,227 @@
+"""The commands. Each parses its arguments, calls one function, and prints text or JSON.
+
+Knows nothing of tensors.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import BackstoryError
+from . import bench, data, show
+
+app = typer.Typer(
+    help="Which training examples made the model do that, and when?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(bench.app, name="bench")
+
+RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Which training examples made the model do that, and when?"""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run and report.html.")] = Path("demo"),
+    source: Annotated[str, typer.Option(help="mnist, digits, or auto: digits where no registry is in reach.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Train a small net on digits, record it, ask it, and prove a few answers by retraining."""
+    import torch
+
+    from ..session.run import Run
+    from ..studies.demo import demo as run_demo
+    from ..studies.report import html_report
+
+    torch.set_num_threads(1)
+    with show.progress() as say:
+        result = run_demo(out, source=source, say=say)
+    page = out / "report.html"
+    page.write_text(html_report(result, Run(result.run)), encoding="utf-8")
+    show_demo(result, page)
+    if json:
+        show.emit({**result.as_dict(), "report": str(page)})
+
+
+def show_demo(result: Any, page: Path) -> None:
+    """The demo's short table."""
+    show.out.print(
+        f"{result.data}: {result.steps} steps, {result.occurrences:,} occurrences, accuracy {result.accuracy:.1%}"
+    )
+    rows = [
+        (
+            k + 1,
+            f"{q['label']} (model says {q['predicted']})",
+            f"{q['helpful'][0]['sample']}  {q['helpful'][0]['influence']:+.4f}  step {q['helpful'][0]['step']}",
+            f"{q['harmful'][0]['sample']}  {q['harmful'][0]['influence']:+.4f}  step {q['harmful'][0]['step']}",
+        )
+        for k, q in enumerate(result.queries)
+    ]
+    show.table(
+        "Influence on the loss of five test images (nats; + helped, − hurt)",
+        ("question", "digit", "helped most: sample", "hurt most: sample"),
+        rows,
+    )
+    show.out.print(
+        f"Retrained without {len({p.sample for p in result.proofs})} samples: rank correlation with the prediction "
+        f"{result.spearman:.2f} (drawn at random: {result.spearman_blind:.2f}), same sign in {result.same_sign:.0%}."
+    )
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
+    show.out.print(f"Time: {times}.\nRun: {result.run}\nReport: {page}", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    run: RunPath,
+    verify: Annotated[bool, typer.Option(help="Read everything again and check it against its checksums.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what a run holds, and whether it is sound."""
+    from ..session.inspect import inspect as inspect_run
+
+    found = inspect_run(run, verify=verify)
+    if json:
+        show.emit(found)
+    else:
+        for section, values in found.items():
+            if isinstance(values, dict):
+                show.table(section, ("what", "value"), list(values.items()))
+            elif isinstance(values, list):
+                lines = [str(x) for x in values]
+                show.out.print(f"{section}: " + ("; ".join(lines) if lines else "none"), soft_wrap=True)
+            else:
+                show.out.print(f"{section}: {values}", soft_wrap=True)
+    if found.get("damage"):
+        raise typer.Exit(1)
+
+
+@app.command()
+def embed(
+    run: RunPath,
+    at: Annotated[str, typer.Option(help="final, or the step whose model is asked.")] = "final",
+    per_layer: Annotated[bool, typer.Option(help="Take parameters as independent, as the paper does.")] = False,
+    literal: Annotated[
+        bool, typer.Option(help="The paper's literal recursion, which noisy curvature can expand.")
+    ] = False,
+    encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
+    json: Json = False,
+) -> None:
+    """Compute the data value embedding of every occurrence (Algorithm 1)."""
+    from ..session.run import Run
+
+    with show.progress() as say:
+        report = Run(run).embed(
+            data.at(at),
+            joint=not per_layer,
+            gamma=0.0 if literal else None,
+            encoding=encoding,
+            progress=lambda done, total: say("embed", done, total),
+        )
+    if json:
+        show.emit(report.as_dict())
+        return
+    show.out.print(
+        f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, "
+        f"{report.form} form, {'joint' if report.joint else 'per parameter'}, {report.seconds:.1f} s."
+    )
+    if report.expanding_steps:
+        shown = ", ".join(map(str, report.expanding_steps[:10]))
+        show.out.print(f"Steps that expand in the literal form (rate × curvature above its limit): {shown}")
+
+
+@app.command()
+def query(
+    run: RunPath,
+    queries: Annotated[str, typer.Option("--set", help="A query set: stored in the run, or of the recipe.")],
+    index: Annotated[int | None, typer.Option(help="One query of the set; without it, the mean over the set.")] = None,
+    at: Annotated[str, typer.Option(help="final, or a checkpoint's step.")] = "final",
+    k: Annotated[int, typer.Option(help="How many samples to show on either side.", min=1)] = 5,
+    per: Annotated[str, typer.Option(help="sample (occurrences summed) or occurrence.")] = "sample",
+    recipe: Annotated[str | None, typer.Option(help="package.module:function that gives model and loss.")] = None,
+    trust_recipe: Annotated[bool, typer.Option(help="Import the recipe that is named in the run.")] = False,
+    json: Json = False,
+) -> None:
+    """Which training samples helped and hurt the model on a query?"""
+    from ..session.ask import ask
+
+    with show.progress() as say:
+        found = ask(
+            run, queries, index=index, at=data.at(at), k=k, per=per,
+            recipe=data.confirm(run, recipe, trust_recipe), progress=lambda done, total: say("query", done, total),
+        )  # fmt: skip
+    if json:
+        show.emit(found)
+        return
+    for side, title in (("hits", "Helped most"), ("harmful", "Hurt most")):
+        rows = [(h["sample"], h["step"], h["occurrences"], f"{h['influence']:+.6g}", h["words"]) for h in found[side]]
+        show.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
+    for note in found["notes"]:
+        show.out.print(f"note: {note}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: RunPath,
+    to: Annotated[str, typer.Option(help="parquet or csv.")] = "parquet",
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("export"),
+    json: Json = False,
+) -> None:
+    """Write the run's tables (without the vectors) as Parquet or CSV."""
+    from ..session.export import export as export_run
+
+    files = export_run(run, out, to)
+    if json:
+        show.emit({"files": files})
+    else:
+        for name, rows in files.items():
+            show.out.print(f"{name}: {rows:,} rows", soft_wrap=True)
+
+
+@app.command()
+def erase(
+    run: RunPath,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Samples whose content is erased.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Erase the content of all samples.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Erase sample content (text, image, label, source) from the disk; gradient rows stay."""
+    from ..session.run import Run
+
+    if bool(ids) == everything:
+        raise typer.BadParameter("name samples, or pass --all (not both).")
+    if not yes:
+        typer.confirm(
+            f"Erase the content of {'all samples' if everything else f'{len(ids or [])} samples'}?", abort=True
+        )
+    gone = Run(run).erase(None if everything else data.ids(run, ids or []))
+    if json:
+        show.emit({"erased": gone})
+    else:
+        show.out.print(f"Erased the content of {gone:,} samples. Their gradient rows stay: they are part of the run.")
+
+
+def main() -> None:
+    """Entry point: plain errors, no traceback for what the user can mend."""
+    try:
+        app()
+    except BackstoryError as error:
+        show.err.print(f"backstory: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,50 @@
+"""Small conversions between what people type and what the library takes.
+
+Knows nothing of printing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from ..errors import UsageError
+
+
+def at(text: str) -> int | str:
+    """`final`, or a step."""
+    if text == "final":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"found --at {text!r}; expected 'final' or a step number.") from None
+
+
+def ids(run: Path, texts: Sequence[str]) -> list[int | str]:
+    """Ids as the run has them: ints where the run's ids are ints."""
+    from ..session.run import Run
+
+    if Run(run).config.get("ids") != "int":
+        return list(texts)
+    try:
+        return [int(x) for x in texts]
+    except ValueError as error:
+        raise UsageError(f"the ids of this run are integers; {error}.") from None
+
+
+def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
+    """The recipe to import: the one the user passed, or the run's own once the user agrees."""
+    from ..session.run import Run
+
+    stored = Run(run).config.get("recipe")
+    if recipe is not None:
+        return recipe
+    if stored is None:
+        raise UsageError(
+            "this command needs a recipe, a function that gives model, loss and data, and the run names none. "
+            "Pass --recipe package.module:function."
+        )
+    if not trusted:
+        typer.confirm(f"Import and run the code {stored!r} that this run names?", abort=True)
+    return str(stored)

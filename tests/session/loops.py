@@ -1,0 +1,177 @@
+"""Small training loops, and the slow truth about their rows: one backward pass for each sample, on a copy without hooks.
+
+The truth shares no code with `backstory`; only `train` and `stored` call it.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import backstory
+from backstory.store import RunStore, StepTable
+
+Batch = tuple[Tensor, ...]
+Losses = Callable[[nn.Module, Batch], Tensor]  # (model, batch) -> ℓ of each sample (B,)
+FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+
+
+class Interrupted(Exception):
+    """What a test raises inside a training loop."""
+
+
+class Stored(NamedTuple):
+    """All that a run holds of its steps."""
+
+    rows: Tensor  # (N, Σp) float64
+    weight: Tensor
+    loss: Tensor
+    gdot: Tensor
+    samples: list[str]
+    step: Tensor
+    table: StepTable
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
+    """`model` in float64 with parameters that depend on `seed` alone, none of them 0 or 1."""
+    model = model.double()
+    for i, p in enumerate(model.parameters()):
+        p.data.copy_(0.5 * torch.randn(p.shape, generator=generator(1000 * seed + i), dtype=torch.float64))
+    return model
+
+
+def mlp(seed: int = 0, width: int = 4) -> nn.Module:
+    """3 -> width -> 2."""
+    return seeded(nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), seed)
+
+
+def ids_of(t: int, n: int = 3, of: int = 9) -> list[int]:
+    """The samples of step t: every sample comes again and again, in another company."""
+    order = torch.randperm(of, generator=generator(77 + t * n // of)).tolist()
+    return [order[(t * n + i) % of] for i in range(n)]
+
+
+def batch_of(ids: Sequence[int]) -> Batch:
+    """Inputs (B, 3) and classes (B,) of the samples, the same whenever they are asked for."""
+    x = torch.stack([normal(3, seed=500 + i) for i in ids])
+    return x, torch.tensor([i % 2 for i in ids])
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def curved(model: nn.Module, batch: Batch) -> Tensor:
+    """A loss of any output: Σ (c ∘ out)², so that δ differs between samples and positions."""
+    out = model(*batch)
+    c = normal(*out.shape[1:], seed=9) if out.dim() > 1 else torch.ones((), dtype=out.dtype)
+    return (c * out).square().flatten(1).sum(1)
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    return [n for n, p in model.named_parameters() if p.requires_grad]
+
+
+def one_backward_each(model: nn.Module, batch: Batch, losses: Losses, names: Sequence[str]) -> Tensor:
+    """Rows (B, Σ numel) of ∇ℓ by one forward and one backward pass of each sample alone."""
+    twin = copy.deepcopy(model)
+    parameters = dict(twin.named_parameters())
+    rows = []
+    for i in range(len(batch[0])):
+        twin.zero_grad()
+        losses(twin, tuple(x[i : i + 1] for x in batch)).sum().backward()
+        grads = [parameters[n].grad for n in names]
+        rows.append(torch.cat([torch.zeros(parameters[n].numel()).double() if g is None else g.flatten()
+                               for n, g in zip(names, grads, strict=True)]))  # fmt: skip
+    return torch.stack(rows)
+
+
+def stored(path: Path) -> Stored:
+    store = RunStore.open(path)
+    block = store.read(0, store.n_rows(), samples=True, dtype=torch.float64)
+    assert block.rows is not None
+    assert block.samples is not None
+    return Stored(block.rows, block.weight, block.loss, block.gdot, block.samples, block.step, store.steps())
+
+
+def same_bits(a: Stored, b: Stored) -> None:
+    """Two runs hold the same numbers, bit for bit."""
+    for name in ("rows", "weight", "gdot", "step"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert x.shape == y.shape, f"{name}: {tuple(x.shape)} and {tuple(y.shape)}"
+        where = (x != y).nonzero()
+        assert torch.equal(x, y), (
+            f"{name} differs at {len(where)} places, first {where[0].tolist()}, by at most {(x - y).abs().max():.1e}. "
+            "1e-16 means that resumed steps went another way of rounding; more, that another model was recorded."
+        )
+    assert torch.equal(a.loss.nan_to_num(-1), b.loss.nan_to_num(-1))
+    assert a.samples == b.samples
+    for name in ("step", "row_start", "rows", "clip", "norm", "coverage", "crc"):
+        np.testing.assert_array_equal(getattr(a.table, name), getattr(b.table, name), name)
+    for name, values in a.table.groups.items():
+        np.testing.assert_array_equal(values, b.table.groups[name], name)
+
+
+def train(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    error: type[BaseException] = Interrupted,
+    max_norm: float | None = None,
+    schedule: Any = None,
+    losses: Losses = cross_entropy,
+    batch: Callable[[Sequence[int]], Batch] = batch_of,
+    size: int = 3,
+    seen: Callable[[int, Sequence[int]], None] | None = None,
+    **settings: Any,
+) -> None:
+    """A recorded loop over `steps` steps with a mean loss; raises `error` in the middle of step `stop`."""
+    settings = {"loss_reduction": "mean", **FULL, **settings}
+    if start:
+        settings = {"resume": True, "start": start, **settings}
+    with backstory.record(model, optimizer, path, **settings) as rec:
+        for t in range(start, steps):
+            ids = ids_of(t, size)
+            if seen is not None:
+                seen(t, ids)
+            optimizer.zero_grad()
+            with rec.step(ids):
+                losses(model, batch(ids)).mean().backward()
+                if t == stop:
+                    raise error
+                if max_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+                optimizer.step()
+            if schedule is not None:
+                schedule.step()
+
+
+def sgd(model: nn.Module, lr: float = 0.1, **settings: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr, **settings)
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a user's own checkpoint holds."""
+    return copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

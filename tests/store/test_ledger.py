@@ -1,0 +1,256 @@
+"""Steps and rows: appended durably, read both ways, whole after any crash."""
+
+import gc
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tests.store.builders import new_run, python, record, records, rows_of
+
+from backstory.errors import DiskError, StoreError, UsageError
+from backstory.store import RunStore, ledger
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def fill(store: RunStore) -> None:
+    for t in range(store.n_steps(), 100):
+        store.append([record(t, size=500)])
+
+
+def all_rows(store: RunStore) -> torch.Tensor:
+    rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
+    assert rows is not None
+    return rows
+
+
+def test_a_run_goes_on_after_it_is_reopened(tmp_path: Path) -> None:
+    new_run(tmp_path / "run", 3).close()
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        assert (store.n_steps(), store.messages) == (3, [])
+        store.append(records(3, 5))
+        store.append([])
+        with pytest.raises(StoreError, match="step 6 cannot follow 5 committed steps"):
+            store.append(records(6, 7))
+        with pytest.raises(StoreError, match="expected step 6"):
+            store.append([record(5), record(7)])
+    reader = RunStore.open(tmp_path / "run")
+    assert torch.equal(all_rows(reader), rows_of(0, 5))
+    assert reader.verify() == []
+    for ask in (lambda: reader.read(0, 10), lambda: reader.read(-1, 2), lambda: reader.steps(3, 2)):
+        with pytest.raises(UsageError, match="Ask within these"):
+            ask()
+
+
+def test_rows_without_their_step_are_ignored_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_run(tmp_path / "run", 3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._steps, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.append(records(3, 6))
+    assert RunStore.open(tmp_path / "run").n_rows() == 6
+    store.close(compact=False)
+    reader = RunStore.open(tmp_path / "run")
+    assert (reader.n_steps(), reader.n_rows(), reader._rows.count()) == (3, 6, 12)
+    assert reader.scalars("rows").read_all().num_rows == 6
+    assert reader.verify() == []
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        store.append(records(3, 4))
+        assert torch.equal(all_rows(store), rows_of(0, 4))
+        assert store.verify() == []
+
+
+def test_a_failed_commit_can_be_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_run(tmp_path / "run", 2) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(store._steps, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.append(records(2, 4))
+        store.append(records(2, 4))
+        assert torch.equal(all_rows(store), rows_of(0, 4))
+
+
+@pytest.mark.parametrize("table", ["rows", "steps"])
+def test_a_damaged_manifest_costs_its_last_commit_only(tmp_path: Path, table: str) -> None:
+    store = new_run(tmp_path / "run", 3)
+    store.append(records(3, 5))
+    store.close(compact=False)
+    bad = min((tmp_path / f"run/{table}.lance/_versions").glob("*.manifest"))
+    bad.write_bytes(b"")
+    reader = RunStore.open(tmp_path / "run")
+    assert (reader.n_steps(), len(reader.messages)) == (3, 1)
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        assert f"the last manifest of {table}.lance" in store.messages[0]
+        assert store.n_steps() == 3
+        store.append(records(3, 6))
+        assert store.verify() == []
+    assert RunStore.open(tmp_path / "run").messages == []
+
+
+def test_backward_gives_whole_steps_latest_first(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 8) as store:
+        got = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, samples=True))
+    assert [b.step.tolist() for b in got] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
+    assert [b.row_start for b in got] == [9, 6, 1]
+    rows = torch.cat([b.rows for b in reversed(got) if b.rows is not None])
+    assert torch.equal(rows, rows_of(1, 7))
+    assert [s for b in reversed(got) for s in b.samples or []] == [s for r in records(1, 7) for s in r.samples]
+
+
+def test_backward_yields_a_step_larger_than_the_chunk_whole(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 4) as store:
+        got = list(store.backward(4, dtype=torch.float32, chunk_bytes=1))
+    assert [b.step.tolist() for b in got] == [[3], [2, 2, 2], [1, 1], [0]]
+
+
+def test_backward_holds_a_chunk_not_the_run(tmp_path: Path) -> None:
+    width, n, B = 4096, 60, 64  # 1 MB a step in float32
+    store = RunStore.create(tmp_path / "run", layers=[("l", width)], encoding="float16", n_groups=1, config={})
+    for t in range(0, n, 10):
+        store.append([record(s, width=width, size=B, n_groups=1) for s in range(t, t + 10)])
+    process = psutil.Process()
+    for _ in store.backward(8, dtype=torch.float32, chunk_bytes=4 << 20):
+        pass
+    gc.collect()
+    before, most, rows = process.memory_info().rss, 0, 0
+    for block in store.backward(n, dtype=torch.float32, chunk_bytes=4 << 20):
+        rows += len(block.step)
+        most = max(most, process.memory_info().rss - before)
+        del block
+    store.close()
+    assert rows == n * B
+    assert most < 32 << 20, f"reading backward in chunks of 4 MB took {most >> 20} MB more, of {n} MB in all"
+
+
+def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 2) as store:
+        reader = RunStore.open(tmp_path / "run")
+        store.append(records(2, 5))
+        assert (reader.n_steps(), reader.n_rows()) == (5, 9)
+        store._tidy()
+        store.append(records(5, 6))
+        assert torch.equal(all_rows(reader), rows_of(0, 6))
+
+
+def test_long_recording_stays_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "TIDY_EVERY", 10)
+    with new_run(tmp_path / "run") as store:
+        for t in range(25):
+            store.append(records(t, t + 1))
+        assert len(list((tmp_path / "run/rows.lance/_versions").glob("*.manifest"))) < 10
+        assert torch.equal(all_rows(store), rows_of(0, 25))
+    assert len(list((tmp_path / "run/rows.lance/data").iterdir())) < 10
+
+
+def test_closing_twice_and_without_compaction(tmp_path: Path) -> None:
+    store = new_run(tmp_path / "run", 2)
+    store.close(compact=False)
+    store.close()
+    assert RunStore.open(tmp_path / "run").verify() == []
+
+
+FULL = """
+import resource
+from backstory.errors import DiskError
+from backstory.store import RunStore
+from tests.store.builders import record
+store = RunStore.open(sys.argv[1], write=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    store.append([record(t, size=5000) for t in range(2, 4)])
+except DiskError as error:
+    print(error)
+store.append([record(2)])
+store.close()
+"""
+
+
+def test_a_file_that_cannot_grow_keeps_what_was_committed(tmp_path: Path) -> None:
+    new_run(tmp_path / "run", 2).close()
+    out, error = python(FULL, tmp_path / "run").communicate(timeout=60)
+    assert "is full: 2 steps are kept, steps 2 to 3 are not. Free some space" in out, error
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        assert store.n_steps() == 3
+        assert store.verify() == []
+        assert torch.equal(all_rows(store), rows_of(0, 3))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small disk needs the right to mount one: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_keeps_what_was_committed(small_disk: Path) -> None:
+    with new_run(small_disk / "run", 2) as store:
+        with pytest.raises(DiskError, match=r"steps are kept.*resume the run"):
+            fill(store)
+        n = store.n_steps()
+        with pytest.raises(DiskError):
+            store.save_tensors("large", {"x": torch.zeros(1 << 20)})
+        assert 2 < n < 100
+        assert store.tensor_names() == []
+    assert RunStore.open(small_disk / "run").verify() == []
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    with RunStore.open(small_disk / "run", write=True) as store:
+        assert store.n_steps() == n
+        store.append([record(n, size=500), record(n + 1)])
+        assert store.verify() == []
+
+
+APPENDING = """
+import torch
+from backstory.store import RunStore, ledger
+from tests.store.builders import records
+ledger.TIDY_EVERY = 7
+store = RunStore.open(sys.argv[1], write=True)
+print("ready", flush=True)
+n = store.n_steps()
+while True:
+    if n > 60:
+        n = 30
+        store.truncate(n)
+    store.append(records(n, n + 3))
+    n += 3
+    print(n, flush=True)
+"""
+
+
+def kill_while_appending(path: Path, kills: int) -> None:
+    dice = random.Random(kills)
+    new_run(path).close()
+    for _ in range(kills):
+        process = python(APPENDING, path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(dice.uniform(0.02, 0.5))
+        process.kill()
+        out, error = process.communicate()
+        said = [int(line) for line in out.split()]
+        store = RunStore.open(path)
+        n = store.n_steps()
+        assert store.verify() == [], error
+        assert torch.equal(all_rows(store), rows_of(0, n))
+        assert not said or n >= min(said[-1], 30), f"{said[-1]} steps were committed, {n} are there"
+
+
+def test_kill_9_tears_no_committed_step(tmp_path: Path) -> None:
+    kill_while_appending(tmp_path / "run", 3)
+
+
+@pytest.mark.slow
+def test_many_kill_9_tear_no_committed_step(tmp_path: Path) -> None:
+    kill_while_appending(tmp_path / "run", 15)
