@@ -1,6 +1,6 @@
 """Embeddings against torch's optimizer, against retraining, against the paper, and against themselves in chunks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -37,7 +37,7 @@ BATCHES = [[0, 1, 2], [3, 4], [5, 0, 1], [2], [3, 5, 4], [1, 0], [4, 2, 5]]
 
 @dataclass(frozen=True)
 class Mode:
-    """What SGD is told, and the row of DESIGN 2.1's table that follows, by hand; defaults are plain SGD."""
+    """What SGD is told, and the coefficients that follow from torch's source, by hand; defaults are plain SGD."""
 
     sgd: dict[str, Any] = field(default_factory=dict)
     l2: float = 0.0
@@ -143,9 +143,8 @@ def test_momentum_switched_on_and_off_in_the_middle() -> None:
         else Coefficients(RATES[t], 0.0, 0.0, 1.0, 1.0, 0.0, 1.0)  # m stays as it is, θ moves by u alone
         for t in range(TIMES)
     ]  # fmt: skip
-    run = quadratic_run((PLAIN,))
-    for t in range(TIMES):
-        run.groups[0].settings[t].update(momentum=0.9 if t in born else 0.0)  # type: ignore[attr-defined]
+    settings = [{"lr": RATES[t], "momentum": 0.9 if t in born else 0.0} for t in range(TIMES)]
+    run = replace(quadratic_run((PLAIN,)), groups=[Group(size=P, settings=settings)])
     assert_close(torch.cat(embeddings(run, ks)), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
 
 

@@ -140,10 +140,11 @@ def train(
     batch: Callable[[Sequence[int]], Batch] = batch_of,
     size: int = 3,
     seen: Callable[[int, Sequence[int]], None] | None = None,
+    planned: int | None = None,
     **settings: Any,
 ) -> None:
     """A recorded loop over `steps` steps with a mean loss; raises `error` in the middle of step `stop`."""
-    settings = {"loss_reduction": "mean", **FULL, **settings}
+    settings = {"loss_reduction": "mean", "steps": planned, **FULL, **settings}
     if start:
         settings = {"resume": True, "start": start, **settings}
     with backstory.record(model, optimizer, path, **settings) as rec:

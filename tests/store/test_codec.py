@@ -47,6 +47,14 @@ def test_rows_are_writable_and_of_the_dtype_asked(tmp_path: Path, encoding: str,
         assert torch.equal(again, before)
 
 
+@pytest.mark.parametrize("encoding", ["float16", "float32"])
+def test_decoding_leaves_what_was_read_alone(encoding: str) -> None:
+    columns = [codec.vectors(part) for part in codec.encoded(rows_of(0, 3).float(), [5, 7], encoding)]
+    before = columns[0].to_pylist()
+    codec.decoded(columns, [5, 7], DTYPES[encoding]).zero_()
+    assert columns[0].to_pylist() == before
+
+
 def test_scalars_come_back_exactly(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 6, "int8") as store:
         block = store.read(1, 8, samples=True, rows=False)

@@ -74,8 +74,10 @@ def test_a_failed_commit_can_be_tried_again_at_once(tmp_path: Path, monkeypatch:
             patch.setattr(store._steps, "append", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.append(records(2, 4))
-        store.append(records(2, 4))
-        assert torch.equal(all_rows(store), rows_of(0, 4))
+        other = record(2, size=5)  # not the rows of the first try, so that those would be seen
+        store.append([other])
+        assert torch.equal(all_rows(store), torch.cat([rows_of(0, 2), other.rows]))
+        assert store.verify() == []
 
 
 @pytest.mark.parametrize("table", ["rows", "steps"])

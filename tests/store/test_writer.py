@@ -114,18 +114,20 @@ def test_a_step_larger_than_the_queue_passes() -> None:
 def test_a_failure_reaches_every_later_call(error: BaseException) -> None:
     store = Slow()
     store.error = error
-    writer = writer_of(store, commit_steps=1, queue_bytes=1)
-    writer.put(record(0))
+    writer = writer_of(store, commit_steps=1)
+    for t in range(2):
+        writer.put(record(t))
     store.permit.set()
     expected = "full" if isinstance(error, DiskError) else "steps 0 to 0 were not kept"
     with pytest.raises(StoreError, match=expected):
         writer.flush()
     with pytest.raises(StoreError, match=expected):
-        writer.put(record(1))
+        writer.put(record(2))
     with pytest.raises(StoreError, match=expected):
         writer.close()
     writer.close()
     assert store.commits == []
+    assert not writer._queue, "steps that will never be written still hold memory"
 
 
 def test_a_blocked_put_is_freed_by_a_failure() -> None:

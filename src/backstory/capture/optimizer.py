@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import CoverageError, UnsupportedError, UsageError
 
 OPTIMIZER_MODELS = ("auto", "sgd")
+Sizes = tuple[float, float]  # of one gradient: its norm, its largest entry
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class OptimizerReader:
         self.reading: Reading | None = None
         self.on_step: Callable[[Reading], None] = lambda reading: None
         self._scale = 1.0
-        self._before: dict[int, Tensor] = {}
+        self._before: dict[int, Tensor] = {}  # id of parameter -> (2,) sizes
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
             _check_modelled(optimizer)
@@ -70,14 +71,15 @@ class OptimizerReader:
 
     def _measure(self, p: Tensor) -> None:
         assert p.grad is not None
-        self._before[id(p)] = _norm(p.grad)
+        self._before[id(p)] = _sizes(p.grad)
 
     def _read(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.reading is not None:
             raise UsageError("optimizer.step() was called twice inside one rec.step(); give each update its own.")
-        before, after = self._norms()
-        clip, norm = _clip_factor(before, after)
-        squares = {k: v**2 for k, v in before.items()}
+        self._refuse_newcomers()
+        before, after = self._measured()
+        clip, norm = _clip_factor(before, after, rounding=0.0 if self._scale == 1 else 1e-5)
+        squares = {k: v[0] ** 2 for k, v in before.items()}
         read = _proxy_group if self.proxy else _sgd_group
         rows = [read(optimizer, group) for group in optimizer.param_groups]
         groups = {name: [row[name] for row in rows] for name in rows[0]}
@@ -85,32 +87,42 @@ class OptimizerReader:
         self.on_step(reading)
         self.reading = reading
 
-    def _norms(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Gradient norms when backward was done (loss scale taken out) and now."""
+    def _refuse_newcomers(self) -> None:
+        known = {id(p) for p in self.parameters}
+        new = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None and id(p) not in known]
+        if new:
+            raise CoverageError(
+                f"{len(new)} parameters, the first of shape {tuple(new[0].shape)}, are trained now, but were frozen when "
+                "recording began, so they have no rows. End this recording, and record from here on into a new run."
+            )
+
+    def _measured(self) -> tuple[dict[int, Sizes], dict[int, Sizes]]:
+        """Sizes of the gradients when backward was done (loss scale taken out) and now."""
         held = [p for p in self.parameters if p.grad is not None and id(p) in self._before]
         if not held:
             raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
-        now = [_norm(p.grad) for p in held if p.grad is not None]
+        now = [_sizes(p.grad) for p in held if p.grad is not None]
         numbers = torch.stack([self._before[id(p)] for p in held] + now).tolist()
         keys = [id(p) for p in held]
-        before = dict(zip(keys, (x / self._scale for x in numbers[: len(held)]), strict=True))
-        return before, dict(zip(keys, numbers[len(held) :], strict=True))
+        before = dict(zip(keys, ((x / self._scale, y / self._scale) for x, y in numbers[: len(held)]), strict=True))
+        return before, dict(zip(keys, ((x, y) for x, y in numbers[len(held) :]), strict=True))
 
 
-def _norm(grad: Tensor) -> Tensor:
+def _sizes(grad: Tensor) -> Tensor:
+    """(2,): the Euclidean norm and the largest entry; clipping by value changes the two by different factors."""
     values = grad.coalesce().values() if grad.is_sparse else grad
     wide = torch.promote_types(values.dtype, torch.float32)
-    found: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return found.double()
+    return torch.stack([torch.linalg.vector_norm(values, order, dtype=wide) for order in (2, torch.inf)]).double()
 
 
-def _clip_factor(before: dict[int, float], after: dict[int, float]) -> tuple[float, float]:
-    """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone."""
-    norm = sum(x * x for x in before.values()) ** 0.5
-    if before == after or norm == 0:
+def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float = 0.0) -> tuple[float, float]:
+    """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone, up to the `rounding` of a loss scale."""
+    norm = sum(x * x for x, _ in before.values()) ** 0.5
+    pairs = [(x, y) for k in before for x, y in zip(before[k], after[k], strict=True)]
+    if norm == 0 or all(abs(y - x) <= rounding * x for x, y in pairs):
         return 1.0, norm
-    clip = sum(x * x for x in after.values()) ** 0.5 / norm
-    odd = [k for k in before if abs(after[k] - clip * before[k]) > 1e-3 * clip * before[k] + 1e-6 * norm * clip]
+    clip = sum(x * x for x, _ in after.values()) ** 0.5 / norm
+    odd = [x for x, y in pairs if abs(y - clip * x) > 1e-3 * clip * x + 1e-6 * norm * clip]
     if odd or clip > 1 + 1e-4:
         raise UnsupportedError(
             "between backward and optimizer.step() the gradients were changed by something else than one factor ≤ 1 "
@@ -142,7 +154,7 @@ def _sgd_group(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, float]:
             "and decay; that is not modelled. Give them a group of their own with momentum=0 and weight_decay=0, "
             "or freeze them."
         )
-    fresh = [optimizer.state[p].get("momentum_buffer") is None for p in live]
+    fresh = [optimizer.state.get(p, {}).get("momentum_buffer") is None for p in live]
     if momentum and any(fresh) != all(fresh):
         raise UnsupportedError(
             "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "

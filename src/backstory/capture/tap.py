@@ -27,6 +27,7 @@ class Tap:
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
         self._names = {m: n for n, m in model.named_modules()}
+        self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
@@ -46,6 +47,9 @@ class Tap:
         self._handles.clear()
         self.slot = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tap":
+        return self  # a copy of the model made while recording keeps its hooks, and they find it unknown
+
     def begin(self) -> None:
         """A new step: no micro-batch yet."""
         self.slot, self.sizes = None, []
@@ -64,16 +68,30 @@ class Tap:
         if self.slot is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], Tensor):
             return None
         index, size = args[0], self.sizes[self.slot]
-        if index.dim() == 1 and torch.equal(index, torch.arange(len(index), device=index.device)) and len(index) > 1:
-            return (index.expand(size, -1), *args[1:])
-        if index.dim() == 2 and len(index) == 1 and size > 1:
+        once = index.dim() == 2 and len(index) == 1 and size > 1
+        if once or (index.dim() == 1 and len(index) > 1 and size > 0 and self._is_positions(module, index, size)):
             return (index.expand(size, -1), *args[1:])
         return None
+
+    def _is_positions(self, module: nn.Module, index: Tensor, size: int) -> bool:
+        """Whether a 1-d index holds positions 0 … S−1, rather than one index for each sample."""
+        if not torch.equal(index, torch.arange(len(index), device=index.device)):
+            self._meaning[module] = "samples"
+            return False
+        if len(index) != size:
+            self._meaning[module] = "positions"
+        elif module not in self._meaning:
+            raise UsageError(
+                f"the embedding {self._names.get(module)!r} was asked for 0 … {size - 1} in a batch of {size} samples: that "
+                "may be one index for each sample, or positions for the whole batch. Say which: look positions up as "
+                "(1, S), indices of samples as (B, 1)."
+            )
+        return self._meaning[module] == "positions"
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.slot is None or not torch.is_grad_enabled():
             return
-        if not isinstance(output, Tensor) or not output.requires_grad:
+        if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return
         slot = self.slot
         inputs = tuple(x.detach() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))

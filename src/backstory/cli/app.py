@@ -25,14 +25,19 @@ RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", s
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    """Which training examples made the model do that, and when?"""
-    if version:
+def _version(wanted: bool) -> None:
+    if wanted:
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Which training examples made the model do that, and when?"""
 
 
 @app.command()

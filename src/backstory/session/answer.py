@@ -40,6 +40,9 @@ class Hit:
             else "hurt: without it the loss would be lower"
         )
 
+    def __str__(self) -> str:
+        return f"sample {self.sample}  {self.influence:+.5f}  at step {self.step}  {self.words}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "words": self.words}

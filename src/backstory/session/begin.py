@@ -71,8 +71,13 @@ def _go_on(store: RunStore, table: list[dict[str, Any]], settings: RecordSetting
             f"the run holds steps 0 to {held - 1}, so training cannot go on in it from step {start}: the steps between "
             f"would be missing. Resume your training from a checkpoint at step {held} or earlier."
         )
-    store.clear_spool(start)
-    store.truncate(start)
+    if start <= store.n_steps():
+        store.truncate(start)
+    else:  # still in the warm-up: there is no table to cut
+        store.clear_spool(start)
+        for name in store.tensor_names():
+            if name.startswith("checkpoint-") and int(name.removeprefix("checkpoint-")) > start:
+                store.delete_tensors(name)
     known = store.config.get("fingerprints", {})
     store.update_config(closed=False, fingerprints={k: v for k, v in known.items() if int(k) <= start})
 

@@ -27,7 +27,7 @@ from ..capture.blocks import Block, Blocks, Selection
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.optimizer import Reading
-from ..errors import DiskError, NumericalError, UsageError
+from ..errors import DiskError, MismatchError, NumericalError, UsageError
 from ..store import RunStore, Writer
 from .begin import open_store
 from .checks import check_sums
@@ -39,8 +39,11 @@ from .warmup import (
     learn,
     load_bases,
     project_spooled,
+    project_step,
     save_bases,
     spool_step,
+    spooled_bytes,
+    warmup_of,
 )
 
 CHECK_EVERY = 100  # steps between two checks that rows add up to the gradient
@@ -123,11 +126,12 @@ class Recorder:
         self.layout = [(b.name, b.shape) for b in self.blocks]
         self.skipped = 0  # steps that a GradScaler skipped
         self._reader, self._tap = reader, Tap(model, blocks, self._add)
-        reader.on_step = self._check_sums
+        reader.on_step = self._before_update
         self._planned, self._max_bytes = steps, max_bytes
         self._boundaries = _boundaries(steps, checkpoints)
         self._bases = load_bases(store, self.layout) or fixed_bases(settings.subspace, self.layout, settings.seed)
-        self._spooled_bytes = 0
+        self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
+        self._spooled_bytes = spooled_bytes(store)
         self._bytes = store.size_bytes()
         self._writer = Writer(store)
         self._scope: StepScope | None = None
@@ -140,6 +144,7 @@ class Recorder:
     # -- the context ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Recorder":
+        self._check_model()
         if self._bases is not None and "basis" not in self.store.tensor_names():
             save_bases(self.store, self.layout, self._bases)
         self._move_bases()
@@ -164,8 +169,9 @@ class Recorder:
     def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
         """One optimizer update: forward, backward and `optimizer.step()` go inside."""
         self._begin()
-        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, self._projections)
-        scope.on_batch = self._tap.batch
+        bases = None if self._at < self._warmup else self._projections
+        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases)
+        scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
         self._scope = scope
         try:
             if ids is not None:
@@ -196,6 +202,17 @@ class Recorder:
         """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
         self._writer.flush()
 
+    def _check_model(self) -> None:
+        """A resumed recording needs the model of its step, where the run knows it."""
+        known = self.store.config.get("fingerprints", {}).get(str(self._at))
+        if self._at and known is not None and known != fingerprint(self.model):
+            self._writer.close()
+            self.store.close(compact=False)
+            raise MismatchError(
+                f"the model is not the one that training had at step {self._at}, from which this recording is to go on. "
+                "Load your own checkpoint of that step into the model before recording."
+            )
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -203,6 +220,12 @@ class Recorder:
             raise UsageError("rec.step() was called outside of `with backstory.record(...)`.")
         if self._scope is not None:
             raise UsageError("rec.step() was entered inside another rec.step(); steps do not nest.")
+        if not self._sound:
+            raise UsageError(
+                f"an update was made that was not recorded, because its step raised afterwards: the model has left the "
+                f"run, which ends at step {self._at}. Load your checkpoint of step {self._at} or earlier, and record on "
+                "with resume=True, start=."
+            )
         self._reader.begin()
         self._tap.begin()
 
@@ -210,22 +233,26 @@ class Recorder:
         if self._scope is not None:
             self._scope.add(slot, block, part)
 
-    def _check_sums(self, reading: Reading) -> None:
-        """At the moment the optimizer steps: the gradients are still there."""
-        if self._scope is not None and (self._at - self._began) % CHECK_EVERY < 2:
-            check_sums(self._scope, self.blocks, self._projections, reading.clip, self._reader.loss_scale)
+    def _before_update(self, reading: Reading) -> None:
+        """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
+        scope = self._scope
+        if scope is None:
+            return
+        if not scope.ids:
+            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
+        scope.weights()
+        if (self._at - self._began) % CHECK_EVERY < 2:
+            check_sums(scope, self.blocks, scope.bases, reading.clip, self._reader.loss_scale)
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading
         if reading is None:
             self._skip(scope)
             return
-        if not scope.ids:
-            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
         weight = scope.weights()
         divisor = weight * self._reader.loss_scale
         meta = self._meta(scope, reading, weight)
-        if self._bases is None:
+        if scope.bases is None:
             self._keep_for_warmup(scope, divisor, meta)
         else:
             rows = scope.raw_rows(divisor)
@@ -280,11 +307,8 @@ class Recorder:
             )
 
     def _note_id_kind(self, scope: StepScope) -> None:
-        known = self.store.config.get("ids")
-        if known is None:
+        if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
-        elif known != scope.id_kind:
-            raise UsageError(f"the run's ids are of type {known}, but step {scope.number} has {scope.id_kind} ids.")
 
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
@@ -293,14 +317,18 @@ class Recorder:
         for (slot, b), part in parts.items():
             _check_part(scope, slot, self.blocks[b].name, part)
         self._check_plan(len(scope.ids))
-        self._spooled_bytes += spool_step(self.store, scope.number, parts, meta)
+        if self._bases is not None:
+            self._writer.put(project_step(scope.number, parts, meta, self.layout, self._bases))
+            return
+        self._spooled_bytes = spool_step(self.store, scope.number, parts, meta, self._spooled_bytes)
         enough = len(self.store.spooled()) >= self.settings.warmup_steps
         if enough or self._spooled_bytes >= self.settings.warmup_bytes:
             self._end_warmup()
 
     def _end_warmup(self) -> None:
         self._bases = learn(self.store, self.layout, self.settings.seed)
-        save_bases(self.store, self.layout, self._bases)
+        self._warmup = len(self.store.spooled())
+        save_bases(self.store, self.layout, self._bases, self._warmup)
         for spooled in project_spooled(self.store, self.layout, self._bases):
             self._writer.put(spooled)
         self._writer.flush()
@@ -324,7 +352,7 @@ class Recorder:
 
     def _finish(self, failed: bool) -> None:
         try:
-            if self._bases is None and self.store.spooled():
+            if self._bases is None and self.store.spooled() and not failed:  # else they wait, to be resumed
                 self._end_warmup()
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():

@@ -30,9 +30,9 @@ class StepScope:
 
     def __init__(self, number: int, reduction: str, blocks: Sequence[Block], bases: Sequence[Basis] | None) -> None:
         self.number, self._reduction, self._blocks = number, reduction, blocks
-        self._bases = bases  # None: still warming up, keep the contributions themselves
+        self.bases = bases  # None: still warming up, keep the contributions themselves
         self.ids: list[str] = []
-        self.id_kind: str | None = None
+        self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
         self._weights: list[Tensor | None] = []
         self._tokens: list[Tensor | None] = []
@@ -52,7 +52,7 @@ class StepScope:
         if not texts:
             raise UsageError(f"step {self.number} declares an empty batch.")
         if self.id_kind not in (None, kind):
-            raise UsageError(f"step {self.number} mixes int and str ids; use one kind.")
+            raise UsageError(f"step {self.number} has {kind} ids, but those before it are of type {self.id_kind}; use one kind.")
         self.id_kind = kind
         self.ids += texts
         check_unique(self.ids, self.number)
@@ -85,10 +85,10 @@ class StepScope:
     def add(self, slot: int, block: int, part: Contribution) -> None:
         """What one layer call contributed (called by the tap)."""
         key = (slot, block)
-        if self._bases is None:
+        if self.bases is None:
             self.parts[key].append(part)
             return
-        row = project(part, self._blocks[block].shape, self._bases[block])
+        row = project(part, self._blocks[block].shape, self.bases[block])
         self.rows[key] = self.rows[key] + row if key in self.rows else row
 
     def weights(self) -> Tensor:

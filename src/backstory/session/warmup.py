@@ -3,6 +3,8 @@
 While the basis is unknown, whole steps wait in the run's spool, each one durable on disk. Once there are enough
 (or the byte budget is used up), the basis is computed from them and committed; only then are they projected and
 appended like any other step. A crash at any moment leaves either the spool, or the basis and the spool: both go on.
+Where training is resumed before the end of a warm-up whose basis is known, those steps are projected in the same way,
+so that a resumed run equals an undisturbed one bit for bit.
 Knows nothing of hooks.
 """
 
@@ -32,15 +34,15 @@ def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
     return Basis(None, None)
 
 
-def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> None:
-    """Commit the bases: one atomic file; identity sides are left out."""
+def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: int = 0) -> None:
+    """Commit the bases, learned from `warmup` steps: one atomic file; identity sides are left out."""
     tensors = {
         f"{name}/{side}": value.contiguous()
         for (name, _), basis in zip(layout, bases, strict=True)
         for side, value in zip(("left", "right"), basis, strict=True)
         if value is not None
     }
-    store.save_tensors("basis", tensors)
+    store.save_tensors("basis", tensors, {"warmup": str(warmup)})
 
 
 def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
@@ -51,15 +53,39 @@ def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
     return [Basis(tensors.get(f"{name}/left"), tensors.get(f"{name}/right")) for name, _ in layout]
 
 
+def warmup_of(store: RunStore) -> int:
+    """From how many steps the committed bases were learned."""
+    return int(store.tensor_metadata("basis").get("warmup", "0"))
+
+
 def spool_step(
-    store: RunStore, step: int, parts: Mapping[tuple[int, int], Contribution], meta: Mapping[str, Any]
+    store: RunStore, step: int, parts: Mapping[tuple[int, int], Contribution], meta: Mapping[str, Any], before: int
 ) -> int:
-    """Keep one step's contributions on disk; returns the bytes it takes."""
-    tensors: dict[str, Tensor] = {}
-    for (slot, b), part in parts.items():
-        for name, value in part._asdict().items():
-            tensors[f"{slot}/{b}/{name}"] = value.contiguous()
-    return store.spool(step, tensors, meta)
+    """Keep one step's contributions on disk, after `before` bytes of others; returns the bytes of all."""
+    tensors = _tensors(parts)
+    store.spool(step, tensors, {**meta, "bytes_before": before})
+    return before + _nbytes(tensors)
+
+
+def spooled_bytes(store: RunStore) -> int:
+    """The bytes of all contributions that wait."""
+    steps = store.spooled()
+    if not steps:
+        return 0
+    tensors, meta = store.read_spool(steps[-1])
+    return int(meta["bytes_before"]) + _nbytes(tensors)
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(x.nbytes for x in tensors.values())
+
+
+def _tensors(parts: Mapping[tuple[int, int], Contribution]) -> dict[str, Tensor]:
+    return {
+        f"{slot}/{b}/{name}": value.contiguous()
+        for (slot, b), part in parts.items()
+        for name, value in part._asdict().items()
+    }
 
 
 def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
@@ -84,6 +110,17 @@ def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> 
             continue
         tensors, meta = store.read_spool(step)
         yield _record(step, tensors, meta, layout, bases)
+
+
+def project_step(
+    step: int,
+    parts: Mapping[tuple[int, int], Contribution],
+    meta: Mapping[str, Any],
+    layout: Layout,
+    bases: Sequence[Basis],
+) -> StepRecord:
+    """A step of the warm-up that is recorded again, with the basis known: the same sums in the same order."""
+    return _record(step, _tensors(parts), meta, layout, bases)
 
 
 def _record(

@@ -70,7 +70,10 @@ def write_atomic(path: Path, fill: Callable[[Path], None]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     with writing(path):
         try:
+            temporary.touch()
+            rights = temporary.stat().st_mode  # what the user's umask allows; safetensors would make it private
             fill(temporary)
+            temporary.chmod(rights)
             fsync(temporary)
             os.replace(temporary, path)
             fsync(path.parent)

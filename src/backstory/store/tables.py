@@ -16,20 +16,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-# Lance warns at every fork. DataLoader workers do fork, and `Table` refuses to work in a child.
-warnings.filterwarnings("ignore", message="lance is not fork-safe")
+import lance
+import pyarrow as pa
+from lance.fragment import write_fragments
+from lance.optimize import Compaction, CompactionOptions
 
-import lance  # noqa: E402
-import pyarrow as pa  # noqa: E402
-from lance.fragment import write_fragments  # noqa: E402
-from lance.optimize import Compaction, CompactionOptions  # noqa: E402
-
-from ..errors import DiskError, StoreError  # noqa: E402
-from .files import disk_full, fsync, remove  # noqa: E402
+from ..errors import DiskError, StoreError
+from .files import disk_full, fsync, remove
 
 FORMAT: Final = "2.0"  # Lance's own file format: read 1.5 to 5 times faster than 2.2
 _LAST = 2**64 - 1  # manifests are named _LAST - version, so that the newest sorts first
 _MANIFEST = re.compile(r"(\d{20})\.manifest")
+
+
+def _quiet_fork() -> None:
+    """Lance warns at every fork. DataLoader workers do fork, and `Table` refuses to work in a child.
+
+    Runs right before Lance's own hook (the last registered comes first): a filter set once would be lost where
+    filters are reset, as pytest does for every test.
+    """
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")
+
+
+os.register_at_fork(before=_quiet_fork)
 
 
 @contextmanager

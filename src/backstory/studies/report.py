@@ -12,7 +12,7 @@ from .demo import DemoResult
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8885; --good: #1a7f5a; --bad: #b3402a; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .query { display: flex; flex-wrap: wrap; gap: 1.5rem; border-top: 1px solid var(--line); padding: 1rem 0; }
 .cards { display: flex; flex-wrap: wrap; gap: .5rem; }

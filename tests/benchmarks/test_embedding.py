@@ -1,0 +1,17 @@
+"""The bench compares like with like: the transcription and ours give the same embeddings."""
+
+import torch
+
+from backstory.benchmarks.embedding import PLAIN, literal_algorithm_1
+from backstory.maths.propagation import Propagator
+from backstory.maths.steps import Step
+
+
+def test_the_rival_computes_the_same_embeddings() -> None:
+    batch, steps, p = 4, 30, 16
+    G = torch.randn(batch * steps, p, generator=torch.Generator().manual_seed(0))
+    w = torch.full((batch,), 1 / batch)
+    made = [Step(G[t * batch : (t + 1) * batch], w, PLAIN) for t in range(steps)]
+    ours = torch.cat(Propagator(p, dtype=torch.float32, gamma=0.0).embed(made))
+    theirs = torch.cat(literal_algorithm_1(G, batch, PLAIN.rate)[::-1])
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)

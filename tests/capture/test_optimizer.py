@@ -1,0 +1,265 @@
+"""What is read of an optimizer at its step, against what torch's own step then does with the numbers."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from backstory.capture.optimizer import OptimizerReader, Reading
+from backstory.errors import CoverageError, UnsupportedError, UsageError
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def loss(net: nn.Module, seed: int) -> Tensor:
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    out: Tensor = net(x).square().sum()
+    return out
+
+
+class Watched:
+    """A reader on a model, attached."""
+
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+        self.net, self.optimizer = net, optimizer
+        self.reader = OptimizerReader(net, optimizer, **settings)
+
+    def __enter__(self) -> "Watched":
+        self.reader.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.detach()
+
+    def step(self, seed: int = 0, max_norm: float | None = None, scale: float = 1.0) -> Reading:
+        self.reader.begin()
+        self.optimizer.zero_grad()
+        (loss(self.net, seed) * scale).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(self.net.parameters(), max_norm)
+        self.optimizer.step()
+        assert self.reader.reading is not None
+        return self.reader.reading
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "dampening": 0.4},
+    {"momentum": 0.8, "nesterov": True},
+    {"weight_decay": 0.1, "momentum": 0.5, "dampening": 0.2},
+    {"dampening": 0.5},  # torch ignores it without momentum
+]
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.3])
+@pytest.mark.parametrize("settings", CASES)
+def test_the_numbers_replay_torchs_own_steps(settings: dict[str, Any], max_norm: float | None) -> None:
+    r"""θ ← θ − η (a m + n u), m ← μ m + (1−τ) u, u = c ∇L + λ θ, with nothing but the numbers that were read."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, **settings)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    twin = model()
+    m = [torch.zeros_like(p) for p in twin.parameters()]
+    with Watched(net, optimizer) as watched:
+        for t in range(4):
+            r = watched.step(t, max_norm)
+            k = {name: values[0] for name, values in r.groups.items()}
+            grads = torch.autograd.grad(loss(twin, t), list(twin.parameters()))
+            assert r.norm == pytest.approx(float(torch.cat([g.flatten() for g in grads]).norm()), rel=1e-12)
+            with torch.no_grad():
+                for i, (p, g) in enumerate(zip(twin.parameters(), grads, strict=True)):
+                    u = r.clip * g + k["l2"] * p
+                    m[i] = k["momentum"] * m[i] + (1 - k["tau"]) * u
+                    p.mul_(1 - k["rate"] * k["decay"]).sub_(k["rate"] * (k["a"] * m[i] + k["n"] * u))
+            schedule.step()
+            for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+
+
+def test_clipping_that_does_nothing_is_exactly_one() -> None:
+    net = model()
+    with Watched(net, torch.optim.SGD(net.parameters(), lr=0.01)) as watched:
+        assert watched.step(0).clip == 1.0
+        assert watched.step(0, max_norm=1e9).clip == 1.0
+        assert watched.step(0, max_norm=0.1).clip < 0.5
+
+
+def test_shares_of_the_gradient_are_those_before_clipping() -> None:
+    net = model()
+    twin = copy.deepcopy(net)
+    loss(twin, 0).backward()
+    with Watched(net, torch.optim.SGD(net.parameters(), lr=0.01)) as watched:
+        reading = watched.step(0, max_norm=0.1)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert q.grad is not None
+        assert reading.squares[id(p)] == pytest.approx(float(q.grad.square().sum()), rel=1e-12)
+
+
+def test_accumulated_gradients_are_measured_when_complete() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        for seed in (0, 1):
+            loss(net, seed).backward()
+        optimizer.step()
+    assert watched.reader.reading is not None
+    assert watched.reader.reading.clip == 1.0
+
+
+def only_one_weight() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, bias=False).double()
+
+
+@pytest.mark.parametrize("make", [model, only_one_weight])
+@pytest.mark.parametrize("limit", [0.1, 0.9])
+def test_clipping_by_value_is_refused(make: Any, limit: float) -> None:
+    """`limit` of the largest entry; one weight alone has one ratio of norms, so norms are not enough."""
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        loss(net, 0).backward()
+        largest = max(float(p.grad.abs().max()) for p in net.parameters() if p.grad is not None)
+        nn.utils.clip_grad_value_(net.parameters(), limit * largest)
+        with pytest.raises(UnsupportedError, match=r"clip_grad_norm_ over all parameters; clipping by value"):
+            optimizer.step()
+
+
+def test_clipping_of_some_parameters_only_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        loss(net, 0).backward()
+        nn.utils.clip_grad_norm_(list(net.parameters())[:2], 0.01)
+        with pytest.raises(UnsupportedError, match="some parameters only is not"):
+            optimizer.step()
+
+
+def test_gradients_that_grow_are_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        (loss(net, 0) / 8).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad *= 8
+        with pytest.raises(UnsupportedError, match=r"one factor ≤ 1.*overall 8.*pass scaler="):
+            optimizer.step()
+
+
+class Scaler:
+    """Only what the reader needs."""
+
+    def get_scale(self) -> float:
+        return 1024.0
+
+
+def test_a_loss_scale_is_taken_out_of_the_measured_gradient() -> None:
+    net, plain = model(), model()
+    with Watched(plain, torch.optim.SGD(plain.parameters(), lr=0.01)) as watched:
+        expected = watched.step(0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer, scaler=Scaler()) as watched:
+        watched.reader.begin()
+        (loss(net, 0) * 1024).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad /= 1024
+        optimizer.step()
+    found = watched.reader.reading
+    assert found is not None
+    assert (found.clip, found.norm) == (expected.clip, expected.norm)
+    assert watched.reader.loss_scale == 1024
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
+def test_other_optimizers_are_refused_unless_taken_for_sgd(kind: Any) -> None:
+    net = model()
+    optimizer = kind(net.parameters(), lr=0.01, weight_decay=0.3)
+    with pytest.raises(UnsupportedError, match=rf"steps of {kind.__name__} are not modelled.*optimizer_model='sgd'.*every"):
+        OptimizerReader(net, optimizer)
+    with Watched(net, optimizer, model_as="sgd") as watched:
+        reading = watched.step()
+    assert {k: v[0] for k, v in reading.groups.items()} == {
+        "rate": 0.01, "l2": 0.0, "decay": 0.0, "momentum": 0.0, "tau": 0.0, "a": 1.0, "n": 0.0
+    }  # fmt: skip
+
+
+def test_a_child_of_sgd_may_step_otherwise_so_it_is_refused() -> None:
+    class Mine(torch.optim.SGD):
+        """Who knows what its step does."""
+
+    net = model()
+    with pytest.raises(UnsupportedError, match="Mine"):
+        OptimizerReader(net, Mine(net.parameters(), lr=0.1))
+
+
+def test_wrong_words_and_maximize_are_refused() -> None:
+    net = model()
+    with pytest.raises(UsageError, match="optimizer_model='adam'; expected one of auto, sgd"):
+        OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1), model_as="adam")
+    with pytest.raises(UnsupportedError, match="maximize=True is not modelled: negate the loss"):
+        OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1, maximize=True))
+
+
+def test_a_parameter_without_gradient_beside_others_with_momentum_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        (net.get_parameter("0.weight").sum()).backward()
+        with pytest.raises(UnsupportedError, match="3 parameters of an optimizer group got no gradient.*group of their own"):
+            optimizer.step()
+
+
+def test_momentum_that_begins_at_different_times_in_one_group_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with Watched(net, optimizer) as watched:
+        watched.step()
+        optimizer.state[net.get_parameter("0.bias")].clear()
+        with pytest.raises(UnsupportedError, match="momentum buffer and others do not yet"):
+            watched.step()
+
+
+def test_a_step_without_backward_and_a_second_step_are_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        with pytest.raises(UsageError, match="no backward pass ran inside this"):
+            optimizer.step()
+        watched.step()
+        with pytest.raises(UsageError, match="called twice inside one"):
+            optimizer.step()
+
+
+def test_a_parameter_that_joins_later_is_refused() -> None:
+    net = model()
+    net.get_parameter("0.bias").requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer) as watched:
+        watched.step()
+        net.get_parameter("0.bias").requires_grad_(True)
+        with pytest.raises(CoverageError, match=r"1 parameters, the first of shape \(4,\), are trained now.*new run"):
+            watched.step()
+
+
+def test_reading_leaves_nothing_in_the_optimizer() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer) as watched:
+        watched.step()
+    assert dict(optimizer.state) == {}
+    assert not optimizer._optimizer_step_pre_hooks
+    assert all(not p._post_accumulate_grad_hooks for p in net.parameters())

@@ -1,0 +1,136 @@
+"""Commands as a person types them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+import backstory
+from backstory.cli.app import app
+from backstory.studies.digits import loss, recipe
+
+
+def call(*args: str | Path, code: int = 0, answer: str | None = None) -> str:
+    found = CliRunner().invoke(app, [str(a) for a in args], input=answer, catch_exceptions=True)
+    if code == 0 and found.exception is not None:
+        raise found.exception
+    assert found.exit_code == code, found.output
+    return found.stdout
+
+
+def last_json(text: str) -> Any:
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_query_gives_what_the_library_gives(digits_run: Path) -> None:
+    out = last_json(call("query", digits_run, "--set", "few", "--index", "1", "--k", "4", "--trust-recipe", "--json"))
+    run = backstory.open(digits_run)
+    model = run.load_weights(recipe("digits").model)
+    expected = run.query(model, loss, run.queries("few")).top(4, query=1)
+    assert [h["sample"] for h in out["hits"]] == [h.sample for h in expected]
+    influences = [h["influence"] for h in out["hits"]]
+    assert influences == sorted(influences, reverse=True)
+    assert influences == pytest.approx([h.influence for h in expected], rel=1e-4)
+    assert {"sample", "step", "influence"} <= out["hits"][0].keys()
+    assert "positive: the sample helped" in out["sign"]
+
+
+def test_query_asks_before_it_imports_code(digits_run: Path) -> None:
+    refused = CliRunner().invoke(app, ["query", str(digits_run), "--set", "few"], input="n\n")
+    assert refused.exit_code == 1
+    assert "Import and run the code" in refused.output
+    assert "Helped most" in call("query", digits_run, "--set", "few", answer="y\n")
+
+
+def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> None:
+    step = backstory.open(digits_run).checkpoints[1]
+    out = last_json(call("query", digits_run, "--set", "test", "--at", str(step), "--trust-recipe", "--json"))
+    assert out["at"] == step
+    assert out["query"] == "mean"
+    assert max(h["step"] for h in out["hits"]) < step
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["query", "RUN", "--set", "nothing", "--trust-recipe"], "few, test"),
+        (["query", "RUN", "--set", "few", "--recipe", "no.such:thing"], "cannot be imported"),
+        (["query", "RUN", "--set", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
+        (["embed", "RUN", "--at", "100000"], "expected 'final' or a step from 1"),
+        (["inspect", "nowhere"], "does not exist"),
+        (["export", "RUN", "--to", "xml"], "parquet, csv"),
+        (["erase", "RUN", "abc", "--yes"], "integers"),
+    ],
+)
+def test_errors_say_what_to_do(digits_run: Path, tmp_path: Path, args: list[str], says: str) -> None:
+    words = [str(digits_run) if a == "RUN" else a for a in args]
+    code = "from backstory.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_a_recipe_says_what_is_missing(digits_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(digits_run, run)
+    config = json.loads((run / "config.json").read_text())
+    config["recipe"] = None
+    (run / "config.json").write_text(json.dumps(config))
+    found = CliRunner().invoke(app, ["query", str(run), "--set", "few"])
+    assert "Pass --recipe package.module:function" in str(found.exception)
+
+
+def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(digits_run, run)
+    report = last_json(call("embed", run, "--json"))
+    assert report["occurrences"] == backstory.open(run).store.n_rows()
+    out = last_json(call("query", run, "--set", "few", "--trust-recipe", "--json"))
+    assert out["how"] == "embeddings"
+    literal = last_json(call("embed", run, "--literal", "--per-layer", "--json"))
+    assert literal["form"] == "literal"
+    assert not literal["joint"]
+
+
+def test_inspect_counts_and_verifies(digits_run: Path) -> None:
+    found = last_json(call("inspect", digits_run, "--verify", "--json"))
+    assert found["damage"] == []
+    assert found["run"]["steps"] == len(recipe("digits", epochs=1).batches)
+    assert found["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
+    assert "learned" in call("inspect", digits_run)
+
+
+def test_export_writes_every_table(digits_run: Path, tmp_path: Path) -> None:
+    run = backstory.open(digits_run)
+    for to in ("parquet", "csv"):
+        files = last_json(call("export", digits_run, "--to", to, "--out", tmp_path / to, "--json"))["files"]
+        assert sorted(Path(f).name for f in files) == sorted(f"{t}.{to}" for t in ("rows", "steps", "samples"))
+    rows = pyarrow.parquet.read_table(tmp_path / "parquet" / "rows.parquet")
+    assert len(rows) == run.store.n_rows()
+    assert {"step", "sample", "weight"} <= set(rows.column_names)
+    assert len(pyarrow.csv.read_csv(tmp_path / "csv" / "steps.csv")) == run.n_steps
+
+
+def test_erase_asks_and_erases(digits_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(digits_run, run)
+    sample = backstory.open(run).store.samples().to_pylist()[0]["id"]
+    assert CliRunner().invoke(app, ["erase", str(run), sample], input="n\n").exit_code == 1
+    assert sample in backstory.open(run).content([sample])
+    assert last_json(call("erase", run, sample, "--yes", "--json"))["erased"] == 1
+    assert backstory.open(run).content([sample]) == {}
+    assert CliRunner().invoke(app, ["erase", str(run)]).exit_code == 2
+
+
+def test_version_is_the_packages() -> None:
+    assert call("--version").strip() == backstory.__version__

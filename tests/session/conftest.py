@@ -1,0 +1,16 @@
+"""Recording without waiting for the disk: these tests kill no power supply. `test_kill.py` runs with every flush."""
+
+from pathlib import Path
+
+import pytest
+
+from backstory.store import files, spool, tables
+
+
+@pytest.fixture(autouse=True)
+def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(path: Path) -> None:
+        """As if flushed."""
+
+    for module in (files, spool, tables):
+        monkeypatch.setattr(module, "fsync", nothing)

@@ -1,0 +1,111 @@
+"""The house stays in order: imports point down, one file knows Lance, every file has its sign."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "backstory"
+FLOORS = {
+    "errors": 0,
+    "_version": 0,
+    "maths": 1,
+    "capture": 2,
+    "store": 2,
+    "session": 3,
+    "methods": 4,
+    "truth": 4,
+    "insight": 4,
+    "studies": 5,
+    "benchmarks": 5,
+    "web": 6,
+    "integrations": 6,
+    "cli": 7,
+}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute dotted names of everything that a file imports."""
+    package = ("backstory", *path.relative_to(SOURCE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = f"{base}.{node.module}" if base and node.module else base or str(node.module)
+            yield from (f"{module}.{name.name}" for name in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    here = room_of(path)
+    if here == "__init__":
+        return
+    for name in imports(path):
+        if not name.startswith("backstory.") or name == "backstory.__version__":
+            continue
+        there = name.split(".")[1]
+        assert there in FLOORS, f"{path.name} imports {name}, which is in no known room"
+        allowed = there == here or FLOORS[there] < FLOORS[here]
+        assert allowed, f"{here} (floor {FLOORS[here]}) imports {name} (floor {FLOORS[there]}): imports point down only"
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(p) for p in FILES} - {"__init__"}
+    assert rooms <= set(FLOORS), f"rooms without a floor: {rooms - set(FLOORS)}"
+
+
+def test_one_file_knows_lance() -> None:
+    found = {str(p.relative_to(SOURCE)) for p in FILES if any(n.split(".")[0] == "lance" for n in imports(p))}
+    assert found == {"store/tables.py"}
+
+
+def test_nothing_is_pickled() -> None:
+    banned = ("pickle", "torch.load", "torch.save", "joblib", "dill", "cloudpickle")
+    for path in FILES:
+        names = set(imports(path))
+        assert not names & set(banned), f"{path.name} imports {names & set(banned)}"
+        text = path.read_text()
+        assert "torch.load(" not in text and "torch.save(" not in text, f"{path.name} uses torch's pickle format"
+
+
+def test_only_the_command_line_prints() -> None:
+    for path in FILES:
+        if room_of(path) == "cli":
+            continue
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        printed = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+        assert not printed, f"{path.name}:{printed[0].lineno} prints"
+
+
+def test_the_library_never_sets_threads() -> None:
+    for path in FILES:
+        if room_of(path) != "cli":
+            assert "set_num_threads" not in path.read_text(), f"{path.name} sets torch's threads for the user"
+
+
+def test_extras_are_not_imported_with_the_package() -> None:
+    """Lance may import pandas where it finds it; Backstory adds none of its extras to that."""
+    code = (
+        "import sys, torch, lance; before = set(sys.modules); import backstory; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} & "
+        "{'pandas', 'plotly', 'sklearn', 'fastapi', 'ray', 'transformers', 'scipy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_modules_say_what_they_do_not_know() -> None:
+    for path in FILES:
+        doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert doc, f"{path} has no docstring"
+        if path.name not in ("__init__.py", "_version.py"):
+            assert "nothing of" in doc, f"{path.relative_to(SOURCE)} does not say what it knows nothing of"
