@@ -134,9 +134,9 @@ def test_ranks_are_one_number_a_pair_or_patterns(rank: Any, expected: list[int])
 
 
 def test_ranks_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UsageError, match="no pattern of rank= matches 'body.embed.weight'; add one"):
+    with pytest.raises(UsageError, match=r"no pattern of rank= matches 'body.embed.weight'; add one"):
         found(model(), rank={"out*": 1})
-    with pytest.raises(UsageError, match="found rank 0 for 'body.embed.weight'; expected at least 1"):
+    with pytest.raises(UsageError, match=r"found rank 0 for 'body.embed.weight'; expected at least 1"):
         found(model(), rank=0)
 
 

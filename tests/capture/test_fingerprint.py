@@ -24,7 +24,7 @@ class Compiled(nn.Module):
         self._orig_mod = module
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
@@ -38,12 +38,14 @@ def test_names_lose_what_wrappers_added() -> None:
 def test_wrappers_do_not_change_it() -> None:
     plain = model()
     half_compiled = copy.deepcopy(plain)
-    half_compiled[0] = Compiled(half_compiled[0])  # type: ignore[index]
+    half_compiled[0] = Compiled(half_compiled[0])
     for wrapped in (Wrapper(plain), Compiled(plain), Wrapper(Compiled(plain)), Compiled(Wrapper(plain)), half_compiled):
         assert fingerprint(wrapped) == fingerprint(plain)
         assert weights(wrapped).keys() == weights(plain).keys()
     assert fingerprint(nn.DataParallel(plain)) == fingerprint(plain)
-    assert fingerprint(torch.compile(plain, backend="eager")) == fingerprint(plain)
+    compiled = torch.compile(plain, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert fingerprint(compiled) == fingerprint(plain)
 
 
 def test_the_smallest_change_of_a_weight_a_buffer_a_type_or_a_name_changes_it() -> None:
@@ -53,7 +55,7 @@ def test_the_smallest_change_of_a_weight_a_buffer_a_type_or_a_name_changes_it() 
     changed.get_parameter("0.weight").data.view(torch.int32)[0, 0] += 1
     buffer = model()
     buffer.get_buffer("1.running_mean")[0] = 1e-30
-    renamed = nn.ModuleDict({"a": model()[0], "b": model()[1], "c": model()[2]})  # type: ignore[index]
+    renamed = nn.ModuleDict({"a": model()[0], "b": model()[1], "c": model()[2]})
     for other in (changed, buffer, model().double(), renamed):
         assert fingerprint(other) != known
 

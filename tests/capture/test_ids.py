@@ -56,7 +56,7 @@ def test_with_ids_says_what_is_wrong() -> None:
         def __iter__(self) -> Any:
             return iter([1])
 
-    with pytest.raises(UsageError, match="Stream has no length.*yield an id of its own"):
+    with pytest.raises(UsageError, match=r"Stream has no length.*yield an id of its own"):
         backstory.with_ids(Stream())
     with pytest.raises(UsageError, match="found 2 ids for 5 items; give one for each"):
         backstory.with_ids(Items(VALUES), [1, 2])

@@ -186,7 +186,9 @@ def test_a_loss_scale_is_taken_out_of_the_measured_gradient() -> None:
 def test_other_optimizers_are_refused_unless_taken_for_sgd(kind: Any) -> None:
     net = model()
     optimizer = kind(net.parameters(), lr=0.01, weight_decay=0.3)
-    with pytest.raises(UnsupportedError, match=rf"steps of {kind.__name__} are not modelled.*optimizer_model='sgd'.*every"):
+    with pytest.raises(
+        UnsupportedError, match=rf"steps of {kind.__name__} are not modelled.*optimizer_model='sgd'.*every"
+    ):
         OptimizerReader(net, optimizer)
     with Watched(net, optimizer, model_as="sgd") as watched:
         reading = watched.step()
@@ -218,7 +220,9 @@ def test_a_parameter_without_gradient_beside_others_with_momentum_is_refused() -
     with Watched(net, optimizer) as watched:
         watched.reader.begin()
         (net.get_parameter("0.weight").sum()).backward()
-        with pytest.raises(UnsupportedError, match="3 parameters of an optimizer group got no gradient.*group of their own"):
+        with pytest.raises(
+            UnsupportedError, match=r"3 parameters of an optimizer group got no gradient.*group of their own"
+        ):
             optimizer.step()
 
 

@@ -113,7 +113,9 @@ def test_samples_that_are_not_first_are_refused() -> None:
     with Seen(nn.Sequential(nn.Flatten(0, 1), nn.Linear(2, 3))) as seen:
         seen.tap.batch(2)
         loss = seen.model(x(2, 4, 2)).sum()
-        with pytest.raises(UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 2 samples.*rather than flattened"):
+        with pytest.raises(
+            UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 2 samples.*rather than flattened"
+        ):
             loss.backward()
 
 
@@ -123,7 +125,9 @@ def test_batch_norm_in_training_mode_is_refused_even_if_it_is_not_recorded(recor
     with Seen(model) as seen:
         seen.model(x(2, 2))  # outside a step: none of our business
         seen.tap.batch(2)
-        with pytest.raises(UnsupportedError, match=r"layer .1. is a BatchNorm in training mode.*`layer.eval\(\)`\), or use"):
+        with pytest.raises(
+            UnsupportedError, match=r"layer .1. is a BatchNorm in training mode.*`layer.eval\(\)`\), or use"
+        ):
             seen.model(x(2, 2))
         with torch.no_grad():
             seen.model(x(2, 2))
@@ -158,7 +162,9 @@ def test_one_index_for_each_sample_stays_as_it_is() -> None:
 def test_an_index_that_may_be_either_is_refused_until_it_is_known() -> None:
     with Seen(nn.Sequential(nn.Embedding(4, 2))) as seen:
         seen.tap.batch(3)
-        with pytest.raises(UsageError, match=r"embedding '0' was asked for 0 … 2 in a batch of 3 samples.*\(1, S\).*\(B, 1\)"):
+        with pytest.raises(
+            UsageError, match=r"embedding '0' was asked for 0 … 2 in a batch of 3 samples.*\(1, S\).*\(B, 1\)"
+        ):
             seen.model(torch.arange(3))
         assert seen.model(torch.arange(3)[None]).shape == (3, 3, 2)
         assert seen.model(torch.arange(3)[:, None]).shape == (3, 1, 2)

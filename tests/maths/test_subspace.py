@@ -110,7 +110,7 @@ def test_a_vector_has_one_side(kind: str) -> None:
 
 
 def test_random_inner_products_are_unbiased() -> None:
-    shape, draws = Shape(12, 12, 8, 4), 4000
+    shape, draws = Shape(12, 12, 8, 8), 4000
     x = normal(12)
     one = Outer(x.expand(1, 1, 12), x.expand(1, 1, 12))
     other = Outer((x + 0.2 * normal(12, seed=1)).expand(1, 1, 12), x.expand(1, 1, 12))
@@ -120,8 +120,8 @@ def test_random_inner_products_are_unbiased() -> None:
         total += (project(one, shape, basis) @ project(other, shape, basis).T).item()
     ratio = total / draws / ((one.left[0, 0] @ other.left[0, 0]) * (x @ x)).item()
     assert abs(ratio - 1) < 0.1, (
-        f"projected inner products are {ratio:.3f} x the true ones. 32 would mean a missing 1/sqrt(r) on both sides, "
-        "8 or 4 on the left or right one; 0.22 would mean 1/sqrt(d) on both; about 1.3 the same seed on both sides."
+        f"projected inner products are {ratio:.3f} x the true ones. 64 would mean a missing 1/sqrt(r) on both sides, "
+        "8 on one; 0.44 would mean 1/sqrt(d) on both, 0.02 would mean 1/r; about 1.25 the same seed on both sides."
     )
 
 

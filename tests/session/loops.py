@@ -78,7 +78,8 @@ def curved(model: nn.Module, batch: Batch) -> Tensor:
     """A loss of any output: Σ (c ∘ out)², so that δ differs between samples and positions."""
     out = model(*batch)
     c = normal(*out.shape[1:], seed=9) if out.dim() > 1 else torch.ones((), dtype=out.dtype)
-    return (c * out).square().flatten(1).sum(1)
+    losses: Tensor = (c * out).square().flatten(1).sum(1)
+    return losses
 
 
 def trained_names(model: nn.Module) -> list[str]:
@@ -162,6 +163,27 @@ def train(
                 optimizer.step()
             if schedule is not None:
                 schedule.step()
+
+
+def one_step(
+    rec: backstory.Recorder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ids: Sequence[int],
+    *,
+    names: Sequence[int | str] | None = None,
+    factor: Tensor | float = 1.0,
+    updates: int = 1,
+    error: type[BaseException] | None = None,
+) -> None:
+    """Zero, forward, backward, and `updates` updates inside one recorded step; then `error`, if any."""
+    optimizer.zero_grad()
+    with rec.step(ids if names is None else names):
+        (factor * cross_entropy(model, batch_of(ids))).mean().backward()
+        for _ in range(updates):
+            optimizer.step()
+        if error is not None:
+            raise error
 
 
 def sgd(model: nn.Module, lr: float = 0.1, **settings: Any) -> torch.optim.SGD:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from tests.session.loops import Batch, generator, normal, seeded
+from torch import Tensor, nn
 
 
 class Animal(NamedTuple):

@@ -17,6 +17,7 @@ def test_config_says_what_the_run_is(tmp_path: Path) -> None:
         "layers": [{"name": "first", "offset": 0, "dims": 5}, {"name": "second", "offset": 5, "dims": 7}],
         "encoding": "int8",
         "groups": 2,
+        "curvature_rows": 0,
         "seed": 3,
     }
     store = RunStore.open(str(tmp_path / "a/b/run"))

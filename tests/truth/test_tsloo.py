@@ -1,13 +1,19 @@
-"""Retraining: against closed forms on a quadratic, and against a hand-written loop."""
+"""Retraining: against closed forms on a quadratic, and against hand-written loops."""
+
+import inspect
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.truth import examples
 from torch import Tensor, nn
 
 from backstory import Recipe
-from backstory.errors import UsageError
-from backstory.truth import Removal, tsloo
+from backstory.errors import NumericalError, UnsupportedError, UsageError
+from backstory.truth import QuerySet, Removal, tsloo
+from backstory.truth.tape import Tape
 
 D = torch.float64
 
@@ -77,3 +83,201 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     tsloo(make, [Removal((1,)), Removal((2,))], lambda m: torch.zeros(2), lambda a, b: seen.append((a, b)))
     assert seen == [(1, 2), (2, 2)]
+
+
+def first_of(sample: int) -> int:
+    return next(t for t, (ids, _) in enumerate(examples.make().batches) if sample in ids)
+
+
+REMOVALS = [
+    *(Removal((s,)) for s in range(5)),
+    Removal((3,), steps=(first_of(3),)),
+    Removal((1, 2, 7)),
+    Removal((6,), share=0.3),
+]
+CASES = [
+    ("sgd", None),
+    ("decay", 0.3),
+    ("momentum", None),
+    ("momentum", 0.3),
+    ("nesterov", None),
+    ("adam", 0.3),
+    ("adamw", None),
+]
+
+
+def expected_rows(fresh: partial[Recipe]) -> Tensor:
+    """The removals above by the plainest loop there is."""
+    base, rows = examples.by_hand(fresh(), {}), []
+    occurrences = [(t, i, s) for t, (ids, _) in enumerate(fresh().batches) for i, s in enumerate(ids)]
+    for r in REMOVALS:
+        gone = [(t, i) for t, i, s in occurrences if s in r.samples and (r.steps is None or t in r.steps)]
+        rows.append(examples.by_hand(fresh(), dict.fromkeys(gone, 1 - r.share)) - base)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+@pytest.mark.parametrize(("kind", "clip"), CASES)
+def test_stacked_equals_plain_equals_by_hand(kind: str, clip: float | None, schedule: bool) -> None:
+    fresh = partial(examples.make, kind, clip, schedule)
+    expected = expected_rows(fresh)
+    for vectorised in (True, False):
+        found = tsloo(fresh, REMOVALS, "q", vectorised=vectorised)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert float(expected.abs().min()) > 1e-9
+
+
+def test_dropout_draws_the_same_masks() -> None:
+    fresh = partial(examples.make, "momentum", dropout=0.4)
+    expected = expected_rows(fresh)
+    for vectorised in (True, False):
+        torch.testing.assert_close(tsloo(fresh, REMOVALS, "q", vectorised=vectorised), expected, rtol=1e-10, atol=1e-13)
+    smooth = tsloo(partial(examples.make, "momentum"), REMOVALS, "q")
+    assert not torch.allclose(smooth, expected), "dropout does nothing here, so this test says nothing"
+
+
+def test_the_users_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    tsloo(partial(examples.make, dropout=0.4), REMOVALS[:2], "q")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_double_precision_of_a_single_precision_recipe() -> None:
+    def single() -> Recipe:
+        recipe = examples.make("adamw")
+        recipe.model.float()
+        halves = [(ids, (x.float(), y)) for ids, (x, y) in recipe.batches]
+        x, y = recipe.queries["q"]
+        return Recipe(model=recipe.model, optimizer=recipe.optimizer, loss=recipe.loss, batches=halves, queries={"q": (x.float(), y)})  # fmt: skip
+
+    wide = tsloo(single, REMOVALS, "q", dtype=D)
+    torch.testing.assert_close(wide, tsloo(partial(examples.make, "adamw"), REMOVALS, "q"), rtol=1e-3, atol=1e-6)
+    narrow = tsloo(single, REMOVALS, "q")
+    assert 0 < float((wide - narrow).abs().max()) < 1e-4
+
+
+class Replays:
+    """Counts the steps of replays, and can break off after some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int | None = None) -> None:
+        self.steps, self.until = 0, until
+        original = Tape.step
+
+        def step(tape: Tape, t: int, w: Tensor | None = None) -> None:
+            self.steps += 1
+            if self.until is not None and self.steps > self.until:
+                raise KeyboardInterrupt
+            original(tape, t, w)
+
+        monkeypatch.setattr(Tape, "step", step)
+
+
+def test_a_killed_job_goes_on_and_a_finished_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removals = [Removal((s,)) for s in range(6)]
+    fresh = partial(examples.make, "adamw")
+    expected = tsloo(fresh, removals, "q", vectorised=False)
+    with monkeypatch.context() as patch:
+        whole = Replays(patch)
+        tsloo(fresh, removals, "q", vectorised=False)
+    with monkeypatch.context() as patch:
+        Replays(patch, until=whole.steps // 2)
+        with pytest.raises(KeyboardInterrupt):
+            tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False)
+    kept = len(list(tmp_path.rglob("*.json")))
+    assert 0 < kept < 6
+    with monkeypatch.context() as patch:
+        rest = Replays(patch)
+        torch.testing.assert_close(
+            tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False), expected, rtol=0, atol=0
+        )
+    assert 0 < rest.steps < whole.steps
+    with monkeypatch.context() as patch:
+        none = Replays(patch)
+        seen: list[tuple[int, int]] = []
+        again = tsloo(fresh, removals, "q", lambda a, b: seen.append((a, b)), cache=tmp_path)
+    assert torch.equal(again, expected) and none.steps == 0 and seen[-1] == (6, 6)
+
+
+def test_another_run_query_or_removal_never_meets_an_old_row(tmp_path: Path) -> None:
+    for kind in ("sgd", "adamw"):
+        for query in (QuerySet("q"), QuerySet("q", mean=True)):
+            for removals in ([Removal((1,))], [Removal((1,), share=0.5)]):
+                for activation in ("tanh", "relu"):
+                    fresh = partial(examples.make, kind, activation=activation)
+                    found = tsloo(fresh, removals, query, cache=tmp_path)
+                    assert torch.equal(found, tsloo(fresh, removals, query))
+    assert len(list(tmp_path.rglob("*.json"))) == 16
+
+
+def test_removals_of_the_same_occurrences_share_a_row(tmp_path: Path) -> None:
+    tsloo(examples.make, [Removal((1,)), Removal((1,), steps=tuple(range(8)))], "q", cache=tmp_path)
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_worker_processes_give_the_same(tmp_path: Path) -> None:
+    args = {"optimizer": "momentum", "dropout": 0.4}
+    found = tsloo(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
+    torch.testing.assert_close(found, tsloo(examples.NAME, REMOVALS, "q", args=args), rtol=1e-10, atol=1e-13)
+    assert len(list(tmp_path.rglob("*.json"))) == len(REMOVALS)
+
+
+def test_what_workers_cannot_import_is_refused() -> None:
+    with pytest.raises(UsageError, match="package.module:function"):
+        tsloo(examples.make, REMOVALS, "q", workers=2)
+    with pytest.raises(UsageError, match="QuerySet"):
+        tsloo(examples.NAME, REMOVALS, lambda m: torch.zeros(1), workers=2)
+
+
+class Branch(nn.Linear):
+    """Control flow that depends on the weights: torch.func cannot stack it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if float(self.weight.sum()) > -1e9 else x
+
+
+def test_what_cannot_be_stacked_is_replayed_plainly() -> None:
+    def branched() -> Recipe:
+        recipe = examples.make()
+        model = nn.Sequential(Branch(3, 2, dtype=D))
+        with torch.no_grad():
+            model[0].weight.fill_(0.1)
+            model[0].bias.fill_(0.2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Recipe(
+            model=model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries
+        )
+
+    found = tsloo(branched, REMOVALS, "q")
+    torch.testing.assert_close(found, expected_rows(partial(branched)), rtol=1e-10, atol=1e-13)
+    with pytest.raises(UnsupportedError, match="cannot be stacked"):
+        tsloo(branched, REMOVALS, "q", vectorised=True)
+
+
+def test_an_optimizer_that_is_not_modelled_is_replayed_plainly() -> None:
+    def other() -> Recipe:
+        recipe = examples.make()
+        optimizer = torch.optim.RMSprop(recipe.model.parameters(), lr=0.01)
+        return Recipe(model=recipe.model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries)  # fmt: skip
+
+    torch.testing.assert_close(tsloo(other, REMOVALS, "q"), expected_rows(partial(other)), rtol=1e-10, atol=1e-13)
+
+
+def test_few_states_in_memory_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tsloo(examples.make, REMOVALS, "q", vectorised=False)
+    monkeypatch.setattr(Tape, "affordable", lambda tape: 2)
+    for vectorised in (True, False):
+        found = tsloo(examples.make, REMOVALS, "q", vectorised=vectorised)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_replay_that_diverges_is_an_error() -> None:
+    with pytest.raises(NumericalError, match="diverged"):
+        tsloo(examples.make, [Removal((1,))], lambda m: torch.full((2,), float("nan")))
+
+
+def test_no_removals_give_no_rows() -> None:
+    assert tsloo(examples.make, [], "q").shape == (0, 3)
+
+
+def test_the_positional_form_stays() -> None:
+    assert list(inspect.signature(tsloo).parameters)[:4] == ["make", "removals", "query_loss", "progress"]

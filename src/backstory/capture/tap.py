@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UnsupportedError, UsageError
@@ -17,13 +18,16 @@ from ..maths.layers import Contribution, Dense, Outer
 from .blocks import Blocks
 
 Sink = Callable[[int, int, Contribution], None]  # (slot, number of block, what one call contributed)
+Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
 
 
 class Tap:
     """While `slot` is a number, every differentiated call of a recorded layer reaches `sink`."""
 
-    def __init__(self, model: nn.Module, blocks: Blocks, sink: Sink) -> None:
+    def __init__(self, model: nn.Module, blocks: Blocks, sink: Sink, *, keep_calls: bool = False) -> None:
         self.model, self.blocks, self.sink = model, blocks, sink
+        self._calls: list[Call] | None = [] if keep_calls else None  # of the micro-batch under way
+        self._muted = False  # during a backward pass of our own
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
         self._names = {m: n for n, m in model.named_modules()}
@@ -53,12 +57,40 @@ class Tap:
     def begin(self) -> None:
         """A new step: no micro-batch yet."""
         self.slot, self.sizes = None, []
+        self.forget_calls()
 
     def batch(self, size: int) -> int:
         """Forward passes from here on belong to a new micro-batch of `size` samples."""
         self.sizes.append(size)
         self.slot = len(self.sizes) - 1
+        if self._calls is not None:
+            self._calls.clear()
         return self.slot
+
+    def extra_pass(self, outputs: Tensor, seed: Tensor, sink: Sink) -> None:
+        """One more backward pass through the micro-batch under way, from `seed` at its outputs, into `sink`.
+
+        `.grad`, buffers and random numbers stay as they are; the graph is kept for the user's own pass.
+        """
+        calls, slot = self._calls or [], self.slot
+        if slot is None or not calls:
+            return
+        self._muted = True
+        try:
+            edges = [edge for _, _, edge in calls]
+            deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            raise UsageError(f"s.outputs() must be called before backward() frees the graph ({error}).") from error
+        finally:
+            self._muted = False
+        for (module, inputs, _), delta in zip(calls, deltas, strict=True):
+            if delta is not None:
+                self._contribute(module, inputs, delta, slot, sink)
+
+    def forget_calls(self) -> None:
+        """Let go of the calls of the micro-batch under way."""
+        if self._calls is not None:
+            self._calls.clear()
 
     def _give_batch(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Positions looked up once for the whole batch, (S,) or (1, S), are looked up for each sample instead.
@@ -95,11 +127,16 @@ class Tap:
             return
         slot = self.slot
         inputs = tuple(x.detach() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        if self._calls is not None:
+            self._calls.append((module, inputs, get_gradient_edge(output)))
         output.register_hook(lambda delta: self._meet(module, inputs, delta, slot))
 
     def _meet(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
-        if self.slot is None:
-            return  # a backward pass outside of any step
+        if self.slot is None or self._muted:
+            return  # a backward pass outside of any step, or one of our own
+        self._contribute(module, inputs, delta, slot, self.sink)
+
+    def _contribute(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int, sink: Sink) -> None:
         rule, numbers = self.blocks.owners[module]
         size, found = self.sizes[slot], len(delta) if delta.dim() else 0
         if found != size or (inputs and len(inputs[0]) != size):
@@ -114,7 +151,7 @@ class Tap:
             found_parts = rule(module, wide, _widen(delta.detach()))
             for local, part in found_parts.items():
                 if local in numbers:
-                    self.sink(slot, numbers[local], _checked(part, local, module))
+                    sink(slot, numbers[local], _checked(part, local, module))
 
     def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
         if self.slot is not None and torch.is_grad_enabled() and module.training:

@@ -61,6 +61,7 @@ class Influence:
     notes: tuple[str, ...] = ()
     complete: bool = True  # False: only the k best and worst occurrences of each query were kept
     lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = field(default=None, repr=False)
+    kept: int | None = None  # of how many best and how many worst `scores` consists; None: of all
 
     @property
     def n_queries(self) -> int:
@@ -160,7 +161,8 @@ class Influence:
             )
         scores, samples, steps = self._one_query(query)
         if per == "occurrence":
-            order = torch.topk(scores, min(k, len(scores)), largest=largest).indices.tolist()
+            held = len(scores) if self.kept is None else self.kept  # beyond it lies the other end
+            order = torch.topk(scores, min(k, held, len(scores)), largest=largest).indices.tolist()
             ids = restore([samples[i] for i in order], self.id_kind)
             return [Hit(s, int(steps[i]), float(scores[i])) for s, i in zip(ids, order, strict=True)]
         return self._sample_hits(k, scores, samples, steps, largest)

@@ -47,6 +47,7 @@ def open_store(
             encoding=settings.encoding,
             n_groups=len(optimizer.param_groups),
             config=config,
+            curvature_rows=settings.curvature_form()[1],
         )
     store = RunStore.open(path, write=True)
     try:

@@ -32,6 +32,7 @@ def query_rows(
     mode: str = "eval",
 ) -> Tensor:
     """Gradients of the queries, (Q, Σ dims), on the CPU."""
+    bases = [_beside(basis, block) for basis, block in zip(bases, blocks.blocks, strict=True)]
     with _mode(model, mode, _leaves(blocks)), torch.enable_grad():
         rows = _together(model, loss_fn, batch, blocks, bases)
         if rows is None:
@@ -59,6 +60,10 @@ def _one_by_one(losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis])
     rows = []
     for q in range(len(losses)):
         grads = torch.autograd.grad(losses[q], parameters, retain_graph=q + 1 < len(losses), allow_unused=True)
+        if all(g is None for g in grads):
+            raise UsageError(
+                f"the loss of query {q} depends on none of the recorded parameters; ask about another output."
+            )
         rows.append(_project(grads, blocks, bases))
     return torch.stack(rows)
 
@@ -86,7 +91,7 @@ def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, bas
     tap = Tap(model, blocks, sink)
     tap.attach()
     try:
-        tap.batch(1)
+        tap.batch(0)  # their number is not known yet
         losses = _losses(loss_fn, model, batch)
         if len(losses) == 1:
             return None
@@ -96,7 +101,11 @@ def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, bas
         return None  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
         tap.detach()
+    if not found:
+        return None
     rows = _assemble(found, blocks.blocks, len(losses))
+    if not bool(rows.isfinite().all()):
+        return rows  # the query with a NaN is known here; one by one, it would spread to all of them
     return rows if _agrees(rows, losses, blocks.blocks, bases) else None
 
 
@@ -112,6 +121,11 @@ def _agrees(rows: Tensor, losses: Tensor, blocks: Sequence[Block], bases: Sequen
     expected, found = _project(grads, blocks, bases), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
     return bool((expected - found).norm() <= tolerance * expected.norm() + 1e-12)
+
+
+def _beside(basis: Basis, block: Block) -> Basis:
+    """The basis on the parameter's device."""
+    return Basis(*(None if side is None else side.to(block.parameter.device) for side in basis))
 
 
 def _leaves(blocks: Blocks) -> list[Tensor]:

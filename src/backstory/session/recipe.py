@@ -49,7 +49,7 @@ def weights(recipe: Recipe, n: int) -> Tensor:
     """w_z of a batch of n samples."""
     if recipe.loss_reduction not in ("mean", "sum"):
         raise UsageError(f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected 'mean' or 'sum'.")
-    return torch.full((n,), 1.0 / n if recipe.loss_reduction == "mean" else 1.0)
+    return torch.full((n,), 1.0 / n if recipe.loss_reduction == "mean" else 1.0, dtype=torch.float64)
 
 
 def take_step(recipe: Recipe, step: int, w: Tensor | None = None) -> Tensor:

@@ -31,9 +31,11 @@ from ..errors import DiskError, MismatchError, NumericalError, UsageError
 from ..store import RunStore, Writer
 from .begin import open_store
 from .checks import check_sums
+from .curvature import CurvatureRows
 from .settings import RecordSettings
 from .step import Ids, StepScope
 from .warmup import (
+    Parts,
     finished_record,
     fixed_bases,
     learn,
@@ -57,6 +59,7 @@ def record(
     loss_reduction: str,
     subspace: str = "learned",
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16,
+    curvature: str = "empirical",
     layers: Selection | None = None,
     uncovered: str = "error",
     encoding: str = "float16",
@@ -78,7 +81,8 @@ def record(
     `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
     "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
     `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), or a dict from name
-    patterns to either. `layers` includes names and types, and excludes names that begin with "!".
+    patterns to either. `curvature` is "empirical" (free), "sampled:K" (K more backward passes, needs `s.outputs`) or
+    "exact:N" (N passes, one for each class). `layers` includes names and types, and excludes names that begin with "!".
     `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
     before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
     and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
@@ -87,6 +91,7 @@ def record(
         loss_reduction=loss_reduction,
         subspace=subspace,
         rank=rank,
+        curvature=curvature,
         encoding=encoding,
         seed=seed,
         optimizer_model=optimizer_model,
@@ -125,7 +130,7 @@ class Recorder:
         self.blocks: list[Block] = blocks.blocks
         self.layout = [(b.name, b.shape) for b in self.blocks]
         self.skipped = 0  # steps that a GradScaler skipped
-        self._reader, self._tap = reader, Tap(model, blocks, self._add)
+        self._reader, self._tap = reader, Tap(model, blocks, self._add, keep_calls=settings.curvature_form()[1] > 0)
         reader.on_step = self._before_update
         self._planned, self._max_bytes = steps, max_bytes
         self._boundaries = _boundaries(steps, checkpoints)
@@ -147,6 +152,8 @@ class Recorder:
         self._check_model()
         if self._bases is not None and "basis" not in self.store.tensor_names():
             save_bases(self.store, self.layout, self._bases)
+        if self._bases is None:
+            self._end_warmup_if_enough()  # a death may have come between the last spooled step and the basis
         self._move_bases()
         self._tap.attach()
         self._reader.attach()
@@ -172,6 +179,9 @@ class Recorder:
         bases = None if self._at < self._warmup else self._projections
         scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases)
         scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
+        form = self.settings.curvature_form()
+        if form[1]:
+            scope.curvature = CurvatureRows(form, self.settings.seed, self.blocks, self._tap.extra_pass)
         self._scope = scope
         try:
             if ids is not None:
@@ -241,6 +251,8 @@ class Recorder:
         if not scope.ids:
             raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
         scope.weights()
+        if scope.curvature is not None:
+            scope.curvature.check_complete(scope)
         if (self._at - self._began) % CHECK_EVERY < 2:
             check_sums(scope, self.blocks, scope.bases, reading.clip, self._reader.loss_scale)
 
@@ -257,8 +269,9 @@ class Recorder:
         else:
             rows = scope.raw_rows(divisor)
             scope.check_finite(rows)
+            curved = None if scope.curvature is None else scope.curvature.rows(scope)
             self._check_plan(len(scope.ids))
-            self._writer.put(finished_record(scope.number, rows, meta))
+            self._writer.put(finished_record(scope.number, rows, meta, curved))
         self._note_id_kind(scope)
         self._at += 1
         if self._at in self._boundaries:
@@ -284,6 +297,7 @@ class Recorder:
             "clip": reading.clip,
             "norm": reading.norm,
             "coverage": covered / total if total else 1.0,
+            "kappa": None if scope.curvature is None else scope.curvature.kappa(weight).tolist(),
         }
 
     def _check_plan(self, batch: int) -> None:
@@ -313,14 +327,19 @@ class Recorder:
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
     def _keep_for_warmup(self, scope: StepScope, divisor: Tensor, meta: dict[str, Any]) -> None:
-        parts = scope.raw_parts(divisor)
-        for (slot, b), part in parts.items():
+        parts: Parts = {(0, *key): part for key, part in scope.raw_parts(divisor).items()}
+        if scope.curvature is not None:
+            parts |= {(r + 1, slot, b): part for (r, slot, b), part in scope.curvature.parts().items()}
+        for (_, slot, b), part in parts.items():
             _check_part(scope, slot, self.blocks[b].name, part)
         self._check_plan(len(scope.ids))
         if self._bases is not None:
             self._writer.put(project_step(scope.number, parts, meta, self.layout, self._bases))
             return
         self._spooled_bytes = spool_step(self.store, scope.number, parts, meta, self._spooled_bytes)
+        self._end_warmup_if_enough()
+
+    def _end_warmup_if_enough(self) -> None:
         enough = len(self.store.spooled()) >= self.settings.warmup_steps
         if enough or self._spooled_bytes >= self.settings.warmup_bytes:
             self._end_warmup()

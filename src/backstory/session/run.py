@@ -29,6 +29,7 @@ from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .warmup import load_bases
 
 METHODS = ("auto", "adjoint", "embeddings")
+ROWS_AT_ONCE = 1 << 16  # read when only ids and steps are wanted
 
 
 def open_run(path: str | Path) -> "Run":
@@ -163,6 +164,8 @@ class Run:
             raise UsageError(
                 f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self.store.width})."
             )
+        if keep is not None and keep < 1:
+            raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
         how = self._method(method, step, joint, gamma)
         n_rows = self._rows_before(step)
         v = v if v.dtype == torch.float64 else v.float()
@@ -184,7 +187,8 @@ class Run:
             return Influence(collect(scores, len(v), n_rows), samples, steps, **common)
         values, rows = collect_best(scores, len(v), keep)
         samples, steps = self._picked(rows)
-        return Influence(values, samples, steps, complete=False, **common)
+        kept = keep if values.shape[1] < n_rows else None
+        return Influence(values, samples, steps, complete=False, kept=kept, **common)
 
     def self_influence(
         self,
@@ -309,8 +313,11 @@ class Run:
         return int(table.row_start[0]) + int(table.rows[0])
 
     def _occurrences(self, n_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        block = self.store.read(0, n_rows, rows=False, samples=True)
-        return np.array(block.samples), block.step.numpy()
+        """Ids and steps of all rows, (N,) each; in pieces, for a Python string takes more room than its letters."""
+        cuts = range(0, max(1, n_rows), ROWS_AT_ONCE)
+        blocks = (self.store.read(lo, min(n_rows, lo + ROWS_AT_ONCE), rows=False, samples=True) for lo in cuts)
+        samples, steps = zip(*((np.array(b.samples), b.step.numpy()) for b in blocks), strict=True)
+        return np.concatenate(samples), np.concatenate(steps)
 
     def _picked(self, rows: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Ids and steps of chosen rows, (Q, M) each."""

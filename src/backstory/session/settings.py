@@ -26,6 +26,7 @@ class RecordSettings:
     loss_reduction: str
     subspace: str = "learned"
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16
+    curvature: str = "empirical"  # or "sampled", "sampled:K", "exact:N"
     encoding: str = "float16"
     seed: int = 0
     optimizer_model: str = "auto"
@@ -38,14 +39,29 @@ class RecordSettings:
         _one_of("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
         _one_of("subspace", self.subspace, KINDS)
         check_encoding(self.encoding)
+        self.curvature_form()
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
             raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
+
+    def curvature_form(self) -> tuple[str, int]:
+        """`(kind, rows to an occurrence)`: empirical has none of its own."""
+        kind, _, number = self.curvature.partition(":")
+        fits = (kind == "empirical" and not number) or (kind == "sampled" and (not number or number.isdigit()))
+        if not fits and not (kind == "exact" and number.isdigit()):
+            raise UsageError(
+                f"found curvature={self.curvature!r}; expected 'empirical', 'sampled', 'sampled:K' with K draws, or "
+                "'exact:N' with N output entries for each sample (the number of classes)."
+            )
+        rows = 0 if kind == "empirical" else int(number or 1)
+        if kind != "empirical" and rows < 1:
+            raise UsageError(f"found curvature={self.curvature!r}; expected at least 1 row.")
+        return kind, rows
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json."""
         plain = asdict(self)
         rank = self.rank
-        plain["rank"] = dict(rank) if isinstance(rank, Mapping) else list(rank) if isinstance(rank, tuple) else rank
+        plain["rank"] = {k: _plain(r) for k, r in rank.items()} if isinstance(rank, Mapping) else _plain(rank)
         return plain
 
 
@@ -60,6 +76,10 @@ def provenance(device: str) -> dict[str, Any]:
         "torch_initial_seed": torch.initial_seed(),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _plain(rank: int | tuple[int, int]) -> int | list[int]:
+    return rank if isinstance(rank, int) else list(rank)  # as JSON gives it back: a resumed run compares
 
 
 def _one_of(name: str, found: str, allowed: tuple[str, ...]) -> None:

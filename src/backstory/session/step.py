@@ -10,7 +10,8 @@ Knows nothing of files.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,10 +19,14 @@ from torch import Tensor
 from ..capture.blocks import Block
 from ..capture.ids import as_text, check_unique, counts
 from ..errors import NumericalError, UsageError
+from ..maths.curvature import KINDS
 from ..maths.layers import Contribution, Dense
 from ..maths.subspace import Basis, compact, merge, project
 
-OUTPUT_KINDS = ("cross-entropy", "squared-error", "bce", "other")
+if TYPE_CHECKING:
+    from .curvature import CurvatureRows
+
+OUTPUT_KINDS = (*KINDS, "other")
 Ids = Iterable[int | str] | Tensor
 
 
@@ -39,6 +44,7 @@ class StepScope:
         self._losses: list[Tensor | None] = []
         self.rows: dict[tuple[int, int], Tensor] = {}  # (slot, block) -> (B, dims)
         self.parts: dict[tuple[int, int], list[Contribution]] = defaultdict(list)
+        self.curvature: CurvatureRows | None = None  # set by the recorder where rows of their own are kept
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the recorder: tells the tap
 
     def batch(
@@ -52,7 +58,9 @@ class StepScope:
         if not texts:
             raise UsageError(f"step {self.number} declares an empty batch.")
         if self.id_kind not in (None, kind):
-            raise UsageError(f"step {self.number} has {kind} ids, but those before it are of type {self.id_kind}; use one kind.")
+            raise UsageError(
+                f"step {self.number} has {kind} ids, but those before it are of type {self.id_kind}; use one kind."
+            )
         self.id_kind = kind
         self.ids += texts
         check_unique(self.ids, self.number)
@@ -67,8 +75,12 @@ class StepScope:
         self._losses.append(None)
         self.on_batch(len(texts))
 
-    def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None) -> None:
-        """The model's outputs of the current micro-batch; `mask` (B, S) marks the positions that have a loss."""
+    def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None, reduction: str | None = None) -> None:
+        """The model's outputs of the current micro-batch, before `backward()`; classes are the last dimension.
+
+        `mask` (B, S) marks the positions that have a loss; `reduction` says whether a sample's own loss is the
+        "sum" or the "mean" over its positions. Curvature other than empirical is computed here.
+        """
         self._need_batch("outputs")
         if kind not in OUTPUT_KINDS:
             raise UsageError(f"found kind={kind!r}; expected one of {', '.join(map(repr, OUTPUT_KINDS))}.")
@@ -76,6 +88,8 @@ class StepScope:
             raise UsageError(f"found outputs of {len(logits)} samples; the batch declares {self.sizes[-1]}.")
         if mask is not None and self._tokens[-1] is None:
             self._tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
+        if self.curvature is not None:
+            self.curvature.take(self, logits, kind, mask, reduction)
 
     def losses(self, per_sample: Tensor) -> None:
         """The loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
@@ -90,6 +104,11 @@ class StepScope:
             return
         row = project(part, self._blocks[block].shape, self.bases[block])
         self.rows[key] = self.rows[key] + row if key in self.rows else row
+
+    @property
+    def reduction(self) -> str:
+        """How the losses of samples make the step's loss."""
+        return self._reduction
 
     def weights(self) -> Tensor:
         """w_z of every sample of the step, float64."""
@@ -124,17 +143,17 @@ class StepScope:
 
     def raw_rows(self, divisor: Tensor) -> Tensor:
         """Rows g of the whole step, (B, Σ dims), on the CPU; `divisor` is weight × loss scale."""
-        slots = []
-        for slot, size in enumerate(self.sizes):
-            found = [self.rows.get((slot, b)) for b in range(len(self._blocks))]
-            like = next((x for x in found if x is not None), torch.zeros(()))
-            parts = [
-                like.new_zeros(size, block.shape.dims) if x is None else x
-                for x, block in zip(found, self._blocks, strict=True)
-            ]
-            slots.append(torch.cat(parts, 1))
-        rows = torch.cat(slots).cpu()
+        rows = self.assemble(self.rows)
         return rows * safe_inverse(divisor).to(rows.dtype)[:, None]
+
+    def assemble(self, found: Mapping[tuple[int, int], Tensor]) -> Tensor:
+        """Rows by (slot, block) as one matrix (B, Σ dims), on the CPU; zeros where nothing came."""
+        like = next(iter(found.values()), torch.zeros(()))
+        slots = [
+            torch.cat([found.get((slot, b), like.new_zeros(size, x.shape.dims)) for b, x in enumerate(self._blocks)], 1)
+            for slot, size in enumerate(self.sizes)
+        ]
+        return torch.cat(slots).cpu()
 
     def raw_parts(self, divisor: Tensor) -> dict[tuple[int, int], Contribution]:
         """Merged contributions of each micro-batch and block, divided like rows, on the CPU (warm-up)."""

@@ -41,7 +41,8 @@ def slices(store: RunStore) -> list[slice]:
 def cut(step: Step, where: slice) -> Step:
     """The same step seen by the coordinates of one block; ⟨g, ∇L⟩ stays that of the whole."""
     parts = Coefficients(*(x[where] if isinstance(x, Tensor) else x for x in step.coefficients))
-    return step._replace(G=step.G[:, where], coefficients=parts)
+    V = None if step.V is None else step.V[:, where]
+    return step._replace(G=step.G[:, where], V=V, coefficients=parts)
 
 
 def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype) -> list[Step]:
@@ -57,10 +58,20 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
                 clip=float(table.clip[i]),
                 norm=float(table.norm[i]),
                 dot_g=block.gdot[lo:hi].to(dtype),
+                **_curvature(block, lo, hi, dtype),
             )
         )
         lo = hi
     return out
+
+
+def _curvature(block: RowBlock, lo: int, hi: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows."""
+    if block.curvature is None or block.kappa is None or block.hdot is None:
+        return {}
+    root = block.kappa[lo:hi].sqrt()  # (B, R)
+    V = block.curvature[lo:hi] * root.to(dtype)[..., None]
+    return {"V": V.flatten(0, 1), "dot_v": (block.hdot[lo:hi] * root).to(dtype).flatten()}
 
 
 def _coefficients(groups: dict[str, Sequence[float]], owner: Tensor, dtype: torch.dtype) -> Coefficients:

@@ -20,6 +20,7 @@ from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, moments, p
 from ..store import RunStore, StepRecord
 
 Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
+Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); row 0 is the gradient's, others are curvature's
 
 
 def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
@@ -58,9 +59,7 @@ def warmup_of(store: RunStore) -> int:
     return int(store.tensor_metadata("basis").get("warmup", "0"))
 
 
-def spool_step(
-    store: RunStore, step: int, parts: Mapping[tuple[int, int], Contribution], meta: Mapping[str, Any], before: int
-) -> int:
+def spool_step(store: RunStore, step: int, parts: Parts, meta: Mapping[str, Any], before: int) -> int:
     """Keep one step's contributions on disk, after `before` bytes of others; returns the bytes of all."""
     tensors = _tensors(parts)
     store.spool(step, tensors, {**meta, "bytes_before": before})
@@ -80,10 +79,10 @@ def _nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(x.nbytes for x in tensors.values())
 
 
-def _tensors(parts: Mapping[tuple[int, int], Contribution]) -> dict[str, Tensor]:
+def _tensors(parts: Parts) -> dict[str, Tensor]:
     return {
-        f"{slot}/{b}/{name}": value.contiguous()
-        for (slot, b), part in parts.items()
+        f"{row}/{slot}/{b}/{name}": value.contiguous()
+        for (row, slot, b), part in parts.items()
         for name, value in part._asdict().items()
     }
 
@@ -93,7 +92,9 @@ def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
     lefts: dict[int, Tensor] = {}
     rights: dict[int, Tensor] = {}
     for step in store.spooled():
-        for _, b, part in _parts(store.read_spool(step)[0]):
+        for row, _, b, part in _parts(store.read_spool(step)[0]):
+            if row:
+                continue  # the subspace is that of the gradients
             for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
                 if found is not None:
                     table[b] = table[b] + found if b in table else found
@@ -114,7 +115,7 @@ def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> 
 
 def project_step(
     step: int,
-    parts: Mapping[tuple[int, int], Contribution],
+    parts: Parts,
     meta: Mapping[str, Any],
     layout: Layout,
     bases: Sequence[Basis],
@@ -131,37 +132,43 @@ def _record(
     parts = list(_parts(tensors))
     if not parts:
         raise StoreError(f"the spooled step {step} is empty; record the run again.")
-    first = parts[0][2]
-    rows = torch.zeros(sum(sizes), sum(dims), dtype=(first.grads if isinstance(first, Dense) else first.right).dtype)
-    for slot, b, part in parts:
+    first = parts[0][3]
+    dtype = (first.grads if isinstance(first, Dense) else first.right).dtype
+    n_rows = 0 if meta["kappa"] is None else len(meta["kappa"][0])
+    rows = torch.zeros(1 + n_rows, sum(sizes), sum(dims), dtype=dtype)
+    for row, slot, b, part in parts:
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
-        rows[lo_row : lo_row + sizes[slot], lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
-    return finished_record(step, rows, meta)
+        rows[row, lo_row : lo_row + sizes[slot], lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
+    return finished_record(step, rows[0], meta, rows[1:].transpose(0, 1) if n_rows else None)
 
 
-def finished_record(step: int, rows: Tensor, meta: Mapping[str, Any]) -> StepRecord:
+def finished_record(step: int, rows: Tensor, meta: Mapping[str, Any], curvature: Tensor | None = None) -> StepRecord:
     """Rows and what was read of the step, as the store keeps them; ⟨g, ∇L⟩ is taken in the kept coordinates."""
     weight = torch.tensor(meta["weight"], dtype=torch.float64)
     wide = rows.double()
+    whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
     return StepRecord(
         step=step,
         samples=meta["samples"],
         weight=weight,
         loss=torch.tensor([float("nan") if x is None else x for x in meta["loss"]], dtype=torch.float64),
-        gdot=wide @ (weight @ wide),
+        gdot=wide @ whole,
         rows=rows,
         groups=meta["groups"],
         clip=meta["clip"],
         norm=meta["norm"],
         coverage=meta["coverage"],
+        curvature=curvature,
+        kappa=None if curvature is None else torch.tensor(meta["kappa"], dtype=torch.float64),
+        hdot=None if curvature is None else curvature.double() @ whole,
     )
 
 
-def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, Contribution]]:
-    keys = sorted({tuple(map(int, k.split("/")[:2])) for k in tensors})
-    for slot, b in keys:
-        head = f"{slot}/{b}/"
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, int, Contribution]]:
+    keys = sorted({tuple(map(int, k.split("/")[:3])) for k in tensors})
+    for row, slot, b in keys:
+        head = f"{row}/{slot}/{b}/"
         if head + "grads" in tensors:
-            yield slot, b, Dense(tensors[head + "grads"])
+            yield row, slot, b, Dense(tensors[head + "grads"])
         else:
-            yield slot, b, Outer(tensors[head + "left"], tensors[head + "right"])
+            yield row, slot, b, Outer(tensors[head + "left"], tensors[head + "right"])

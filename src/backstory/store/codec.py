@@ -1,7 +1,8 @@
 """Steps as Arrow columns and back: encode, checksum, decode.
 
 The checksum of a step is a crc32 over the bytes of its codes g, its scales s (if any), its weight, loss
-and gdot (float64, little endian), and its sample ids (UTF-8, each followed by a zero byte).
+and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), and its
+sample ids (UTF-8, each followed by a zero byte).
 
 Shapes:  n rows, Σp numbers in a row, L layers.
 Knows nothing of files.
@@ -23,6 +24,7 @@ from .tables import Table
 
 SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once
 _NUMBERS = ("step", "pos", "weight", "loss", "gdot")
+SUMMED = ("g", "s", "weight", "loss", "gdot", "h", "hs", "kappa", "hdot")  # columns under the checksum, in order
 
 
 def vectors(values: Tensor) -> pa.Array:
@@ -61,9 +63,11 @@ def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> in
     return zlib.crc32("".join(f"{name}\0" for name in samples).encode(), crc)
 
 
-def rows_table(records: Sequence[StepRecord], dims: Sequence[int], encoding: str) -> tuple[pa.Table, list[int]]:
+def rows_table(
+    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, curvature_rows: int = 0
+) -> tuple[pa.Table, list[int]]:
     """The rows of some steps, encoded, and a checksum per step."""
-    schema = rows_schema(dims, encoding)
+    schema = rows_schema(dims, encoding, curvature_rows)
     batches, crcs = [], []
     for slab in _slabs(records):
         batch, some = _rows_batch(slab, dims, encoding, schema)
@@ -76,7 +80,7 @@ def _slabs(records: Sequence[StepRecord]) -> Iterator[list[StepRecord]]:
     slab: list[StepRecord] = []
     for record in records:
         slab.append(record)
-        if sum(r.rows.nbytes for r in slab) >= SLAB:
+        if sum(r.nbytes for r in slab) >= SLAB:
             yield slab
             slab = []
     if slab:
@@ -93,9 +97,20 @@ def _rows_batch(
     step = np.repeat(np.array([r.step for r in records], dtype=np.int32), sizes)
     pos = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *map(pa.array, numbers)]
-    batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, vecs)], schema=schema)
-    parts = [*(v.numpy() for v in vecs), *numbers]
+    more = _curvature_columns(records, dims, encoding)
+    batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, [*vecs, *more])], schema=schema)
+    parts = [*(v.numpy() for v in vecs), *numbers, *(v.numpy() for v in more)]
     return batch, _checksums(parts, samples, sizes)
+
+
+def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[int], encoding: str) -> list[Tensor]:
+    """h, hs (scaled encodings), kappa and hdot of some steps, or nothing where none are kept."""
+    given = [r.curvature for r in records if r.curvature is not None]
+    if not given:
+        return []
+    rows = torch.cat(given)  # (n, R, Σp)
+    vecs = encoded(rows.flatten(1), [*dims] * rows.shape[1], encoding)
+    return [*vecs, *(torch.from_numpy(_joined(records, name)) for name in ("kappa", "hdot"))]
 
 
 def _joined(records: Sequence[StepRecord], name: str) -> NDArray[np.float64]:
@@ -158,7 +173,15 @@ def slab_rows(width: int, dtype: torch.dtype) -> int:
 
 
 def read_block(
-    table: Table, dims: Sequence[int], lo: int, hi: int, *, rows: bool, samples: bool, dtype: torch.dtype
+    table: Table,
+    dims: Sequence[int],
+    lo: int,
+    hi: int,
+    *,
+    rows: bool,
+    samples: bool,
+    dtype: torch.dtype,
+    curvature: bool = False,
 ) -> RowBlock:
     """Rows `lo` to `hi` by position."""
     names = [*_NUMBERS, *(["sample"] if samples else [])]
@@ -168,7 +191,20 @@ def read_block(
     ids = columns["sample"].to_pylist() if samples else None
     names = [name for name in ("g", "s") if name in table.schema.names]
     grads = read_vectors(table, names, dims, lo, hi, dtype) if rows else None
-    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads)
+    more = _read_curvature(table, dims, lo, hi, dtype) if curvature and "h" in table.schema.names else ()
+    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads, *more)
+
+
+def _read_curvature(
+    table: Table, dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`(h (n, R, Σp), kappa (n, R), hdot (n, R))`."""
+    R = table.schema.field("kappa").type.list_size
+    names = [name for name in ("h", "hs") if name in table.schema.names]
+    rows = read_vectors(table, names, [*dims] * R, lo, hi, dtype)
+    numbers = table.table(["kappa", "hdot"], lo, hi)
+    kappa, hdot = (torch.from_numpy(_matrix(numbers[name])) for name in ("kappa", "hdot"))
+    return rows.reshape(hi - lo, R, -1), kappa, hdot
 
 
 def flat(reader: pa.RecordBatchReader, lists: Sequence[str]) -> pa.RecordBatchReader:

@@ -13,11 +13,11 @@ from ..maths import encoding as enc
 from .files import TEMPORARY, read_json
 
 FORMAT = 1
-FIXED = ("format", "layers", "encoding", "groups")
+FIXED = ("format", "layers", "encoding", "groups", "curvature_rows")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
 
 
-def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any], curvature_rows: int = 0) -> dict[str, Any]:  # fmt: skip
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
     if not layers or any(p < 1 for _, p in layers) or n_groups < 1:
@@ -31,7 +31,8 @@ def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, 
     for name, p in layers:
         table.append({"name": name, "offset": offset, "dims": int(p)})
         offset += int(p)
-    return {"format": FORMAT, "layers": table, "encoding": encoding, "groups": n_groups, **extra}
+    fixed = {"format": FORMAT, "layers": table, "encoding": encoding, "groups": n_groups}
+    return {**fixed, "curvature_rows": curvature_rows, **extra}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -63,10 +63,11 @@ class Ledger:
         encoding: str,
         n_groups: int,
         config: Mapping[str, Any],
+        curvature_rows: int = 0,
     ) -> Self:
         """A new run, open for writing; it becomes a run with its last file, `config.json`."""
         folder = Path(path)
-        contents = layout.new_config(layers, encoding, n_groups, config)
+        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows)
         layout.check_free(folder)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ class Ledger:
             layout.check_free(folder)
             layout.clear_half_created(folder)
             dims = [p for _, p in layers]
-            tables.create(folder / "rows.lance", rows_schema(dims, encoding))
+            tables.create(folder / "rows.lance", rows_schema(dims, encoding, curvature_rows))
             tables.create(folder / "steps.lance", steps_schema(n_groups))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
@@ -154,7 +155,13 @@ class Ledger:
     def bytes_per_row(self) -> int:
         """What one row costs on disk, about."""
         scales = 4 * len(self.dims) if self.config["encoding"] in enc.SCALED else 0
-        return self.width * enc.DTYPES[self.config["encoding"]].itemsize + scales + 48
+        vector = self.width * enc.DTYPES[self.config["encoding"]].itemsize + scales
+        return vector * (1 + self.curvature_rows) + 16 * self.curvature_rows + 48
+
+    @property
+    def curvature_rows(self) -> int:
+        """How many curvature rows each occurrence has beside its gradient row."""
+        return int(self.config["curvature_rows"])
 
     # steps and rows
 
@@ -206,14 +213,14 @@ class Ledger:
                         f"step {record.step} cannot follow {expected} committed steps; expected step "
                         f"{expected}. Truncate the run to the step at which training goes on."
                     )
-                check_record(record, self.width, self.config["groups"])
+                check_record(record, self.width, self.config["groups"], self.curvature_rows)
             if records:
                 self._append(list(records), n, start)
 
     def _append(self, records: list[StepRecord], n: int, start: int) -> None:
         try:
             self._drop_orphans()
-            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"])
+            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"], self.curvature_rows)
             if len(rows):
                 self._rows.append(rows)
             self._steps.append(codec.steps_table(records, start, crcs, self.config["groups"]))
@@ -248,12 +255,15 @@ class Ledger:
         rows: bool = True,
         samples: bool = False,
         dtype: torch.dtype = torch.float32,
+        curvature: bool = False,
     ) -> RowBlock:
         """Rows `lo_row` to `hi_row` by position."""
         if hi_row > self._committed[1]:
             self._sizes()
         self._within(lo_row, hi_row, self._committed[1], "rows")
-        return codec.read_block(self._rows, self.dims, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype)
+        return codec.read_block(
+            self._rows, self.dims, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype, curvature=curvature
+        )
 
     def backward(
         self,
@@ -263,10 +273,12 @@ class Ledger:
         chunk_bytes: int = 32 << 20,
         lo_step: int = 0,
         samples: bool = False,
+        curvature: bool = True,
     ) -> Iterator[RowBlock]:
         """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first."""
         steps = self.steps(lo_step, hi_step)
-        most = max(1, chunk_bytes // (self.width * dtype.itemsize))
+        copies = 1 + (self.curvature_rows if curvature else 0)
+        most = max(1, chunk_bytes // (self.width * dtype.itemsize * copies))
         ends = (steps.row_start + steps.rows).tolist()
         starts = steps.row_start.tolist()
         hi = len(starts)
@@ -274,7 +286,7 @@ class Ledger:
             lo = hi - 1
             while lo and ends[hi - 1] - starts[lo - 1] <= most:
                 lo -= 1
-            yield self.read(starts[lo], ends[hi - 1], samples=samples, dtype=dtype)
+            yield self.read(starts[lo], ends[hi - 1], samples=samples, dtype=dtype, curvature=curvature)
             hi = lo
 
     def _row_start(self, at: int) -> int:

@@ -1,6 +1,7 @@
 """What is kept of a step, as it goes in and as it comes out, and the columns that hold it.
 
-    rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only)
+    rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
+             and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R]
     steps    step, row_start, rows, clip, norm, coverage, crc, and one list over parameter groups each for
              rate, l2, decay, momentum, tau, a, n
     samples  id, text, image, label, source
@@ -42,11 +43,15 @@ class StepRecord:
     clip: float  # 1.0 = not clipped
     norm: float  # ‖∇L‖ before clipping
     coverage: float  # share of the squared gradient norm that the rows cover, 0..1
+    curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
+    kappa: Tensor | None = None  # (B, R) float64, their scales κ
+    hdot: Tensor | None = None  # (B, R) float64, ⟨h, ∇L⟩
 
     @property
     def nbytes(self) -> int:
         """Memory that the record holds, about."""
-        return self.rows.nbytes + 100 * len(self.samples) + 1000
+        more = 0 if self.curvature is None else self.curvature.nbytes
+        return self.rows.nbytes + more + 100 * len(self.samples) + 1000
 
 
 class StepTable(NamedTuple):
@@ -73,6 +78,9 @@ class RowBlock(NamedTuple):
     gdot: Tensor  # (n,) float64
     samples: list[str] | None  # only when asked
     rows: Tensor | None  # (n, Σp), only when asked
+    curvature: Tensor | None = None  # (n, R, Σp), only when asked and kept
+    kappa: Tensor | None = None  # (n, R) float64
+    hdot: Tensor | None = None  # (n, R) float64
 
 
 def vector_fields(code: str, scale: str, dims: Sequence[int], encoding: str) -> list[pa.Field]:
@@ -83,11 +91,15 @@ def vector_fields(code: str, scale: str, dims: Sequence[int], encoding: str) -> 
     return fields
 
 
-def rows_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
+def rows_schema(dims: Sequence[int], encoding: str, curvature_rows: int = 0) -> pa.Schema:
     """Columns of `rows.lance`."""
     scalars = [("step", pa.int32()), ("pos", pa.int32()), ("sample", pa.string())]
     scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot")]
-    return pa.schema([pa.field(*s) for s in scalars] + vector_fields("g", "s", dims, encoding))
+    fields = [pa.field(*s) for s in scalars] + vector_fields("g", "s", dims, encoding)
+    if curvature_rows:
+        fields += vector_fields("h", "hs", [*dims] * curvature_rows, encoding)
+        fields += [pa.field(name, pa.list_(pa.float64(), curvature_rows)) for name in ("kappa", "hdot")]
+    return pa.schema(fields)
 
 
 def steps_schema(n_groups: int) -> pa.Schema:
@@ -111,7 +123,7 @@ def embeddings_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
     return pa.schema(scalars + vector_fields("e", "se", dims, encoding))
 
 
-def check_record(record: StepRecord, width: int, n_groups: int) -> None:
+def check_record(record: StepRecord, width: int, n_groups: int, curvature_rows: int = 0) -> None:
     """Raise unless every part of `record` has the size that the run expects."""
     B = len(record.samples)
     where = f"step {record.step}"
@@ -130,8 +142,20 @@ def check_record(record: StepRecord, width: int, n_groups: int) -> None:
             f"{where} has numbers per parameter group {sizes}, expected {n_groups} for each of these keys. "
             "The parameter groups of the optimizer may not change during a run."
         )
-    if not bool(record.rows.isfinite().all()):
+    _check_curvature(record, (B, curvature_rows, width))
+    finite = record.rows.isfinite().all() and (record.curvature is None or record.curvature.isfinite().all())
+    if not bool(finite):
         raise NumericalError(
             f"{where} has a NaN or Inf in its gradient rows; expected finite numbers. Nothing of that step "
             "was kept. Look for a diverging loss or an overflowing precision at that step."
+        )
+
+
+def _check_curvature(record: StepRecord, shape: tuple[int, int, int]) -> None:
+    found = [None if x is None else tuple(x.shape) for x in (record.curvature, record.kappa, record.hdot)]
+    expected = [shape, shape[:2], shape[:2]] if shape[1] else [None, None, None]
+    if found != expected:
+        raise UsageError(
+            f"step {record.step} has curvature rows, scales and products of shapes {found}, expected {expected}. "
+            "Every occurrence of a run has the same number of curvature rows."
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import StoreError
-from .codec import checksum, slab_rows, tensor
+from .codec import SUMMED, checksum, slab_rows, tensor
 from .records import StepTable
 from .tables import Table
 
@@ -64,8 +64,7 @@ def _spans(steps: StepTable, most_rows: int) -> Iterator[tuple[int, int]]:
 def _check_span(steps: StepTable, rows: Table, lo: int, hi: int) -> Iterator[str]:
     first, last = int(steps.row_start[lo]), int(steps.row_start[hi - 1] + steps.rows[hi - 1])
     table = rows.table(rows.schema.names, first, last)
-    vectors = [tensor(table[name]).numpy() for name in ("g", "s") if name in table.column_names]
-    parts = vectors + [table[name].to_numpy() for name in ("weight", "loss", "gdot")]
+    parts = [tensor(table[name]).numpy() for name in SUMMED if name in table.column_names]
     step, pos = table["step"].to_numpy(), table["pos"].to_numpy()
     for t in range(lo, hi):
         a, b = int(steps.row_start[t]) - first, int(steps.row_start[t] + steps.rows[t]) - first

@@ -2,111 +2,158 @@ r"""Trajectory-specific leave-one-out: retrain without chosen occurrences, all e
 
     TSLOO = ℓ(θ_T without, q) − ℓ(θ_T with, q)           positive: the removed sample helped
 
-The weights of the other samples stay what they were; order, initialisation and schedule too. A replay starts from
-the state just before the first removed occurrence.
-Knows nothing of stored rows, embeddings or estimates.
+The weights of the other samples stay what they were; order, initialisation, schedule and random draws too. A replay
+starts from the nearest kept state before the first removed occurrence. Many replays run stacked where the model allows;
+the numbers are those of the plain loop, up to rounding.
+Knows nothing of stored rows of gradients, embeddings or estimates.
 """
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import UsageError
-from ..session.recipe import Recipe, take_step, weights
+from ..errors import UnsupportedError, UsageError
+from .asking import QueryLoss, QuerySet, losses
+from .processes import spread
+from .removal import Removal, index, places
+from .replicas import Cut, Replicas, at_once, obstacle
+from .rows import Rows
+from .tape import Make, Progress, Tape, own_randomness, thinned
 
-State = dict[str, Any]
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Which occurrences to leave out: these samples, everywhere or in these steps only."""
-
-    samples: tuple[int | str, ...]
-    steps: tuple[int, ...] | None = None
-
-    def hits(self, step: int, ids: Sequence[int | str]) -> list[int]:
-        """Positions of the removed samples in the batch of `step`."""
-        if self.steps is not None and step not in self.steps:
-            return []
-        return [i for i, x in enumerate(ids) if x in self.samples]
+WORTH_STACKING = 4  # replicas
 
 
 def tsloo(
-    make: Callable[[], Recipe],
+    make: Make,
     removals: Sequence[Removal],
-    query_loss: Callable[[nn.Module], Tensor],
+    query_loss: QueryLoss,
     progress: Progress | None = None,
+    *,
+    args: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+    workers: int = 1,
+    vectorised: bool | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Differences of the query losses, (removals, Q), float64; `make` gives the recipe afresh.
 
-    `query_loss(model)` gives a scalar or (Q,) losses of the trained model.
+    `query_loss(model)` gives a scalar or (Q,) losses of the trained model; a name is one of the recipe's query sets.
+    With `cache`, each row is kept in that folder as soon as it is known, and read by the next call. `workers` > 1 needs
+    `make` as "package.module:function" (and `args`) and a query that can be imported by name. `vectorised` None stacks
+    replays where that works, True insists on it. `dtype` replays in that precision, batches included.
     """
-    recipe = make()
-    first = [_first_step(recipe, removal) for removal in removals]
-    states, base = _base(recipe, set(first), query_loss)
-    out = []
-    for done, (removal, step) in enumerate(zip(removals, first, strict=True)):
-        out.append(_replay(recipe, states[step], step, removal, query_loss) - base)
-        if progress is not None:
-            progress(done + 1, len(removals))
-    return torch.stack(out)
+    if workers > 1 and len(removals) > 1:
+        return _in_processes(make, removals, query_loss, progress, args, cache, workers, vectorised, dtype)
+    with own_randomness():
+        tape = Tape(make, args=args, dtype=dtype)
+        found = index(tape.ids)
+        cuts = [(places(removal, found), removal.share) for removal in removals]
+        tape.record(thinned([min(gone) for gone, _ in cuts], tape.affordable()))
+        base = losses(tape.recipe, query_loss)
+        rows = Rows(cache, (tape.start, tape.end), base)
+        return _all(tape, cuts, query_loss, rows, vectorised, progress)
 
 
-def _base(
-    recipe: Recipe, wanted: set[int], query_loss: Callable[[nn.Module], Tensor]
-) -> tuple[dict[int, State], Tensor]:
-    """The run as it was: its states before the wanted steps, and its query losses."""
-    states: dict[int, State] = {}
-    for step in range(len(recipe.batches)):
-        if step in wanted:
-            states[step] = _save(recipe)
-        take_step(recipe, step)
-    return states, _ask(recipe, query_loss)
-
-
-def _replay(
-    recipe: Recipe, state: State, start: int, removal: Removal, query_loss: Callable[[nn.Module], Tensor]
+def _all(
+    tape: Tape, cuts: Sequence[Cut], query: QueryLoss, rows: Rows, vectorised: bool | None, progress: Progress | None
 ) -> Tensor:
-    _restore(recipe, state)
-    for step in range(start, len(recipe.batches)):
-        ids = recipe.batches[step][0]
-        hits = removal.hits(step, ids)
-        w = weights(recipe, len(ids))
-        w[hits] = 0.0
-        take_step(recipe, step, w)
-    return _ask(recipe, query_loss)
+    known = {i: row for i, cut in enumerate(cuts) if (row := rows.get(*cut)) is not None}
+    todo = sorted((i for i in range(len(cuts)) if i not in known), key=lambda i: min(cuts[i][0]))
+    size = _stack_size(tape, [cuts[i] for i in todo], vectorised)
+    for done in range(len(known)):
+        _tell(progress, done + 1, len(cuts))
+    for k in range(0, len(todo), size):
+        part = todo[k : k + size]
+        for i, found in zip(part, _replayed(tape, [cuts[i] for i in part], query), strict=True):
+            known[i] = found - rows.base
+            rows.put(*cuts[i], known[i])
+            _tell(progress, len(known), len(cuts))
+    out = [known[i] for i in range(len(cuts))]
+    return torch.stack(out) if out else torch.zeros(0, len(rows.base), dtype=torch.float64)
 
 
-def _first_step(recipe: Recipe, removal: Removal) -> int:
-    steps: Iterable[int] = range(len(recipe.batches)) if removal.steps is None else sorted(removal.steps)
-    for step in steps:
-        if removal.hits(step, recipe.batches[step][0]):
-            return step
-    raise UsageError(f"none of the samples {removal.samples[:3]} occurs in the steps asked for; nothing to remove.")
+def _stack_size(tape: Tape, cuts: Sequence[Cut], vectorised: bool | None) -> int:
+    """How many replays to stack; 1 for the plain loop."""
+    if vectorised is False or not cuts or (vectorised is None and len(cuts) < WORTH_STACKING):
+        return 1
+    tape.rewind(0 if 0 in tape.states else min(tape.states))
+    size = min(at_once(tape), len(cuts))
+    if vectorised is None and size < WORTH_STACKING:
+        return 1
+    reason = obstacle(tape, cuts[0], min(cuts[0][0]))
+    if reason is None:
+        return max(size, 2)
+    if vectorised:
+        raise UnsupportedError(f"the replays cannot be stacked: {reason}. Pass vectorised=False, or workers=.")
+    return 1
 
 
-def _ask(recipe: Recipe, query_loss: Callable[[nn.Module], Tensor]) -> Tensor:
-    was = recipe.model.training
-    recipe.model.eval()
-    with torch.no_grad():
-        found = query_loss(recipe.model).double().reshape(-1)
-    recipe.model.train(was)
-    return found
+def _replayed(tape: Tape, cuts: Sequence[Cut], query: QueryLoss) -> Iterator[Tensor]:
+    """Query losses (Q,) after each removal, one by one or stacked."""
+    start = tape.rewind(min(min(gone) for gone, _ in cuts))
+    if len(cuts) == 1:
+        gone, share = cuts[0]
+        for t in range(start, tape.length):
+            tape.step(t, tape.without(t, gone, share))
+        yield losses(tape.recipe, query)
+        return
+    stack = Replicas(tape, cuts)
+    for t in range(start, tape.length):
+        stack.step(t)
+    for r in range(len(cuts)):
+        tape.load(stack.theta(r))
+        yield losses(tape.recipe, query)
 
 
-def _save(recipe: Recipe) -> State:
-    schedule = None if recipe.schedule is None else recipe.schedule.state_dict()
-    return copy.deepcopy({"m": recipe.model.state_dict(), "o": recipe.optimizer.state_dict(), "s": schedule})
+def _in_processes(
+    make: Make,
+    removals: Sequence[Removal],
+    query: QueryLoss,
+    progress: Progress | None,
+    args: Mapping[str, Any] | None,
+    cache: Path | None,
+    workers: int,
+    vectorised: bool | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    _check_importable(make, query)
+    count = min(len(removals), 2 * workers)
+    pieces = [list(range(k, len(removals), count)) for k in range(count)]
+    jobs = [(make, [removals[i] for i in piece], query, dict(args or {}), cache, vectorised, dtype) for piece in pieces]
+    found: dict[int, Tensor] = {}
+    for k, rows in spread(_piece, jobs, workers):
+        found.update(zip(pieces[k], torch.tensor(rows, dtype=torch.float64), strict=True))
+        _tell(progress, len(found), len(removals))
+    return torch.stack([found[i] for i in range(len(removals))])
 
 
-def _restore(recipe: Recipe, state: State) -> None:
-    kept = copy.deepcopy(state)
-    recipe.model.load_state_dict(kept["m"])
-    recipe.optimizer.load_state_dict(kept["o"])
-    if recipe.schedule is not None:
-        recipe.schedule.load_state_dict(kept["s"])
+def _piece(
+    make: str,
+    removals: Sequence[Removal],
+    query: QueryLoss,
+    args: Mapping[str, Any],
+    cache: Path | None,
+    vectorised: bool | None,
+    dtype: torch.dtype | None,
+) -> list[list[float]]:
+    """What one worker does."""
+    found = tsloo(make, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
+    return [[float(x) for x in row] for row in found]
+
+
+def _check_importable(make: Make, query: QueryLoss) -> None:
+    if not isinstance(make, str):
+        raise UsageError("workers > 1 imports the recipe in each process: give it as 'package.module:function'.")
+    if not isinstance(query, str | QuerySet) and "<" in getattr(query, "__qualname__", "<"):
+        raise UsageError(
+            "workers > 1 needs a query that other processes can import: the name of one of the recipe's query sets, "
+            "backstory.truth.QuerySet, or a function of a module."
+        )
+
+
+def _tell(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress(done, total)

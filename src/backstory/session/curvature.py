@@ -1,0 +1,123 @@
+r"""Curvature rows of a step while it is being recorded: extra backward passes from the model's outputs.
+
+Each pass starts from a seed (`maths.curvature`) and gives one row h for every sample, with
+
+    H_t ≈ Σ_z κ_z Σ_r h_zr h_zrᵀ,      κ = w c / k  (k draws)   or   w c  (exact),   c = 1 or 1/(positions of z)
+
+The seeds carry no weight and no loss scale, so the rows are raw from the start.
+Knows nothing of files.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..errors import NumericalError, UnsupportedError, UsageError
+from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
+from ..maths.layers import Contribution
+from ..maths.subspace import compact, merge, project
+from .step import StepScope
+
+Pass = Callable[[Tensor, Tensor, Callable[[int, int, Contribution], None]], None]  # outputs, seed, sink
+
+
+class CurvatureRows:
+    """R curvature rows for each sample of one step."""
+
+    def __init__(self, form: tuple[str, int], seed: int, blocks: Sequence[Block], extra_pass: Pass) -> None:
+        self.kind, self.n_rows = form
+        self._seed, self._blocks, self._pass = seed, blocks, extra_pass
+        self._rows: dict[int, dict[tuple[int, int], Tensor]] = defaultdict(dict)  # r -> (slot, block) -> (B, dims)
+        self._parts: dict[int, dict[tuple[int, int], list[Contribution]]] = defaultdict(lambda: defaultdict(list))
+        self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
+
+    def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
+        """All passes of the micro-batch under way."""
+        if kind not in KINDS:
+            raise UnsupportedError(
+                f"the curvature of kind={kind!r} is not known; record with curvature='empirical', or give the outputs "
+                f"of a loss of kind {', '.join(KINDS)}."
+            )
+        if len(self._scales) != len(scope.sizes) - 1:
+            raise UsageError("s.outputs() must be called once for each s.batch(), after its forward pass.")
+        check(outputs, kind, mask)
+        inner = _inner_scale(scope, outputs, kind, mask, reduction)
+        for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
+            self._pass(outputs, seed, lambda slot, b, part, r=r: self._add(scope, r, slot, b, part))  # type: ignore[misc]
+        self._scales.append(inner / self.n_rows if self.kind == "sampled" else inner)
+
+    def check_complete(self, scope: StepScope) -> None:
+        """Before the optimizer moves: has every micro-batch its rows?"""
+        if len(self._scales) != len(scope.sizes):
+            raise UsageError(
+                f"curvature={self.kind!r} needs the model's outputs: call s.outputs(logits, kind=…) after the forward "
+                f"pass of every micro-batch, before backward(); step {scope.number} has them for {len(self._scales)} of "
+                f"{len(scope.sizes)}."
+            )
+
+    def kappa(self, weight: Tensor) -> Tensor:
+        """κ of each row, (B, R), float64."""
+        return (weight * torch.cat(self._scales))[:, None].expand(-1, self.n_rows)
+
+    def rows(self, scope: StepScope) -> Tensor:
+        """(B, R, Σ dims), on the CPU."""
+        found = torch.stack([scope.assemble(self._rows[r]) for r in range(self.n_rows)], 1)
+        if not bool(found.isfinite().all()):
+            bad = int((~found.flatten(1).isfinite()).any(1).nonzero()[0])
+            raise NumericalError(
+                f"a curvature row of sample {scope.ids[bad]!r} in step {scope.number} is not finite. The step was not "
+                "recorded. Look at that sample's input and outputs."
+            )
+        return found
+
+    def parts(self) -> dict[tuple[int, int, int], Contribution]:
+        """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
+        out = {}
+        for r, found in self._parts.items():
+            for (slot, b), parts in found.items():
+                shape = self._blocks[b].shape
+                merged = compact(merge(parts, shape), shape)
+                out[r, slot, b] = type(merged)(*(x.cpu() for x in merged))
+        return out
+
+    def _add(self, scope: StepScope, r: int, slot: int, block: int, part: Contribution) -> None:
+        if scope.bases is None:
+            self._parts[r][slot, block].append(part)
+            return
+        row = project(part, self._blocks[block].shape, scope.bases[block])
+        held = self._rows[r].get((slot, block))
+        self._rows[r][slot, block] = row if held is None else held + row
+
+    def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
+        if self.kind == "sampled":
+            for draw in range(self.n_rows):
+                yield sampled_seed(outputs, kind, _generator(self._seed, scope.number, len(scope.sizes), draw), mask)
+            return
+        if n_exact(outputs) != self.n_rows:
+            raise UsageError(
+                f"a sample has {n_exact(outputs)} output entries, but curvature='exact:{self.n_rows}' declares "
+                f"{self.n_rows}; record with curvature='exact:{n_exact(outputs)}'."
+            )
+        yield from exact_seeds(outputs, kind, mask)
+
+
+def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> Tensor:
+    """c of each sample, (B,): 1 where its loss is a sum over positions, 1/positions where it is their mean."""
+    count = positions(outputs, kind, mask)
+    if reduction is None:
+        reduction = "sum" if scope.reduction == "token-mean" or bool((count <= 1).all()) else None
+    if reduction not in ("sum", "mean"):
+        raise UsageError(
+            f"found reduction={reduction!r}: a sample has {int(count.max())} loss terms. Say whether its loss is their "
+            "'sum' or their 'mean': s.outputs(…, reduction='mean')."
+        )
+    return torch.ones_like(count) if reduction == "sum" else 1.0 / count.clamp_min(1)
+
+
+def _generator(seed: int, step: int, slot: int, draw: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/curvature/{step}/{slot}/{draw}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,80 @@
+r"""Derivatives of one step's gradient, for several directions at once.
+
+With L = Σ_z w_z ℓ(θ, z) and a direction s, the scalar φ = ⟨∇L, s⟩ holds both things that a backward sweep needs:
+
+    ∂φ/∂w_z = ⟨∇ℓ(θ, z), s⟩                 of every sample, without any per-sample gradient
+    ∂φ/∂θ   = H s                           the true Hessian of the step's loss
+
+Shapes:  Q directions, B samples; parameters keep their own shapes, with Q in front.
+Knows nothing of optimizers, trajectories or files.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Pull = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
+
+
+class StepGradient(NamedTuple):
+    """∇L of one step, and how to differentiate it."""
+
+    grads: list[Tensor]  # like the parameters, detached
+    pull: Pull  # s, (Q, *shape) each -> (⟨∇ℓ_z, s⟩ (Q, B), H s (Q, *shape) each)
+
+
+def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[Tensor]) -> StepGradient:
+    """∇ Σ w ℓ at the parameters' present values; `losses()` gives (B,)."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no second derivative
+        found = losses()
+        weights = w.to(found).detach().requires_grad_()
+        grads = torch.autograd.grad((found * weights).sum(), parameters, create_graph=True, allow_unused=True)
+
+    def pull(s: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        pairs = [(g, d) for g, d in zip(grads, s, strict=True) if g is not None and g.requires_grad]
+        rows = batched_grad([g for g, _ in pairs], [weights, *parameters], [d for _, d in pairs])
+        dots, *turned = or_zeros(rows, [weights, *parameters], len(s[0]))
+        return dots, turned
+
+    known = [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(grads, parameters, strict=True)]
+    return StepGradient(known, pull)
+
+
+def batched_grad(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Vector-Jacobian products for Q directions, (Q, *output shape) each; the graph is kept."""
+    count = len(directions[0])
+    if count > 1:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                rows = torch.autograd.grad(
+                    outputs, inputs, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+            return [None if r is None else r.detach() for r in rows]
+        except RuntimeError:
+            pass  # an operation without a batched derivative: one direction at a time gives the same numbers
+    return _one_by_one(outputs, inputs, directions, count)
+
+
+def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor], count: int) -> list[Tensor]:
+    """`rows`, with zeros (Q, *shape) for the inputs on which nothing depends."""
+    return [
+        torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device) if r is None else r
+        for r, x in zip(rows, inputs, strict=True)
+    ]
+
+
+def _one_by_one(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], count: int
+) -> list[Tensor | None]:
+    rows = [
+        torch.autograd.grad(outputs, inputs, [d[q] for d in directions], retain_graph=True, allow_unused=True)
+        for q in range(count)
+    ]
+    return [None if column[0] is None else torch.stack(column).detach() for column in zip(*rows, strict=True)]

@@ -1,0 +1,89 @@
+"""A recipe by name: imported only when asked for, checked, and stepping as the recorded loop did."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.session.loops import batch_of, cross_entropy, ids_of, mlp, sgd, train
+from torch import nn
+
+import backstory
+from backstory.errors import UsageError
+from backstory.session.recipe import Recipe, load_recipe, take_step, weights
+
+
+def recipe(lr: float = 0.1, **changes: Any) -> Recipe:
+    model = mlp()
+    optimizer = sgd(model, lr, momentum=0.9)
+    known: dict[str, Any] = {
+        "model": model, "optimizer": optimizer, "loss": cross_entropy, "clip_norm": 0.1,
+        "batches": [(ids_of(t), batch_of(ids_of(t))) for t in range(4)],
+        "schedule": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    }  # fmt: skip
+    return Recipe(**{**known, **changes})
+
+
+def nothing() -> int:
+    return 3
+
+
+HERE = "tests.session.test_recipe"
+
+
+def test_a_recipe_is_found_by_name_and_made_fresh() -> None:
+    one, two = load_recipe(f"{HERE}:recipe", {"lr": 0.3}), load_recipe(f"{HERE}:recipe")
+    assert one.optimizer.param_groups[0]["lr"] == 0.3
+    assert two.optimizer.param_groups[0]["lr"] == 0.1
+    assert one.model is not two.model
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no.such.module:f", r"'no.such.module:f' cannot be imported \(No module named 'no'\). Run where its package"),
+        (f"{HERE}:absent", "cannot be imported"),
+        (f"{HERE}:nothing", "returned int; expected backstory.Recipe"),
+    ],
+)
+def test_names_that_lead_nowhere(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_recipe(name)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_steps_are_those_of_the_recorded_loop(max_norm: float | None, tmp_path: Path) -> None:
+    made, loop = recipe(clip_norm=max_norm), recipe(clip_norm=max_norm)
+    train(tmp_path / "run", loop.model, loop.optimizer, 4, max_norm=max_norm, schedule=loop.schedule)
+    for t in range(4):
+        losses = take_step(made, t)
+        assert losses.shape == (3,)
+        assert not losses.requires_grad
+    pairs = zip(made.model.parameters(), loop.model.parameters(), strict=True)
+    worst = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    assert worst < 1e-14, f"off by {worst:.1e}; 1e-8 means weights that were rounded to float32"
+
+
+def test_weights_can_be_replaced() -> None:
+    plain, less = recipe(lr=1.0, clip_norm=None), recipe(lr=1.0, clip_norm=None)
+    start = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
+    take_step(plain, 0)
+    take_step(less, 0, weights(less, 3).double() / 2)
+    moved, half = (nn.utils.parameters_to_vector(r.model.parameters()).detach() - start for r in (plain, less))
+    torch.testing.assert_close(2 * half, moved, rtol=1e-6, atol=0)
+
+
+def test_weights_of_a_batch() -> None:
+    assert weights(recipe(), 4).tolist() == [0.25] * 4
+    assert weights(recipe(loss_reduction="sum"), 2).tolist() == [1.0] * 2
+    with pytest.raises(UsageError, match="loss_reduction='token-mean' in a recipe; expected 'mean' or 'sum'"):
+        weights(recipe(loss_reduction="token-mean"), 2)
+
+
+def test_a_recipe_named_in_a_run_is_kept_but_not_imported(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 1, recipe="never.imported:make", recipe_args={"seed": 3})
+    run = backstory.open(tmp_path / "run")
+    assert (run.config["recipe"], run.config["recipe_args"]) == ("never.imported:make", {"seed": 3})
+    assert "never" not in sys.modules
