@@ -57,3 +57,9 @@ def test_a_model_called_twice_is_refused() -> None:
         output_factors(mlp(), twice, data(4))
     with pytest.raises(UsageError, match="one loss for each row"):
         output_factors(mlp(), lambda m, b: cross_entropy(m, b).mean(), data(4))
+
+
+def test_too_many_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backstory.methods.output.MOST_OUTPUTS", 2)
+    with pytest.raises(UsageError, match="hessian='fisher'"):
+        output_factors(mlp(), cross_entropy, data(4))

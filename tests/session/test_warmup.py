@@ -45,16 +45,16 @@ def by_parameter(rows: Tensor, model: nn.Module) -> dict[str, Tensor]:
 def test_rows_are_true_rows_in_the_basis_of_the_warm_up(name: str, micro: int, tmp_path: Path) -> None:
     model = ZOO[name].make()
     optimizer = sgd(model, 0.01)
-    full = []
-    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **LEARNED) as rec:
+    full, w = [], torch.linspace(0.1, 0.7, 4, dtype=torch.float64)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="weights", **LEARNED) as rec:
         for t in range(5):
             batch = ZOO[name].batch(t, 4)
             full.append(one_backward_each(model, batch, curved, trained_names(model)))
             optimizer.zero_grad()
             with rec.step() as s:
                 for part in torch.arange(4).chunk(micro):
-                    s.batch([f"{t}-{i}" for i in part.tolist()])
-                    (curved(model, tuple(x[part] for x in batch)).sum() / 4).backward()
+                    s.batch([f"{t}-{i}" for i in part.tolist()], weights=w[part])
+                    (w[part] * curved(model, tuple(x[part] for x in batch))).sum().backward()
                 optimizer.step()
     basis = RunStore.open(tmp_path / "run").load_tensors("basis")
     warm, everything = (by_parameter(torch.cat(x), model) for x in (full[:3], full))

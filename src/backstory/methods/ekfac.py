@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from ..errors import CoverageError, UsageError
 from ..session import Influence, Recipe
@@ -28,6 +29,19 @@ from .training import answer, join, select, size_of, split, survey
 
 HESSIANS = ("fisher", "ggn")
 LAYERS = (nn.Linear, nn.Conv2d)
+
+
+class _Samples(Dataset[Any]):
+    """Batches of one; a list would be written out in full, several times, for the package's log."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.parts[index]
 
 
 def ekfac(
@@ -53,7 +67,7 @@ def ekfac(
         prepared = package.prepare_model(model, task)
         analyzer = package.Analyzer("backstory", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
         analyzer.set_dataloader_kwargs(package.utils.dataset.DataLoaderKwargs(collate_fn=join))
-        samples = split(recipe, training)
+        samples = _Samples(split(recipe, training))
         _fit(package, analyzer, samples, hessian, batch_size, _dtype(recipe))
         asked = _queries(recipe, queries, loss)
         scores = _scores(package, analyzer, samples, asked, damping, batch_size, _dtype(recipe))
@@ -89,11 +103,11 @@ def _task(package: Any, loss: LossFn, query_loss: LossFn, plain: nn.Module, trac
     )()
 
 
-def _fit(package: Any, analyzer: Any, samples: list[Any], hessian: str, batch_size: int, dtype: torch.dtype) -> None:
+def _fit(package: Any, analyzer: Any, samples: _Samples, hessian: str, batch_size: int, dtype: torch.dtype) -> None:
     kinds = ("activation_covariance", "gradient_covariance", "per_sample_gradient", "lambda")
     settings = package.FactorArguments(
         strategy="ekfac",
-        use_empirical_fisher=hessian == "fisher",
+        use_empirical_fisher=True,
         covariance_max_examples=None,
         lambda_max_examples=None,
         **{f"{k}_dtype": dtype for k in kinds},
@@ -104,8 +118,8 @@ def _fit(package: Any, analyzer: Any, samples: list[Any], hessian: str, batch_si
 def _scores(
     package: Any,
     analyzer: Any,
-    samples: list[Any],
-    asked: tuple[list[Any], bool],
+    samples: _Samples,
+    asked: tuple[_Samples, bool],
     damping: float | None,
     batch_size: int,
     dtype: torch.dtype,
@@ -130,14 +144,14 @@ def _scores(
     return scores.double()
 
 
-def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[list[Any], bool]:
+def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[_Samples, bool]:
     """`(the queries one by one, whether the loss is one number for all of them)`."""
     with evaluated(recipe.model), torch.no_grad():
         losses = (loss or recipe.loss)(recipe.model, queries)
     n = size_of(queries)
     if losses.dim() and len(losses) != n:
         raise UsageError(f"found {len(losses)} losses for {n} queries; expected one each, or one number for all.")
-    return [select(queries, [i], n) for i in range(n)], losses.dim() == 0
+    return _Samples([select(queries, [i], n) for i in range(n)]), losses.dim() == 0
 
 
 def _dtype(recipe: Recipe) -> torch.dtype:

@@ -89,7 +89,7 @@ def _ridge(damping: float, relative: bool, mean: float, n: int) -> float:
 
 def _fisher(V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_Part]:
     def part(c: slice) -> _Part:
-        mean = float(G[:, c].double().square().sum() / (len(G) * (c.stop - c.start)))
+        mean = _squares(G[:, c]) / (len(G) * (c.stop - c.start))
         return _Part(mean, lambda ridge: by_rows(V[:, c], G[:, c], ridge))
 
     return [part(c) for c in cuts]
@@ -100,8 +100,8 @@ def _ggn(rows: Gradients, V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_
 
     def part(c: slice) -> _Part:
         own = C[c, c] if is_moment else C[:, c]
-        trace = own.diagonal().sum() if is_moment else own.double().square().sum()
-        mean = float(trace / (len(G) * (c.stop - c.start)))
+        trace = float(own.diagonal().sum()) if is_moment else _squares(own)
+        mean = trace / (len(G) * (c.stop - c.start))
         if is_moment:
             return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], own, ridge))
         if len(own) >= own.shape[1]:
@@ -121,7 +121,7 @@ def _curvature(rows: Gradients) -> tuple[Tensor, bool]:
     for step, keep in rows.training.visits:
         batch = recipe.batches[step][1]
         U = output_factors(recipe.model, recipe.loss, batch)  # (B, C, C)
-        for k in range(outputs):
+        for k in range(U.shape[2]):
             if not bool(U[keep, :, k].any()):
                 continue
             J = rows.ask(batch, output_loss(recipe.loss, U[:, :, k]))[keep]  # (n, p)
@@ -140,6 +140,10 @@ def _notes(damping: float, relative: bool, joint: bool, hessian: str, means: Seq
         f"curvature: {curvature}, damping {size}, {'joint' if joint else 'parameters taken as independent'}",
         "assumes a trained minimum; knows neither order nor time",
     )
+
+
+def _squares(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2
 
 
 def _full(rows: Gradients) -> int:

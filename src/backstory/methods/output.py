@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..session.query import LossFn
 from .models import evaluated
 
+MOST_OUTPUTS = 2048  # of one sample; each takes a backward pass
 NOTHING = 1e-14  # eigenvalues below this share of the largest are rounding
 
 
@@ -64,6 +65,11 @@ def _hessian(losses: Tensor, output: Tensor) -> Tensor:
     flat = first.flatten(1)  # (B, C)
     if not flat.requires_grad:  # a loss that is linear in the output
         return torch.zeros(*flat.shape, flat.shape[1], dtype=flat.dtype, device=flat.device)
+    if flat.shape[1] > MOST_OUTPUTS:
+        raise UsageError(
+            f"found {flat.shape[1]:,} outputs of one sample; expected at most {MOST_OUTPUTS:,} for the Gauss–Newton matrix. "
+            "Pass hessian='fisher'."
+        )
     columns = [
         torch.autograd.grad(flat[:, c].sum(), output, retain_graph=True, materialize_grads=True)[0].flatten(1)
         for c in range(flat.shape[1])

@@ -89,7 +89,12 @@ class Gradients:
     def stack(self, loss: LossFn | None = None) -> Tensor:
         """All rows of the training samples (N, p)."""
         check_size(len(self.training), self.width, 8)
-        return torch.cat([rows for _, rows in self.stream(loss)])
+        out = torch.empty(0)
+        for columns, rows in self.stream(loss):
+            if not len(out):
+                out = rows.new_empty(len(self.training), self.width)
+            out[columns] = rows
+        return out
 
     def _rows(self, step: int, loss: LossFn | None) -> Tensor:
         ids, batch = self.recipe.batches[step]

@@ -50,8 +50,7 @@ def by_rows(V: Tensor, G: Tensor, ridge: float) -> Tensor:
     """V (GᵀG + ρI)⁻¹ Gᵀ, (Q, N)."""
     n, p = G.shape
     if p <= n:
-        X = solve(moment(G), ridge, V.double().T).T  # (Q, p)
-        return products(X, G.double()) if G.dtype == torch.float64 else products(X, G)
+        return by_moment(V, G, moment(G), ridge)
     if ridge <= 0:
         raise NumericalError(
             f"{p:,} coordinates and only {n:,} samples: their curvature is singular. Pass damping=, or fewer "

@@ -5,19 +5,21 @@ Knows nothing of printing or HTML.
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import StoreError
 from ..session.answer import Hit, Influence
 from ..session.recipe import Recipe, take_step
 from ..session.recorder import record
 from ..session.run import Run
+from ..session.step import StepScope
 from ..truth import Removal, tsloo
 from .digits import RECIPE, images, loss, recipe
 from .png import png
@@ -112,18 +114,30 @@ def _fresh(path: Path) -> Path:
 
 
 def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
+    """Train and record; two draws of labels for each image give the curvature."""
     steps, means = len(plan.batches), []
+    settings: dict[str, Any] = {"rank": 32, "curvature": "sampled:2", "checkpoints": 3, "steps": steps}
     with record(
-        plan.model, plan.optimizer, path, loss_reduction="mean", steps=steps, checkpoints=3, recipe=RECIPE, recipe_args=args
-    ) as rec:  # fmt: skip
+        plan.model, plan.optimizer, path, loss_reduction="mean", recipe=RECIPE, recipe_args=args, **settings
+    ) as rec:
         for t, (ids, _) in enumerate(plan.batches):
-            with rec.step(ids) as s:
+            with rec.step(ids) as s, _outputs(plan.model, s):
                 losses = take_step(plan, t)
                 s.losses(losses)
             means.append(float(losses.mean()))
             say("train and record", t + 1, steps)
         _describe(rec.describe, plan)
     return means
+
+
+@contextmanager
+def _outputs(model: nn.Module, s: StepScope) -> Iterator[None]:
+    """Hand each forward pass's outputs to the recorder, between forward and backward."""
+    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, "cross-entropy"))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _describe(describe: Callable[..., None], plan: Recipe) -> None:

@@ -33,7 +33,7 @@ QueryLoss = Callable[[nn.Module], Tensor] | QuerySet | str  # a name alone: each
 def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
     """(Q,) float64."""
     with _asked(recipe.model), torch.no_grad():
-        found = _raw(recipe, query).double()
+        found = _raw(recipe, query).double().clone()  # a query may be a view of a parameter
     if not bool(found.isfinite().all()):
         raise NumericalError(
             f"the loss of query {int((~found.isfinite()).nonzero()[0])} is NaN or Inf after a replay: the training "

@@ -1,0 +1,29 @@
+"""Which occurrences a removal names."""
+
+import math
+
+import pytest
+
+from backstory.errors import UsageError
+from backstory.truth.removal import Removal, index, places
+
+IDS = [["a", "b"], ["c", "a"], ["b", "c"]]
+
+
+def test_places_are_the_hits_of_each_step() -> None:
+    for removal in (Removal(("a",)), Removal(("b", "c")), Removal(("c",), steps=(2, 0)), Removal(("a", "a"))):
+        found = places(removal, index(IDS))
+        assert found == {t: hits for t, ids in enumerate(IDS) if (hits := removal.hits(t, ids))}
+        assert list(found) == sorted(found)
+
+
+def test_nothing_to_remove_is_an_error() -> None:
+    for removal in (Removal(("d",)), Removal(("a",), steps=(2,))):
+        with pytest.raises(UsageError, match="nothing to remove"):
+            places(removal, index(IDS))
+
+
+@pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
+def test_a_share_that_means_nothing_is_refused(share: float) -> None:
+    with pytest.raises(UsageError, match="share"):
+        Removal(("a",), share=share)
