@@ -16,7 +16,19 @@ from backstory.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "backstory"
-COMMANDS = ["", "demo", "inspect", "embed", "query", "export", "erase", "bench", "bench embed", "bench record", "bench all"]
+COMMANDS = [
+    "",
+    "demo",
+    "inspect",
+    "embed",
+    "query",
+    "export",
+    "erase",
+    "bench",
+    "bench embed",
+    "bench record",
+    "bench all",
+]
 
 
 def blocks(file: Path, language: str) -> list[str]:

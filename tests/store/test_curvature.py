@@ -29,7 +29,9 @@ def new(path: Path, encoding: str = "float64") -> RunStore:
     return RunStore.create(path, layers=LAYERS, encoding=encoding, n_groups=2, config={}, curvature_rows=R)
 
 
-@pytest.mark.parametrize(("encoding", "error"), [("float64", 0.0), ("float32", 1e-7), ("float16", 1e-3), ("int8", 5e-3)])
+@pytest.mark.parametrize(
+    ("encoding", "error"), [("float64", 0.0), ("float32", 1e-7), ("float16", 1e-3), ("int8", 5e-3)]
+)
 def test_curvature_comes_back(tmp_path: Path, encoding: str, error: float) -> None:
     made = [with_curvature(t) for t in range(5)]
     with new(tmp_path / "run", encoding) as store:

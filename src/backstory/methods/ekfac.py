@@ -107,7 +107,7 @@ def _fit(package: Any, analyzer: Any, samples: _Samples, hessian: str, batch_siz
     kinds = ("activation_covariance", "gradient_covariance", "per_sample_gradient", "lambda")
     settings = package.FactorArguments(
         strategy="ekfac",
-        use_empirical_fisher=True,
+        use_empirical_fisher=hessian == "fisher",
         covariance_max_examples=None,
         lambda_max_examples=None,
         **{f"{k}_dtype": dtype for k in kinds},
