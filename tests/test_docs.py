@@ -93,7 +93,7 @@ def tree() -> Iterator[str]:
     """One line for each source file: its path, and the first line of its docstring."""
     for path in sorted(SOURCE.rglob("*.py")):
         first = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-        yield f"    {str(path.relative_to(SOURCE)):28} {first}"
+        yield f"    {path.relative_to(SOURCE)!s:28} {first}"
 
 
 def test_contributing_shows_the_tree() -> None:

@@ -1,5 +1,6 @@
 """The recording bench really records, and both candidates train."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from backstory.benchmarks import recording
 
 def test_compare_times_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x, y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(recording.tempfile, "TemporaryDirectory", lambda: _Kept(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: _Kept(tmp_path))
     found = recording._compare(
         "tiny", lambda: nn.Linear(6, 6), lambda m: F.mse_loss(m(x), y), 4, 2, 3, subspace="random", rank=2
     )

@@ -90,6 +90,26 @@ def test_clipping_that_does_nothing_is_exactly_one() -> None:
         assert watched.step(0, max_norm=0.1).clip < 0.5
 
 
+@pytest.mark.parametrize("by_value", [False, True])
+def test_changes_that_torch_does_not_count_are_seen(by_value: bool) -> None:
+    """`p.grad.data` is an old idiom, and its changes do not show in the version of `p.grad`."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with Watched(net, optimizer) as watched:
+        watched.reader.begin()
+        loss(net, 0).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad.data.clamp_(-0.1, 0.1) if by_value else p.grad.data.mul_(0.5)
+        if by_value:
+            with pytest.raises(UnsupportedError, match="clipping by value"):
+                optimizer.step()
+            return
+        optimizer.step()
+    assert watched.reader.reading is not None
+    assert watched.reader.reading.clip == pytest.approx(0.5, rel=1e-12)
+
+
 def test_shares_of_the_gradient_are_those_before_clipping() -> None:
     net = model()
     twin = copy.deepcopy(net)

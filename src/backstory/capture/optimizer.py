@@ -41,10 +41,7 @@ class OptimizerReader:
         self.reading: Reading | None = None
         self.on_step: Callable[[Reading], None] = lambda reading: None
         self._scale = 1.0
-        self._before: dict[int, Tensor] = {}
-        self._untouched: dict[
-            int, tuple[int, int]
-        ] = {}  # place and version of each gradient as backward left it  # id of parameter -> (2,) sizes
+        self._before: dict[int, Tensor] = {}  # id of parameter -> (2,) sizes
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
             _check_modelled(optimizer)
@@ -65,7 +62,6 @@ class OptimizerReader:
         """A new step: forget what the last one left."""
         self.reading = None
         self._before.clear()
-        self._untouched.clear()
         self._scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     @property
@@ -76,7 +72,6 @@ class OptimizerReader:
     def _measure(self, p: Tensor) -> None:
         assert p.grad is not None
         self._before[id(p)] = _sizes(p.grad)
-        self._untouched[id(p)] = (p.grad.data_ptr(), p.grad._version)
 
     def _read(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.reading is not None:
@@ -106,16 +101,11 @@ class OptimizerReader:
         held = [p for p in self.parameters if p.grad is not None and id(p) in self._before]
         if not held:
             raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
-        now = [self._before[id(p)] if self._is_untouched(p) else _sizes(p.grad) for p in held if p.grad is not None]
+        now = [_sizes(p.grad) for p in held if p.grad is not None]  # versions would miss changes through p.grad.data
         numbers = torch.stack([self._before[id(p)] for p in held] + now).tolist()
         keys = [id(p) for p in held]
         before = dict(zip(keys, ((x / self._scale, y / self._scale) for x, y in numbers[: len(held)]), strict=True))
         return before, dict(zip(keys, ((x, y) for x, y in numbers[len(held) :]), strict=True))
-
-    def _is_untouched(self, p: Tensor) -> bool:
-        """Whether the gradient is, by torch's own count of changes, what backward left: no need to measure again."""
-        assert p.grad is not None
-        return self._scale == 1 and self._untouched[id(p)] == (p.grad.data_ptr(), p.grad._version)
 
 
 def _sizes(grad: Tensor) -> Tensor:
