@@ -256,6 +256,19 @@ def test_momentum_that_begins_at_different_times_in_one_group_is_refused() -> No
             watched.step()
 
 
+def test_momentum_switched_on_begins_from_nothing_and_switched_off_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer) as watched:
+        assert watched.step(0).groups["momentum"] == [0.0]
+        optimizer.param_groups[0]["momentum"] = 0.9
+        assert watched.step(1).groups["momentum"] == [0.0]  # torch sets the buffer to the gradient
+        assert watched.step(2).groups["momentum"] == [0.9]
+        optimizer.param_groups[0]["momentum"] = 0.0
+        with pytest.raises(UnsupportedError, match="switched off"):
+            watched.step(3)
+
+
 def test_a_step_without_backward_and_a_second_step_are_refused() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -205,7 +205,7 @@ def test_coefficients_of_every_step_are_those_of_the_optimizer(tmp_path: Path) -
     table = stored(tmp_path / "run").table
     g = table.groups
     np.testing.assert_allclose(g["rate"], [[0.1, 0.2], [0.05, 0.1], [0.025, 0.05]], rtol=1e-15)
-    assert g["momentum"].tolist() == [[0.9, 0.5]] * 3
+    assert g["momentum"].tolist() == [[0.0, 0.0], [0.9, 0.5], [0.9, 0.5]]  # the first update begins from nothing
     assert g["l2"].tolist() == [[0.0, 0.01]] * 3
     assert g["decay"].tolist() == [[0.0, 0.0]] * 3
     assert g["tau"].tolist() == [[0.0, 0.0], [0.0, 0.3], [0.0, 0.3]]  # torch's first update ignores dampening

@@ -101,22 +101,28 @@ class OptimizerReader:
         held = [p for p in self.parameters if p.grad is not None and id(p) in self._before]
         if not held:
             raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
-        now = [_sizes(p.grad) for p in held if p.grad is not None]  # versions would miss changes through p.grad.data
-        numbers = torch.stack([self._before[id(p)] for p in held] + now).tolist()
-        keys = [id(p) for p in held]
-        before = dict(zip(keys, ((x / self._scale, y / self._scale) for x, y in numbers[: len(held)]), strict=True))
-        return before, dict(zip(keys, ((x, y) for x, y in numbers[len(held) :]), strict=True))
+        then = torch.stack([self._before[id(p)] for p in held]).tolist()
+        norms = torch.stack([_norm(p.grad) for p in held if p.grad is not None]).tolist()
+        before = {id(p): (x / self._scale, y / self._scale) for p, (x, y) in zip(held, then, strict=True)}
+        changed = [p for p, norm in zip(held, norms, strict=True) if norm != before[id(p)][0]]
+        now = [_sizes(p.grad) for p in changed if p.grad is not None]  # where the norm is the same, nothing was changed
+        found = {id(p): (x, y) for p, (x, y) in zip(changed, (s.tolist() for s in now), strict=True)}
+        return before, before | found
 
 
 def _sizes(grad: Tensor) -> Tensor:
     """(2,): the Euclidean norm and the largest entry; clipping by value changes the two by different factors."""
     values = grad.coalesce().values() if grad.is_sparse else grad
-    wide = torch.promote_types(values.dtype, torch.float32)
     if not values.numel():
         return torch.zeros(2, dtype=torch.float64, device=values.device)
     least, most = torch.aminmax(values)
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return torch.stack([norm, torch.maximum(-least, most).to(wide)]).double()
+    return torch.stack([_norm(values), torch.maximum(-least, most).double()])
+
+
+def _norm(grad: Tensor) -> Tensor:
+    values = grad.coalesce().values() if grad.is_sparse else grad
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+    return norm.double()
 
 
 def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float = 0.0) -> tuple[float, float]:
@@ -152,7 +158,7 @@ def _sgd_group(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, float]:
     momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
     live = [p for p in group["params"] if p.grad is not None]
     idle = [p for p in group["params"] if p.grad is None and p.requires_grad]
-    if idle and live and (momentum or group["weight_decay"]):
+    if idle and (momentum or group["weight_decay"]):
         raise UnsupportedError(
             f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
             "and decay; that is not modelled. Give them a group of their own with momentum=0 and weight_decay=0, "
@@ -164,13 +170,18 @@ def _sgd_group(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, float]:
             "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
             "that join later into a group of their own."
         )
-    dampening = float(group["dampening"]) if momentum and not (fresh and fresh[0]) else 0.0
+    if not momentum and not all(fresh):
+        raise UnsupportedError(
+            "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
+            "later; that is not modelled. Make a new optimizer without momentum instead."
+        )
+    first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
     return {
         "rate": float(group["lr"]),
         "l2": float(group["weight_decay"]),
         "decay": 0.0,
-        "momentum": momentum,
-        "tau": dampening,
+        "momentum": 0.0 if first else momentum,
+        "tau": float(group["dampening"]) if momentum and not first else 0.0,
         "a": momentum if nesterov else 1.0,
         "n": 1.0 if nesterov else 0.0,
     }
