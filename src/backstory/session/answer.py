@@ -6,7 +6,7 @@ Knows nothing of models.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,6 +61,9 @@ class Influence:
     notes: tuple[str, ...] = ()
     complete: bool = True  # False: only the k best and worst occurrences of each query were kept
     lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = field(default=None, repr=False)
+    validity: Mapping[str, Any] | None = field(
+        default=None, repr=False
+    )  # how far to trust it; `words` in plain English
     kept: int | None = None  # of how many best and how many worst `scores` consists; None: of all
 
     @property

@@ -48,4 +48,5 @@ def ask(
         "hits": [h.as_dict() for h in answer.top(k, query=which, per=per)],
         "harmful": [h.as_dict() for h in answer.bottom(k, query=which, per=per)],
         "notes": list(answer.notes),
+        "validity": answer.validity,
     }

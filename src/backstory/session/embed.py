@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..maths.propagation import Propagator
-from ..maths.steps import growth
 from ..store import RunStore
 from .sweep import Chunk, backward, cut, slices
+from .validity import Validity, Watch
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
 
@@ -54,42 +54,36 @@ def embed(
     report = EmbedReport(at, at, dims=store.width, joint=joint, form="literal" if gamma == 0 else "implicit")
     began = time.perf_counter()
     where = [slice(0, store.width)] if joint else slices(store)
+    watch = Watch(store, at)
     propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
         for chunk in backward(store, at, dtype=dtype):
-            _watch(chunk, report)
+            watch.see(chunk)
             E = torch.cat([_embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
             _check(E, chunk)
             report.occurrences += len(E)
             if progress is not None:
                 progress(at - chunk.first_step, at)
             yield chunk.row_start, E
+        settings["validity"] = watch.done().as_dict()  # kept beside the embeddings, for every answer
 
-    settings = {
-        "joint": joint,
-        "gamma": gamma,
-        "dtype": str(dtype).removeprefix("torch."),
-        "encoding": encoding,
-    }
+    name = str(dtype).removeprefix("torch.")
+    settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
     store.write_embeddings(at, blocks(), settings, encoding)
+    _take_over(report, watch.done())
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _take_over(report: EmbedReport, seen: Validity) -> None:
+    report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
+    report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
 
 
 def _embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
     steps = chunk.steps if joint else [cut(s, where) for s in chunk.steps]
     return torch.cat(propagator.embed(steps))
-
-
-def _watch(chunk: Chunk, report: EmbedReport) -> None:
-    """Keep the largest rate × curvature, and in the literal form every step that expands."""
-    for back, step in enumerate(reversed(chunk.steps)):
-        number, found = chunk.first_step + len(chunk.steps) - 1 - back, growth(step)
-        if found > report.largest_growth:
-            report.largest_growth, report.largest_growth_step = found, number
-        if found > 1 and report.form == "literal":
-            report.expanding_steps.insert(0, number)
 
 
 def _check(E: Tensor, chunk: Chunk) -> None:

@@ -45,6 +45,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "largest norm": float(table.norm.max()),
             "at step": int(table.step[table.norm.argmax()]),
         }
+        out["validity"] = run.validity().as_dict()
     if verify:
         out["damage"] = store.verify()
     return out

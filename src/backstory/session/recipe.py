@@ -35,11 +35,12 @@ def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     """Import `package.module:function` and call it."""
     module, _, function = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module), function)(**(args or {}))
+        make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"the recipe {name!r} cannot be imported ({error}). Run where its package is importable."
         ) from error
+    made = make(**(args or {}))
     if not isinstance(made, Recipe):
         raise UsageError(f"the recipe {name!r} returned {type(made).__name__}; expected backstory.Recipe.")
     return made

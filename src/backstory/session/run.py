@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..capture import canonical, fingerprint
 from ..capture.blocks import Block, Blocks
-from ..capture.ids import as_text
+from ..capture.ids import as_text, restore
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.layers import Rule, rule_for
 from ..maths.subspace import Basis, Shape
@@ -25,7 +25,9 @@ from ..store import RunStore
 from .answer import Influence
 from .embed import EmbedReport, Progress, embed
 from .query import LossFn, query_rows
+from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
+from .validity import Validity, Watch, validity
 from .warmup import load_bases
 
 METHODS = ("auto", "adjoint", "embeddings")
@@ -169,10 +171,11 @@ class Run:
         how = self._method(method, step, joint, gamma)
         n_rows = self._rows_before(step)
         v = v if v.dtype == torch.float64 else v.float()
+        watch = Watch(self.store, step) if how == "adjoint" else None
         scores = (
             by_embeddings(self.store, v, step, n_rows, progress)
-            if how == "embeddings"
-            else by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress)
+            if watch is None
+            else by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
         )
         said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
         common = {
@@ -183,12 +186,18 @@ class Run:
             "lookup": self.content,
         }
         if keep is None:
+            found = collect(scores, len(v), n_rows)
             samples, steps = self._occurrences(n_rows)
-            return Influence(collect(scores, len(v), n_rows), samples, steps, **common)
+            return Influence(found, samples, steps, validity=self._validity(watch, step), **common)
         values, rows = collect_best(scores, len(v), keep)
         samples, steps = self._picked(rows)
         kept = keep if values.shape[1] < n_rows else None
-        return Influence(values, samples, steps, complete=False, kept=kept, **common)
+        trust = self._validity(watch, step)
+        return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
+
+    def _validity(self, watch: Watch | None, step: int) -> dict[str, Any] | None:
+        """The report that the sweep has made, or the one kept with the embeddings."""
+        return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("validity")
 
     def self_influence(
         self,
@@ -207,6 +216,36 @@ class Run:
             )
         own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
         return (answer.scores * torch.from_numpy(own)).sum(1)
+
+    def removal(
+        self,
+        samples: Iterable[int | str] | Tensor,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        at: int | str = "final",
+        *,
+        gamma: float | None = None,
+        mode: str = "eval",
+        progress: Progress | None = None,
+    ) -> RemovalEffect:
+        """Influence (Q, M) of removing each of these samples from all its occurrences: plain sum, and corrected.
+
+        The correction follows that a sample's own curvature is missing at its later occurrences too; it takes a
+        forward sweep over the run for the chosen samples.
+        """
+        step = self.step_of(at)
+        self._check_model(model, step)
+        names, kind = as_text(samples)
+        v = query_rows(model, loss_fn, batch, self._blocks(model), self._bases(), mode=mode)
+        summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
+        exact = corrected(self.store, v, step, names, gamma=gamma, progress=progress)
+        plain = torch.stack([summed.of([x]) for x in restore(names, kind)], 1)
+        return RemovalEffect(tuple(restore(names, kind)), plain, exact)
+
+    def validity(self, at: int | str = "final") -> Validity:
+        """How far answers at `at` can be trusted: one pass over the rows."""
+        return validity(self.store, self.step_of(at))
 
     def notes(self) -> tuple[str, ...]:
         """What every answer of this run must say."""

@@ -12,18 +12,28 @@ from ..maths.adjoint import Adjoint
 from ..store import RunStore
 from .embed import Progress
 from .sweep import backward, cut, slices
+from .validity import Watch
 
 ROWS_AT_ONCE = 4096
 Scores = Iterator[tuple[int, Tensor]]  # (first row, (Q, n)), in any order, each row once
 
 
 def by_adjoint(
-    store: RunStore, queries: Tensor, at: int, *, joint: bool, gamma: float | None, progress: Progress | None
+    store: RunStore,
+    queries: Tensor,
+    at: int,
+    *,
+    joint: bool,
+    gamma: float | None,
+    progress: Progress | None,
+    watch: Watch | None = None,
 ) -> Scores:
-    """Carry the queries backward through the recorded steps."""
+    """Carry the queries backward through the recorded steps; `watch` sees them pass."""
     where = [slice(0, store.width)] if joint else slices(store)
     adjoints = [Adjoint(queries[:, w], gamma=gamma) for w in where]
     for chunk in backward(store, at, dtype=queries.dtype):
+        if watch is not None:
+            watch.see(chunk)
         found: list[Tensor] = []
         for step in reversed(chunk.steps):
             parts = [a.influence(step if joint else cut(step, w)) for a, w in zip(adjoints, where, strict=True)]

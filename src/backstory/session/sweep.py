@@ -1,4 +1,4 @@
-"""From the run on disk to the steps that the mathematics takes: backward, in chunks, in bounded memory.
+"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
 
 Knows nothing of models.
 """
@@ -25,12 +25,29 @@ class Chunk(NamedTuple):
 
 def backward(store: RunStore, at: int, *, dtype: torch.dtype) -> Iterator[Chunk]:
     """Chunks of the steps before `at`, latest first."""
+    for block in store.backward(at, dtype=dtype):
+        yield _chunk(store, block, dtype)
+
+
+def forward(store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 32 << 20) -> Iterator[Chunk]:
+    """Chunks of the steps before `at`, earliest first, with the ids of their samples."""
+    size = store.width * dtype.itemsize * (1 + store.curvature_rows)
+    table = store.steps(0, at)
+    lo = 0
+    while lo < at:
+        hi = lo + 1
+        while hi < at and (table.row_start[hi] + table.rows[hi] - table.row_start[lo]) * size <= chunk_bytes:
+            hi += 1
+        first, last = int(table.row_start[lo]), int(table.row_start[hi - 1] + table.rows[hi - 1])
+        yield _chunk(store, store.read(first, last, samples=True, dtype=dtype, curvature=True), dtype)
+        lo = hi
+
+
+def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
-    for block in store.backward(at, dtype=dtype):
-        lo, hi = int(block.step[0]), int(block.step[-1]) + 1
-        table = store.steps(lo, hi)
-        yield Chunk(lo, block.row_start, _steps(block, table, owner, dtype), block)
+    lo, hi = int(block.step[0]), int(block.step[-1]) + 1
+    return Chunk(lo, block.row_start, _steps(block, store.steps(lo, hi), owner, dtype), block)
 
 
 def slices(store: RunStore) -> list[slice]:

@@ -1,0 +1,108 @@
+"""How far a run's answers can be trusted, from what was recorded, in numbers and in plain words.
+
+Knows nothing of models or printing.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ..maths.steps import growth
+from ..store import RunStore
+from .sweep import Chunk, backward
+
+
+@dataclass
+class Validity:
+    """What one pass over the rows before a step has shown."""
+
+    steps: int
+    clipped: float  # share of steps whose gradient was clipped
+    coverage: float  # mean share of the squared gradient norm in recorded parameters
+    optimizer: str
+    modelled: str  # "exactly", or what was assumed
+    curvature: str
+    subspace: str
+    kept: float = 0.0  # mean share of the recorded gradient's squared norm that lies in the subspace
+    largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
+    largest_growth_step: int | None = None
+    expanding_steps: list[int] = field(default_factory=list)  # those above 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "words": self.words()}
+
+    def words(self) -> list[str]:
+        """The report in plain sentences, weaknesses first."""
+        bad: list[str] = []
+        good: list[str] = []
+        (good if self.modelled == "exactly" else bad).append(f"{self.optimizer}'s steps are modelled {self.modelled}.")
+        (good if self.coverage > 0.999 else bad).append(
+            f"The recorded parameters hold {self.coverage:.1%} of the squared gradient norm."
+        )
+        if self.subspace in ("learned", "mask"):
+            (good if self.kept > 0.8 else bad).append(
+                f"The subspace keeps {self.kept:.0%} of the step gradients' energy."
+            )
+        where = "" if self.largest_growth_step is None else f", at step {self.largest_growth_step}"
+        (good if self.largest_growth <= 1 else bad).append(
+            f"The largest rate × curvature is {self.largest_growth:.2g} times its stable limit{where}"
+            + (
+                "."
+                if self.largest_growth <= 1
+                else f"; {len(self.expanding_steps)} of {self.steps} steps are above it."
+            )
+        )
+        if self.curvature == "empirical":
+            bad.append(
+                "Curvature is the empirical Fisher, from the gradients alone; sampled or exact rows follow the loss better."
+            )
+        if self.clipped:
+            good.append(f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")
+        return bad + good
+
+
+class Watch:
+    """Takes in a run's steps as a sweep passes them, in any order, and becomes its report."""
+
+    def __init__(self, store: RunStore, at: int) -> None:
+        table = store.steps(0, at)
+        settings, optimizer = store.config["settings"], store.config["optimizer"]
+        proxy = optimizer["modelled_as"] == "sgd" and optimizer["class"] != "SGD"
+        self.report = Validity(
+            steps=at,
+            clipped=float((table.clip < 1).mean()) if at else 0.0,
+            coverage=float(table.coverage.mean()) if at else 1.0,
+            optimizer=optimizer["class"],
+            modelled="as plain SGD steps, the paper's proxy" if proxy else "exactly",
+            curvature=settings["curvature"],
+            subspace=settings["subspace"],
+        )
+        self._squares = (table.norm**2 * table.coverage).tolist()  # ‖∇L‖² of the recorded parameters
+        self._kept = self._seen = 0.0
+
+    def see(self, chunk: Chunk) -> None:
+        """The steps of one chunk."""
+        for number, step in enumerate(chunk.steps, chunk.first_step):
+            found, whole = growth(step), self._squares[number]
+            if found > 1:
+                self.report.expanding_steps.append(number)
+            if found > self.report.largest_growth:
+                self.report.largest_growth, self.report.largest_growth_step = found, number
+            self._kept += float((step.w @ step.G).square().sum()) / whole if whole else 1.0
+            self._seen += 1
+
+    def done(self) -> Validity:
+        """The report on everything seen."""
+        self.report.kept = self._kept / max(1.0, self._seen)
+        self.report.expanding_steps.sort()
+        return self.report
+
+
+def validity(store: RunStore, at: int) -> Validity:
+    """One pass over the rows before step `at`."""
+    watch = Watch(store, at)
+    for chunk in backward(store, at, dtype=torch.float32):
+        watch.see(chunk)
+    return watch.done()
