@@ -104,7 +104,7 @@ def test_parameters_that_the_optimizer_does_not_train_are_no_blocks() -> None:
     optimizer = torch.optim.SGD([{"params": [net[1].weight]}, {"params": [net[0].weight, net[0].bias]}], lr=0.1)
     blocks = find_blocks(net, optimizer, rank=None)
     assert [(b.name, b.group) for b in blocks.blocks] == [("0.bias", 1), ("1.weight", 0)]
-    assert blocks.left_out == []
+    assert blocks.left_out == ["1.bias"]  # trained by someone else, perhaps: a gap that answers must name
 
 
 def test_tied_weights_are_one_block_with_two_owners() -> None:

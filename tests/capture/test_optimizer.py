@@ -269,6 +269,58 @@ def test_momentum_switched_on_begins_from_nothing_and_switched_off_is_refused() 
             watched.step(3)
 
 
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.3}])
+def test_a_parameter_frozen_in_the_middle_is_refused(settings: dict[str, Any]) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, **settings)
+    with Watched(net, optimizer) as watched:
+        watched.step(0)
+        optimizer.zero_grad()
+        net.get_parameter("0.bias").requires_grad_(False)
+        with pytest.raises(UnsupportedError, match="got no gradient"):
+            watched.step(1)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, torch.inf])
+def test_scaling_that_is_no_clipping_by_norm_is_refused(norm_type: float) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train(reader: OptimizerReader, scale: bool) -> None:
+        for t in range(4):
+            reader.begin()
+            loss(net, t).backward()
+            if scale:
+                for p in net.parameters():
+                    assert p.grad is not None
+                    p.grad.mul_(0.5)
+            else:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.05, norm_type=norm_type)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for scale in (True, False):
+        reader = OptimizerReader(net, optimizer)
+        reader.attach()
+        with pytest.raises(UnsupportedError, match="same norm at every clipped step"):
+            train(reader, scale)
+        reader.detach()
+    reader = OptimizerReader(net, optimizer, clip_norm="varies")
+    reader.attach()
+    train(reader, True)
+    reader.detach()
+
+
+def test_maximize_switched_on_in_the_middle_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer) as watched:
+        watched.step(0)
+        optimizer.param_groups[0]["maximize"] = True
+        with pytest.raises(UnsupportedError, match="maximize"):
+            watched.step(1)
+
+
 def test_a_step_without_backward_and_a_second_step_are_refused() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

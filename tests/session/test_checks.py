@@ -160,9 +160,9 @@ def test_gradients_that_cancel_are_no_false_alarm(tmp_path: Path) -> None:
     optimizer = sgd(model)
     x, y = batch_of([0, 0, 1, 1])
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="weights", **FULL) as rec:
-        w = torch.tensor([1.0, -1.0, 1.0, -1.0 + 1e-6])
-        with rec.step(["a", "b", "c", "d"], weights=w):
-            (w * cross_entropy(model, (x.float(), y))).sum().backward()
+        signs = torch.tensor([1.0, -1.0, 1.0, -1.0 + 1e-6])  # of the samples' own losses
+        with rec.step(["a", "b", "c", "d"], weights=torch.ones(4)):
+            (signs * cross_entropy(model, (x.float(), y))).sum().backward()
             optimizer.step()
     assert backstory.open(tmp_path / "run").n_steps == 1
 

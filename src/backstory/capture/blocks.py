@@ -79,7 +79,8 @@ def find_blocks(
     table = {
         m: (rule, {local: number[id(getattr(m, local))] for local in names}) for m, (rule, names) in owners.items()
     }
-    return Blocks(blocks, table, [canonical(n) for n in trained if n not in chosen])
+    elsewhere = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in groups]
+    return Blocks(blocks, table, [canonical(n) for n in (*trained, *elsewhere) if n not in chosen])
 
 
 def _owners(model: nn.Module, trained: set[int], layers: Selection | None) -> dict[nn.Module, tuple[Rule, list[str]]]:

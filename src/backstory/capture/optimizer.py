@@ -33,11 +33,23 @@ class Reading:
 class OptimizerReader:
     """Watches `optimizer` and the gradients of `model`; `reading` is set once the optimizer has stepped."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, model_as: str = "auto", scaler: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        model_as: str = "auto",
+        scaler: Any = None,
+        clip_norm: float | str | None = None,
+    ) -> None:
         if model_as not in OPTIMIZER_MODELS:
             raise UsageError(f"found optimizer_model={model_as!r}; expected one of {', '.join(OPTIMIZER_MODELS)}.")
         self.optimizer, self.scaler, self.proxy = optimizer, scaler, model_as == "sgd"
+        if isinstance(clip_norm, str) and clip_norm != "varies":
+            raise UsageError(f"found clip_norm={clip_norm!r}; expected a number, 'varies', or nothing.")
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._recorded = {id(p) for p in self.parameters}  # what torch updated when recording began
+        self._max_norm = clip_norm
         self.reading: Reading | None = None
         self.on_step: Callable[[Reading], None] = lambda reading: None
         self._scale = 1.0
@@ -80,12 +92,60 @@ class OptimizerReader:
         before, after = self._measured()
         clip, norm = _clip_factor(before, after, rounding=0.0 if self._scale == 1 else 1e-5)
         squares = {k: v[0] ** 2 for k, v in before.items()}
-        read = _proxy_group if self.proxy else _sgd_group
-        rows = [read(optimizer, group) for group in optimizer.param_groups]
+        self._check_clipping(clip, norm)
+        rows = [_proxy_group(group) if self.proxy else self._sgd_group(group) for group in optimizer.param_groups]
         groups = {name: [row[name] for row in rows] for name in rows[0]}
         reading = Reading(groups, clip, norm, squares)
         self.on_step(reading)
         self.reading = reading
+
+    def _check_clipping(self, clip: float, norm: float) -> None:
+        """Clipping by norm leaves the same norm at every clipped step; another scaling of gradients does not."""
+        if clip >= 1 or self._max_norm == "varies":
+            return
+        left = clip * (norm + 1e-6)
+        if self._max_norm is None:
+            self._max_norm = left
+        if not isinstance(self._max_norm, str) and abs(left - self._max_norm) > 1e-3 * self._max_norm:
+            raise UnsupportedError(
+                f"gradients were scaled to the norm {left:.4g} at one step and {self._max_norm:.4g} at another. Clipping by "
+                "norm leaves the same norm at every clipped step; a division of gradients by hand, or clipping by another "
+                "norm, does not, and is not modelled. If max_norm itself changes during training, pass clip_norm='varies'."
+            )
+
+    def _sgd_group(self, group: dict[str, Any]) -> dict[str, float]:
+        momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
+        live = [p for p in group["params"] if p.grad is not None]
+        idle = [p for p in group["params"] if p.grad is None and id(p) in self._recorded]
+        if group["maximize"]:
+            raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
+        if idle and (momentum or group["weight_decay"]):
+            raise UnsupportedError(
+                f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
+                "and decay; that is not modelled. Give them a group of their own with momentum=0 and weight_decay=0, "
+                "or freeze them before recording begins."
+            )
+        fresh = [self.optimizer.state.get(p, {}).get("momentum_buffer") is None for p in live]
+        if momentum and any(fresh) != all(fresh):
+            raise UnsupportedError(
+                "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
+                "that join later into a group of their own."
+            )
+        if not momentum and not all(fresh):
+            raise UnsupportedError(
+                "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
+                "later; that is not modelled. Make a new optimizer without momentum instead."
+            )
+        first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
+        return {
+            "rate": float(group["lr"]),
+            "l2": float(group["weight_decay"]),
+            "decay": 0.0,
+            "momentum": 0.0 if first else momentum,
+            "tau": float(group["dampening"]) if momentum and not first else 0.0,
+            "a": momentum if nesterov else 1.0,
+            "n": 1.0 if nesterov else 0.0,
+        }
 
     def _refuse_newcomers(self) -> None:
         known = {id(p) for p in self.parameters}
@@ -154,40 +214,7 @@ def _check_modelled(optimizer: Optimizer) -> None:
         raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
 
 
-def _sgd_group(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, float]:
-    momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
-    live = [p for p in group["params"] if p.grad is not None]
-    idle = [p for p in group["params"] if p.grad is None and p.requires_grad]
-    if idle and (momentum or group["weight_decay"]):
-        raise UnsupportedError(
-            f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
-            "and decay; that is not modelled. Give them a group of their own with momentum=0 and weight_decay=0, "
-            "or freeze them."
-        )
-    fresh = [optimizer.state.get(p, {}).get("momentum_buffer") is None for p in live]
-    if momentum and any(fresh) != all(fresh):
-        raise UnsupportedError(
-            "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
-            "that join later into a group of their own."
-        )
-    if not momentum and not all(fresh):
-        raise UnsupportedError(
-            "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
-            "later; that is not modelled. Make a new optimizer without momentum instead."
-        )
-    first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
-    return {
-        "rate": float(group["lr"]),
-        "l2": float(group["weight_decay"]),
-        "decay": 0.0,
-        "momentum": 0.0 if first else momentum,
-        "tau": float(group["dampening"]) if momentum and not first else 0.0,
-        "a": momentum if nesterov else 1.0,
-        "n": 1.0 if nesterov else 0.0,
-    }
-
-
-def _proxy_group(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, float]:
+def _proxy_group(group: dict[str, Any]) -> dict[str, float]:
     return {
         "rate": float(group["lr"]),
         "l2": 0.0,

@@ -72,7 +72,7 @@ class Tap:
 
         `.grad`, buffers and random numbers stay as they are; the graph is kept for the user's own pass.
         """
-        calls, slot = self._calls or [], self.slot
+        calls, slot = list(self._calls or []), self.slot  # a recomputed forward pass may call again
         if slot is None or not calls:
             return
         self._muted = True
@@ -121,7 +121,7 @@ class Tap:
         return self._meaning[module] == "positions"
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.slot is None or not torch.is_grad_enabled():
+        if self.slot is None or self._muted or not torch.is_grad_enabled():
             return
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return

@@ -133,7 +133,7 @@ def embed(
         report = Run(run).embed(
             data.at(at),
             joint=not per_layer,
-            gamma=0.0 if literal else None,
+            gamma=0.0 if literal else "auto",
             encoding=encoding,
             progress=lambda done, total: say("embed", done, total),
         )

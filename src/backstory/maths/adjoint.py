@@ -17,13 +17,13 @@ Knows nothing of models or files.
 import torch
 from torch import Tensor
 
-from .steps import Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
 
 
 class Adjoint:
     """The pair (x_θ, x_m) of Q queries, carried backward from the step they are asked at."""
 
-    def __init__(self, queries: Tensor, *, gamma: float | None = None) -> None:
+    def __init__(self, queries: Tensor, *, gamma: Gamma = None) -> None:
         self.x_theta = queries.clone()  # (Q, p)
         self.x_m = torch.zeros_like(queries)
         self.gamma = gamma

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 
 import torch
 
-from .steps import Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
 
 
 class Forward:
     """Displacements (x, y) of (θ, m) for M tracked samples, carried forward from the start of the run."""
 
-    def __init__(self, n_tracked: int, p: int, *, dtype: torch.dtype, gamma: float | None = None) -> None:
+    def __init__(self, n_tracked: int, p: int, *, dtype: torch.dtype, gamma: Gamma = None) -> None:
         self.x = torch.zeros(n_tracked, p, dtype=dtype)
         self.y = torch.zeros_like(self.x)
         self.gamma = gamma

@@ -8,7 +8,7 @@ With A = ∂θ_T/∂θ_{t+1}, C = ∂θ_T/∂m_{t+1}, at the end A = I, C = 0, f
     A   ← (1−ηλ') A + S (J H̃ + λ I)
     C   ← μ U
 
-    H̃ = Vᵀ (I + V γα Vᵀ)⁻¹ V              the implicit form: noisy curvature that cannot expand (γ = 0: literal)
+    H̃ = Vᵀ (I + V γα Vᵀ)⁻¹ V              the implicit form: curvature that cannot expand (γ = 0: literal)
 
 Plain SGD gives the paper: e = η w K g, K ← K − Σ η w K g gᵀ, its K being I − M. The influence of z on a query
 is ⟨∇ℓ(θ_T, q), e⟩: positive means that removing z would have raised the query's loss.
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from .steps import (
     Coefficients,
+    Gamma,
     Step,
     clipped_curvature,
     clipped_gradients,
@@ -46,7 +47,7 @@ CHUNK_ROWS = 128  # rows taken at once for plain SGD; measured best between 96 a
 class Propagator:
     """The pair (A, C) carried backward from the end of a segment; holds one or two (p, p) matrices."""
 
-    def __init__(self, p: int, *, dtype: torch.dtype, gamma: float | None = None, device: str = "cpu") -> None:
+    def __init__(self, p: int, *, dtype: torch.dtype, gamma: Gamma = None, device: str = "cpu") -> None:
         self.A = torch.eye(p, dtype=dtype, device=device)
         self.C: Tensor | None = None  # None stands for 0
         self.gamma = gamma
@@ -108,7 +109,7 @@ def _can_be_chunked(step: Step) -> bool:
 
 
 def embed(
-    steps_from_last: Iterable[Step], p: int, *, dtype: torch.dtype = torch.float64, gamma: float | None = None
+    steps_from_last: Iterable[Step], p: int, *, dtype: torch.dtype = torch.float64, gamma: Gamma = None
 ) -> Iterator[Tensor]:
     """Yield the embeddings of each step, last step first."""
     propagator = Propagator(p, dtype=dtype, gamma=gamma)
@@ -131,7 +132,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     return groups
 
 
-def _whitened_rows(steps: Sequence[Step], gamma: float | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _whitened_rows(steps: Sequence[Step], gamma: Gamma) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows V and JV of all steps with each step's L⁻¹ applied, and the block diagonal of the L's."""
     Vs, JVs, Ls = [], [], []
     for step in steps:
@@ -141,10 +142,13 @@ def _whitened_rows(steps: Sequence[Step], gamma: float | None) -> tuple[Tensor, 
             JV = V = torch.linalg.solve_triangular(L, V, upper=False)
             if step.clip < 1:
                 JV = torch.linalg.solve_triangular(L, clipped_curvature(step), upper=False)
-        Ls.append(torch.eye(len(V), dtype=V.dtype, device=V.device) if L is None else L)
+        Ls.append(L)
         Vs.append(V)
         JVs.append(JV)
-    return torch.cat(Vs), torch.cat(JVs), None if gamma == 0 else torch.block_diag(*Ls)
+    if all(L is None for L in Ls):
+        return torch.cat(Vs), torch.cat(JVs), None
+    whole = [torch.eye(len(V), dtype=V.dtype, device=V.device) if L is None else L for L, V in zip(Ls, Vs, strict=True)]
+    return torch.cat(Vs), torch.cat(JVs), torch.block_diag(*whole)
 
 
 def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> Tensor:

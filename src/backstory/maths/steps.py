@@ -8,18 +8,20 @@ Parameter groups make every coefficient a diagonal, so each is either a number (
 over the kept coordinates. They always stand on the right of a propagator: they scale its columns.
 
 Clipping by norm, c = max/(‖∇L‖ + 1e-6) < 1, has the derivative J = c (I − ρ ĝĝᵀ), ρ = ‖∇L‖/(‖∇L‖+1e-6),
-over *all* parameters. On rows: J g = c (g − ρ n ⟨g,∇L⟩/‖∇L‖²) with n = Σ w g in the kept coordinates
-and the scalar ⟨g,∇L⟩ kept with each row.
+over *all* parameters. On rows: J g = c (g − ρ s n ⟨g,∇L⟩/‖n‖²) with n = Σ w g in the kept coordinates, the scalar ⟨g,∇L⟩
+kept with each row, ‖n‖² = Σ w ⟨g,∇L⟩, and s the share of ‖∇L‖² that the recorded parameters hold. (Dividing by the
+full ‖∇L‖² instead would be right only where the kept coordinates lose nothing: J would not contract along n.)
 
 Shapes:  B rows of a step, R curvature rows, p kept coordinates.
 Knows nothing of torch.optim's classes or of files.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+Gamma = float | Literal["auto"] | None  # strength of the implicit form, see `damping`
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6)
 
 
@@ -49,6 +51,7 @@ class Step(NamedTuple):
     norm: float = 1.0  # ‖∇L‖ before clipping
     dot_g: Tensor | None = None  # (B,) ⟨g, ∇L⟩ of the gradient rows; needed where clip < 1
     dot_v: Tensor | None = None  # (R,) the same of the curvature rows
+    share: float = 1.0  # of ‖∇L‖² in the recorded parameters
 
     @property
     def alpha(self) -> float | Tensor:
@@ -76,8 +79,10 @@ def clipped_curvature(step: Step) -> Tensor:
     return _clip(step, step.V, step.dot_v)
 
 
-def damping(step: Step, gamma: float | None) -> float | Tensor:
-    """γ α of the implicit form; `None` is the default γ = 1/(1−μ), 0 the literal form."""
+def damping(step: Step, gamma: Gamma) -> float | Tensor:
+    """γ α: 0 is the literal form, None is γ = 1/(1−μ), "auto" the one where a step could expand and 0 elsewhere."""
+    if gamma == "auto":
+        gamma = None if expands(step) else 0.0
     if gamma is None:
         return step.alpha / (1 - step.coefficients.momentum)
     return gamma * step.alpha
@@ -91,6 +96,15 @@ def whitening(V: Tensor, gamma_alpha: float | Tensor) -> Tensor | None:
     M.diagonal().add_(1)
     L: Tensor = torch.linalg.cholesky(M)
     return L
+
+
+def expands(step: Step) -> bool:
+    """Whether `growth` exceeds 1; a cheap bound decides most steps."""
+    V, k = curvature_rows(step), step.coefficients
+    if not len(V):
+        return False
+    gram = (V * (step.clip * k.rate / _stable_limit(k))) @ V.T
+    return float(gram.abs().sum(1).max()) > 1 and growth(step) > 1
 
 
 def growth(step: Step) -> float:
@@ -114,6 +128,9 @@ def _stable_limit(k: Coefficients) -> float | Tensor:
 
 def _clip(step: Step, rows: Tensor, dots: Tensor | None) -> Tensor:
     assert dots is not None, "a clipped step needs ⟨g, ∇L⟩ of its rows"
-    n = step.w @ step.G  # (p,) the whole gradient in the kept coordinates
+    assert step.dot_g is not None
+    n = step.w @ step.G  # (p,) the whole gradient in the kept coordinates, or one block's part of it
     rho = step.norm / (step.norm + CLIP_EPS)
-    return step.clip * (rows - torch.outer(dots, n) * (rho / step.norm**2))
+    square = step.w @ step.dot_g  # ‖n‖² over all kept coordinates
+    share = torch.where(square > 0, rho * step.share / torch.where(square > 0, square, 1.0), 0.0)
+    return step.clip * (rows - torch.outer(dots, n) * share)

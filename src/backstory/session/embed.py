@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..maths.propagation import Propagator
+from ..maths.steps import Gamma
 from ..store import RunStore
 from .sweep import Chunk, backward, cut, slices
 from .validity import Validity, Watch
@@ -45,7 +46,7 @@ def embed(
     at: int,
     *,
     joint: bool = True,
-    gamma: float | None = None,
+    gamma: Gamma = "auto",
     dtype: torch.dtype = torch.float32,
     encoding: str = "float16",
     progress: Progress | None = None,

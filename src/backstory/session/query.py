@@ -120,7 +120,10 @@ def _agrees(rows: Tensor, losses: Tensor, blocks: Sequence[Block], bases: Sequen
     grads = torch.autograd.grad((losses * signs).sum(), [b.parameter for b in blocks], allow_unused=True)
     expected, found = _project(grads, blocks, bases), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
-    return bool((expected - found).norm() <= tolerance * expected.norm() + 1e-12)
+    dims = [b.shape.dims for b in blocks]
+    sizes = (signs.abs().cpu().to(rows.dtype) @ rows.abs()).split(dims)  # what rounding may be measured against
+    pairs = zip(expected.split(dims), found.split(dims), sizes, strict=True)
+    return all(bool((e - f).norm() <= tolerance * (e.norm() + 0.1 * size.norm())) for e, f, size in pairs)
 
 
 def _beside(basis: Basis, block: Block) -> Basis:

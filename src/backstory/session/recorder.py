@@ -48,7 +48,7 @@ from .warmup import (
     warmup_of,
 )
 
-CHECK_EVERY = 100  # steps between two checks that rows add up to the gradient
+CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
 
 
 def record(
@@ -73,6 +73,7 @@ def record(
     resume: bool = False,
     start: int = 0,
     scaler: Any = None,
+    clip_norm: float | str | None = None,
     recipe: str | None = None,
     recipe_args: Mapping[str, Any] | None = None,
 ) -> "Recorder":
@@ -105,7 +106,7 @@ def record(
         raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
     chosen = None if subspace == "full" else dict(rank) if isinstance(rank, Mapping) else rank
     blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
-    reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler)
+    reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
     extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
     store = open_store(Path(path), blocks, optimizer, settings, extra, resume=resume, start=start)
     return Recorder(model, blocks, reader, store, settings, steps=steps, checkpoints=checkpoints, max_bytes=max_bytes)
@@ -253,8 +254,9 @@ class Recorder:
         scope.weights()
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
-        if (self._at - self._began) % CHECK_EVERY < 2:
-            check_sums(scope, self.blocks, scope.bases, reading.clip, self._reader.loss_scale)
+        every = (self._at - self._began) % CHECK_EVERY < 2
+        chosen = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
+        check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, self._reader.loss_scale)
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..maths.forward import Forward
+from ..maths.steps import Gamma
 from ..store import RunStore
 from .embed import Progress
 from .sweep import forward
@@ -27,7 +28,7 @@ class RemovalEffect:
 
 
 def corrected(
-    store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: float | None, progress: Progress | None
+    store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
     number = {name: i for i, name in enumerate(samples)}

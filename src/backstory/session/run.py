@@ -20,6 +20,7 @@ from ..capture.blocks import Block, Blocks
 from ..capture.ids import as_text, restore
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.layers import Rule, rule_for
+from ..maths.steps import Gamma
 from ..maths.subspace import Basis, Shape
 from ..store import RunStore
 from .answer import Influence
@@ -105,7 +106,7 @@ class Run:
         at: int | str = "final",
         *,
         joint: bool = True,
-        gamma: float | None = None,
+        gamma: Gamma = "auto",
         dtype: torch.dtype = torch.float32,
         encoding: str = "float16",
         progress: Progress | None = None,
@@ -130,7 +131,7 @@ class Run:
         *,
         method: str = "auto",
         joint: bool = True,
-        gamma: float | None = None,
+        gamma: Gamma = "auto",
         mode: str = "eval",
         keep: int | None = None,
         progress: Progress | None = None,
@@ -155,7 +156,7 @@ class Run:
         *,
         method: str = "auto",
         joint: bool = True,
-        gamma: float | None = None,
+        gamma: Gamma = "auto",
         keep: int | None = None,
         progress: Progress | None = None,
         notes: Sequence[str] = (),
@@ -215,6 +216,9 @@ class Run:
                 f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
             )
         own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
+        if not own.any(1).all():
+            missing = names[int((~own.any(1)).argmax())]
+            raise UsageError(f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence.")
         return (answer.scores * torch.from_numpy(own)).sum(1)
 
     def removal(
@@ -225,7 +229,7 @@ class Run:
         batch: Any,
         at: int | str = "final",
         *,
-        gamma: float | None = None,
+        gamma: Gamma = "auto",
         mode: str = "eval",
         progress: Progress | None = None,
     ) -> RemovalEffect:
@@ -301,7 +305,7 @@ class Run:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _method(self, method: str, step: int, joint: bool, gamma: float | None) -> str:
+    def _method(self, method: str, step: int, joint: bool, gamma: Gamma) -> str:
         if method not in METHODS:
             raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
         found = self.store.embeddings().get(step)

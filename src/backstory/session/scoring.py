@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..errors import NumericalError
 from ..maths.adjoint import Adjoint
+from ..maths.steps import Gamma
 from ..store import RunStore
 from .embed import Progress
 from .sweep import backward, cut, slices
@@ -24,7 +26,7 @@ def by_adjoint(
     at: int,
     *,
     joint: bool,
-    gamma: float | None,
+    gamma: Gamma,
     progress: Progress | None,
     watch: Watch | None = None,
 ) -> Scores:
@@ -40,7 +42,13 @@ def by_adjoint(
             found.insert(0, torch.stack(parts).sum(0))
         if progress is not None:
             progress(at - chunk.first_step, at)
-        yield chunk.row_start, torch.cat(found, 1)
+        scores = torch.cat(found, 1)
+        if not bool(scores.isfinite().all()):
+            raise NumericalError(
+                f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
+                "after step. Use the default form (gamma=None)."
+            )
+        yield chunk.row_start, scores
 
 
 def by_embeddings(store: RunStore, queries: Tensor, at: int, n_rows: int, progress: Progress | None) -> Scores:

@@ -69,8 +69,11 @@ class StepScope:
                 f"loss_reduction={self._reduction!r} and weights={'given' if weights is not None else 'not given'} do not "
                 "fit: pass weights with every batch and loss_reduction='weights', or neither."
             )
+        given = None if weights is None else _vector(weights, len(texts), "weights")
+        if given is not None and bool((given < 0).any()):
+            raise UsageError(f"step {self.number} has a negative weight; expected weights ≥ 0: curvature needs them.")
         self.sizes.append(len(texts))
-        self._weights.append(None if weights is None else _vector(weights, len(texts), "weights"))
+        self._weights.append(given)
         self._tokens.append(None if tokens is None else counts(tokens, len(texts)))
         self._losses.append(None)
         self.on_batch(len(texts))

@@ -75,6 +75,7 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
                 clip=float(table.clip[i]),
                 norm=float(table.norm[i]),
                 dot_g=block.gdot[lo:hi].to(dtype),
+                share=float(table.coverage[i]),
                 **_curvature(block, lo, hi, dtype),
             )
         )
