@@ -43,9 +43,10 @@ def test_query_gives_what_the_library_gives(digits_run: Path) -> None:
 
 
 def test_query_asks_before_it_imports_code(digits_run: Path) -> None:
-    refused = CliRunner().invoke(app, ["query", str(digits_run), "--set", "few"], input="n\n")
-    assert refused.exit_code == 1
-    assert "Import and run the code" in refused.output
+    for answer in ("n\n", ""):
+        refused = CliRunner().invoke(app, ["query", str(digits_run), "--set", "few"], input=answer)
+        assert "Pass --trust-recipe" in str(refused.exception)
+        assert "Import and run the code" in refused.output
     assert "Helped most" in call("query", digits_run, "--set", "few", answer="y\n")
 
 
@@ -67,6 +68,8 @@ def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> N
         (["inspect", "nowhere"], "does not exist"),
         (["export", "RUN", "--to", "xml"], "parquet, csv"),
         (["erase", "RUN", "abc", "--yes"], "integers"),
+        (["erase", "RUN", "99999999", "--yes"], "Nothing was erased"),
+        (["demo", "--source", "foo"], "auto, mnist or digits"),
     ],
 )
 def test_errors_say_what_to_do(digits_run: Path, tmp_path: Path, args: list[str], says: str) -> None:

@@ -146,7 +146,7 @@ def train(
 ) -> None:
     """A recorded loop over `steps` steps with a mean loss; raises `error` in the middle of step `stop`."""
     settings = {"loss_reduction": "mean", "steps": planned, **FULL, **settings}
-    if start:
+    if start or settings.get("resume"):
         settings = {"resume": True, "start": start, **settings}
     with backstory.record(model, optimizer, path, **settings) as rec:
         for t in range(start, steps):

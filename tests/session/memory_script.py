@@ -42,7 +42,7 @@ def main(path: Path, what: str, chunk_bytes: int) -> None:
     if what == "embed":
         run.embed()
     else:
-        answer = run.query(make(), loss, torch.ones(2, 15), method="adjoint")
+        answer = run.query(make(), loss, torch.ones(2, 15), method="adjoint", unverified=True)
         assert answer.scores.isfinite().all()
     print(json.dumps({"before": before, "peak": memory("VmHWM")}))
 

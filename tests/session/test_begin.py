@@ -26,7 +26,7 @@ from tests.session.zoo import Again
 from torch import nn
 
 import backstory
-from backstory.errors import MismatchError, StoreError
+from backstory.errors import MismatchError, StoreError, UsageError
 from backstory.session import recorder as recorder_module
 from backstory.session import warmup as warmup_module
 from backstory.session.recorder import Recorder
@@ -303,3 +303,17 @@ def test_loops_helpers_give_back_what_they_kept() -> None:
     optimizer.step()
     restore(state, model, optimizer)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_resuming_needs_a_step_and_the_model_of_that_step(tmp_path: Path) -> None:
+    """`resume=True` alone must not throw a run away, and step 0 is checked like any other."""
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 3)
+    with pytest.raises(UsageError, match=r"holds 3 steps: start=3"):
+        backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="mean", resume=True, **FULL)
+    with (
+        pytest.raises(MismatchError, match="step 0"),
+        backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="mean", resume=True, start=0, **FULL),
+    ):
+        pass
+    assert backstory.open(tmp_path / "run").n_steps == 3

@@ -51,7 +51,8 @@ def train(settings: dict[str, Any], without: int | None = None, path: Path | Non
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
     """Linear in the parameters, so that only the displacement is tested."""
-    return model(batch).sum(1)
+    out: Tensor = model(batch)
+    return out.sum(1)
 
 
 @pytest.mark.parametrize(

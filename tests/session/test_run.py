@@ -192,7 +192,7 @@ def test_another_model_is_refused_and_a_wrapped_one_is_not(run: Pair) -> None:
     expected = opened.query(model, cross_entropy, QUERY).scores
     other = copy.deepcopy(model)
     other.get_parameter("2.bias").data[0] += 1e-12
-    with pytest.raises(MismatchError, match=r"not the one of step 6 \(fingerprint \w+, expected \w+\).*load_w"):
+    with pytest.raises(MismatchError, match=r"not the one of step 6 \(fingerprint \w+, expected \w+\).*unchanged"):
         opened.query(other, cross_entropy, QUERY)
     with pytest.raises(MismatchError, match="in its own precision"):
         opened.query(copy.deepcopy(model).float(), cross_entropy, QUERY)
@@ -202,9 +202,11 @@ def test_another_model_is_refused_and_a_wrapped_one_is_not(run: Pair) -> None:
     assert torch.equal(opened.query(wrapped, lambda m, b: cross_entropy(model, b), QUERY).scores, expected)
 
 
-def test_a_step_without_fingerprint_is_answered_with_a_note(run: Pair) -> None:
+def test_a_step_without_fingerprint_is_answered_only_on_request_and_with_a_note(run: Pair) -> None:
     opened, model = run
-    answer = opened.query(model, cross_entropy, QUERY, at=4)
+    with pytest.raises(MismatchError, match=r"not those of step 4.*unverified=True"):
+        opened.query(model, cross_entropy, QUERY, at=4)
+    answer = opened.query(model, cross_entropy, QUERY, at=4, unverified=True)
     assert "the model could not be verified: the run has no fingerprint of step 4" in answer.notes
     assert "the model was asked in eval mode" in answer.notes
 
@@ -277,7 +279,7 @@ def test_a_proxy_is_said_in_every_answer(tmp_path: Path) -> None:
     v = torch.zeros(1, opened.store.width)
     answers = [
         opened.query(model, cross_entropy, QUERY), opened.query(model, cross_entropy, QUERY, keep=2),
-        opened.query(model, cross_entropy, QUERY, method="adjoint", at=2), opened.query_vectors(v),
+        opened.query(model, cross_entropy, QUERY, method="adjoint", at=2, unverified=True), opened.query_vectors(v),
         opened.query(model, cross_entropy, QUERY).during(0, 2),
     ]  # fmt: skip
     for answer in answers:
@@ -338,7 +340,7 @@ def test_reading_while_recording(tmp_path: Path) -> None:
             cross_entropy(model, batch_of([0, 1])).mean().backward()
             optimizer.step()
         rec.flush()
-        assert len(opened.query(model, cross_entropy, QUERY)) == 2
+        assert len(opened.query(model, cross_entropy, QUERY, unverified=True)) == 2
         with pytest.raises(LockedError):
             opened.embed()
 

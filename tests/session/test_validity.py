@@ -57,7 +57,8 @@ def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path)
     x = torch.ones(2, 6)
 
     def ask(m: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return m(batch).sum(1)
+        out: torch.Tensor = m(batch)
+        return out.sum(1)
 
     adjoint = run.query(model, ask, x)
     run.embed()

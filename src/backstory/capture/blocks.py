@@ -156,6 +156,8 @@ def _rank_of(name: str, rank: Rank | None) -> tuple[int, int] | None:
             raise UsageError(f"no pattern of rank= matches {name!r}; add one, for example '*': 16.")
         rank = found
     pair = (rank, rank) if isinstance(rank, int) else rank
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(x, int) for x in pair):
+        raise UsageError(f"found rank {rank!r} for {name!r}; expected a whole number, or a pair (out, in).")
     if min(pair) < 1:
         raise UsageError(f"found rank {rank!r} for {name!r}; expected at least 1.")
     return pair

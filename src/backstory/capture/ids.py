@@ -53,6 +53,8 @@ def with_ids(dataset: Any, ids: Sequence[int | str] | None = None) -> Dataset[An
 
 def as_text(ids: Iterable[int | str] | Tensor) -> tuple[list[str], str]:
     """`(ids as text, "int" or "str")`; anything else, or a mixture, is refused."""
+    if isinstance(ids, int | str | bytes):
+        raise UsageError(f"found the single id {ids!r}; expected a sequence of ids, for example [{ids!r}].")
     found = ids.tolist() if isinstance(ids, Tensor) else [x.item() if hasattr(x, "item") else x for x in ids]
     if not isinstance(found, list):
         raise UsageError(f"found the single id {found!r}; expected a sequence with one id for each sample.")

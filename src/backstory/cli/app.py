@@ -49,6 +49,7 @@ def demo(
     """Train a small net on digits, record it, ask it, and prove a few answers by retraining."""
     import torch
 
+    data.need("plotly", "sklearn", extra="demo")
     from ..session.run import Run
     from ..studies.demo import demo as run_demo
     from ..studies.report import html_report
@@ -225,6 +226,7 @@ def erase(
 
 def main() -> None:
     """Entry point: plain errors, no traceback for what the user can mend."""
+    sys.path.insert(0, "")  # a recipe may live in the current folder, as with `python -m`
     try:
         app()
     except BackstoryError as error:

@@ -3,6 +3,7 @@
 Knows nothing of printing.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
             "this command needs a recipe, a function that gives model, loss and data, and the run names none. "
             "Pass --recipe package.module:function."
         )
-    if not trusted:
-        typer.confirm(f"Import and run the code {stored!r} that this run names?", abort=True)
+    if not trusted and not _agreed(f"Import and run the code {stored!r} that this run names?"):
+        raise UsageError(
+            f"the recipe {stored!r} was not imported. Pass --trust-recipe to import it without a question."
+        )
     return str(stored)
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except typer.Abort:  # nobody is there to answer
+        return False
+
+
+def need(*packages: str, extra: str) -> None:
+    """Raise if an optional package is missing, before any work is done."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"this command needs {', '.join(missing)}: pip install 'backstory[{extra}]'.")

@@ -141,7 +141,10 @@ class Influence:
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line for each query and occurrence."""
-        import pandas as pd
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UsageError("to_pandas() needs pandas: pip install 'backstory[pandas]'.") from error
 
         q, m = self.scores.shape
         samples = self.samples if self.samples.ndim == 2 else np.broadcast_to(self.samples, (q, m))

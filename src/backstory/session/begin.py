@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from ..capture.blocks import Blocks
+from ..capture.fingerprint import fingerprint
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.subspace import Shape
 from ..store import RunStore
@@ -19,13 +21,14 @@ from .warmup import load_bases, project_spooled
 
 def open_store(
     path: Path,
+    model: nn.Module,
     blocks: Blocks,
     optimizer: Optimizer,
     settings: RecordSettings,
     extra: Mapping[str, Any],
     *,
     resume: bool,
-    start: int,
+    start: int | None,
 ) -> RunStore:
     """The run to record into: a new one, or an old one brought back to step `start`."""
     table = [{"name": b.name, "group": b.group, "shape": list(b.shape)} for b in blocks.blocks]
@@ -51,14 +54,16 @@ def open_store(
         )
     store = RunStore.open(path, write=True)
     try:
-        _go_on(store, table, settings, start)
+        _go_on(store, model, table, settings, start)
     except BaseException:
         store.close(compact=False)
         raise
     return store
 
 
-def _go_on(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings, start: int) -> None:
+def _go_on(
+    store: RunStore, model: nn.Module, table: list[dict[str, Any]], settings: RecordSettings, start: int | None
+) -> None:
     """Bring a run that is opened again to step `start`."""
     _check_same(store, table, settings)
     layout = [(b["name"], Shape(*b["shape"])) for b in table]
@@ -67,10 +72,23 @@ def _go_on(store: RunStore, table: list[dict[str, Any]], settings: RecordSetting
         store.append(list(project_spooled(store, layout, bases)))
         store.clear_spool()
     held = store.n_steps() or len(store.spooled())
+    if start is None:
+        raise UsageError(
+            f"resume=True needs start=, the step that your own checkpoint continues from; what the run holds beyond it is "
+            f"replaced. The run holds {held} steps: start={held} goes on where it ends."
+        )
+    if start < 0:
+        raise UsageError(f"found start={start}; expected 0 to {held}.")
     if start > held:
         raise StoreError(
             f"the run holds steps 0 to {held - 1}, so training cannot go on in it from step {start}: the steps between "
             f"would be missing. Resume your training from a checkpoint at step {held} or earlier."
+        )
+    known = store.config.get("fingerprints", {})
+    if known.get(str(start)) not in (None, fingerprint(model)):
+        raise MismatchError(
+            f"the model is not the one that training had at step {start}, from which this recording is to go on. Load "
+            "your own checkpoint of that step into the model before recording. Nothing was changed."
         )
     if start <= store.n_steps():
         store.truncate(start)
@@ -79,7 +97,6 @@ def _go_on(store: RunStore, table: list[dict[str, Any]], settings: RecordSetting
         for name in store.tensor_names():
             if name.startswith("checkpoint-") and int(name.removeprefix("checkpoint-")) > start:
                 store.delete_tensors(name)
-    known = store.config.get("fingerprints", {})
     store.update_config(closed=False, fingerprints={k: v for k, v in known.items() if int(k) <= start})
 
 

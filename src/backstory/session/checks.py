@@ -75,8 +75,8 @@ def _sum(scope: StepScope, number: int, shape: Shape, basis: Basis, warm: bool) 
 def _message(name: str, step: int, error: float) -> str:
     return (
         f"the recorded rows of {name!r} do not add up to its gradient in step {step} (off by {error:.1%}). Likely "
-        "causes: the weight is used outside its module's forward (nn.MultiheadAttention, functional calls); an "
+        "causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight is used outside its module's forward (nn.MultiheadAttention, functional calls); an "
         "in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module was "
-        "compiled or replaced; gradients from before the step were not zeroed; something was added to .grad after "
+        "compiled or replaced; something was added to .grad after "
         "backward; a custom rule is wrong. Leave the layer out with layers=['!name'], or mend the cause."
     )

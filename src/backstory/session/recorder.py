@@ -27,7 +27,7 @@ from ..capture.blocks import Block, Blocks, Selection
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.optimizer import Reading
-from ..errors import DiskError, MismatchError, NumericalError, UsageError
+from ..errors import DiskError, NumericalError, UsageError
 from ..store import RunStore, Writer
 from .begin import open_store
 from .checks import check_sums
@@ -71,7 +71,7 @@ def record(
     warmup_steps: int = 20,
     warmup_bytes: int = 2 << 30,
     resume: bool = False,
-    start: int = 0,
+    start: int | None = None,
     scaler: Any = None,
     clip_norm: float | str | None = None,
     recipe: str | None = None,
@@ -108,7 +108,7 @@ def record(
     blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
     reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
     extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
-    store = open_store(Path(path), blocks, optimizer, settings, extra, resume=resume, start=start)
+    store = open_store(Path(path), model, blocks, optimizer, settings, extra, resume=resume, start=start)
     return Recorder(model, blocks, reader, store, settings, steps=steps, checkpoints=checkpoints, max_bytes=max_bytes)
 
 
@@ -150,7 +150,6 @@ class Recorder:
     # -- the context ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Recorder":
-        self._check_model()
         if self._bases is not None and "basis" not in self.store.tensor_names():
             save_bases(self.store, self.layout, self._bases)
         if self._bases is None:
@@ -206,23 +205,12 @@ class Recorder:
         source: Sequence[str] | None = None,
     ) -> None:
         """Store what a person wants to see of these samples (images as PNG bytes). Stored only if given here."""
-        names = None if label is None else [str(x) for x in label]
+        names = label if label is None or isinstance(label, str) else [str(x) for x in label]
         self.store.put_samples(as_text(ids)[0], text=text, image=image, label=names, source=source)
 
     def flush(self) -> None:
         """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
         self._writer.flush()
-
-    def _check_model(self) -> None:
-        """A resumed recording needs the model of its step, where the run knows it."""
-        known = self.store.config.get("fingerprints", {}).get(str(self._at))
-        if self._at and known is not None and known != fingerprint(self.model):
-            self._writer.close()
-            self.store.close(compact=False)
-            raise MismatchError(
-                f"the model is not the one that training had at step {self._at}, from which this recording is to go on. "
-                "Load your own checkpoint of that step into the model before recording."
-            )
 
     # -- one step ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ..capture.ids import as_text, restore
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.layers import Rule, rule_for
 from ..maths.steps import Gamma
-from ..maths.subspace import Basis, Shape
+from ..maths.subspace import Basis, Shape, shape_of
 from ..store import RunStore
 from .answer import Influence
 from .embed import EmbedReport, Progress, embed
@@ -76,7 +76,11 @@ class Run:
             waiting = len(self.store.spooled())
             raise StoreError(
                 "the run holds no complete step yet"
-                + (f" ({waiting} warm-up steps wait for their basis: resume the recording)." if waiting else ".")
+                + (
+                    f": {waiting} warm-up steps wait for their basis. Go on recording with resume=True, start={waiting}."
+                    if waiting
+                    else "."
+                )
             )
         if at == "final":
             return n
@@ -134,16 +138,18 @@ class Run:
         gamma: Gamma = "auto",
         mode: str = "eval",
         keep: int | None = None,
+        unverified: bool = False,
         progress: Progress | None = None,
     ) -> Influence:
         """The influence of every occurrence before `at` on the queries `loss_fn(model, batch)`.
 
         A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
-        checked. `keep=k` holds only the k highest and lowest occurrences of each query.
+        checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
+        and lowest occurrences of each query.
         """
         step = self.step_of(at)
-        notes = [*self._check_model(model, step), f"the model was asked in {mode} mode"]
         blocks, bases = self._blocks(model), self._bases()
+        notes = [*self._check_model(model, step, unverified), f"the model was asked in {mode} mode"]
         v = query_rows(model, loss_fn, batch, blocks, bases, mode=mode)
         return self.query_vectors(
             v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
@@ -266,7 +272,7 @@ class Run:
     def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
         """Store text, image (PNG bytes), label or source of samples, after the fact."""
         label = content.get("label")
-        if label is not None:
+        if label is not None and not isinstance(label, str):
             content["label"] = [str(x) for x in label]
         with RunStore.open(self.path, write=True) as store:
             store.put_samples(as_text(ids)[0], **content)
@@ -274,14 +280,20 @@ class Run:
 
     def erase(self, ids: Iterable[int | str] | Tensor | None) -> int:
         """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
+        names = None if ids is None else as_text(ids)[0]
+        unknown = set(names or ()) - set(self.content(names or []))
+        if unknown:
+            raise UsageError(
+                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased."
+            )
         with RunStore.open(self.path, write=True) as store:
-            gone = store.erase_samples(None if ids is None else as_text(ids)[0])
+            gone = store.erase_samples(names)
         self.store = RunStore.open(self.path)
         return gone
 
-    def content(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
         """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
-        return {row["id"]: row for row in self.store.samples(list(ids)).to_pylist()}
+        return {row["id"]: row for row in self.store.samples(as_text(ids)[0]).to_pylist()}
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
@@ -316,15 +328,24 @@ class Run:
             )
         return "embeddings" if fits and method != "adjoint" else "adjoint"
 
-    def _check_model(self, model: nn.Module, step: int) -> list[str]:
-        known = self.config.get("fingerprints", {}).get(str(step))
+    def _check_model(self, model: nn.Module, step: int, unverified: bool = False) -> list[str]:
+        """Refuse a model that is not the one of `step`; what could not be checked must be allowed, and is said."""
+        fingerprints = self.config.get("fingerprints", {})
+        known = fingerprints.get(str(step))
+        if known is None and not unverified:
+            steps = ", ".join(sorted(fingerprints, key=int))
+            raise MismatchError(
+                f"the run knows the weights of steps {steps}, not those of step {step}, so it cannot tell whether this is "
+                "the right model. Ask at one of those steps, record with checkpoints=K, or, if you are sure of the model, "
+                "pass unverified=True."
+            )
         if known is None:
             return [f"the model could not be verified: the run has no fingerprint of step {step}"]
-        found = fingerprint(model)
-        if found != known:
+        if (found := fingerprint(model)) != known:
+            stored = f" or load it with run.load_weights(model, {step})" if step in self.checkpoints else ""
             raise MismatchError(
                 f"the model is not the one of step {step} (fingerprint {found}, expected {known}). "
-                "Pass the trained model unchanged and in its own precision, or load it with run.load_weights(model, at)."
+                f"Pass the trained model unchanged and in its own precision{stored}."
             )
         return []
 
@@ -334,6 +355,12 @@ class Run:
         for b in self.config["blocks"]:
             if b["name"] not in parameters:
                 raise MismatchError(f"the model has no parameter {b['name']!r}; build the model that was recorded.")
+            shape, recorded = parameters[b["name"]].shape, Shape(*b["shape"])
+            if shape_of(shape, None)[:2] != recorded[:2]:
+                raise MismatchError(
+                    f"the model's {b['name']!r} has shape {tuple(shape)}, which is not that of the recorded model "
+                    f"({recorded.d_out} × {recorded.d_in or 1}); build the model that was recorded."
+                )
             blocks.append(Block(b["name"], parameters[b["name"]], b["group"], Shape(*b["shape"])))
         number = {id(b.parameter): i for i, b in enumerate(blocks)}
         owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}

@@ -63,8 +63,8 @@ def check_free(folder: Path) -> None:
     """Raise if `folder` is a run, or holds anything that a half-created run would not."""
     if (folder / "config.json").exists():
         raise StoreError(
-            f"{folder} already holds a run; expected a new path. Choose another path, or pass "
-            "`resume=True` to go on with it."
+            f"{folder} already holds a run; expected a new path. Choose another path, delete the folder if the run is not "
+            "wanted, or go on recording in it with `resume=True` and `start=`, the step that your checkpoint continues from."
         )
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected a folder or nothing. Choose another path.")

@@ -19,6 +19,16 @@ _ROWS = 1 << 20  # rows in one fragment
 def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | None]) -> None:
     """Add samples, or replace those with the same id; the last of equal ids wins."""
     for name, values in columns.items():
+        kind = bytes if name == "image" else str
+        if isinstance(values, str | bytes):
+            raise UsageError(
+                f"one text was given as {name!r}; expected a sequence with one value for each of {len(ids)} ids."
+            )
+        if bad := [v for v in values or () if v is not None and not isinstance(v, kind)]:
+            raise UsageError(
+                f"a value of {name!r} is of type {type(bad[0]).__name__}; expected {kind.__name__}"
+                + (", the bytes of a PNG file." if name == "image" else ".")
+            )
         if values is not None and len(values) != len(ids):
             raise UsageError(f"{len(values)} values of {name!r} were given for {len(ids)} ids; expected one per id.")
     last = sorted({name: i for i, name in enumerate(ids)}.values())

@@ -106,8 +106,8 @@ def demo(
 def _fresh(path: Path) -> Path:
     """An empty place for the run; an earlier demo's run is replaced, anything else is left alone."""
     if path.exists():
-        if not (path / "config.json").exists():
-            raise StoreError(f"{path} exists and is not a run; choose another folder with --out.")
+        if not (path / "config.json").exists() or Run(path).config.get("recipe") != RECIPE:
+            raise StoreError(f"{path} exists and is not a run of the demo; choose another folder with --out.")
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..session.recipe import Recipe
 from .data import DataError, Images, digits_8x8, mnist_5k
 
@@ -16,6 +17,8 @@ Batch = tuple[Tensor, Tensor]
 
 def images(source: str = "auto") -> Images:
     """MNIST's 5,000, or the 8 × 8 digits where no registry can be reached."""
+    if source not in ("auto", "mnist", "digits"):
+        raise UsageError(f"found source {source!r}; expected auto, mnist or digits.")
     if source == "digits":
         return digits_8x8()
     try:
