@@ -28,6 +28,8 @@ COMMANDS = [
     "bench embed",
     "bench record",
     "bench all",
+    "study",
+    "study fidelity",
 ]
 
 
@@ -73,8 +75,9 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
 
 def cli_page() -> str:
     parts = [
-        "# The command line\n\nEvery command exits with 0, with 2 and one plain sentence on the error stream when something "
-        "that you can mend is wrong, and prints one JSON object last with `--json`.\n"
+        "# The command line\n\nA command exits with 0; with 2 where something that you can mend is wrong, which it says in plain words on "
+        "the error stream; with 1 where you answered no, or where `inspect --verify` found damage. `--json` prints one JSON "
+        "object last.\n"
     ]
     for command in COMMANDS:
         shown = CliRunner().invoke(

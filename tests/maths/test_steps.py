@@ -9,6 +9,7 @@ from tests.maths.examples import P, heavy, joined, nesterov, plain, queries, ran
 from tests.oracles import assert_close, expands
 from torch import Tensor
 
+from backstory.maths import steps
 from backstory.maths.steps import (
     Coefficients,
     Step,
@@ -158,3 +159,17 @@ def test_growth_counts_clipping_and_is_zero_without_rows() -> None:
     step = random_step(generator(), 3, plain(0.2))
     assert growth(step._replace(clip=0.25)) == pytest.approx(growth(step) / 4)
     assert growth(random_step(generator(), 0, plain(0.2))) == 0.0
+
+
+def test_growth_of_many_rows_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power iteration against the direct eigenvalue, with parameter groups."""
+    g = torch.Generator().manual_seed(0)
+    V = torch.randn(200, 30, generator=g, dtype=torch.float64) * torch.linspace(1, 3, 30, dtype=torch.float64)
+    rate = torch.cat([torch.full((10,), 0.02), torch.full((20,), 0.05)]).double()
+    k = Coefficients(rate, 0.0, 0.0, 0.9, 0.0, 1.0, 0.0)
+    step = Step(V[:1], torch.ones(1, dtype=torch.float64), k, V=V)
+    by_iteration = growth(step)
+    monkeypatch.setattr(steps, "DIRECT_ROWS", 10_000)
+    assert by_iteration == pytest.approx(growth(step), rel=0.02)
+    assert by_iteration <= growth(step) * (1 + 1e-12)
+    assert steps.expands(step) == (growth(step) > 1)

@@ -20,7 +20,7 @@ def test_a_single_step_is_rate_times_weight_times_gradient(tmp_path: Path) -> No
     E = run.store.read_embeddings(1, 0, 3, dtype=torch.float64)
     assert_close(E, 0.25 / 3 * stored(tmp_path / "run").rows, 1e-12)
     assert (report.at, report.steps, report.occurrences, report.dims, report.joint) == (1, 1, 3, 26, True)
-    assert report.form == "implicit"
+    assert report.form == "auto"
     assert report.as_dict()["seconds"] > 0
 
 
@@ -80,7 +80,7 @@ def test_an_overflow_is_an_error_that_names_the_steps_and_leaves_the_old_embeddi
     plain = sweep._coefficients
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "_coefficients", lambda *a: plain(*a)._replace(rate=1e200))
-        with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*implicit form \(gamma=None\)"):
+        with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*default form"):
             run.embed(gamma=0.0, dtype=torch.float64)
     again = backstory.open(tmp_path / "run")
     assert torch.equal(again.store.read_embeddings(5, 0, 15, dtype=torch.float64), before)

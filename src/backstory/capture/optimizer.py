@@ -51,6 +51,7 @@ class OptimizerReader:
         self._recorded = {id(p) for p in self.parameters}  # what torch updated when recording began
         self._max_norm = clip_norm
         self.reading: Reading | None = None
+        self.watching = False  # inside a step
         self.on_step: Callable[[Reading], None] = lambda reading: None
         self._scale = 1.0
         self._before: dict[int, Tensor] = {}  # id of parameter -> (2,) sizes
@@ -70,8 +71,13 @@ class OptimizerReader:
             handle.remove()
         self._handles.clear()
 
+    def end(self) -> None:
+        """The step is over: an update from here on is in no step."""
+        self.watching = False
+
     def begin(self) -> None:
         """A new step: forget what the last one left."""
+        self.watching = True
         self.reading = None
         self._before.clear()
         self._scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
@@ -86,6 +92,11 @@ class OptimizerReader:
         self._before[id(p)] = _sizes(p.grad)
 
     def _read(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.watching:
+            raise UsageError(
+                "optimizer.step() ran outside of rec.step(), so the model leaves the recorded run. Put every update inside "
+                "a rec.step(), or end the recording first."
+            )
         if self.reading is not None:
             raise UsageError("optimizer.step() was called twice inside one rec.step(); give each update its own.")
         self._refuse_newcomers()

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, show
+from . import bench, data, show, study
 
 app = typer.Typer(
     help="Which training examples made the model do that, and when?",
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(study.app, name="study")
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, UsageError
 
-CURVATURES = ("empirical", "sampled", "exact")
 KINDS = ("cross-entropy", "squared-error", "bce")
 MOST_EXACT = 512  # backward passes a step that `exact` may cost
 

@@ -41,6 +41,7 @@ from .steps import (
     whitening,
 )
 
+ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored ones of another number are not used
 CHUNK_ROWS = 128  # rows taken at once for plain SGD; measured best between 96 and 256 at p = 1,024
 
 

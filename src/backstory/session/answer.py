@@ -7,7 +7,7 @@ Knows nothing of models.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -110,10 +110,13 @@ class Influence:
         """Only the occurrences of steps first … last−1, for example one epoch."""
         self._need_all("during()")
         keep = (self.steps >= first) & (self.steps < last)
-        return Influence(
-            self.scores[:, torch.from_numpy(keep)], self.samples[keep], self.steps[keep], self.id_kind, self.at,
-            self.how, (*self.notes, f"steps {first} to {last - 1} only"), True, self.lookup,
-        )  # fmt: skip
+        return replace(
+            self,
+            scores=self.scores[:, torch.from_numpy(keep)],
+            samples=self.samples[keep],
+            steps=self.steps[keep],
+            notes=(*self.notes, f"steps {first} to {last - 1} only"),
+        )
 
     def per_sample(self) -> tuple[list[int | str], Tensor]:
         """`(ids, influences (Q, ids))`: removal from all steps, occurrences summed."""

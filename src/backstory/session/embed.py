@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError
-from ..maths.propagation import Propagator
+from ..maths.propagation import ALGORITHM, Propagator
 from ..maths.steps import Gamma
 from ..store import RunStore
 from .sweep import Chunk, backward, cut, slices
@@ -52,7 +52,13 @@ def embed(
     progress: Progress | None = None,
 ) -> EmbedReport:
     """Write the embeddings of all occurrences before step `at`, on the model at `at`."""
-    report = EmbedReport(at, at, dims=store.width, joint=joint, form="literal" if gamma == 0 else "implicit")
+    report = EmbedReport(
+        at,
+        at,
+        dims=store.width,
+        joint=joint,
+        form="literal" if gamma == 0 else "auto" if gamma == "auto" else "implicit",
+    )
     began = time.perf_counter()
     where = [slice(0, store.width)] if joint else slices(store)
     watch = Watch(store, at)
@@ -71,6 +77,7 @@ def embed(
 
     name = str(dtype).removeprefix("torch.")
     settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
+    settings["algorithm"] = ALGORITHM
     store.write_embeddings(at, blocks(), settings, encoding)
     _take_over(report, watch.done())
     report.seconds = time.perf_counter() - began
@@ -91,6 +98,6 @@ def _check(E: Tensor, chunk: Chunk) -> None:
     if not bool(E.isfinite().all()):
         raise NumericalError(
             f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
-            "in the literal form noisy curvature can expand step after step. Use the implicit form (gamma=None), or "
+            "in the literal form noisy curvature can expand step after step. Use the default form (gamma='auto'), or "
             "ask at a checkpoint before the expansion."
         )

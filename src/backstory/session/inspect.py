@@ -30,7 +30,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "query sets": [n.removeprefix("queries-") for n in store.tensor_names() if n.startswith("queries-")],
             "recipe": config.get("recipe"),
         },
-        "settings": {k: v for k, v in config["settings"].items() if k != "extra"},
+        "settings": config["settings"],
         "optimizer": {**config["optimizer"], **_ranges(table)},
         "provenance": config["provenance"],
         "parameters": {

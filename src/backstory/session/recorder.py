@@ -193,6 +193,7 @@ class Recorder:
             raise
         finally:
             self._tap.begin()
+            self._reader.end()
             self._scope = None
 
     def describe(

@@ -8,6 +8,7 @@ Knows nothing of the command line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..capture.blocks import Block, Blocks
 from ..capture.ids import as_text, restore
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.layers import Rule, rule_for
+from ..maths.propagation import ALGORITHM
 from ..maths.steps import Gamma
 from ..maths.subspace import Basis, Shape, shape_of
 from ..store import RunStore
@@ -46,7 +48,6 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.store = RunStore.open(self.path)
-        self.config: dict[str, Any] = self.store.config
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
@@ -57,6 +58,11 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.store.close(compact=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was recorded and with what, as `config.json` says now."""
+        return self.store.read_config()
 
     @property
     def n_steps(self) -> int:
@@ -213,10 +219,12 @@ class Run:
         batch: Any,
         ids: Iterable[int | str] | Tensor,
         at: int | str = "final",
+        *,
+        unverified: bool = False,
     ) -> Tensor:
         """Influence of each sample on its own loss at `at`, all occurrences summed: (Q,) for Q losses and Q ids."""
         names, _ = as_text(ids)
-        answer = self.query(model, loss_fn, batch, at)
+        answer = self.query(model, loss_fn, batch, at, unverified=unverified)
         if answer.n_queries != len(names):
             raise UsageError(
                 f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
@@ -237,6 +245,7 @@ class Run:
         *,
         gamma: Gamma = "auto",
         mode: str = "eval",
+        unverified: bool = False,
         progress: Progress | None = None,
     ) -> RemovalEffect:
         """Influence (Q, M) of removing each of these samples from all its occurrences: plain sum, and corrected.
@@ -245,7 +254,7 @@ class Run:
         forward sweep over the run for the chosen samples.
         """
         step = self.step_of(at)
-        self._check_model(model, step)
+        self._check_model(model, step, unverified)
         names, kind = as_text(samples)
         v = query_rows(model, loss_fn, batch, self._blocks(model), self._bases(), mode=mode)
         summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
@@ -321,7 +330,8 @@ class Run:
         if method not in METHODS:
             raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
         found = self.store.embeddings().get(step)
-        fits = found is not None and found["joint"] == joint and found["gamma"] == gamma
+        asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
+        fits = found is not None and all(found.get(k) == v for k, v in asked.items())
         if method == "embeddings" and not fits:
             raise UsageError(
                 f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
@@ -392,10 +402,11 @@ class Run:
     def _picked(self, rows: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Ids and steps of chosen rows, (Q, M) each."""
         found: dict[int, tuple[str, int]] = {}
-        for row in sorted(set(rows.reshape(-1).tolist())):
-            block = self.store.read(row, row + 1, rows=False, samples=True)
+        for lo, wanted in groupby(sorted(set(rows.reshape(-1).tolist())), lambda row: row - row % ROWS_AT_ONCE):
+            hi = min(lo + ROWS_AT_ONCE, self.store.n_rows())
+            block = self.store.read(lo, hi, rows=False, samples=True)
             assert block.samples is not None
-            found[row] = (block.samples[0], int(block.step[0]))
+            found |= {row: (block.samples[row - lo], int(block.step[row - lo])) for row in wanted}
         samples = [[found[r][0] for r in line] for line in rows.tolist()]
         steps = [[found[r][1] for r in line] for line in rows.tolist()]
         return np.array(samples), np.array(steps)

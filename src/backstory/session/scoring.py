@@ -46,7 +46,7 @@ def by_adjoint(
         if not bool(scores.isfinite().all()):
             raise NumericalError(
                 f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
-                "after step. Use the default form (gamma=None)."
+                'after step. Use the default form, gamma="auto".'
             )
         yield chunk.row_start, scores
 

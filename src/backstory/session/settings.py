@@ -6,7 +6,7 @@ Knows nothing of hooks or tables.
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ class RecordSettings:
     uncovered: str = "error"
     warmup_steps: int = 20
     warmup_bytes: int = 2 << 30
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)

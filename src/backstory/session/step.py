@@ -166,7 +166,7 @@ class StepScope:
             for (slot, b), parts in self.parts.items()
         }
 
-    def check_finite(self, rows: Tensor, numbers: Sequence[int] | None = None) -> None:
+    def check_finite(self, rows: Tensor) -> None:
         """NaN or Inf in a row: name step, layer and sample."""
         if bool(rows.isfinite().all()):
             return

@@ -131,6 +131,12 @@ class Ledger:
         if not self._lock.held:
             raise UsageError(f"{self.path} is closed, or was opened before a fork. Open it again to change it.")
 
+    def read_config(self) -> dict[str, Any]:
+        """`config.json` as it is now: another process may be recording."""
+        if self._lock is None:
+            self.config = layout.read_config(self.path)
+        return self.config
+
     def update_config(self, **changes: Any) -> None:
         """Replace entries of `config.json`, all or nothing."""
         self._writable()

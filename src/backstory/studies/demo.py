@@ -114,9 +114,15 @@ def _fresh(path: Path) -> Path:
 
 
 def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
-    """Train and record; two draws of labels for each image give the curvature."""
+    """Train and record; ten more backward passes, one for each digit, give the curvature."""
     steps, means = len(plan.batches), []
-    settings: dict[str, Any] = {"rank": 32, "curvature": "sampled:2", "checkpoints": 3, "steps": steps}
+    settings: dict[str, Any] = {
+        "rank": 32,
+        "curvature": "exact:10",
+        "encoding": "int8",
+        "checkpoints": 3,
+        "steps": steps,
+    }
     with record(
         plan.model, plan.optimizer, path, loss_reduction="mean", recipe=RECIPE, recipe_args=args, **settings
     ) as rec:

@@ -1,0 +1,250 @@
+"""Every method of the fidelity study, one function each: from a replayed run to a score for each removal.
+
+A score is one number for removal from the last epoch (single) and one for removal from all epochs; methods that know no
+time give the same number twice. Runs are recorded in float64, their rows in float16 as by default.
+Knows nothing of retraining or of correlations.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..methods import (
+    ekfac,
+    gradient_cosine,
+    gradient_dot,
+    influence_sweep,
+    margins,
+    representation_similarity,
+    tracin,
+    trak,
+)
+from ..session.answer import Influence
+from ..session.recipe import take_step
+from ..session.recorder import record
+from ..session.run import Run
+from ..session.step import StepScope
+from ..truth.precision import in_precision
+from .fidelity_full import corrected, influences
+from .fidelity_problem import Method, Problem, Scores
+from .fidelity_setups import Batch, mean_loss, recipe
+
+DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+PAPERS_DAMPING = 1e-3
+CLASSES = 10
+WARMUP = 20  # steps: the default of `record`
+
+
+def methods() -> list[Method]:
+    """All rows, the paper's own method first."""
+    return [*_full_rows(), *_recorded_rows(), *_post_hoc_rows()]
+
+
+def _full_rows() -> list[Method]:
+    def row(name: str, curvature: str, form: str) -> Method:
+        return Method(name, "full", curvature, f"sgd, {form}", lambda p: full(p, curvature, form))
+
+    return [
+        row("paper", "empirical", "literal"),
+        row("full-empirical-implicit", "empirical", "implicit"),
+        row("full-empirical-auto", "empirical", "auto"),
+        row("full-exact", "exact", "literal"),
+        Method("full-exact-corrected", "full", "exact", "sgd, literal, corrected", full_corrected),
+    ]
+
+
+def _recorded_rows() -> list[Method]:
+    def row(name: str, subspace: str, rank: int, curvature: str, kind: str = "joint") -> Method:
+        where = f"{subspace} {rank}×{rank}" + (f", {kind}" if kind in ("per layer", "epoch") else "")
+        shown = "exact" if curvature == exact else curvature
+        how = "sgd, auto, corrected" if kind == "corrected" else "sgd, auto"
+        return Method(name, where, shown, how, lambda p: recorded(p, subspace, rank, curvature, kind))
+
+    exact = f"exact:{CLASSES}"
+    return [
+        row("learned-16-empirical", "learned", 16, "empirical"),
+        row("learned-16-sampled-1", "learned", 16, "sampled:1"),
+        row("learned-16-sampled-4", "learned", 16, "sampled:4"),
+        row("learned-16-exact", "learned", 16, exact),
+        row("learned-16-sampled-4-epoch", "learned", 16, "sampled:4", "epoch"),
+        row("learned-16-exact-epoch", "learned", 16, exact, "epoch"),
+        row("learned-16-exact-corrected", "learned", 16, exact, "corrected"),
+        row("learned-16-empirical-per-layer", "learned", 16, "empirical", "per layer"),
+        row("learned-16-exact-per-layer", "learned", 16, exact, "per layer"),
+        row("random-16-empirical", "random", 16, "empirical"),
+        row("random-16-exact", "random", 16, exact),
+        row("random-32-empirical", "random", 32, "empirical"),
+        row("random-32-exact", "random", 32, exact),
+    ]
+
+
+def _post_hoc_rows() -> list[Method]:
+    none = "none"
+    return [
+        Method("no-propagation", "full", none, "sgd", no_propagation),
+        Method("tracin", "full", none, "sgd", tracin_checkpoints),
+        Method("gradient-dot", "full", none, none, lambda p: post_hoc(p, gradient_dot)),
+        Method("gradient-cosine", "full", none, none, lambda p: post_hoc(p, gradient_cosine)),
+        Method("influence-1e-3", "random 64×64", "empirical", none, lambda p: influence_at(p, PAPERS_DAMPING, rank=64)),
+        Method("influence-swept", "random 64×64", "empirical", none, lambda p: influence(p, rank=64)),
+        Method("influence-full-swept", "full", "empirical", none, influence, default=False),
+        Method("influence-ggn-swept", "random 32×32", "exact", none, lambda p: influence(p, hessian="ggn", rank=32)),
+        Method("trak", "random 32×32", "empirical", none, lambda p: trak_scores(p, "margin")),
+        Method("trak-loss", "random 32×32", "empirical", none, lambda p: trak_scores(p, "loss")),
+        Method("representation", "last layer's input", none, none, representation),
+        Method(
+            "ekfac", "full", "exact", none, lambda p: post_hoc(p, ekfac, damping=None, hessian="ggn"), "kronfluence"
+        ),
+    ]
+
+
+def full(problem: Problem, curvature: str, form: str) -> Scores:
+    """The adjoint in full coordinates, from the replay; the bytes are what float16 rows would take on disk."""
+    scores = influences(problem.replay, curvature, form=form)
+    rows = 1 + (CLASSES if curvature == "exact" else 0)
+    found = _of_occurrences(problem, scores)
+    return Scores(*found, store_bytes=problem.replay.occurrences * problem.replay.width * 2 * rows)
+
+
+def full_corrected(problem: Problem) -> Scores:
+    """Exact curvature, with the sample's own missing at its later occurrences; removal from one epoch is as it was."""
+    plain = full(problem, "exact", "literal")
+    return Scores(plain.single, corrected(problem.replay, problem.samples), store_bytes=plain.store_bytes)
+
+
+def recorded(problem: Problem, subspace: str, rank: int, curvature: str, kind: str) -> Scores:
+    """Train once more with Backstory recording, and ask the run; `kind` is "joint", "per layer", "epoch" or "corrected".
+
+    "epoch": the subspace is learned from the whole first epoch, not from 20 steps. "corrected": a sample's own curvature is missing at its later occurrences too (removal from all epochs only).
+    """
+    steps = len(problem.replay.recipe.batches)
+    warmup = steps // problem.setup.epochs if kind == "epoch" else min(WARMUP, steps)
+    run, model, earlier = _recorded_run(problem, subspace, rank, curvature, warmup)
+    answer = run.query(model, mean_loss, problem.queries, joint=kind != "per layer")
+    single, every = _of_answer(problem, answer)
+    if kind == "corrected":
+        every = run.removal(problem.samples, model, mean_loss, problem.queries).corrected[0]
+    return Scores(single, every, store_bytes=run.store.n_rows() * run.store.bytes_per_row, earlier=earlier)
+
+
+def no_propagation(problem: Problem) -> Scores:
+    """η w ⟨g, v⟩ of each occurrence: `tracin_run`'s formula, without rows."""
+    scores = influences(problem.replay, "none")
+    bytes_ = problem.replay.occurrences * problem.replay.width * 2
+    return Scores(*_of_occurrences(problem, scores), store_bytes=bytes_)
+
+
+def tracin_checkpoints(problem: Problem) -> Scores:
+    """TracIn over the weights at the end of each epoch."""
+    steps = len(problem.replay.recipe.batches) // problem.setup.epochs
+    states = problem.replay.states[steps::steps]
+    found = post_hoc(problem, tracin, checkpoints=[(s, problem.replay.rate) for s in states])
+    return Scores(found.single, found.all, store_bytes=len(states) * problem.replay.width * 8)
+
+
+def post_hoc(problem: Problem, method: Callable[..., Influence], **arguments: Any) -> Scores:
+    """A method that sees the trained model only."""
+    answer = method(problem.replay.recipe, problem.queries, loss=mean_loss, **arguments)
+    return _timeless(problem, answer)
+
+
+def influence(problem: Problem, **arguments: Any) -> Scores:
+    """The influence function at all dampings; rows in float32, sums and solves in float64."""
+
+    def sweep() -> dict[str, tuple[Tensor, Tensor]]:
+        narrow = in_precision(recipe(problem.setup, problem.seed), torch.float32)
+        narrow.model.load_state_dict(problem.replay.states[-1])
+        answers = influence_sweep(narrow, narrow.queries["test"], DAMPINGS, loss=mean_loss, **arguments)
+        found = [_timeless(problem, a) for a in answers]
+        return {f"damping {d:g}": (s.single, s.all) for d, s in zip(DAMPINGS, found, strict=True)}
+
+    settings, earlier = problem.once(f"influence {arguments}", sweep)
+    single, every = settings["damping 1"]
+    return Scores(single, every, settings=settings, earlier=earlier)
+
+
+def influence_at(problem: Problem, damping: float, **arguments: Any) -> Scores:
+    """The same at one damping."""
+    swept = influence(problem, **arguments)
+    single, every = swept.settings[f"damping {damping:g}"]
+    return Scores(single, every, earlier=swept.earlier)
+
+
+def trak_scores(problem: Problem, target: str) -> Scores:
+    """TRAK with one model; the mean of the queries' margins, or their mean loss."""
+
+    def margin(model: nn.Module, batch: Batch) -> Tensor:
+        return margins(model(batch[0]), batch[1])
+
+    loss = mean_loss if target == "loss" else None
+    answer = trak(
+        problem.replay.recipe, problem.queries, loss=loss, target=target, margin=margin, rank=32, damping=1e-6
+    )
+    return _timeless(problem, answer)
+
+
+def representation(problem: Problem) -> Scores:
+    """Cosine of the last layer's inputs, mean over the queries."""
+    return _timeless(problem, representation_similarity(problem.replay.recipe, problem.queries))
+
+
+def _recorded_run(
+    problem: Problem, subspace: str, rank: int, curvature: str, warmup: int
+) -> tuple[Run, nn.Module, float]:
+    """`(run, trained model, seconds that an earlier row spent on it)`."""
+
+    def train() -> tuple[Run, nn.Module]:
+        path = problem.folder / f"{subspace}-{rank}-{curvature.replace(':', '-')}-{warmup}"
+        plan = in_precision(recipe(problem.setup, problem.seed), torch.float64)
+        with record(
+            plan.model, plan.optimizer, path, loss_reduction="mean", subspace=subspace, rank=rank, curvature=curvature,
+            seed=problem.seed, warmup_steps=warmup,
+        ) as rec:  # fmt: skip
+            for t, (ids, _) in enumerate(plan.batches):
+                with rec.step(ids) as s, _outputs(plan.model, s, curvature):
+                    take_step(plan, t)
+        return Run(path), plan.model
+
+    (run, model), earlier = problem.once(f"{subspace} {rank} {curvature} {warmup}", train)
+    return run, model, earlier
+
+
+@contextmanager
+def _outputs(model: nn.Module, s: StepScope, curvature: str) -> Iterator[None]:
+    """Hand the outputs of the forward pass to the recorder, where the curvature needs them."""
+    if curvature == "empirical":
+        yield
+        return
+    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, "cross-entropy"))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _of_occurrences(problem: Problem, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Occurrences' influences (N,) summed for each removal: `(single, all)`."""
+    batches = problem.replay.recipe.batches
+    place = {sample: k for k, sample in enumerate(problem.samples)}
+    single, every = (torch.zeros(len(problem.samples), dtype=torch.float64) for _ in range(2))
+    at, last = 0, set(problem.last)
+    for t, (ids, _) in enumerate(batches):
+        for i, sample in enumerate(ids):
+            if sample in place:
+                every[place[sample]] += scores[at + i]
+                single[place[sample]] += scores[at + i] * (t in last)
+        at += len(ids)
+    return single, every
+
+
+def _of_answer(problem: Problem, answer: Influence) -> tuple[Tensor, Tensor]:
+    single = [answer.of([s], steps=problem.last).mean() for s in problem.samples]
+    return torch.stack(single), torch.stack([answer.of([s]).mean() for s in problem.samples])
+
+
+def _timeless(problem: Problem, answer: Influence) -> Scores:
+    found = torch.stack([answer.of([s]).mean() for s in problem.samples])
+    return Scores(found, found)

@@ -1,0 +1,50 @@
+"""`backstory study fidelity` as a person types it."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from backstory.cli.study import _seeds, app
+from backstory.errors import UsageError
+
+ARGS = ["fidelity", "--setup", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
+
+
+def call(*args: str) -> str:
+    found = CliRunner().invoke(app, list(args), env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_json_has_rows_and_ceiling() -> None:
+    found = json.loads(call(*ARGS, "--json").strip().splitlines()[-1])
+    assert [row["method"] for row in found["rows"]] == ["paper", "gradient-dot"]
+    assert {"single", "all"} <= found["ceiling"].keys()
+    assert found["removals"] == 6
+
+
+def test_the_same_command_twice_prints_the_same_table() -> None:
+    once, again = (call(*ARGS).split("Cost,")[0] for _ in range(2))
+    assert once == again
+    assert "(ceiling)" in once
+    assert re.search(r"gradient-d", once)
+
+
+def test_a_set_up_can_be_scaled_down() -> None:
+    found = json.loads(call(*ARGS, "--images", "48", "--epochs", "2", "--json").strip().splitlines()[-1])
+    assert (found["setup"]["images"], found["setup"]["epochs"]) == (48, 2)
+
+
+def test_seeds_are_ranges_or_lists() -> None:
+    assert _seeds("0-4") == [0, 1, 2, 3, 4]
+    assert _seeds("2,0,2-3") == [2, 0, 3]
+    found = CliRunner().invoke(app, ["fidelity", "--seeds", "many"])
+    assert found.exit_code == 2
+    assert "0-4" in found.output
+
+
+def test_unknown_names_are_errors_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match="expected one of gelu"):
+        CliRunner().invoke(app, ["fidelity", "--setup", "none"], catch_exceptions=False)
