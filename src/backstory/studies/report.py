@@ -40,7 +40,8 @@ Positive, <em>helped</em>: without the training image the loss would be higher. 
 A training image's influence is the sum over all its occurrences.</p>
 {questions}
 <h2>When did it matter?</h2>
-<p class="note">Mean absolute influence of one occurrence on the questions above, by training step, and the training loss.</p>
+<p class="note">Mean absolute influence of one occurrence on the questions above, by training step (logarithmic), and the
+training loss. At a constant learning rate late steps matter most: each step overwrites some of what earlier ones taught.</p>
 {_timeline(result)}
 <h2>Proof: predicted against retrained</h2>
 <p class="note">Each point is one training image and one question: the change of loss that the influence predicts, and the
@@ -92,8 +93,15 @@ def _timeline(result: DemoResult) -> str:
     figure.add_scatter(y=result.timeline, mode="lines", name="mean |influence| of an occurrence (nats)")
     figure.add_scatter(y=result.losses, mode="lines", name="training loss (nats)", yaxis="y2", opacity=0.4)
     figure.update_layout(
-        yaxis2={"overlaying": "y", "side": "right", "title": "training loss (nats)"},
-        legend={"orientation": "h", "y": 1.1},
+        yaxis={"type": "log"},
+        yaxis2={
+            "overlaying": "y",
+            "side": "right",
+            "title": "training loss (nats)",
+            "tickmode": "auto",
+            "showgrid": False,
+        },
+        legend={"orientation": "h", "y": 1.12},
     )
     script = f"<script>{get_plotlyjs()}</script>"
     return script + _layout(figure, "training step", "mean |influence| (nats)")
