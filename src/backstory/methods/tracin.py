@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..session import Influence, Recipe, Run
-from ..session.query import LossFn, query_rows
+from ..session.coordinates import question
+from ..session.occurrences import occurrences, rows_before
+from ..session.query import LossFn
 from ..session.scoring import Scores, collect
 from ..session.sweep import backward
 from .models import Checkpoint, loaded
@@ -49,21 +51,27 @@ def tracin(
 
 
 def tracin_run(
-    run: Run, model: nn.Module, loss_fn: LossFn, batch: Any, at: int | str = "final", *, mode: str = "eval"
+    run: Run,
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    at: int | str = "final",
+    *,
+    mode: str = "eval",
+    unverified: bool = False,
 ) -> Influence:
     """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
     step = run.step_of(at)
-    notes = run._check_model(model, step)
-    v = query_rows(model, loss_fn, batch, run._blocks(model), run._bases(), mode=mode).double()
-    n_rows = run._rows_before(step)
-    samples, steps = run._occurrences(n_rows)
+    v, notes = question(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+    v = v.double()
+    n_rows = rows_before(run.store, step)
+    samples, steps = occurrences(run.store, n_rows)
     momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
     said = [
         SIGN,
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
         *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
         *notes,
-        f"the model was asked in {mode} mode",
         *run.notes(),
     ]
     scores = collect(_in_run(run, v, step), len(v), n_rows)

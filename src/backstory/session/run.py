@@ -8,7 +8,6 @@ Knows nothing of the command line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import canonical, fingerprint
-from ..capture.blocks import Block, Blocks
+from ..capture import canonical
 from ..capture.ids import as_text, restore
 from ..errors import MismatchError, StoreError, UsageError
-from ..maths.layers import Rule, rule_for
 from ..maths.propagation import ALGORITHM
 from ..maths.steps import Gamma
-from ..maths.subspace import Basis, Shape, shape_of
 from ..store import RunStore
 from .answer import Influence
+from .coordinates import checkpoints, question
 from .embed import EmbedReport, Progress, embed
-from .query import LossFn, query_rows
+from .occurrences import occurrences, picked, rows_before
+from .query import LossFn
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .validity import Validity, Watch, validity
-from .warmup import load_bases
 
 METHODS = ("auto", "adjoint", "embeddings")
-ROWS_AT_ONCE = 1 << 16  # read when only ids and steps are wanted
 
 
 def open_run(path: str | Path) -> "Run":
@@ -72,8 +68,7 @@ class Run:
     @property
     def checkpoints(self) -> list[int]:
         """Steps whose weights are stored in the run."""
-        heads = [n.removeprefix("checkpoint-") for n in self.store.tensor_names() if n.startswith("checkpoint-")]
-        return sorted(int(x) for x in heads)
+        return checkpoints(self.store)
 
     def step_of(self, at: int | str) -> int:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
@@ -154,9 +149,7 @@ class Run:
         and lowest occurrences of each query.
         """
         step = self.step_of(at)
-        blocks, bases = self._blocks(model), self._bases()
-        notes = [*self._check_model(model, step, unverified), f"the model was asked in {mode} mode"]
-        v = query_rows(model, loss_fn, batch, blocks, bases, mode=mode)
+        v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
         return self.query_vectors(
             v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
         )
@@ -182,7 +175,7 @@ class Run:
         if keep is not None and keep < 1:
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
         how = self._method(method, step, joint, gamma)
-        n_rows = self._rows_before(step)
+        n_rows = rows_before(self.store, step)
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
         scores = (
@@ -200,10 +193,10 @@ class Run:
         }
         if keep is None:
             found = collect(scores, len(v), n_rows)
-            samples, steps = self._occurrences(n_rows)
+            samples, steps = occurrences(self.store, n_rows)
             return Influence(found, samples, steps, validity=self._validity(watch, step), **common)
         values, rows = collect_best(scores, len(v), keep)
-        samples, steps = self._picked(rows)
+        samples, steps = picked(self.store, rows)
         kept = keep if values.shape[1] < n_rows else None
         trust = self._validity(watch, step)
         return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
@@ -254,9 +247,8 @@ class Run:
         forward sweep over the run for the chosen samples.
         """
         step = self.step_of(at)
-        self._check_model(model, step, unverified)
         names, kind = as_text(samples)
-        v = query_rows(model, loss_fn, batch, self._blocks(model), self._bases(), mode=mode)
+        v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
         summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
         exact = corrected(self.store, v, step, names, gamma=gamma, progress=progress)
         plain = torch.stack([summed.of([x]) for x in restore(names, kind)], 1)
@@ -337,79 +329,6 @@ class Run:
                 f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
             )
         return "embeddings" if fits and method != "adjoint" else "adjoint"
-
-    def _check_model(self, model: nn.Module, step: int, unverified: bool = False) -> list[str]:
-        """Refuse a model that is not the one of `step`; what could not be checked must be allowed, and is said."""
-        fingerprints = self.config.get("fingerprints", {})
-        known = fingerprints.get(str(step))
-        if known is None and not unverified:
-            steps = ", ".join(sorted(fingerprints, key=int))
-            raise MismatchError(
-                f"the run knows the weights of steps {steps}, not those of step {step}, so it cannot tell whether this is "
-                "the right model. Ask at one of those steps, record with checkpoints=K, or, if you are sure of the model, "
-                "pass unverified=True."
-            )
-        if known is None:
-            return [f"the model could not be verified: the run has no fingerprint of step {step}"]
-        if (found := fingerprint(model)) != known:
-            stored = f" or load it with run.load_weights(model, {step})" if step in self.checkpoints else ""
-            raise MismatchError(
-                f"the model is not the one of step {step} (fingerprint {found}, expected {known}). "
-                f"Pass the trained model unchanged and in its own precision{stored}."
-            )
-        return []
-
-    def _blocks(self, model: nn.Module) -> Blocks:
-        parameters = {canonical(n): p for n, p in model.named_parameters(remove_duplicate=False)}
-        blocks = []
-        for b in self.config["blocks"]:
-            if b["name"] not in parameters:
-                raise MismatchError(f"the model has no parameter {b['name']!r}; build the model that was recorded.")
-            shape, recorded = parameters[b["name"]].shape, Shape(*b["shape"])
-            if shape_of(shape, None)[:2] != recorded[:2]:
-                raise MismatchError(
-                    f"the model's {b['name']!r} has shape {tuple(shape)}, which is not that of the recorded model "
-                    f"({recorded.d_out} × {recorded.d_in or 1}); build the model that was recorded."
-                )
-            blocks.append(Block(b["name"], parameters[b["name"]], b["group"], Shape(*b["shape"])))
-        number = {id(b.parameter): i for i, b in enumerate(blocks)}
-        owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}
-        for module in model.modules():
-            held = {local: number[id(p)] for local, p in module.named_parameters(recurse=False) if id(p) in number}
-            rule = rule_for(module)
-            if held and rule is not None:
-                owners[module] = (rule, held)
-        return Blocks(blocks, owners, [])
-
-    def _bases(self) -> list[Basis]:
-        layout = [(b["name"], Shape(*b["shape"])) for b in self.config["blocks"]]
-        bases = load_bases(self.store, layout)
-        if bases is None:
-            raise StoreError("the run has no basis yet: its recording stopped during warm-up. Resume it.")
-        return bases
-
-    def _rows_before(self, step: int) -> int:
-        table = self.store.steps(step - 1, step)
-        return int(table.row_start[0]) + int(table.rows[0])
-
-    def _occurrences(self, n_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Ids and steps of all rows, (N,) each; in pieces, for a Python string takes more room than its letters."""
-        cuts = range(0, max(1, n_rows), ROWS_AT_ONCE)
-        blocks = (self.store.read(lo, min(n_rows, lo + ROWS_AT_ONCE), rows=False, samples=True) for lo in cuts)
-        samples, steps = zip(*((np.array(b.samples), b.step.numpy()) for b in blocks), strict=True)
-        return np.concatenate(samples), np.concatenate(steps)
-
-    def _picked(self, rows: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Ids and steps of chosen rows, (Q, M) each."""
-        found: dict[int, tuple[str, int]] = {}
-        for lo, wanted in groupby(sorted(set(rows.reshape(-1).tolist())), lambda row: row - row % ROWS_AT_ONCE):
-            hi = min(lo + ROWS_AT_ONCE, self.store.n_rows())
-            block = self.store.read(lo, hi, rows=False, samples=True)
-            assert block.samples is not None
-            found |= {row: (block.samples[row - lo], int(block.step[row - lo])) for row in wanted}
-        samples = [[found[r][0] for r in line] for line in rows.tolist()]
-        steps = [[found[r][1] for r in line] for line in rows.tolist()]
-        return np.array(samples), np.array(steps)
 
 
 def _as_tensors(batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
