@@ -118,3 +118,10 @@ def test_wrong_words_are_refused() -> None:
 
 def test_text_ids_stay_text() -> None:
     assert answer(id_kind="str").top(1, query=0)[0].sample == "8"
+
+
+def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
+    found = answer(id_kind="str", validity={"words": ["sound"]}).during(0, 2)
+    assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
+    assert {type(h.sample) for h in found.top(3, query=0)} == {str}
+    assert found.validity == {"words": ["sound"]}

@@ -172,7 +172,7 @@ class Influence:
         if per == "occurrence":
             held = len(scores) if self.kept is None else self.kept  # beyond it lies the other end
             order = torch.topk(scores, min(k, held, len(scores)), largest=largest).indices.tolist()
-            ids = restore([samples[i] for i in order], self.id_kind)
+            ids = restore([str(samples[i]) for i in order], self.id_kind)
             return [Hit(s, int(steps[i]), float(scores[i])) for s, i in zip(ids, order, strict=True)]
         return self._sample_hits(k, scores, samples, steps, largest)
 
