@@ -70,7 +70,7 @@ def measured(path: Path, what: str, chunk_bytes: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("what", ["embed", "query"])
-@pytest.mark.parametrize(("steps", "chunk"), [(1100, 4 << 20), pytest.param(4400, 32 << 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "chunk"), [(1100, 4 << 20), pytest.param(4400, 8 << 20, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_run(
     what: str, steps: int, chunk: int, pair_of_runs: Callable[[int], tuple[Path, Path]]
 ) -> None:

@@ -29,7 +29,7 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype) -> Iterator[Chunk]
         yield _chunk(store, block, dtype)
 
 
-def forward(store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 32 << 20) -> Iterator[Chunk]:
+def forward(store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 8 << 20) -> Iterator[Chunk]:
     """Chunks of the steps before `at`, earliest first, with the ids of their samples."""
     size = store.width * dtype.itemsize * (1 + store.curvature_rows)
     table = store.steps(0, at)

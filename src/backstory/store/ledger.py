@@ -276,7 +276,7 @@ class Ledger:
         hi_step: int,
         *,
         dtype: torch.dtype,
-        chunk_bytes: int = 32 << 20,
+        chunk_bytes: int = 8 << 20,
         lo_step: int = 0,
         samples: bool = False,
         curvature: bool = True,
