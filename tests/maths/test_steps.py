@@ -173,3 +173,24 @@ def test_growth_of_many_rows_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_iteration == pytest.approx(growth(step), rel=0.02)
     assert by_iteration <= growth(step) * (1 + 1e-12)
     assert steps.expands(step) == (growth(step) > 1)
+
+
+def test_auto_is_literal_where_a_step_cannot_expand_and_damped_where_it_could() -> None:
+    V = torch.eye(4, dtype=torch.float64)
+    for rate, expected in ((0.5, 0.0), (50.0, 50.0 / (1 - 0.9))):
+        k = Coefficients(rate, 0.0, 0.0, 0.9, 0.0, 1.0, 0.0)
+        step = Step(V[:1], torch.ones(1, dtype=torch.float64), k, V=V)
+        assert steps.expands(step) == (expected > 0)
+        assert damping(step, "auto") == pytest.approx(expected)
+
+
+def test_clipping_takes_out_only_the_recorded_share_of_the_gradient() -> None:
+    """With half of ‖∇L‖² in parameters that are not recorded, J along n is c (1 − ρ/2), not c (1 − ρ)."""
+    g = torch.Generator().manual_seed(0)
+    G, w = torch.randn(3, 4, generator=g, dtype=torch.float64), torch.full((3,), 1 / 3, dtype=torch.float64)
+    n = w @ G
+    k = Coefficients(0.1, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    norm = float(n.norm()) * 2**0.5
+    step = Step(G, w, k, clip=0.5, norm=norm, dot_g=G @ n, share=0.5)
+    J = 0.5 * (torch.eye(4, dtype=torch.float64) - norm / (norm + 1e-6) * torch.outer(n, n) / norm**2)
+    torch.testing.assert_close(clipped_gradients(step), G @ J.T, rtol=1e-12, atol=1e-14)

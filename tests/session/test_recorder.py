@@ -691,3 +691,46 @@ def test_one_index_for_each_sample_is_left_alone(tmp_path: Path) -> None:
 
 def test_normal_is_deterministic() -> None:
     assert torch.equal(normal(3, seed=1), normal(3, seed=1))
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_an_update_outside_of_any_step_is_refused(tmp_path: Path, when: int) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+
+    def update() -> None:
+        cross_entropy(model, batch_of([0, 1])).mean().backward()
+        optimizer.step()
+
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for _ in range(when):
+            with rec.step([0, 1]):
+                update()
+            optimizer.zero_grad()
+        with pytest.raises(UsageError, match=r"outside of rec\.step"):
+            update()
+    assert backstory.open(tmp_path / "run").n_steps == when
+
+
+def test_a_stale_gradient_is_found_at_any_step(tmp_path: Path) -> None:
+    """One parameter is checked in turn at every step, and staleness hits all of them."""
+    model = mlp()
+    optimizer = sgd(model)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for t in range(6):
+            if t < 5:
+                optimizer.zero_grad()
+                with rec.step([t, t + 1]):
+                    cross_entropy(model, batch_of([t, t + 1])).mean().backward()
+                    optimizer.step()
+                continue
+            with pytest.raises(CoverageError, match="not zeroed"), rec.step([t, t + 1]):
+                cross_entropy(model, batch_of([t, t + 1])).mean().backward()
+                optimizer.step()
+
+
+def test_negative_weights_are_refused(tmp_path: Path) -> None:
+    model = mlp()
+    with backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="weights", **FULL) as rec:
+        with pytest.raises(UsageError, match="negative weight"), rec.step([0, 1], weights=torch.tensor([1.0, -0.5])):
+            pass

@@ -366,3 +366,11 @@ def test_tied_weights_can_be_asked(tmp_path: Path) -> None:
     answer = backstory.open(tmp_path / "run").query(model, lambda m, b: curved(m, b), batches[0], gamma=0.0)
     assert_close(answer.scores[:, 3:], 0.01 / 3 * v @ rows.T, 1e-10)
     assert np.asarray(answer.steps).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_embeddings_of_another_algorithm_are_not_used(run: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, model = run
+    opened.embed()
+    assert opened.query(model, cross_entropy, QUERY).how == "embeddings"
+    monkeypatch.setattr("backstory.session.run.ALGORITHM", -1)
+    assert opened.query(model, cross_entropy, QUERY).how == "adjoint"
