@@ -2,6 +2,7 @@ r"""Slow truth in float64, written from `torch.optim`, `clip_grad_norm_` and aut
 
 `Run` is a whole training run on quadratics ℓ_z(θ) = ½ Σ_r (h_r·θ − b_r)², whose Hessian Σ h hᵀ is known;
 `train` steps torch's own optimizer through it, and embeddings come out of finite differences or of retraining.
+`train_adam` does the same with Adam, whose second moments can be held at those of another run.
 `unrolled` differentiates, by autograd, the step that the recorded numbers stand for.
 
 Shares no code with `backstory`: nothing here imports it, and nothing is taken from its formulas.
@@ -28,10 +29,10 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A parameter group: its share of θ, and what `torch.optim.SGD` is told at each step."""
+    """A parameter group: its share of θ, and what torch's optimizer is told at each step."""
 
     size: int
-    settings: Sequence[Mapping[str, Any]]  # lr, momentum, dampening, nesterov, weight_decay: one for each step
+    settings: Sequence[Mapping[str, Any]]  # lr, momentum, weight_decay and so on: one for each step
     decay: float = 0.0  # decoupled: by hand, θ ← (1 − lr·decay) θ before the optimizer's step
 
 
@@ -74,6 +75,52 @@ def train(run: Run, watch: Callable[[Visit], None] | None = None) -> Tensor:
     return torch.cat(list(blocks)).detach()
 
 
+Seconds = list[dict[str, Tensor]]  # Adam's exp_avg_sq, and with amsgrad its maximum, of each group
+
+
+def train_adam(
+    run: Run,
+    adam: type[torch.optim.Adam],
+    held: Sequence[Seconds] | None = None,
+    watch: Callable[[Visit], None] | None = None,
+) -> tuple[Tensor, list[Seconds]]:
+    """θ_T and the second moments after each step; `held`, those of another run, take the place of its own."""
+    blocks = [nn.Parameter(x.clone()) for x in run.start.split([g.size for g in run.groups])]
+    optimizer = adam([{"params": [x], **group.settings[0]} for x, group in zip(blocks, run.groups, strict=True)])
+    seconds: list[Seconds] = []
+    for t, (batch, w) in enumerate(zip(run.batches, run.weights, strict=True)):
+        for place, group in zip(optimizer.param_groups, run.groups, strict=True):
+            place.update(group.settings[t])
+        optimizer.zero_grad()
+        theta = torch.cat(list(blocks))
+        torch.stack([w[i] * run.loss(theta, z) for i, z in enumerate(batch)]).sum().backward()
+        before = _gradient(blocks)
+        if run.max_norm is not None:
+            nn.utils.clip_grad_norm_(blocks, run.max_norm)
+        if watch is not None:
+            watch(_visit(run, theta.detach(), batch, before, _gradient(blocks)))
+        for i in range(len(blocks) if held is not None else 0):
+            assert held is not None
+            _hold(optimizer, optimizer.param_groups[i], held[t][i])
+        optimizer.step()
+        states = [optimizer.state[x] for x in blocks]
+        seconds.append([{n: x.clone() for n, x in state.items() if n.endswith("exp_avg_sq")} for state in states])
+    return torch.cat(list(blocks)).detach(), seconds
+
+
+def _hold(optimizer: torch.optim.Adam, place: dict[str, Any], wanted: Mapping[str, Tensor]) -> None:
+    """Choose v such that β₂ v + (1−β₂) g², torch's own next line, gives what is wanted, whatever g is."""
+    (x,) = place["params"]
+    state, beta = optimizer.state[x], place["betas"][1]
+    if not state:
+        state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(x))
+    inside = 0.0 if place["decoupled_weight_decay"] else place["weight_decay"]
+    g = x.grad + inside * x.detach()
+    state["exp_avg_sq"] = (wanted["exp_avg_sq"] - (1 - beta) * g * g) / beta
+    if place["amsgrad"]:
+        state["max_exp_avg_sq"] = wanted["max_exp_avg_sq"].clone()  # at least the wanted v, so it stays
+
+
 def observe(run: Run) -> list[Visit]:
     """The visits of all steps."""
     visits: list[Visit] = []
@@ -88,11 +135,11 @@ def reweighted(run: Run, t: int, i: int, factor: float) -> Run:
     return replace(run, weights=weights)
 
 
-def difference_embeddings(run: Run) -> list[Tensor]:
+def difference_embeddings(run: Run, end: Callable[[Run], Tensor] = train) -> list[Tensor]:
     """∂θ_T/∂ε for w → (1−ε) w of every occurrence, by central differences of whole runs: (B, p) per step."""
 
     def one(t: int, i: int) -> Tensor:
-        at = [train(reweighted(run, t, i, 1 - k * DIFFERENCE)) for k in (-2, -1, 1, 2)]
+        at = [end(reweighted(run, t, i, 1 - k * DIFFERENCE)) for k in (-2, -1, 1, 2)]
         return (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * DIFFERENCE)
 
     return [torch.stack([one(t, i) for i in range(len(batch))]) for t, batch in enumerate(run.batches)]
@@ -125,6 +172,7 @@ class Recorded(NamedTuple):
     tau: Tensor
     a: Tensor
     n: Tensor
+    P: Tensor  # the optimizer's diagonal
 
 
 def unrolled(steps: Sequence[Recorded]) -> tuple[list[Tensor], Tensor]:
@@ -142,7 +190,7 @@ def unrolled(steps: Sequence[Recorded]) -> tuple[list[Tensor], Tensor]:
         scale = torch.clamp(s.max_norm / (gradient.norm() + 1e-6), max=1.0)  # as in clip_grad_norm_'s source
         u = scale * gradient + s.l2 * theta
         m = s.momentum * m + (1 - s.tau) * u
-        theta = (1 - s.rate * s.decay) * theta - s.rate * (s.a * m + s.n * u)
+        theta = (1 - s.rate * s.decay) * theta - s.rate * s.P * (s.a * m + s.n * u)
     wanted = [*weights, start]
     rows = [torch.autograd.grad(theta[k], wanted, retain_graph=True) for k in range(p)]
     columns = [torch.stack(list(entry), dim=-1) for entry in zip(*rows, strict=True)]  # (B, p) each

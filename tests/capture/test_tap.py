@@ -16,15 +16,17 @@ from backstory.maths.layers import RULES, Contribution, Dense, Outer
 class Seen:
     """A model with a tap on it, and what came out of the tap."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, groups: int = 1) -> None:
         self.model = model.double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.blocks: Blocks = find_blocks(model, optimizer, rank=None)
         self.parts: list[tuple[int, str, Contribution]] = []
-        self.tap = Tap(model, self.blocks, self._sink)
+        self.tap = Tap(model, self.blocks, self._sink, groups=groups)
+        self.groups: list[int | None] = []
 
-    def _sink(self, slot: int, block: int, part: Contribution) -> None:
+    def _sink(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
         self.parts.append((slot, self.blocks.blocks[block].name, part))
+        self.groups.append(group)
 
     def __enter__(self) -> "Seen":
         self.tap.attach()
@@ -198,3 +200,47 @@ def test_a_tensor_from_a_custom_rule_is_a_gradient_for_each_sample(monkeypatch: 
     (part,) = [part for _, _, part in seen.parts]
     assert isinstance(part, Dense)
     assert torch.equal(part.grads, x(2, 2)[:, None].expand(2, 3, 2))
+
+
+def written_out(module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Tensor]:
+    flat, seen = delta.flatten(1, -2), inputs[0].flatten(1, -2)
+    return {"weight": torch.einsum("bso,bsi->boi", flat, seen)}
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_a_gradient_that_its_rule_wrote_out_is_asked_for_again_for_each_group(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, Odd, written_out)
+    inputs = x(2, *shape, 2)
+    with Seen(Odd(2, 3, bias=False), groups=3) as seen:
+        seen.tap.batch(2)
+        seen.model(inputs).sum().backward()
+    flat, S = inputs.flatten(1, -2), torch.Size(shape).numel()
+    assert seen.groups == [0, 1, 2]
+    for k, (_, _, part) in enumerate(seen.parts):
+        assert isinstance(part, Dense)
+        expected = flat[:, k * S // 3 : (k + 1) * S // 3].sum(1)[:, None].expand(2, 3, 2)
+        torch.testing.assert_close(part.grads, expected)
+
+
+def test_positions_of_a_grouped_convolution_are_not_its_channels() -> None:
+    layer = nn.Conv1d(2, 4, 1, groups=2, bias=False)
+    inputs = x(2, 2, 6)
+    with Seen(layer, groups=3) as seen:
+        seen.tap.batch(2)
+        seen.model(inputs).sum().backward()
+    for k, (_, _, part) in enumerate(seen.parts):
+        assert isinstance(part, Dense)
+        expected = inputs[:, :, 2 * k : 2 * k + 2].sum(2).repeat_interleave(2, 1)
+        torch.testing.assert_close(part.grads.flatten(1), expected)
+    assert seen.groups == [0, 1, 2]
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_what_keeps_its_positions_or_has_none_is_handed_on_once(groups: int) -> None:
+    with Seen(nn.Linear(2, 3), groups=groups) as seen:
+        seen.tap.batch(2)
+        seen.model(x(2, 5, 2)).sum().backward()
+        seen.model(x(2, 2)).sum().backward()
+    assert seen.groups == [None] * 4

@@ -41,11 +41,15 @@ def joined(first: Coefficients, second: Coefficients, sizes: tuple[int, int]) ->
 
 
 P = 6
+DIAGONAL = torch.tensor([0.3, 2.0, 0.7, 1.5, 0.2, 1.1], dtype=torch.float64)
 RULES: dict[str, Callable[[int], Coefficients]] = {
     "plain": lambda t: plain(0.1 + 0.05 * t),
     "momentum": lambda t: heavy(0.1 + 0.02 * t, tau=0.0 if t == 0 else 0.1),
     "nesterov": lambda t: nesterov(0.1 + 0.02 * t),
     "adam": lambda t: adam(0.1 + 0.02 * t, t + 1),
+    "plain, own diagonal": lambda t: plain(0.1 + 0.05 * t)._replace(P=DIAGONAL if t % 2 else 0.5),
+    "adam, own diagonal": lambda t: adam(0.1 + 0.02 * t, t + 1)._replace(P=DIAGONAL + 0.1 * t),
+    "nesterov, own diagonal": lambda t: nesterov(0.1 + 0.02 * t)._replace(P=DIAGONAL.roll(t)),
     "groups": lambda t: joined(heavy(0.1 + 0.02 * t), nesterov(0.2 - 0.01 * t), (2, P - 2)),
     "plain, then momentum": lambda t: heavy(0.1) if t >= 5 else plain(0.1 + 0.05 * t),
     "now and then momentum": lambda t: heavy(0.2) if t % 4 == 2 else plain(0.1 + 0.05 * t),
@@ -80,15 +84,15 @@ def random_steps(
 
 def recorded(step: Step, gamma: float | None) -> Recorded:
     """The step for the oracle, with H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V by an explicit inverse."""
-    rate, l2, decay, momentum, tau, a, n = (
+    rate, l2, decay, momentum, tau, a, n, diagonal = (
         torch.as_tensor(x, dtype=torch.float64).expand(P) for x in step.coefficients
     )
     V = torch.diag(step.w.sqrt()) @ step.G if step.V is None else step.V
-    alpha = step.clip * rate * ((1 - tau) * a + n)
+    alpha = step.clip * rate * diagonal * ((1 - tau) * a + n)
     factor = 1 / (1 - momentum) if gamma is None else torch.full((P,), gamma, dtype=torch.float64)
     inverse = torch.linalg.inv(torch.eye(len(V), dtype=torch.float64) + V @ torch.diag(factor * alpha) @ V.T)
     max_norm = NEVER if step.clip >= 1 else step.clip * (step.norm + 1e-6)
-    return Recorded(step.G, step.w, V.T @ inverse @ V, max_norm, rate, l2, decay, momentum, tau, a, n)
+    return Recorded(step.G, step.w, V.T @ inverse @ V, max_norm, rate, l2, decay, momentum, tau, a, n, diagonal)
 
 
 def queries(count: int = 3) -> Tensor:

@@ -21,7 +21,9 @@ def own_rows(step: Step, per: int) -> Step:
 
 
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
-@pytest.mark.parametrize("mode", ["plain", "momentum", "nesterov", "groups"])
+@pytest.mark.parametrize(
+    "mode", ["plain", "momentum", "nesterov", "groups", "plain, own diagonal", "nesterov, own diagonal"]
+)
 @pytest.mark.parametrize("gamma", FORMS)
 @pytest.mark.parametrize("per", [0, 1, 3])
 def test_one_occurrence_equals_the_adjoint(clipped: bool, mode: str, gamma: Gamma, per: int) -> None:

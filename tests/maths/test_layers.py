@@ -7,7 +7,7 @@ from tests.oracles import assert_close, per_sample_gradients
 from torch import Tensor, nn
 
 from backstory.errors import UnsupportedError
-from backstory.maths.layers import RULES, Contribution, Outer, linear, rule_for
+from backstory.maths.layers import RULES, Contribution, Dense, Outer, Sum, linear, rule_for
 
 B = 4
 
@@ -66,8 +66,10 @@ def normal(*shape: int, seed: int) -> Tensor:
 def dense(contribution: Contribution | Tensor, shape: torch.Size) -> Tensor:
     if isinstance(contribution, Tensor):
         return contribution
+    if isinstance(contribution, Sum):
+        return sum(contribution.values.unbind(1), torch.zeros(())).reshape(-1, *shape)
     if not isinstance(contribution, Outer):
-        return contribution.grads
+        return contribution.grads.reshape(-1, *shape)
     left, right = contribution
     left = left if left.is_floating_point() else F.one_hot(left, shape[0]).double()
     return torch.stack([l.T @ r for l, r in zip(left, right, strict=True)]).reshape(len(left), *shape)
@@ -111,6 +113,56 @@ def test_embedding_equals_one_backward_per_sample(name: str) -> None:
     index = torch.randint(6, (B, *shape), generator=torch.Generator().manual_seed(0))
     check(module.double(), index)
     check(module, index.int())
+
+
+CHANNELS_FIRST = (nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.BatchNorm2d)
+APART = [name for name in CASES if "groups" not in name and "depthwise" not in name]  # these are contracted at once
+
+
+def alone(module: nn.Module, delta: Tensor, n_features: int, t: int) -> Tensor:
+    """∂L/∂s at position t only: positions are all dimensions between the batch and the features, in order."""
+    kept = delta.movedim(1, -1) if isinstance(module, CHANNELS_FIRST) else delta
+    size = kept.shape[1 : kept.dim() - n_features].numel()
+    mask = torch.zeros(size, dtype=delta.dtype)
+    mask[t] = 1.0
+    kept = kept * mask.reshape(*kept.shape[1 : kept.dim() - n_features], *[1] * n_features)
+    return kept.movedim(-1, 1) if isinstance(module, CHANNELS_FIRST) else kept
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("name", APART)
+def test_positions_are_those_of_the_output_and_the_same_for_all_parameters(name: str) -> None:
+    """What a rule says of position t is the gradient when all others have δ = 0: groups of positions rest on it."""
+    module, shape = CASES[name]
+    rule, x = rule_for(randomise(module)), normal(B, *shape, seed=0)
+    assert rule is not None
+    with torch.no_grad():
+        delta = normal(*module(x).shape, seed=1)
+        found = rule(module, (x,), delta)
+    n_features = len(getattr(module, "normalized_shape", (0,)))
+    counts = {
+        part.right.shape[1] if isinstance(part, Outer) else part[0].shape[1]
+        for part in found.values()
+        if isinstance(part, Outer | Sum)
+    }
+    for t in range(min(counts, default=0)):
+        expected = per_sample_gradients(module, x, alone(module, delta, n_features, t))
+        for own, part in found.items():
+            if isinstance(part, Outer | Sum):
+                here = type(part)(*(y[:, t : t + 1] for y in part))
+                assert_close(dense(here, expected[own].shape[1:]), expected[own], 1e-10, f"`{own}` at position {t}")
+    assert len(counts) <= 1, f"positions {counts}: the parameters of one call disagree"
+
+
+def test_a_vector_with_one_position_has_nothing_to_sum() -> None:
+    for positions, kind in (((7,), Sum), ((), Dense), ((1,), Dense)):
+        layers: list[nn.Module] = [nn.Linear(5, 5), nn.LayerNorm(5)]
+        for layer in layers:
+            rule = rule_for(layer)
+            assert rule is not None
+            with torch.no_grad():
+                found = rule(layer, (torch.zeros(B, *positions, 5),), torch.zeros(B, *positions, 5))
+            assert isinstance(found["bias"], kind), f"{layer} with positions {positions}"
 
 
 def test_a_norm_without_parameters_has_no_gradients() -> None:

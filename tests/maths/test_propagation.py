@@ -10,6 +10,7 @@ from tests.maths.examples import RULES, P, plain, random_step, random_steps, rec
 from tests.oracles import (
     Group,
     Run,
+    Seconds,
     Visit,
     algorithm_1,
     assert_close,
@@ -17,11 +18,13 @@ from tests.oracles import (
     observe,
     reweighted,
     train,
+    train_adam,
     unrolled,
 )
 from torch import Tensor
 
 from backstory.maths import propagation
+from backstory.maths.adjoint import Adjoint
 from backstory.maths.propagation import CHUNK_ROWS, Propagator, embed
 from backstory.maths.steps import Coefficients, Step
 
@@ -133,6 +136,103 @@ def test_embeddings_are_derivatives_of_torch_sgd(mode: str, clip: str) -> None:
             "always": max(factors) < 0.99}[clip], f"the example does not test what it says: {factors}"  # fmt: skip
     found = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
     assert_close(torch.cat(found), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
+
+
+@dataclass(frozen=True)
+class AdamMode:
+    """What one parameter group of Adam is told."""
+
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-3
+    amsgrad: bool = False
+
+    def at(self, t: int) -> dict[str, Any]:
+        return {**self.__dict__, "lr": self.lr * RATES[t]}
+
+    def coefficients(self, t: int, second: dict[str, Tensor], decoupled: bool) -> Coefficients:
+        """From torch's documentation of the algorithm, by hand; `second` is what the state holds after update t."""
+        v = second["max_exp_avg_sq" if self.amsgrad else "exp_avg_sq"] / (1 - self.betas[1] ** (t + 1))
+        l2, decay = (0.0, self.weight_decay) if decoupled else (self.weight_decay, 0.0)
+        beta = self.betas[0]
+        a = 1 / (1 - beta ** (t + 1))
+        return Coefficients(self.lr * RATES[t], l2, decay, beta, beta, a, 0.0, 1 / (v.sqrt() + self.eps))
+
+
+ADAMS: dict[str, tuple[type[torch.optim.Adam], tuple[AdamMode, ...]]] = {
+    "adamw": (torch.optim.AdamW, (AdamMode(0.5, 0.3),)),
+    "adamw, two groups": (torch.optim.AdamW, (AdamMode(0.5, 0.3), AdamMode(0.2, 0.8))),
+    "adamw, two groups, own betas and eps": (
+        torch.optim.AdamW,
+        (AdamMode(0.5, 0.3), AdamMode(0.2, 0.0, betas=(0.7, 0.8), eps=0.1)),
+    ),
+    "adam with l2": (torch.optim.Adam, (AdamMode(0.5, 0.3),)),
+    "adam with l2, two groups": (torch.optim.Adam, (AdamMode(0.5, 0.3), AdamMode(0.2, 0.8))),
+    "amsgrad": (torch.optim.AdamW, (AdamMode(0.5, 0.3, betas=(0.9, 0.5), amsgrad=True), AdamMode(0.2, 0.8))),
+}
+
+
+def adam_run(modes: tuple[AdamMode, ...], max_norm: float | None) -> Run:
+    groups = [Group(size=P // len(modes), settings=[mode.at(t) for t in range(TIMES)]) for mode in modes]
+    return replace(quadratic_run((PLAIN,), max_norm), groups=groups)
+
+
+def adam_coefficients(name: str, t: int, seconds: Seconds) -> Coefficients:
+    """Of all groups: numbers where there is one, vectors where there are two; P is a vector always."""
+    adam, modes = ADAMS[name]
+    ks = [mode.coefficients(t, v, adam is torch.optim.AdamW) for mode, v in zip(modes, seconds, strict=True)]
+    if len(ks) == 1:
+        return ks[0]
+    per = P // len(modes)  # P itself is as long already
+    columns = (
+        [torch.as_tensor(x, dtype=torch.float64).expand(per) for x in column] for column in zip(*ks, strict=True)
+    )
+    return Coefficients(*(torch.cat(column) for column in columns))
+
+
+def relative(found: Seconds, expected: Seconds) -> float:
+    pairs = [(a[n], b[n]) for a, b in zip(found, expected, strict=True) for n in b]
+    return max(((a - b).abs() / b.abs().max()).max().item() for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", ADAMS)
+def test_the_oracle_of_adam_holds_the_second_moments(name: str) -> None:
+    """The run played again with its own second moments is itself; another one ends elsewhere, but with the same v."""
+    adam, modes = ADAMS[name]
+    run = adam_run(modes, CLIPS["sometimes"])
+    end, seconds = train_adam(run, adam)
+    again, _ = train_adam(run, adam, seconds)
+    assert (again - end).norm() <= 1e-14 * end.norm()
+    other, held = train_adam(reweighted(run, 0, 1, 0.9), adam, seconds)
+    free, moved = train_adam(reweighted(run, 0, 1, 0.9), adam)
+    assert max(relative(a, b) for a, b in zip(held, seconds, strict=True)) < 1e-14
+    assert max(relative(a, b) for a, b in zip(moved, seconds, strict=True)) > 1e-3
+    assert (other - end).norm() > 1e-4
+    assert (other - free).norm() > 1e-4
+    if modes[0].amsgrad:
+        assert any((s[0]["max_exp_avg_sq"] > s[0]["exp_avg_sq"]).any() for s in seconds), (
+            "the maximum does nothing here"
+        )
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", ADAMS)
+def test_embeddings_are_derivatives_of_torch_adam_with_v_frozen(name: str, clip: str) -> None:
+    adam, modes = ADAMS[name]
+    run = adam_run(modes, CLIPS[clip])
+    visits: list[Visit] = []
+    _, seconds = train_adam(run, adam, watch=visits.append)
+    factors = [visit.clip for visit in visits]
+    assert {"never": min(factors) == 1, "sometimes": min(factors) < 0.99 and max(factors) == 1,
+            "always": max(factors) < 0.99}[clip], f"the example does not test what it says: {factors}"  # fmt: skip
+    expected = torch.cat(difference_embeddings(run, lambda other: train_adam(other, adam, seconds)[0]))
+    steps = as_steps(run, visits, [adam_coefficients(name, t, seconds[t]) for t in range(TIMES)])
+    causes = CAUSES + " With Adam: ε inside the root, a bias correction, or v before its update."
+    assert_close(torch.cat(Propagator(P, dtype=torch.float64, gamma=0.0).embed(steps)), expected, 1e-8, causes)
+    adjoint = Adjoint(torch.eye(P, dtype=torch.float64), gamma=0.0)
+    found = [adjoint.influence(step) for step in reversed(steps)][::-1]
+    assert_close(torch.cat(found, 1).T, expected, 1e-8, causes)
 
 
 def test_momentum_switched_on_and_off_in_the_middle() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.maths.examples import P, heavy, joined, nesterov, plain, queries, random_step
+from tests.maths.examples import DIAGONAL, P, adam, heavy, joined, nesterov, plain, queries, random_step
 from tests.oracles import assert_close, expands
 from torch import Tensor
 
@@ -74,7 +74,9 @@ def test_without_curvature_rows_the_curvature_is_the_empirical_fisher() -> None:
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, None])
 @pytest.mark.parametrize(
-    "k", [plain(0.2), heavy(0.2), nesterov(0.3), GROUPS], ids=["plain", "heavy", "nesterov", "groups"]
+    "k",
+    [plain(0.2), heavy(0.2), nesterov(0.3), GROUPS, adam(0.2, 3)._replace(P=DIAGONAL), plain(0.2)._replace(P=0.3)],
+    ids=["plain", "heavy", "nesterov", "groups", "own diagonal", "a number as diagonal"],
 )
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: float | None, clipped: bool) -> None:
@@ -84,8 +86,8 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
     L = whitening(V, damping(step, gamma))
     assert L is not None
     found = V.T @ torch.cholesky_solve(V, L)
-    rate, _, _, mu, tau, a, n = (torch.as_tensor(x, dtype=torch.float64).expand(P) for x in k)
-    alpha = (0.6 if clipped else 1.0) * rate * ((1 - tau) * a + n)
+    rate, _, _, mu, tau, a, n, diagonal = (torch.as_tensor(x, dtype=torch.float64).expand(P) for x in k)
+    alpha = (0.6 if clipped else 1.0) * rate * diagonal * ((1 - tau) * a + n)
     D = torch.diag((1 / (1 - mu) if gamma is None else gamma) * alpha)
     small = V.T @ torch.linalg.inv(torch.eye(9, dtype=torch.float64) + V @ D @ V.T) @ V
     H = V.T @ V
@@ -144,6 +146,21 @@ def test_growth_with_parameter_groups(pair: tuple[str, str]) -> None:
     settings = [one, two, two]
     assert expands(settings, with_growth(1.02, V, k)), "growth is too large: torch still converges above 1"
     assert not expands(settings, with_growth(0.98, V, k)), "growth is too small: torch runs away below 1"
+
+
+@pytest.mark.parametrize("name", ["plain", "heavy ball 0.9", "nesterov 0.5"])
+def test_growth_with_a_diagonal_is_that_of_single_rates(name: str) -> None:
+    """η P as torch's SGD would have it, one parameter group for each coordinate."""
+    settings, k = OPTIMIZERS[name]
+    diagonal = torch.tensor([0.3, 2.0, 0.7], dtype=torch.float64)
+    own = k._replace(rate=k.rate / 100, P=100 * diagonal)  # where P is forgotten, nothing seems to expand
+    V = normal(2, 3, seed=5)
+    each = [{**settings, "lr": settings["lr"] * x} for x in diagonal.tolist()]
+    assert expands(each, with_growth(1.02, V, own)), "growth is too large: torch still converges above 1"
+    assert not expands(each, with_growth(0.98, V, own)), "growth is too small: torch runs away below 1"
+    for target in (0.98, 1.02):
+        step = Step(V, torch.ones(2, dtype=torch.float64), own, with_growth(target, V, own))
+        assert steps.expands(step) == (target > 1)
 
 
 def test_growth_of_adams_first_moment() -> None:

@@ -4,25 +4,32 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tests.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import subspace
-from backstory.maths.layers import Dense, Outer
+from backstory.maths.layers import Contribution, Dense, Outer, Sum
 from backstory.maths.subspace import (
     LARGEST_MOMENT,
     Basis,
     Shape,
     compact,
     densify,
+    group_edges,
+    group_sums,
     learned_basis,
     mask_basis,
     merge,
     moments,
+    products,
     project,
+    project_groups,
     random_basis,
     random_matrix,
     shape_of,
+    split_groups,
 )
 
 B, S, D_OUT, D_IN = 3, 4, 7, 5
@@ -261,6 +268,27 @@ def test_vectors_called_twice_add_up() -> None:
     assert_close(densify(merged, shape), g[0] + g[1], 1e-14)
 
 
+def test_positions_of_a_vector_stay_apart_until_they_meet_something_else() -> None:
+    shape, one, other = Shape(9, 0, 4, 0), Sum(normal(B, S, 9)), Sum(normal(B, 2, 9, seed=1))
+    whole = one.values.sum(1) + other.values.sum(1)
+    assert_close(densify(one, shape), one.values.sum(1), 1e-14)
+    merged = merge([one, other], shape)
+    assert isinstance(merged, Sum)
+    assert merged.values.shape == (B, S + 2, 9)
+    assert_close(densify(merged, shape), whole, 1e-14)
+    assert_close(densify(merge([one, Dense(other.values.sum(1))], shape), shape), whole, 1e-14)
+    basis = learned_basis(*moments(merged, shape), shape, seed=0, name="bias")
+    assert_close(project(merged, shape, basis), whole @ as_matrix(basis.left, 9), 1e-12)
+    left, right = moments(merged, shape)
+    assert right is None
+    assert left is not None
+    causes = "Positions must be summed before squaring."
+    assert_close(left, torch.stack([torch.outer(g, g) for g in whole]).sum(0), 1e-12, causes)
+    small = compact(merged, shape)
+    assert isinstance(small, Dense)
+    assert_close(small.grads, whole, 1e-14)
+
+
 @pytest.mark.parametrize(("positions", "smaller"), [(2, Outer), (3, Dense)])
 def test_the_smaller_of_factors_and_gradient_is_kept(positions: int, smaller: type) -> None:
     """S (d_out + d_in) numbers against d_out · d_in: here 12 S against 35."""
@@ -293,3 +321,136 @@ def test_shape_of(name: str) -> None:
 
 def test_the_kinds_are_known_by_these_names() -> None:
     assert subspace.KINDS == ("learned", "random", "mask", "full")
+
+
+# groups of positions
+
+EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+@EXAMPLES
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_groups_cut_the_positions_in_order_into_nearly_equal_parts(positions: int, groups: int) -> None:
+    edges = group_edges(positions, groups)
+    assert [t for lo, hi in edges for t in range(lo, hi)] == list(range(positions))
+    assert len(edges) == groups
+    sizes = {hi - lo for lo, hi in edges}
+    assert max(sizes) - min(sizes) <= 1
+    for k, (lo, hi) in enumerate(edges):  # the module's formula, in whole numbers
+        assert all(k == -(-(t + 1) * groups // positions) - 1 for t in range(lo, hi))
+
+
+def part_of(kind: str, positions: int, seed: int) -> tuple[Contribution, Shape]:
+    vector, left = Shape(D_OUT, 0, 3, 0), normal(B, positions, D_OUT, seed=seed)
+    right = normal(B, positions, D_IN, seed=seed + 1)
+    found: dict[str, tuple[Contribution, Shape]] = {
+        "factors": (Outer(left, right), SMALL),
+        "tokens": (Outer(tokens(B, positions), right), SMALL),
+        "sum": (Sum(left), vector),
+        "dense vector": (Dense(left[:, 0]), vector),
+        "dense matrix": (Dense(left[:, 0, :, None] * right[:, 0, None]), SMALL),
+    }
+    return found[kind]
+
+
+def by_group(part: Contribution, groups: int) -> list[Tensor]:
+    """Gradients written out, position by position, each added to the group that it is in: K of (B, *shape)."""
+    if isinstance(part, Dense):
+        return [*[torch.zeros_like(part.grads)] * (groups - 1), part.grads]
+    S = part[-1].shape[1]
+    each = (
+        [matrices(Outer(part.left[:, t : t + 1], part.right[:, t : t + 1])) for t in range(S)]
+        if isinstance(part, Outer)
+        else list(part.values.unbind(1))
+    )
+    out = [torch.zeros_like(each[0]) for _ in range(groups)]
+    for t, gradient in enumerate(each):
+        k = next(k for k in range(groups) if k * S // groups <= t < (k + 1) * S // groups)
+        out[k] = out[k] + gradient
+    return out
+
+
+PARTS = st.sampled_from(["factors", "tokens", "sum", "dense vector", "dense matrix"])
+SIDED = st.sampled_from(["full", "random", "mask"])
+
+
+def basis_of(kind: str, shape: Shape) -> tuple[Shape, Basis]:
+    if kind == "full":
+        return shape._replace(r_out=shape.d_out, r_in=shape.d_in), Basis(None, None)
+    return shape, (random_basis if kind == "random" else mask_basis)(shape, seed=0, name="layer")
+
+
+@EXAMPLES
+@example("factors", "random", 6, 2, 0)
+@example("tokens", "mask", 6, 3, 0)
+@example("sum", "random", 6, 2, 0)
+@example("factors", "full", 2, 5, 0)
+@given(PARTS, SIDED, st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
+def test_groups_are_projected_each_as_if_alone(kind: str, sides: str, positions: int, groups: int, seed: int) -> None:
+    """Positions that divide evenly, that do not, and fewer positions than groups; what has none goes to the last."""
+    part, shape = part_of(kind, positions, seed)
+    shape, basis = basis_of(sides, shape)
+    found = project_groups(part, shape, basis, groups)
+    assert found.shape == (B, groups, shape.dims)
+    expected = [project(Dense(G), shape, basis) for G in by_group(part, groups)]
+    assert_close(found, torch.stack(expected, 1), 1e-12, "A group's positions, or vec(LᵀGR), in the wrong order.")
+    assert_close(found.sum(1), project(part, shape, basis), 1e-12, "The groups do not add up to the gradient.")
+
+
+@EXAMPLES
+@example("factors", 6, 2, 0)
+@example("tokens", 6, 3, 0)
+@example("sum", 6, 2, 0)
+@example("factors", 2, 5, 0)
+@given(PARTS, st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
+def test_split_groups_are_the_same_groups(kind: str, positions: int, groups: int, seed: int) -> None:
+    part, shape = part_of(kind, positions, seed)
+    pieces = split_groups(part, groups)
+    assert len(pieces) == groups
+    for piece, expected in zip(pieces, by_group(part, groups), strict=True):
+        if piece is None:
+            assert not expected.any()
+        else:
+            assert type(piece) is type(part)
+            assert piece[-1].shape[1] > 0
+            assert_close(densify(piece, shape), expected, 1e-12)
+
+
+@EXAMPLES
+@example("factors", 6, 2, 0)
+@example("tokens", 6, 3, 0)
+@example("sum", 6, 2, 0)
+@example("factors", 2, 5, 0)
+@given(PARTS, st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
+def test_products_are_inner_products_of_whole_gradients(kind: str, positions: int, groups: int, seed: int) -> None:
+    part, shape = part_of(kind, positions, seed)
+    whole = normal(D_OUT, D_IN, seed=5) if shape.d_in else normal(D_OUT, seed=5)
+    expected = [[(g * whole).sum() for g in G] for G in by_group(part, groups)]
+    found = products(part, whole, shape, groups)
+    assert_close(found.T, torch.tensor(expected, dtype=torch.float64), 1e-11, "A transposed or shared product.")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 7])
+def test_sums_of_groups_keep_what_follows_the_positions(groups: int) -> None:
+    for shape in ((B, 6), (B, 6, 2), (B, 6, 2, 3), (B, 1, 2)):
+        x = normal(*shape)
+        S = shape[1]
+        ends = [k * S // groups for k in range(groups + 1)]
+        expected = [
+            [sum((row[t] for t in range(ends[k], ends[k + 1])), torch.zeros(shape[2:]).double()) for k in range(groups)]
+            for row in x
+        ]
+        found = group_sums(x, groups)
+        assert found.shape == (B, groups, *shape[2:])
+        assert_close(found, torch.stack([torch.stack(row) for row in expected]), 1e-13)
+
+
+def test_a_convolutions_weight_meets_its_gradient_as_a_matrix() -> None:
+    """`whole` comes as the parameter is, (C_out, C_in, k, k); the factors are those of patches."""
+    shape = shape_of(torch.Size([6, 2, 3, 3]), None)
+    part = Outer(normal(B, S, 6), normal(B, S, 18, seed=1))
+    whole = normal(6, 2, 3, 3, seed=2)
+    expected = torch.einsum("bso,bsi,oi->b", part.left, part.right, whole.reshape(6, 18))
+    assert_close(products(part, whole, shape, 2).sum(1), expected, 1e-12)
+    G = torch.einsum("bso,bsi->boi", part.left, part.right).reshape(B, 6, 2, 3, 3)
+    assert_close(products(Dense(G), whole, shape, 2)[:, -1], expected, 1e-12)

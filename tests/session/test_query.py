@@ -12,6 +12,7 @@ from tests.session.loops import (
     cross_entropy,
     curved,
     mlp,
+    normal,
     one_backward_each,
     seeded,
     sgd,
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 import backstory
 from backstory.capture.blocks import Blocks, find_blocks
 from backstory.errors import NumericalError, UsageError
+from backstory.maths.precondition import Scale
 from backstory.maths.subspace import Basis, random_basis
 from backstory.session import query as query_module
 from backstory.session.query import LossFn, query_rows
@@ -67,6 +69,25 @@ def test_the_fast_way_equals_the_slow_way_in_a_subspace(monkeypatch: pytest.Monk
     slow = asked.rows(cross_entropy, batch_of(range(5)))
     assert asked.slow
     assert_close(fast, slow, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["tied weights", "embedding", "layer norm"])
+def test_queries_in_adams_coordinates_are_scaled_before_they_are_projected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two ways agree, and both are P^½ times the true gradient, entry by entry."""
+    model, batch = ZOO[name].make(), ZOO[name].batch(0, 4)
+    asked = Asked(model, monkeypatch)
+    asked.bases = [Basis(None, None) for _ in asked.bases]
+    scales = []
+    for i, b in enumerate(asked.blocks.blocks):
+        left, right = (normal(max(1, d), seed=3 * i + k).abs() for k, d in enumerate(b.shape[:2]))
+        scales.append(Scale(left, right if b.shape.d_in else None))
+    half = torch.cat([s.left if s.right is None else torch.outer(s.left, s.right).flatten() for s in scales])
+    expected = one_backward_each(model, batch, curved, trained_names(model)) * half
+    assert_close(asked.rows(lambda m, b: curved(m, b), batch, scales=scales), expected, 1e-10)
+    monkeypatch.setattr(query_module, "_together", lambda *args: None)
+    assert_close(asked.rows(lambda m, b: curved(m, b), batch, scales=scales), expected, 1e-10)
 
 
 def mixed(model: nn.Module, batch: Any) -> Tensor:

@@ -69,16 +69,21 @@ def test_weights_can_be_replaced() -> None:
     plain, less = recipe(lr=1.0, clip_norm=None), recipe(lr=1.0, clip_norm=None)
     start = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
     take_step(plain, 0)
-    take_step(less, 0, weights(less, 3).double() / 2)
+    take_step(less, 0, weights(less, 0) / 2)
     moved, half = (nn.utils.parameters_to_vector(r.model.parameters()).detach() - start for r in (plain, less))
     torch.testing.assert_close(2 * half, moved, rtol=1e-6, atol=0)
 
 
 def test_weights_of_a_batch() -> None:
-    assert weights(recipe(), 4).tolist() == [0.25] * 4
-    assert weights(recipe(loss_reduction="sum"), 2).tolist() == [1.0] * 2
-    with pytest.raises(UsageError, match="loss_reduction='token-mean' in a recipe; expected 'mean' or 'sum'"):
-        weights(recipe(loss_reduction="token-mean"), 2)
+    n = len(recipe().batches[0][0])
+    assert weights(recipe(), 0).tolist() == [1 / n] * n
+    assert weights(recipe(loss_reduction="sum"), 0).tolist() == [1.0] * n
+    counted = recipe(loss_reduction="token-mean", tokens=lambda batch: torch.arange(1, n + 1))
+    assert weights(counted, 0).tolist() == [2 / (n * (n + 1))] * n
+    with pytest.raises(UsageError, match="needs tokens="):
+        weights(recipe(loss_reduction="token-mean"), 0)
+    with pytest.raises(UsageError, match="loss_reduction='median' in a recipe; expected one of mean, sum, token-mean"):
+        weights(recipe(loss_reduction="median"), 0)
 
 
 def test_a_recipe_named_in_a_run_is_kept_but_not_imported(tmp_path: Path) -> None:

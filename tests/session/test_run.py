@@ -123,7 +123,7 @@ def test_all_steps_agree_with_autograd_through_the_recorded_steps(
         steps.append(
             oracles.Recorded(
                 G=G, w=one[:3] / 3, H=G.T @ G / 3, max_norm=max_norm or 1e30, rate=rate,
-                l2=l2, decay=0 * one, momentum=mu * one, tau=tau * one, a=(mu if nesterov else 1) * one, n=nesterov * one,
+                l2=l2, decay=0 * one, momentum=mu * one, tau=tau * one, a=(mu if nesterov else 1) * one, n=nesterov * one, P=one,
             )
         )  # fmt: skip
     embeddings, _ = oracles.unrolled(steps)

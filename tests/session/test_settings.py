@@ -6,7 +6,7 @@ import json
 import pytest
 
 from backstory.errors import UsageError
-from backstory.session.settings import RecordSettings, provenance
+from backstory.session.settings import RecordSettings, curvature_of, provenance
 
 
 def test_unknown_words_are_refused_with_the_known_ones() -> None:
@@ -38,3 +38,32 @@ def test_settings_are_frozen() -> None:
 def test_provenance_says_with_what_a_run_was_made() -> None:
     found = provenance("cpu")
     assert {"backstory", "torch", "python", "platform", "device", "torch_initial_seed", "began"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("curvature", "kind", "passes", "groups", "rows", "split"),
+    [
+        ("empirical", "empirical", 0, 1, 0, False),
+        ("empirical/1", "empirical", 0, 1, 0, False),
+        ("empirical/6", "empirical", 0, 6, 6, True),
+        ("sampled", "sampled", 1, 1, 1, False),
+        ("sampled:2/6", "sampled", 2, 6, 12, False),
+        ("exact:3", "exact", 3, 1, 3, False),
+        ("exact:3/2", "exact", 3, 2, 6, False),
+    ],
+)
+def test_forms_of_curvature(curvature: str, kind: str, passes: int, groups: int, rows: int, split: bool) -> None:
+    form = RecordSettings(loss_reduction="mean", curvature=curvature).curvature_form()
+    assert (form.kind, form.passes, form.groups, form.rows, form.split) == (kind, passes, groups, rows, split)
+
+
+@pytest.mark.parametrize("wrong", ["empirical/0", "empirical/x", "empirical:2", "/6", "sampled:0/3", "exact/3", "auto"])
+def test_curvature_that_means_nothing_is_refused(wrong: str) -> None:
+    with pytest.raises(UsageError, match=f"found curvature='{wrong}'; expected"):
+        RecordSettings(loss_reduction="mean", curvature=wrong)
+
+
+def test_auto_takes_sequences_apart_and_nothing_else() -> None:
+    assert curvature_of("auto", "token-mean") == "empirical/6"
+    assert {curvature_of("auto", x) for x in ("mean", "sum", "weights")} == {"empirical"}
+    assert curvature_of("empirical", "token-mean") == "empirical"

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.session import adam
+from tests.session.adam import adamw
+from tests.session.loops import batch_of, cross_entropy, mlp
 from torch import nn
 
 import backstory
@@ -85,3 +88,45 @@ def test_words_follow_the_numbers() -> None:
         assert part in text
     assert "empirical" not in " ".join(good.words())
     assert "proxy" in bad.words()[0]
+
+
+def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -> None:
+    model = mlp()
+    seen = adam.record(tmp_path / "r", model, adamw(model), 6, subspace="random", rank=2)
+    run = backstory.open(tmp_path / "r")
+    found = run.validity()
+    text = " ".join(found.words())
+    assert (
+        "AdamW's steps are modelled with its second moment as it was in the run, factored over rows and columns."
+        in text
+    )
+    assert found.drift == pytest.approx(run.store.steps().drift.mean(), rel=1e-12)
+    assert found.drift > 0
+    assert f"change by {found.drift:.1%} from step to step; that change is left out." in text
+    told = run.query(model, cross_entropy, batch_of([0])).validity
+    assert told is not None
+    assert told["words"] == found.words()
+    rows = run.store.read(0, 18, dtype=torch.float64).rows
+    assert rows is not None
+    energy = [float(g.mean(0).square().sum() / (s.whole * s.half).square().sum())
+              for g, s in zip(rows.split(3), seen, strict=True)]  # fmt: skip
+    assert found.kept == pytest.approx(sum(energy) / 6, rel=1e-5), "within Adam's own coordinates"
+
+
+def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path) -> None:
+    model = mlp()
+    seen = adam.record(tmp_path / "r", model, adamw(model), 6, subspace="full")
+    found = backstory.open(tmp_path / "r").validity()
+    text = " ".join(found.words())
+    assert "AdamW's steps are modelled with its second moment as it was in the run." in text
+    assert found.drift == 0
+    assert "change by" not in text
+    rate = torch.cat([torch.full((p.numel(),), 0.02 if p.dim() > 1 else 0.05).double() for p in model.parameters()])
+    each = []
+    for t, s in enumerate(seen):
+        effect = 0.2 / (1 - 0.8 ** (t + 1))  # of the fresh gradient, in the first moment's average
+        H = s.rows.T @ s.rows / 3
+        root = (rate * s.P).sqrt()
+        each.append(float(torch.linalg.eigvalsh(root[:, None] * H * root)[-1]) * effect / (2 * 1.8))
+    assert found.largest_growth == pytest.approx(max(each), rel=1e-4)
+    assert found.largest_growth_step == each.index(max(each))

@@ -1,10 +1,21 @@
 """Rows and steps as columns and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.store.builders import KEYS, new_run, record, records, rows_of
+from tests.store.builders import (
+    KEYS,
+    diagonal_record,
+    diagonal_run,
+    new_run,
+    record,
+    records,
+    rows_of,
+    split_record,
+    split_run,
+)
 from torch import Tensor
 
 from backstory.errors import UsageError
@@ -126,3 +137,100 @@ def test_scalars_of_an_empty_run_have_columns_and_no_rows(tmp_path: Path) -> Non
             assert table.num_columns > 3
         with pytest.raises(UsageError, match="expected rows, steps or samples"):
             store.scalars("losses")
+
+
+# split runs: no gradient rows of their own
+
+
+@pytest.mark.parametrize("encoding", list(DTYPES))
+def test_the_gradient_of_a_split_run_is_the_sum_of_its_curvature_rows(tmp_path: Path, encoding: str) -> None:
+    made = [split_record(t) for t in range(7)]
+    split_run(tmp_path / "run", 7, encoding).close()
+    store = RunStore.open(tmp_path / "run")
+    whole = store.read(0, store.n_rows(), dtype=torch.float64, curvature=True)
+    only = store.read(0, store.n_rows(), dtype=torch.float64)
+    assert whole.rows is not None
+    assert whole.curvature is not None
+    assert only.rows is not None
+    assert (only.curvature, only.kappa, only.hdot) == (None, None, None)
+    assert torch.equal(only.rows, whole.rows)
+    h = torch.cat([r.curvature for r in made if r.curvature is not None])
+    size = torch.stack([block_maxima(x) for x in h.unbind(1)], 1)  # (n, R, 12)
+    allowed = 1.01 * TOLERANCE[encoding] * size
+    assert ((whole.curvature - h).abs() <= allowed).all(), (
+        "An error near 1 means that scales and blocks are mismatched."
+    )
+    assert ((whole.rows - torch.cat([r.rows for r in made])).abs() <= allowed.sum(1) + 1e-14).all()
+    for name in ("kappa", "hdot", "weight", "gdot"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(r, name) for r in made]))
+    assert not {"g", "s"} & set(store._rows.schema.names)
+    assert store.verify() == []
+
+
+def test_a_split_run_without_rows_asked_reads_none(tmp_path: Path) -> None:
+    with split_run(tmp_path / "run", 3) as store:
+        block = store.read(1, 4, rows=False, samples=True)
+        assert (block.rows, block.curvature) == (None, None)
+        assert block.samples == [name for t in range(3) for name in split_record(t).samples][1:4]
+        block = store.read(0, 6, rows=False, curvature=True)
+        assert block.rows is None
+        assert block.curvature is not None
+
+
+def test_an_empty_step_and_an_empty_range_of_a_split_run(tmp_path: Path) -> None:
+    """No rows of three curvature rows of twelve numbers are still (0, 3, 12)."""
+    nothing = torch.zeros(0, 3, dtype=torch.float64)
+    empty = replace(record(2, size=0), curvature=torch.zeros(0, 3, 12), kappa=nothing, hdot=nothing)
+    with split_run(tmp_path / "run", 2) as store:
+        store.append([empty])
+        for lo, hi in ((0, 0), (3, 3)):
+            block = store.read(lo, hi, curvature=True)
+            assert block.rows is not None
+            assert block.curvature is not None
+            assert (block.rows.shape, block.curvature.shape) == ((0, 12), (0, 3, 12))
+        assert [len(b.step) for b in store.backward(3, dtype=torch.float32, chunk_bytes=1)] == [0, 2, 1]
+        assert store.verify() == []
+
+
+# the optimizer's diagonal
+
+
+def test_the_diagonal_comes_back_in_float32(tmp_path: Path) -> None:
+    expected = torch.stack([x for t in range(6) if (x := diagonal_record(t).P) is not None])
+    with diagonal_run(tmp_path / "run", 4) as store:
+        store.append([diagonal_record(t) for t in range(4, 6)])
+        found = store.diagonal(1, 5)
+        assert found is not None
+        assert found.dtype == torch.float32
+        assert torch.equal(found, expected[1:5].float())
+        found.zero_()
+        again = store.diagonal(1, 5)
+        assert again is not None
+        assert torch.equal(again, expected[1:5].float())
+        none = store.diagonal(3, 3)
+        assert none is not None
+        assert none.shape == (0, 12)
+        with pytest.raises(UsageError, match="Ask within these"):
+            store.diagonal(0, 7)
+        store.truncate(2)
+        assert store.verify() == []
+    reader = RunStore.open(tmp_path / "run")
+    left = reader.diagonal(0, 2)
+    assert left is not None
+    assert torch.equal(left, expected[:2].float())
+
+
+def test_a_run_without_a_diagonal_has_none(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 3) as store:
+        assert store.diagonal(0, 3) is None
+
+
+def test_sizes_and_drifts_come_back_and_the_diagonal_is_not_exported(tmp_path: Path) -> None:
+    with diagonal_run(tmp_path / "run", 5) as store:
+        steps = store.steps(1, 4)
+        assert steps.size.tolist() == [2.5, 5.0, 7.5]
+        assert steps.drift.tolist() == [0.125, 0.25, 0.375]
+        exported = store.scalars("steps").read_all()
+    assert not [name for name in exported.column_names if name.startswith("P")]
+    assert exported["drift"].to_pylist() == [0.125 * t for t in range(5)]
+    assert exported["rate_1"].to_pylist() == [record(t).groups["rate"][1] for t in range(5)]

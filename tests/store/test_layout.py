@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.store.builders import LAYERS, new_run
+import torch
+from tests.store.builders import FORMAT_1_CONFIG, LAYERS, format_1_run, new_run, record, records, rows_of
 
 from backstory.errors import FormatError, StoreError, UsageError
 from backstory.store import RunStore
@@ -13,11 +14,13 @@ from backstory.store import RunStore
 def test_config_says_what_the_run_is(tmp_path: Path) -> None:
     new_run(tmp_path / "a/b/run", encoding="int8").close()
     assert json.loads((tmp_path / "a/b/run/config.json").read_text()) == {
-        "format": 1,
+        "format": 2,
         "layers": [{"name": "first", "offset": 0, "dims": 5}, {"name": "second", "offset": 5, "dims": 7}],
         "encoding": "int8",
         "groups": 2,
         "curvature_rows": 0,
+        "split": False,
+        "diagonal": False,
         "seed": 3,
     }
     store = RunStore.open(str(tmp_path / "a/b/run"))
@@ -55,8 +58,8 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
         RunStore.open(tmp_path / "run")
     new_run(tmp_path / "run").close()
     config = tmp_path / "run/config.json"
-    config.write_text(config.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(FormatError, match=r"format 2; this version of Backstory reads \[1\]"):
+    config.write_text(config.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(FormatError, match=r"format 3; this version of Backstory reads \[1, 2\]"):
         RunStore.open(tmp_path / "run")
     config.write_text('{"format": 1}')
     with pytest.raises(FormatError, match="lacks"):
@@ -87,3 +90,48 @@ def test_senseless_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Rename"):
         make(LAYERS, "int8", {"layers": 1})
     assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="keeps no gradient rows"):
+        RunStore.create(tmp_path / "run", layers=LAYERS, encoding="int8", n_groups=1, config={}, split=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_split_run_and_a_diagonal_are_named_in_the_config(tmp_path: Path) -> None:
+    made = {"layers": LAYERS, "encoding": "int8", "n_groups": 1, "config": {}}
+    RunStore.create(tmp_path / "run", **made, curvature_rows=4, split=True, diagonal=True).close()  # type: ignore[arg-type]
+    config = RunStore.open(tmp_path / "run").config
+    assert [config[key] for key in ("curvature_rows", "split", "diagonal")] == [4, True, True]
+    with RunStore.open(tmp_path / "run", write=True) as store, pytest.raises(UsageError, match="cannot change"):
+        store.update_config(split=False)
+
+
+def test_a_run_of_format_1_is_read(tmp_path: Path) -> None:
+    format_1_run(tmp_path / "run", 6)
+    store = RunStore.open(tmp_path / "run")
+    assert store.config == {**FORMAT_1_CONFIG, "split": False, "diagonal": False}
+    assert (store.split, store.curvature_rows) == (False, 0)
+    rows = store.read(0, store.n_rows(), dtype=torch.float64, samples=True)
+    assert rows.rows is not None
+    assert torch.equal(rows.rows, rows_of(0, 6))
+    assert rows.samples == [name for r in records(0, 6) for name in r.samples]
+    steps = store.steps(1, 5)
+    assert steps.size.tolist() == [record(t).norm ** 2 * record(t).coverage for t in range(1, 5)]
+    assert steps.drift.tolist() == [0.0] * 4
+    assert steps.clip.tolist() == [record(t).clip for t in range(1, 5)]
+    assert store.diagonal(0, 6) is None
+    assert "rate_1" in store.scalars("steps").read_all().column_names
+    assert store.verify() == []
+
+
+def test_a_run_of_format_1_goes_on_in_format_1(tmp_path: Path) -> None:
+    format_1_run(tmp_path / "run", 3)
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        store.append(records(3, 6))
+        store.update_config(seed=5)
+        store.truncate(5)
+    assert json.loads((tmp_path / "run/config.json").read_text())["format"] == 1
+    store = RunStore.open(tmp_path / "run")
+    assert store.steps().step.tolist() == [0, 1, 2, 3, 4]
+    rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
+    assert rows is not None
+    assert torch.equal(rows, rows_of(0, 5))
+    assert store.verify() == []

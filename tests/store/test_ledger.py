@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 import torch
-from tests.store.builders import new_run, python, record, records, rows_of
+from tests.oracles import assert_close
+from tests.store.builders import LAYERS, new_run, python, record, records, rows_of, split_record, split_run
 
 from backstory.errors import DiskError, StoreError, UsageError
 from backstory.store import RunStore, ledger
@@ -111,6 +113,36 @@ def test_backward_yields_a_step_larger_than_the_chunk_whole(tmp_path: Path) -> N
     with new_run(tmp_path / "run", 4) as store:
         got = list(store.backward(4, dtype=torch.float32, chunk_bytes=1))
     assert [b.step.tolist() for b in got] == [[3], [2, 2, 2], [1, 1], [0]]
+
+
+@pytest.mark.parametrize("curvature", [False, True])
+def test_backward_counts_the_curvature_rows_that_a_split_run_has_to_read(tmp_path: Path, curvature: bool) -> None:
+    """Five rows of 1 + 3 vectors each, whether the three are given out or only summed."""
+    with split_run(tmp_path / "run", 8) as store:
+        got = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 4 * 12 * 8, lo_step=1, curvature=curvature))
+    assert [b.step.tolist() for b in got] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
+    rows = torch.cat([b.rows for b in reversed(got) if b.rows is not None])
+    assert_close(rows, torch.cat([split_record(t).rows for t in range(1, 7)]), 1e-14)
+
+
+COSTS = {  # numbers of 12 in two layers: codes, scales of float32 where there are any; 48 for the numbers of a row
+    "float64": (12 * 8, 0),
+    "float32": (12 * 4, 0),
+    "float16": (12 * 2, 2 * 4),
+    "int8": (12 * 1, 2 * 4),
+}
+
+
+@pytest.mark.parametrize("encoding", COSTS)
+def test_bytes_per_row_are_those_of_its_columns(tmp_path: Path, encoding: str) -> None:
+    """Gradient alone; with three curvature rows and their κ and products; and split, without the gradient."""
+    made = {"layers": LAYERS, "encoding": encoding, "n_groups": 1, "config": {}}
+    vector = sum(COSTS[encoding])
+    for rows, split, expected in ((0, False, vector), (3, False, 4 * vector + 3 * 16), (3, True, 3 * vector + 3 * 16)):
+        with RunStore.create(tmp_path / f"{rows}{split}", **made, curvature_rows=rows, split=split) as store:  # type: ignore[arg-type]
+            assert store.bytes_per_row == expected + 48
+            fields = [field.type for field in store._rows.schema if pa.types.is_fixed_size_list(field.type)]
+            assert sum(kind.list_size * kind.value_type.bit_width // 8 for kind in fields) == expected
 
 
 def test_backward_holds_a_chunk_not_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.store.builders import new_run, record
+from tests.store.builders import diagonal_record, diagonal_run, new_run, record
 
 from backstory.errors import BackstoryError, NumericalError, UsageError
 from backstory.store import StepRecord
@@ -16,6 +16,11 @@ WRONG: dict[str, tuple[StepRecord, type[BackstoryError], str]] = {
     "ids missing": (replace(GOOD, samples=[]), UsageError, r"expected \(0, 12\)"),
     "weight missing": (replace(GOOD, weight=torch.zeros(2)), UsageError, "weight of shape"),
     "group missing": (record(0, n_groups=1), UsageError, "expected 2 for each"),
+    "a diagonal that no other step has": (
+        replace(GOOD, P=torch.ones(12)),
+        UsageError,
+        r"P of shape \(12,\), expected None",
+    ),
     "NaN": (replace(GOOD, rows=torch.full((1, 12), torch.nan)), NumericalError, "step 0 has a NaN or Inf"),
 }
 
@@ -28,4 +33,14 @@ def test_a_wrong_record_is_refused_and_nothing_is_kept(tmp_path: Path, name: str
             store.append([wrong])
         assert (store.n_steps(), store.n_rows()) == (0, 0)
         store.append([GOOD])
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize("P", [None, torch.ones(11), torch.ones(1, 12)], ids=["none", "short", "a matrix"])
+def test_every_step_of_a_run_with_a_diagonal_has_one(tmp_path: Path, P: torch.Tensor | None) -> None:
+    with diagonal_run(tmp_path / "run", 2) as store:
+        with pytest.raises(UsageError, match=r"expected \(12,\)\. All steps of a run have one"):
+            store.append([replace(diagonal_record(2), P=P)])
+        assert store.n_steps() == 2
+        store.append([diagonal_record(2)])
         assert store.verify() == []

@@ -28,13 +28,20 @@ def test_tensors_come_back_by_name(tmp_path: Path) -> None:
 
 def test_truncating_drops_all_that_follows(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 6) as store:
-        for name in ("basis", "checkpoint-000003", "checkpoint-000004"):
+        for name in (
+            "basis",
+            "checkpoint-000003",
+            "checkpoint-000004",
+            "scale-00000003",
+            "scale-00000004",
+            "scale-map",
+        ):
             store.save_tensors(name, {"x": torch.zeros(1)})
         for step in (2, 3):
             store.spool(step, {"x": torch.zeros(1)}, {})
         store.truncate(3)
         assert (store.n_steps(), store.n_rows(), store.spooled()) == (3, 6, [2])
-        assert store.tensor_names() == ["basis", "checkpoint-000003"]
+        assert store.tensor_names() == ["basis", "checkpoint-000003", "scale-00000003", "scale-map"]
         store.append(records(3, 8))
         assert store.verify() == []
         rows = store.read(0, store.n_rows(), dtype=torch.float64).rows

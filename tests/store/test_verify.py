@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
-from tests.store.builders import new_run, record, records
+from tests.store.builders import diagonal_record, diagonal_run, new_run, record, records, split_record, split_run
 
 from backstory.store import RunStore
 
@@ -45,6 +46,36 @@ def test_a_flipped_scale_is_found(tmp_path: Path, encoding: str) -> None:
     scale = record(4).rows[1, 5:].abs().max() / (127 if encoding == "int8" else 1)
     flip(tmp_path / "run/rows.lance", scale.float().numpy().tobytes())
     assert len(RunStore.open(tmp_path / "run").verify()) == 1
+
+
+CHANGED = ["step 4: its rows changed since they were written (the checksum differs)."]
+
+
+def test_a_flipped_bit_of_the_diagonal_is_found_with_its_step(tmp_path: Path) -> None:
+    with diagonal_run(tmp_path / "run", 9) as store:
+        assert store.verify() == []
+    P = diagonal_record(4).P
+    assert P is not None
+    flip(tmp_path / "run/steps.lance", P.float().numpy().tobytes()[8:24])
+    assert RunStore.open(tmp_path / "run").verify() == CHANGED
+
+
+def test_the_diagonal_of_another_step_is_found(tmp_path: Path) -> None:
+    with diagonal_run(tmp_path / "run", 6) as store:
+        lines = store._steps.table(store._steps.schema.names, 4, 6)
+        swapped = lines.set_column(
+            lines.schema.get_field_index("P"), lines.schema.field("P"), lines["P"].take(pa.array([1, 0]))
+        )
+        store._steps.delete("step >= 4")
+        store._steps.append(swapped)
+    assert RunStore.open(tmp_path / "run").verify() == [CHANGED[0], CHANGED[0].replace("step 4", "step 5")]
+
+
+@pytest.mark.parametrize("column", ["curvature", "kappa", "hdot"])
+def test_a_flipped_bit_of_a_split_run_is_found_with_its_step(tmp_path: Path, column: str) -> None:
+    split_run(tmp_path / "run", 9).close()
+    flip(tmp_path / "run/rows.lance", getattr(split_record(4), column)[1, 2].numpy().tobytes())
+    assert RunStore.open(tmp_path / "run").verify() == CHANGED
 
 
 def test_rows_of_another_step_are_found(tmp_path: Path) -> None:

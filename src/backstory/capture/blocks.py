@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
-from ..errors import CoverageError, UsageError
+from ..errors import CoverageError, UnsupportedError, UsageError
 from ..maths.layers import RULES, Rule, rule_for
 from ..maths.subspace import Shape, shape_of
 from .fingerprint import canonical
 
 Selection = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
+SHARED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # torch's wrappers for several processes
 Rank = int | tuple[int, int] | dict[str, int | tuple[int, int]]
 
 
@@ -61,6 +62,7 @@ def find_blocks(
     """The recorded parameters of `model`; `rank=None` keeps all coordinates."""
     if uncovered not in ("error", "skip"):
         raise UsageError(f"found uncovered={uncovered!r}; expected 'error' or 'skip'.")
+    _refuse_shared(model)
     groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
     _check_optimizer(model, optimizer)
@@ -135,6 +137,18 @@ def _refuse_uncovered(
 
 def _selected_by_name(model: nn.Module, name: str, layers: Selection | None) -> bool:
     return _selected(canonical(name), model.get_submodule(name.rpartition(".")[0]), layers)
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    """With several processes each sees its own samples, while `.grad` is the mean over all of them."""
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if found := kinds & SHARED:
+        raise UnsupportedError(
+            f"{found.pop()} shares one training run between {distributed.get_world_size()} processes, which is not modelled: "
+            "each process sees a part of the samples. Train in one process, accumulating micro-batches with s.batch()."
+        )
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Reading a torch optimizer at the moment it steps: rates, momentum, decay, clipping.
+"""Reading a torch optimizer at the moment it steps: rates, momentum, decay, clipping, and after it Adam's second moment.
 
 Gradients are measured twice: when backward has added to them, and when the optimizer is about to use them.
 The ratio is the clipping factor; anything but one factor for all parameters is refused.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import CoverageError, UnsupportedError, UsageError
@@ -52,7 +52,8 @@ class OptimizerReader:
         self._max_norm = clip_norm
         self.reading: Reading | None = None
         self.watching = False  # inside a step
-        self.on_step: Callable[[Reading], None] = lambda reading: None
+        self.on_step: Callable[[Reading], None] = lambda reading: None  # before the update
+        self.on_stepped: Callable[[Reading], None] = lambda reading: None  # after it; gradients are still there
         self._scale = 1.0
         self._before: dict[int, Tensor] = {}  # id of parameter -> (2,) sizes
         self._handles: list[RemovableHandle] = []
@@ -64,6 +65,7 @@ class OptimizerReader:
         for p in self.parameters:
             self._handles.append(p.register_post_accumulate_grad_hook(self._measure))
         self._handles.append(self.optimizer.register_step_pre_hook(self._read))
+        self._handles.append(self.optimizer.register_step_post_hook(self._done))
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -87,6 +89,22 @@ class OptimizerReader:
         """By how much the loss was multiplied before backward (1 without a GradScaler)."""
         return self._scale
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the optimizer divides by a second moment, and that is modelled."""
+        return not self.proxy and type(self.optimizer) in (Adam, AdamW)
+
+    def second_moment(self, p: Tensor) -> tuple[Tensor, float]:
+        """`(v̂, ε)` with P = 1/(√v̂ + ε), as Adam used them in the step that has just been taken."""
+        group = next(g for g in self.optimizer.param_groups if any(p is x for x in g["params"]))
+        state = self.optimizer.state[p]
+        v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        return v / (1 - group["betas"][1] ** float(state["step"])), float(group["eps"])
+
+    def _done(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.watching and self.reading is not None:
+            self.on_stepped(self.reading)
+
     def _measure(self, p: Tensor) -> None:
         assert p.grad is not None
         self._before[id(p)] = _sizes(p.grad)
@@ -99,12 +117,14 @@ class OptimizerReader:
             )
         if self.reading is not None:
             raise UsageError("optimizer.step() was called twice inside one rec.step(); give each update its own.")
+        if _fused_skip(optimizer):
+            return
         self._refuse_newcomers()
         before, after = self._measured()
         clip, norm = _clip_factor(before, after, rounding=0.0 if self._scale == 1 else 1e-5)
         squares = {k: v[0] ** 2 for k, v in before.items()}
         self._check_clipping(clip, norm)
-        rows = [_proxy_group(group) if self.proxy else self._sgd_group(group) for group in optimizer.param_groups]
+        rows = [self._group(group) for group in optimizer.param_groups]
         groups = {name: [row[name] for row in rows] for name in rows[0]}
         reading = Reading(groups, clip, norm, squares)
         self.on_step(reading)
@@ -124,12 +144,45 @@ class OptimizerReader:
                 "norm, does not, and is not modelled. If max_norm itself changes during training, pass clip_norm='varies'."
             )
 
+    def _group(self, group: dict[str, Any]) -> dict[str, float]:
+        """One parameter group's coefficients, by name."""
+        if self.proxy:
+            return _proxy_group(group)
+        if group["maximize"]:
+            raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
+        return self._adam_group(group) if self.adaptive else self._sgd_group(group)
+
+    def _adam_group(self, group: dict[str, Any]) -> dict[str, float]:
+        beta, decay = float(group["betas"][0]), float(group["weight_decay"])
+        live = [p for p in group["params"] if p.grad is not None]
+        if idle := [p for p in group["params"] if p.grad is None and id(p) in self._recorded]:
+            raise UnsupportedError(
+                f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their moments "
+                "and decay; that is not modelled. Freeze them before recording begins, or let every parameter take part "
+                "in the loss."
+            )
+        counts = {float(self.optimizer.state.get(p, {}).get("step", 0.0)) for p in live}
+        if len(counts) > 1:
+            raise UnsupportedError(
+                f"the parameters of an optimizer group have taken {sorted(counts)} steps; put parameters that join later "
+                "into a group of their own."
+            )
+        step = 1 + (counts.pop() if counts else 0.0)
+        decoupled = type(self.optimizer) is AdamW or bool(group.get("decoupled_weight_decay", False))
+        return {
+            "rate": float(group["lr"]),
+            "l2": 0.0 if decoupled else decay,
+            "decay": decay if decoupled else 0.0,
+            "momentum": beta,
+            "tau": beta,
+            "a": 1 / (1 - beta**step),
+            "n": 0.0,
+        }
+
     def _sgd_group(self, group: dict[str, Any]) -> dict[str, float]:
         momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
         live = [p for p in group["params"] if p.grad is not None]
         idle = [p for p in group["params"] if p.grad is None and id(p) in self._recorded]
-        if group["maximize"]:
-            raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
         if idle and (momentum or group["weight_decay"]):
             raise UnsupportedError(
                 f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
@@ -213,13 +266,23 @@ def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: fl
     return clip, norm
 
 
-def _check_modelled(optimizer: Optimizer) -> None:
-    if type(optimizer) is not SGD:
+def _fused_skip(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler lets a fused optimizer step only to find Inf or NaN and do nothing."""
+    if getattr(optimizer, "grad_scale", None) is not None:
         raise UnsupportedError(
-            f"the steps of {type(optimizer).__name__} are not modelled by this version; modelled is torch.optim.SGD "
-            "(momentum, dampening, Nesterov, weight decay). Pass optimizer_model='sgd' to treat its steps as plain "
-            "SGD steps, as the paper does; on AdamW runs that proxy has little correlation with the truth, and every "
-            "answer will say that it was used."
+            "a fused optimizer takes the loss scale out of the gradients inside its own step, where they cannot be "
+            "measured. Call scaler.unscale_(optimizer) before scaler.step(optimizer), or use fused=False."
+        )
+    return bool(getattr(optimizer, "found_inf", False))
+
+
+def _check_modelled(optimizer: Optimizer) -> None:
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        raise UnsupportedError(
+            f"the steps of {type(optimizer).__name__} are not modelled; modelled are torch.optim's SGD (momentum, "
+            "dampening, Nesterov, weight decay), Adam and AdamW. Pass optimizer_model='sgd' to treat its steps as plain "
+            "SGD steps, as the paper does; with an adaptive optimizer that proxy has little correlation with the truth, "
+            "and every answer will say that it was used."
         )
     if any(group["maximize"] for group in optimizer.param_groups):
         raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")

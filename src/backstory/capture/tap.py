@@ -14,35 +14,43 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UnsupportedError, UsageError
-from ..maths.layers import Contribution, Dense, Outer
+from ..maths.layers import Contribution, Dense, Outer, Rule, Sum
+from ..maths.subspace import group_edges
 from .blocks import Blocks
 
-Sink = Callable[[int, int, Contribution], None]  # (slot, number of block, what one call contributed)
+Sink = Callable[[int, int, Contribution, int | None], None]  # slot, block, contribution, its group of positions if one
 Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Tap:
     """While `slot` is a number, every differentiated call of a recorded layer reaches `sink`."""
 
-    def __init__(self, model: nn.Module, blocks: Blocks, sink: Sink, *, keep_calls: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Blocks, sink: Sink, *, keep_calls: bool = False, groups: int = 1
+    ) -> None:
         self.model, self.blocks, self.sink = model, blocks, sink
+        self._groups = groups  # of positions, in which contributions will be taken apart
         self._calls: list[Call] | None = [] if keep_calls else None  # of the micro-batch under way
         self._muted = False  # during a backward pass of our own
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
+        self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Install the hooks."""
+        """Install the hooks; torch.compile leaves them as they are, and breaks its graph there."""
+        after, give = torch.compiler.disable(self._after_forward), torch.compiler.disable(self._give_batch)
         for module in self.blocks.owners:
-            self._handles.append(module.register_forward_hook(self._after_forward, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
             if isinstance(module, nn.Embedding):
-                self._handles.append(module.register_forward_pre_hook(self._give_batch))
+                self._handles.append(module.register_forward_pre_hook(give))
         for module in self.model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                self._handles.append(module.register_forward_pre_hook(self._refuse_batch_norm))
+                refuse = torch.compiler.disable(self._refuse_batch_norm)
+                self._handles.append(module.register_forward_pre_hook(refuse))
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -56,7 +64,7 @@ class Tap:
 
     def begin(self) -> None:
         """A new step: no micro-batch yet."""
-        self.slot, self.sizes = None, []
+        self.slot, self.sizes, self.rounded = None, [], set()
         self.forget_calls()
 
     def batch(self, size: int) -> int:
@@ -80,7 +88,10 @@ class Tap:
             edges = [edge for _, _, edge in calls]
             deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
-            raise UsageError(f"s.outputs() must be called before backward() frees the graph ({error}).") from error
+            raise UsageError(
+                f"the extra backward pass for curvature failed ({error}). Call s.outputs() before backward(), which frees "
+                "the graph; with activation checkpointing, pass use_reentrant=False."
+            ) from error
         finally:
             self._muted = False
         for (module, inputs, _), delta in zip(calls, deltas, strict=True):
@@ -146,12 +157,34 @@ class Tap:
                 "samples. The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
                 "in the batch, and keep (batch, sequence, features) apart rather than flattened."
             )
+        if any(x.dtype in HALF for x in (delta, *inputs)):
+            self.rounded.update(numbers.values())
         with torch.no_grad():
-            wide = tuple(_widen(x) for x in inputs)
-            found_parts = rule(module, wide, _widen(delta.detach()))
-            for local, part in found_parts.items():
-                if local in numbers:
-                    sink(slot, numbers[local], _checked(part, local, module))
+            wide, seen = tuple(_widen(x) for x in inputs), _widen(delta.detach())
+            for local, part in rule(module, wide, seen).items():
+                if local not in numbers:
+                    continue
+                found_part = _checked(part, local, module)
+                if isinstance(found_part, Dense) and self._groups > 1 and seen.dim() > 2 and seen.shape[1] > 1:
+                    self._by_group(rule, module, wide, seen, local, lambda k, x: sink(slot, numbers[local], x, k))  # noqa: B023
+                else:
+                    sink(slot, numbers[local], found_part, None)
+
+    def _by_group(
+        self,
+        rule: Rule,
+        module: nn.Module,
+        inputs: tuple[Tensor, ...],
+        delta: Tensor,
+        local: str,
+        give: Callable[[int, Contribution], None],
+    ) -> None:
+        """A gradient that its rule wrote out has lost its positions: ask again for each group, the others at 0."""
+        delta = delta.contiguous()
+        for k, (lo, hi) in enumerate(group_edges(_by_position(module, delta).shape[1], self._groups)):
+            some = torch.zeros_like(delta)
+            _by_position(module, some)[:, lo:hi] = _by_position(module, delta)[:, lo:hi]
+            give(k, _checked(rule(module, inputs, some)[local], local, module))
 
     def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
         if self.slot is not None and torch.is_grad_enabled() and module.training:
@@ -162,7 +195,7 @@ class Tap:
 
 
 def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Contribution:
-    if isinstance(part, Outer | Dense):
+    if isinstance(part, Outer | Sum | Dense):
         return part
     expected = getattr(module, local).shape
     if part.shape[1:] != expected:
@@ -173,6 +206,11 @@ def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Cont
     return Dense(part)
 
 
+def _by_position(module: nn.Module, delta: Tensor) -> Tensor:
+    """A view (B, S, d), positions in the order of the rules; convolutions have their channels first."""
+    return delta.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else delta.flatten(1, -2)
+
+
 def _widen(x: Tensor) -> Tensor:
     """Half precision to float32: sums over positions and samples need it."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x

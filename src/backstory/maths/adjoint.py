@@ -2,7 +2,7 @@ r"""Queries without embeddings: carry the query backward, not the samples forwar
 
 x_θ = v = ∇ℓ(θ_T, q), x_m = 0; for t = T−1 … 0:
 
-    u = x_m − η a x_θ;   s = (1−τ) u − η n x_θ
+    u = x_m − η a P x_θ;   s = (1−τ) u − η n P x_θ
     influence of z at t = −w_z ⟨J g_z, s⟩
     x_θ ← (1−ηλ') x_θ + Vᵀ (I + V γα Vᵀ)⁻¹ JV s + λ s
     x_m ← μ u
@@ -31,8 +31,8 @@ class Adjoint:
     def influence(self, step: Step) -> Tensor:
         """Influences (Q, B) of the step's occurrences; moves past the step."""
         k, x = step.coefficients, self.x_theta
-        u = self.x_m - x * (k.rate * k.a)
-        s = u * (1 - k.tau) - x * (k.rate * k.n)  # (Q, p)
+        u = self.x_m - x * (k.pace * k.a)
+        s = u * (1 - k.tau) - x * (k.pace * k.n)  # (Q, p)
         scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
         V = curvature_rows(step)
         met = s @ clipped_curvature(step).T  # (Q, R)

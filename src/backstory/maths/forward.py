@@ -5,7 +5,7 @@ curvature), carry what the removals so far have done to (θ, m) forward in time:
 
     u' = J (H̃ x − Σ_{r of z} V_r (W V x)_r) + λ x − J w_z g_z        (the terms of z only where it occurs)
     y' = μ y + (1−τ) u'
-    x' = (1−ηλ') x − η (a y' + n u')
+    x' = (1−ηλ') x − η P (a y' + n u')
 
 with H̃ x = Σ_r V_r (W V x)_r, W = (I + V γα Vᵀ)⁻¹. At the end x is the displacement of θ_T; its product with a query's
 gradient is the influence, positive where the sample helped. For plain SGD with h = g this is Σ ω_i e_i with
@@ -44,4 +44,4 @@ class Forward:
             source[tracked] = step.w[row] * JG[row]
         u = met @ JV + self.x * k.l2 - source
         self.y = self.y * k.momentum + u * (1 - k.tau)
-        self.x = self.x * (1 - k.rate * k.decay) - (self.y * k.a + u * k.n) * k.rate
+        self.x = self.x * (1 - k.rate * k.decay) - (self.y * k.a + u * k.n) * k.pace

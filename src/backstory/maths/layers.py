@@ -3,16 +3,18 @@ r"""Per-sample gradients of one layer call, from what backprop already computed.
 For s = W a and δ = ∂L/∂s, the gradient of sample b is Σ_t δ_bt a_btᵀ: no second backward pass.
 Every rule is one function of the same form,
 
-    rule(module, inputs, delta) -> {local parameter name: Outer, Dense, or a tensor meant as Dense}
+    rule(module, inputs, delta) -> {local parameter name: Outer, Sum, Dense, or a tensor meant as Dense}
 
 An `Outer` keeps the two factors apart, so that a subspace can shrink each of them before they meet;
-positions t are summed *inside* one sample only. A new layer type is one function in `RULES`.
+positions t are summed *inside* one sample (or a group of its positions) only. A new layer type is one function in `RULES`.
 
 Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.
 Knows nothing of hooks, subspaces or optimizers.
 """
 
+import copy
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
@@ -29,13 +31,19 @@ class Outer(NamedTuple):
     right: Tensor  # (B, S, d_in)
 
 
+class Sum(NamedTuple):
+    """Gradient Σ_t values_t of a vector parameter, its positions still apart."""
+
+    values: Tensor  # (B, S, d)
+
+
 class Dense(NamedTuple):
     """Gradient of any parameter, one for each sample."""
 
     grads: Tensor  # (B, *parameter.shape)
 
 
-Contribution = Outer | Dense
+Contribution = Outer | Sum | Dense
 Rule = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Mapping[str, Contribution | Tensor]]
 
 
@@ -44,8 +52,14 @@ def linear(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mappi
     left = delta.reshape(len(delta), -1, delta.shape[-1])  # (B, S, d_out)
     out: dict[str, Contribution] = {"weight": Outer(left, _positions(inputs[0]))}
     if layer.bias is not None:
-        out["bias"] = Dense(left.sum(1))
+        out["bias"] = _vector(left)
     return out
+
+
+def linear_transposed(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """s = a W + b, as in GPT-2: the weight is (d_in, d_out), so that the two factors change places."""
+    right = _positions(delta)  # (B, S, d_out)
+    return {"weight": Outer(_positions(inputs[0]), right), "bias": _vector(right)}
 
 
 def conv(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
@@ -60,7 +74,7 @@ def conv(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping
         grads = torch.einsum("bsgo,bsgi->bgoi", d, a)
         out["weight"] = Dense(grads.reshape(len(delta), *layer.weight.shape))
     if layer.bias is not None:
-        out["bias"] = Dense(left.sum(1))
+        out["bias"] = _vector(left)
     return out
 
 
@@ -79,6 +93,13 @@ def embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Ma
     return {"weight": Outer(index, right)}
 
 
+def scaled_embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """A row look-up, times the constant `embed_scale`."""
+    scale = layer.embed_scale
+    assert isinstance(scale, Tensor | float | int)
+    return embedding(layer, inputs, delta * scale)
+
+
 def layer_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
     """y = w ∘ x̂ + b over the last dimensions."""
     assert isinstance(layer, nn.LayerNorm)
@@ -91,6 +112,12 @@ def rms_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Map
     assert isinstance(layer, nn.RMSNorm)
     normal = F.rms_norm(inputs[0], list(layer.normalized_shape), eps=layer.eps)
     return _scale_and_shift(layer, normal, delta, len(layer.normalized_shape))
+
+
+def scaled_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = (c + w) ∘ x̂ with a normalised x̂ of any kind: ∂y/∂w = y(w = 1) − y(w = 0), by the layer's own forward."""
+    y_1, y_0 = (_with_weight(layer, inputs, value) for value in (1.0, 0.0))
+    return {"weight": _vector(_positions(delta * (y_1 - y_0)))}
 
 
 def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
@@ -124,14 +151,36 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.modules.batchnorm._BatchNorm: batch_norm,
 }
 
+BY_NAME: dict[str, Rule] = {  # patterns of full class names, for packages that are never imported here
+    "transformers.pytorch_utils.Conv1D": linear_transposed,
+    "transformers.*RMSNorm": scaled_norm,
+    "transformers.*ScaledWordEmbedding": scaled_embedding,
+}
+
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule of the nearest class in the module's ancestry."""
-    return next((RULES[kind] for kind in type(module).__mro__ if kind in RULES), None)
+    return next((rule for rule in map(_rule_of, type(module).__mro__) if rule is not None), None)
+
+
+def _rule_of(kind: type) -> Rule | None:
+    if kind in RULES:
+        return RULES[kind]
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return next((rule for pattern, rule in BY_NAME.items() if fnmatchcase(name, pattern)), None)
 
 
 def _positions(a: Tensor) -> Tensor:
     return a.reshape(len(a), -1, a.shape[-1])
+
+
+def _with_weight(layer: nn.Module, inputs: tuple[Tensor, ...], value: float) -> Tensor:
+    """What the layer would put out with all its weights at `value`; its hooks and its parameter stay as they are."""
+    assert isinstance(layer.weight, Tensor)
+    twin = copy.copy(layer)
+    twin._parameters = {"weight": nn.Parameter(inputs[0].new_full(layer.weight.shape, value), requires_grad=False)}
+    out: Tensor = type(layer).forward(twin, *inputs)
+    return out
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
@@ -148,11 +197,16 @@ def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features: int) -> Mapping[str, Contribution]:
-    middle = list(range(1, delta.dim() - n_features))
+    size = delta.shape[delta.dim() - n_features :].numel()
+    delta = delta.reshape(len(delta), -1, size)  # (B, S, d)
     out: dict[str, Contribution] = {}
     if layer.weight is not None:
-        product = delta * normal
-        out["weight"] = Dense(product.sum(middle) if middle else product)
+        out["weight"] = _vector(delta * normal.reshape(delta.shape))
     if getattr(layer, "bias", None) is not None:
-        out["bias"] = Dense(delta.sum(middle) if middle else delta)
+        out["bias"] = _vector(delta)
     return out
+
+
+def _vector(values: Tensor) -> Contribution:
+    """Σ_t values_t (B, S, d); with one position there is nothing to sum."""
+    return Sum(values) if values.shape[1] > 1 else Dense(values[:, 0])

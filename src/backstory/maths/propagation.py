@@ -2,8 +2,8 @@ r"""Backward recursion: from recorded rows to data value embeddings (Algorithm 1
 
 With A = ∂θ_T/∂θ_{t+1}, C = ∂θ_T/∂m_{t+1}, at the end A = I, C = 0, for t = T−1 … 0:
 
-    U   = C − η a A                        total effect of m_{t+1}
-    S   = (1−τ) U − η n A                  total effect of u_t
+    U   = C − η a A P                      total effect of m_{t+1}
+    S   = (1−τ) U − η n A P                total effect of u_t
     e_z = −w_z S J g_z                     embedding of each occurrence of step t
     A   ← (1−ηλ') A + S (J H̃ + λ I)
     C   ← μ U
@@ -72,7 +72,7 @@ class Propagator:
         E = -step.w.sqrt()[:, None] * F if shared else -step.w[:, None] * _times_S(clipped_gradients(step), U, A, k)
         L = whitening(V, damping(step, self.gamma))
         WV = V if L is None else torch.cholesky_solve(V, L)
-        _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.rate * k.n)
+        _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.pace * k.n)
         if _nonzero(k.l2):
             A += U * (k.l2 * (1 - k.tau))
         A.addmm_(F.T, WV)
@@ -102,7 +102,7 @@ class Propagator:
 def is_plain(k: Coefficients) -> bool:
     """SGD without momentum or decay, one rate for all coordinates: the paper's case, which can be chunked."""
     scalars = not any(isinstance(x, Tensor) for x in k)
-    return scalars and k[1:] == (0, 0, 0, 0, 1, 0)  # l2, decay, momentum, tau, a, n
+    return scalars and k[1:] == (0, 0, 0, 0, 1, 0, 1)  # l2, decay, momentum, tau, a, n, P
 
 
 def _can_be_chunked(step: Step) -> bool:
@@ -153,15 +153,15 @@ def _whitened_rows(steps: Sequence[Step], gamma: Gamma) -> tuple[Tensor, Tensor,
 
 
 def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> Tensor:
-    """U = C − η a A; overwrites C."""
-    effect = k.rate * k.a
+    """U = C − η a A P; overwrites C."""
+    effect = k.pace * k.a
     return A * -effect if C is None else C.sub_(A * effect)
 
 
 def _times_S(rows: Tensor, U: Tensor, A: Tensor, k: Coefficients) -> Tensor:
-    """rows Sᵀ for S = (1−τ) U − η n A, without forming S."""
+    """rows Sᵀ for S = (1−τ) U − η n A P, without forming S."""
     out = (rows * (1 - k.tau)) @ U.T
-    return out - (rows * (k.rate * k.n)) @ A.T if _nonzero(k.n) else out
+    return out - (rows * (k.pace * k.n)) @ A.T if _nonzero(k.n) else out
 
 
 def _scale_columns(M: Tensor, factor: float | Tensor) -> Tensor:

@@ -2,8 +2,9 @@ r"""One optimizer step, as torch takes it, in numbers.
 
     u_t     = c_t ∇L_t(θ_t) + λ θ_t                      clipping before the optimizer, L2 decay λ inside it
     m_{t+1} = μ m_t + (1−τ_t) u_t
-    θ_{t+1} = (1 − η_t λ') θ_t − η_t (a_t m_{t+1} + n_t u_t)
+    θ_{t+1} = (1 − η_t λ') θ_t − η_t P_t (a_t m_{t+1} + n_t u_t)
 
+P is the optimizer's diagonal, frozen at what it was in the run (Adam; 1 for SGD, and in coordinates that hold it already).
 Parameter groups make every coefficient a diagonal, so each is either a number (one group) or a vector
 over the kept coordinates. They always stand on the right of a propagator: they scale its columns.
 
@@ -36,9 +37,15 @@ class Coefficients(NamedTuple):
     tau: float | Tensor  # dampening of this update
     a: float | Tensor  # weight of the momentum in the update
     n: float | Tensor  # weight of the fresh gradient in the update
+    P: float | Tensor = 1.0  # the optimizer's own diagonal
+
+    @property
+    def pace(self) -> float | Tensor:
+        """η P: how far a unit of the optimizer's direction moves θ."""
+        return self.rate * self.P
 
 
-NAMES = Coefficients._fields
+NAMES = Coefficients._fields[:-1]  # those that are read for each parameter group
 
 
 class Step(NamedTuple):
@@ -56,9 +63,9 @@ class Step(NamedTuple):
 
     @property
     def alpha(self) -> float | Tensor:
-        """α = c η ((1−τ) a + n): the direct effect of the loss's gradient on θ."""
+        """α = c η P ((1−τ) a + n): the direct effect of the loss's gradient on θ."""
         k = self.coefficients
-        return self.clip * k.rate * ((1 - k.tau) * k.a + k.n)
+        return self.clip * k.pace * ((1 - k.tau) * k.a + k.n)
 
 
 def curvature_rows(step: Step) -> Tensor:
@@ -102,17 +109,17 @@ def whitening(V: Tensor, gamma_alpha: float | Tensor) -> Tensor | None:
 def expands(step: Step) -> bool:
     """Whether `growth` exceeds 1; the trace, an upper bound, decides most steps."""
     V, k = curvature_rows(step), step.coefficients
-    trace = (V.square() * (step.clip * k.rate / _stable_limit(k))).sum()
+    trace = (V.square() * (step.clip * k.pace / _stable_limit(k))).sum()
     return bool(trace > 1) and growth(step) > 1
 
 
 def growth(step: Step) -> float:
-    """Largest eigenvalue of V diag(c η / limit) Vᵀ; above 1 a literal step, taken again and again, expands.
+    """Largest eigenvalue of V diag(c η P / limit) Vᵀ; above 1 a literal step, taken again and again, expands.
 
     Exact for any parameter groups; with J = c(I − ρĝĝᵀ) taken as c and the decays left out, an upper estimate.
     """
     k = step.coefficients
-    return _largest_eigenvalue(curvature_rows(step), step.clip * k.rate / _stable_limit(k))
+    return _largest_eigenvalue(curvature_rows(step), step.clip * k.pace / _stable_limit(k))
 
 
 def _largest_eigenvalue(V: Tensor, weight: float | Tensor) -> float:

@@ -5,6 +5,7 @@ The gradient G of a matrix parameter (d_out × d_in) is kept as
     row = vec(Lᵀ G R),      and for G = Σ_t δ_t a_tᵀ:    Lᵀ G R = Σ_t (Lᵀδ_t)(Rᵀa_t)ᵀ
 
 so the two factors shrink before they meet. A vector parameter has one side (d_out = its length, no R).
+Positions may also be summed in groups, k = ⌈(t + 1) K / S⌉ − 1, giving K rows whose sum is the gradient's.
 A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers).
 
     full     both sides the identity
@@ -20,13 +21,14 @@ Knows nothing of models or files.
 import hashlib
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layers import Contribution, Dense, Outer
+from .layers import Contribution, Dense, Outer, Sum
 
 KINDS = ("learned", "random", "mask", "full")
 LARGEST_MOMENT = 4096  # a longer side (a vocabulary) is never given a d × d moment: random coordinates instead
@@ -96,8 +98,8 @@ def moments(contribution: Contribution, shape: Shape) -> tuple[Tensor | None, Te
     """
     wants_left = shape.r_out < shape.d_out <= LARGEST_MOMENT
     wants_right = shape.r_in < shape.d_in <= LARGEST_MOMENT
-    if isinstance(contribution, Dense):
-        G = contribution.grads.reshape(len(contribution.grads), shape.d_out, max(1, shape.d_in))
+    if not isinstance(contribution, Outer):
+        G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
         left = torch.einsum("bij,bkj->ik", G, G) if wants_left else None
         return left, torch.einsum("bij,bik->jk", G, G) if wants_right else None
     right, same = contribution.right, None
@@ -135,6 +137,9 @@ def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
     if len(parts) == 1:
         return parts[0]
     outers = [x for x in parts if isinstance(x, Outer)]
+    sums = [x for x in parts if isinstance(x, Sum)]
+    if len(sums) == len(parts):
+        return Sum(torch.cat([x.values for x in sums], 1))
     if len(outers) < len(parts):
         return Dense(torch.stack([densify(x, shape) for x in parts]).sum(0))
     lefts = [x.left for x in outers]
@@ -147,13 +152,15 @@ def densify(part: Contribution, shape: Shape) -> Tensor:
     """Gradients written out, (B, d_out, d_in), or (B, d_out) for a vector."""
     if isinstance(part, Outer):
         return torch.bmm(_dense_left(part.left, shape.d_out, part.right.dtype).mT, part.right)
+    if isinstance(part, Sum):
+        return part.values.sum(1)
     return part.grads.reshape(len(part.grads), *((shape.d_out, shape.d_in) if shape.d_in else (shape.d_out,)))
 
 
 def compact(part: Contribution, shape: Shape) -> Contribution:
     """The smaller of factors, S (d_out + d_in) numbers, and the gradient itself, d_out · d_in."""
-    if isinstance(part, Dense):
-        return part
+    if not isinstance(part, Outer):
+        return Dense(densify(part, shape)) if isinstance(part, Sum) else part
     width = part.left.shape[2] if part.left.is_floating_point() else 1
     return (
         Dense(densify(part, shape)) if part.right.shape[1] * (width + shape.d_in) > shape.d_out * shape.d_in else part
@@ -162,13 +169,67 @@ def compact(part: Contribution, shape: Shape) -> Contribution:
 
 def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
     """One call's gradients in the subspace: (B, dims)."""
-    if isinstance(contribution, Dense):
-        return project_dense(contribution.grads, shape, basis)
+    if not isinstance(contribution, Outer):
+        return project_dense(densify(contribution, shape), shape, basis)
     left = _index_side(contribution.left, basis.left, shape.d_out, contribution.right.dtype)
     right = apply(contribution.right, basis.right)  # (B, S, r_in)
     if left.shape[1] == 1:
         return (left.mT * right).flatten(1)
     return torch.bmm(left.mT, right).flatten(1)
+
+
+def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) -> Tensor:
+    """The same for each group of positions: (B, K, dims); what has no positions belongs to the last group."""
+    if groups == 1:
+        return project(part, shape, basis)[:, None]
+    if isinstance(part, Outer):
+        left = _index_side(part.left, basis.left, shape.d_out, part.right.dtype)  # (B, S, r_out)
+        right = apply(part.right, basis.right)  # (B, S, r_in)
+        if left.shape[1] % groups == 0:
+            together: Tensor = left.unflatten(1, (groups, -1)).mT @ right.unflatten(1, (groups, -1))
+            return together.flatten(2)
+        pieces = [left[:, lo:hi].mT @ right[:, lo:hi] for lo, hi in group_edges(left.shape[1], groups)]
+        return torch.stack(pieces, 1).flatten(2)
+    if isinstance(part, Sum):
+        sums = group_sums(part.values, groups)  # (B, K, d)
+        return project_dense(sums.flatten(0, 1), shape, basis).reshape(len(sums), groups, -1)
+    rows = project_dense(part.grads, shape, basis)
+    out = rows.new_zeros(len(rows), groups, rows.shape[1])
+    out[:, -1] = rows
+    return out
+
+
+def split_groups(part: Contribution, groups: int) -> list[Contribution | None]:
+    """A call's contribution to each group; None where it has none."""
+    if isinstance(part, Dense) or groups == 1:
+        return [*[None] * (groups - 1), part]
+    edges = group_edges((part.right if isinstance(part, Outer) else part.values).shape[1], groups)
+    return [None if lo == hi else type(part)(*(x[:, lo:hi] for x in part)) for lo, hi in edges]
+
+
+def products(part: Contribution, whole: Tensor, shape: Shape, groups: int) -> Tensor:
+    """⟨h_k, whole⟩ of each sample and group, (B, K), in the parameter's own coordinates."""
+    if isinstance(part, Dense):
+        dots = part.grads.flatten(1) @ whole.flatten()
+        return F.pad(dots[:, None], (groups - 1, 0))
+    if isinstance(part, Sum):
+        return group_sums(part.values @ whole.flatten(), groups)
+    W = whole.reshape(shape.d_out, shape.d_in)
+    seen = part.left @ W if part.left.is_floating_point() else W[part.left]  # (B, S, d_in)
+    return group_sums((seen * part.right).sum(2), groups)
+
+
+def group_edges(positions: int, groups: int) -> list[tuple[int, int]]:
+    """From where to where each group of positions goes."""
+    ends = [k * positions // groups for k in range(groups + 1)]
+    return list(pairwise(ends))
+
+
+def group_sums(x: Tensor, groups: int) -> Tensor:
+    """(B, S, …) -> (B, K, …)."""
+    if x.shape[1] % groups == 0:
+        return x.reshape(len(x), groups, -1, *x.shape[2:]).sum(2)
+    return torch.stack([x[:, lo:hi].sum(1) for lo, hi in group_edges(x.shape[1], groups)], 1)
 
 
 def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:

@@ -15,6 +15,7 @@ from ..capture.fingerprint import fingerprint
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.subspace import Shape
 from ..store import RunStore
+from .adaptive import RAW, Adaptive
 from .settings import RecordSettings, provenance
 from .warmup import load_bases, project_spooled
 
@@ -24,6 +25,7 @@ def open_store(
     model: nn.Module,
     blocks: Blocks,
     optimizer: Optimizer,
+    adaptive: Adaptive,
     settings: RecordSettings,
     extra: Mapping[str, Any],
     *,
@@ -35,12 +37,17 @@ def open_store(
     if not resume:
         if start:
             raise UsageError(f"start={start} goes with resume=True; a new run begins at step 0.")
+        form = settings.curvature_form()
         device = str(blocks.blocks[0].parameter.device)
         config = {
             "settings": settings.as_config(),
             "blocks": table,
             "left_out": blocks.left_out,
-            "optimizer": {"class": type(optimizer).__name__, "modelled_as": settings.optimizer_model},
+            "optimizer": {
+                "class": type(optimizer).__name__,
+                "modelled_as": settings.optimizer_model,
+                "coordinates": adaptive.coordinates,
+            },
             "provenance": provenance(device),
             **extra,
         }
@@ -50,11 +57,13 @@ def open_store(
             encoding=settings.encoding,
             n_groups=len(optimizer.param_groups),
             config=config,
-            curvature_rows=settings.curvature_form()[1],
+            curvature_rows=form.rows,
+            split=form.split,
+            diagonal=adaptive.diagonal,
         )
     store = RunStore.open(path, write=True)
     try:
-        _go_on(store, model, table, settings, start)
+        _go_on(store, model, table, optimizer, adaptive, settings, start)
     except BaseException:
         store.close(compact=False)
         raise
@@ -62,10 +71,17 @@ def open_store(
 
 
 def _go_on(
-    store: RunStore, model: nn.Module, table: list[dict[str, Any]], settings: RecordSettings, start: int | None
+    store: RunStore,
+    model: nn.Module,
+    table: list[dict[str, Any]],
+    optimizer: Optimizer,
+    adaptive: Adaptive,
+    settings: RecordSettings,
+    start: int | None,
 ) -> None:
     """Bring a run that is opened again to step `start`."""
     _check_same(store, table, settings)
+    _check_optimizer(store, optimizer, adaptive)
     layout = [(b["name"], Shape(*b["shape"])) for b in table]
     bases = load_bases(store, layout)
     if bases is not None and store.spooled():
@@ -94,9 +110,7 @@ def _go_on(
         store.truncate(start)
     else:  # still in the warm-up: there is no table to cut
         store.clear_spool(start)
-        for name in store.tensor_names():
-            if name.startswith("checkpoint-") and int(name.removeprefix("checkpoint-")) > start:
-                store.delete_tensors(name)
+        store.drop_checkpoints_after(start)
     store.update_config(closed=False, fingerprints={k: v for k, v in known.items() if int(k) <= start})
 
 
@@ -114,3 +128,13 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSe
     if changed:
         pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
         raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")
+
+
+def _check_optimizer(store: RunStore, optimizer: Optimizer, adaptive: Adaptive) -> None:
+    """Rows of another optimizer would be in other coordinates."""
+    before, now = store.config["optimizer"], type(optimizer).__name__
+    if before["class"] != now or before.get("coordinates", RAW) != adaptive.coordinates:
+        raise MismatchError(
+            f"the run was recorded with {before['class']}, and the optimizer now is {now}. Resume with the run's own, or "
+            "record into a new folder."
+        )

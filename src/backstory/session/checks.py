@@ -7,17 +7,17 @@ the first, or a stale `.grad` from before the step all break this identity, and 
 Knows nothing of files.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
-from torch import Tensor
 
 from ..capture.blocks import Block
 from ..errors import CoverageError
-from ..maths.subspace import Basis, Shape, merge, project, project_dense, random_basis
+from ..maths.subspace import Basis, Shape, project_dense, random_basis
 from .step import StepScope
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; half precision: 5e-2
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative
+HALF_TOLERANCE = 5e-2  # half precision, of the gradient itself or inside autocast
 
 
 def check_sums(
@@ -27,8 +27,12 @@ def check_sums(
     bases: Sequence[Basis] | None,
     clip: float,
     scale: float,
+    rounded: Collection[int] = (),
 ) -> None:
-    """Raise if the recorded rows of a chosen block do not add up to its gradient, times the clipping factor."""
+    """Raise if the recorded rows of a chosen block do not add up to its gradient, times the clipping factor.
+
+    `rounded` are the blocks whose layers ran in half precision: their gradient is that much coarser than its type.
+    """
     for number in chosen:
         block = blocks[number]
         grad = block.parameter.grad
@@ -39,10 +43,10 @@ def check_sums(
         if basis is None:
             shape, basis = _small(block)
         expected = project_dense(wide[None], shape, basis)[0]  # (dims,)
-        found, size = _sum(scope, number, shape, basis, bases is None)
+        found, size = scope.gradients.total(number, shape, basis)
         rounding = clip / scale * size
         error = (expected - found * (clip / scale)).norm()
-        tolerance = TOLERANCE.get(grad.dtype, 5e-2)
+        tolerance = HALF_TOLERANCE if number in rounded else TOLERANCE.get(grad.dtype, HALF_TOLERANCE)
         if bool(error > tolerance * (expected.norm() + 0.1 * rounding)):
             raise CoverageError(_message(block.name, scope.number, float(error / expected.norm().clamp_min(1e-30))))
 
@@ -55,21 +59,6 @@ def _small(block: Block) -> tuple[Shape, Basis]:
     like = block.parameter
     wide = torch.promote_types(like.dtype, torch.float32)
     return shape, Basis(*(None if x is None else x.to(like.device, wide) for x in basis))
-
-
-def _sum(scope: StepScope, number: int, shape: Shape, basis: Basis, warm: bool) -> tuple[Tensor, Tensor]:
-    """`(Σ w g, Σ ‖w g‖)` of one block over the micro-batches of the step."""
-    total, size = torch.zeros(shape.dims), torch.zeros(())
-    for slot in range(len(scope.sizes)):
-        key = (slot, number)
-        if warm and key in scope.parts:
-            rows = project(merge(scope.parts[key], shape), shape, basis)
-        elif key in scope.rows:
-            rows = scope.rows[key]
-        else:
-            continue
-        total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
-    return total, size
 
 
 def _message(name: str, step: int, error: float) -> str:

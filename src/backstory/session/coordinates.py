@@ -13,6 +13,7 @@ from ..errors import MismatchError, StoreError
 from ..maths.layers import Rule, rule_for
 from ..maths.subspace import Basis, Shape, shape_of
 from ..store import RunStore
+from .adaptive import load_scales
 from .query import LossFn, query_rows
 from .warmup import load_bases
 
@@ -30,7 +31,7 @@ def question(
     """`(query gradients (Q, dims), what the answer must say of them)`; a model that is not the one of `step` is refused."""
     blocks, bases = blocks_of(store, model), bases_of(store)
     notes = [*check_model(store, model, step, unverified), f"the model was asked in {mode} mode"]
-    return query_rows(model, loss_fn, batch, blocks, bases, mode=mode), notes
+    return query_rows(model, loss_fn, batch, blocks, bases, load_scales(store, step), mode=mode), notes
 
 
 def checkpoints(store: RunStore) -> list[int]:

@@ -4,35 +4,43 @@ Each pass starts from a seed (`maths.curvature`) and gives one row h for every s
 
     H_t ≈ Σ_z κ_z Σ_r h_zr h_zrᵀ,      κ = w c / k  (k draws)   or   w c  (exact),   c = 1 or 1/(positions of z)
 
-The seeds carry no weight and no loss scale, so the rows are raw from the start.
+Where rows are taken apart by groups of positions, each pass gives one row for each group, with the same κ. The seeds carry no weight and no loss scale, so the rows are raw from the start.
 Knows nothing of files.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..capture.blocks import Block
+from ..capture.tap import Sink
 from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.layers import Contribution
-from ..maths.subspace import compact, merge, project
+from ..maths.precondition import Scale
+from ..maths.subspace import Basis
+from .gathered import Gathered
+from .settings import CurvatureForm
 from .step import StepScope
 
-Pass = Callable[[Tensor, Tensor, Callable[[int, int, Contribution], None]], None]  # outputs, seed, sink
+Pass = Callable[[Tensor, Tensor, Sink], None]  # outputs, seed, sink
 
 
 class CurvatureRows:
     """R curvature rows for each sample of one step."""
 
-    def __init__(self, form: tuple[str, int], seed: int, blocks: Sequence[Block], extra_pass: Pass) -> None:
-        self.kind, self.n_rows = form
-        self._seed, self._blocks, self._pass = seed, blocks, extra_pass
-        self._rows: dict[int, dict[tuple[int, int], Tensor]] = defaultdict(dict)  # r -> (slot, block) -> (B, dims)
-        self._parts: dict[int, dict[tuple[int, int], list[Contribution]]] = defaultdict(lambda: defaultdict(list))
+    def __init__(
+        self,
+        form: CurvatureForm,
+        seed: int,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        extra_pass: Pass,
+    ) -> None:
+        self.form, self._seed, self._pass = form, seed, extra_pass
+        self.passes = [Gathered(blocks, bases, form.groups) for _ in range(form.passes)]
         self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
 
     def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
@@ -47,25 +55,34 @@ class CurvatureRows:
         check(outputs, kind, mask)
         inner = _inner_scale(scope, outputs, kind, mask, reduction)
         for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
-            self._pass(outputs, seed, lambda slot, b, part, r=r: self._add(scope, r, slot, b, part))  # type: ignore[misc]
-        self._scales.append(inner / self.n_rows if self.kind == "sampled" else inner)
+            self._pass(outputs, seed, self.passes[r].add)
+        self._scales.append(inner / self.form.passes if self.form.kind == "sampled" else inner)
 
     def check_complete(self, scope: StepScope) -> None:
         """Before the optimizer moves: has every micro-batch its rows?"""
         if len(self._scales) != len(scope.sizes):
             raise UsageError(
-                f"curvature={self.kind!r} needs the model's outputs: call s.outputs(logits, kind=…) after the forward "
+                f"curvature={self.form.kind!r} needs the model's outputs: call s.outputs(logits, kind=…) after the forward "
                 f"pass of every micro-batch, before backward(); step {scope.number} has them for {len(self._scales)} of "
                 f"{len(scope.sizes)}."
             )
 
     def kappa(self, weight: Tensor) -> Tensor:
         """κ of each row, (B, R), float64."""
-        return (weight * torch.cat(self._scales))[:, None].expand(-1, self.n_rows)
+        return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
+
+    def settle(self, bases: Sequence[Basis], scales: Sequence[Scale] | None) -> None:
+        """Project what was kept of all passes."""
+        for found in self.passes:
+            found.settle(bases, scales)
+
+    def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+        """⟨h, ∇L⟩ of all rows, (B, R)."""
+        return torch.cat([found.dots(wholes, sizes) for found in self.passes], 1)
 
     def rows(self, scope: StepScope) -> Tensor:
         """(B, R, Σ dims), on the CPU."""
-        found = torch.stack([scope.assemble(self._rows[r]) for r in range(self.n_rows)], 1)
+        found = torch.cat([x.rows(scope.sizes) for x in self.passes], 1)
         if not bool(found.isfinite().all()):
             bad = int((~found.flatten(1).isfinite()).any(1).nonzero()[0])
             raise NumericalError(
@@ -74,33 +91,20 @@ class CurvatureRows:
             )
         return found
 
-    def parts(self) -> dict[tuple[int, int, int], Contribution]:
+    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
         """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
-        out = {}
-        for r, found in self._parts.items():
-            for (slot, b), parts in found.items():
-                shape = self._blocks[b].shape
-                merged = compact(merge(parts, shape), shape)
-                out[r, slot, b] = type(merged)(*(x.cpu() for x in merged))
-        return out
-
-    def _add(self, scope: StepScope, r: int, slot: int, block: int, part: Contribution) -> None:
-        if scope.bases is None:
-            self._parts[r][slot, block].append(part)
-            return
-        row = project(part, self._blocks[block].shape, scope.bases[block])
-        held = self._rows[r].get((slot, block))
-        self._rows[r][slot, block] = row if held is None else held + row
+        found = enumerate(x.parts(scales) for x in self.passes)
+        return {(r * self.form.groups + k, slot, b): part for r, x in found for (k, slot, b), part in x.items()}
 
     def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
-        if self.kind == "sampled":
-            for draw in range(self.n_rows):
+        if self.form.kind == "sampled":
+            for draw in range(self.form.passes):
                 yield sampled_seed(outputs, kind, _generator(self._seed, scope.number, len(scope.sizes), draw), mask)
             return
-        if n_exact(outputs) != self.n_rows:
+        if n_exact(outputs) != self.form.passes:
             raise UsageError(
-                f"a sample has {n_exact(outputs)} output entries, but curvature='exact:{self.n_rows}' declares "
-                f"{self.n_rows}; record with curvature='exact:{n_exact(outputs)}'."
+                f"a sample has {n_exact(outputs)} output entries, but curvature='exact:{self.form.passes}' declares "
+                f"{self.form.passes}; record with curvature='exact:{n_exact(outputs)}'."
             )
         yield from exact_seeds(outputs, kind, mask)
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..capture import Tap
 from ..capture.blocks import Block, Blocks
 from ..errors import BackstoryError, NumericalError, UsageError
-from ..maths.layers import Contribution
-from ..maths.subspace import Basis, project, project_dense
+from ..maths.layers import Contribution, Dense
+from ..maths.precondition import Scale, scaled
+from ..maths.subspace import Basis, project
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -28,15 +29,17 @@ def query_rows(
     batch: Any,
     blocks: Blocks,
     bases: Sequence[Basis],
+    scales: Sequence[Scale] | None = None,
     *,
     mode: str = "eval",
 ) -> Tensor:
-    """Gradients of the queries, (Q, Σ dims), on the CPU."""
-    bases = [_beside(basis, block) for basis, block in zip(bases, blocks.blocks, strict=True)]
+    """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates."""
+    found = [None] * len(bases) if scales is None else scales
+    where = [_Place(*x) for x in zip(blocks.blocks, bases, found, strict=True)]
     with _mode(model, mode, _leaves(blocks)), torch.enable_grad():
-        rows = _together(model, loss_fn, batch, blocks, bases)
+        rows = _together(model, loss_fn, batch, blocks, where)
         if rows is None:
-            rows = _one_by_one(_losses(loss_fn, model, batch), blocks.blocks, bases)
+            rows = _one_by_one(_losses(loss_fn, model, batch), where)
     if not bool(rows.isfinite().all()):
         bad = int((~rows.isfinite()).any(1).nonzero()[0])
         raise NumericalError(f"the gradient of query {bad} has NaN or Inf; look at its input and loss.")
@@ -55,8 +58,24 @@ def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     return losses.reshape(-1)
 
 
-def _one_by_one(losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis]) -> Tensor:
-    parameters = [b.parameter for b in blocks]
+class _Place:
+    """Where one parameter's gradients go: its coordinates and its subspace, beside the parameter."""
+
+    def __init__(self, block: Block, basis: Basis, scale: Scale | None) -> None:
+        device = block.parameter.device
+        self.block, self.dims = block, block.shape.dims
+        self._basis = Basis(*(None if side is None else side.to(device) for side in basis))
+        right = None if scale is None or scale.right is None else scale.right.to(device)
+        self._scale = None if scale is None else Scale(scale.left.to(device), right)
+
+    def rows(self, part: Contribution) -> Tensor:
+        """(Q, dims)."""
+        moved = part if self._scale is None else scaled(part, self._scale, self.block.shape)
+        return project(moved, self.block.shape, self._basis)
+
+
+def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
+    parameters = [x.block.parameter for x in where]
     rows = []
     for q in range(len(losses)):
         grads = torch.autograd.grad(losses[q], parameters, retain_graph=q + 1 < len(losses), allow_unused=True)
@@ -64,28 +83,28 @@ def _one_by_one(losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis])
             raise UsageError(
                 f"the loss of query {q} depends on none of the recorded parameters; ask about another output."
             )
-        rows.append(_project(grads, blocks, bases))
+        rows.append(_project(grads, where))
     return torch.stack(rows)
 
 
-def _project(grads: Sequence[Tensor | None], blocks: Sequence[Block], bases: Sequence[Basis]) -> Tensor:
+def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
     parts = []
-    for grad, block, basis in zip(grads, blocks, bases, strict=True):
+    for grad, place in zip(grads, where, strict=True):
         if grad is None:
-            parts.append(torch.zeros(block.shape.dims))
+            parts.append(torch.zeros(place.dims))
             continue
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        parts.append(project_dense(wide[None], block.shape, basis)[0].cpu())
+        parts.append(place.rows(Dense(wide[None]))[0].cpu())
     wide_type = torch.float64 if any(x.dtype == torch.float64 for x in parts) else torch.float32
     return torch.cat([x.to(wide_type) for x in parts])
 
 
-def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, bases: Sequence[Basis]) -> Tensor | None:
+def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
     """All rows from one backward pass, or None where the queries are not the samples of the batch."""
     found: dict[int, Tensor] = {}
 
-    def sink(slot: int, block: int, part: Contribution) -> None:
-        row = project(part, blocks.blocks[block].shape, bases[block])
+    def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
+        row = where[block].rows(part)
         found[block] = found[block] + row if block in found else row
 
     tap = Tap(model, blocks, sink)
@@ -103,32 +122,27 @@ def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, bas
         tap.detach()
     if not found:
         return None
-    rows = _assemble(found, blocks.blocks, len(losses))
+    rows = _assemble(found, where, len(losses))
     if not bool(rows.isfinite().all()):
         return rows  # the query with a NaN is known here; one by one, it would spread to all of them
-    return rows if _agrees(rows, losses, blocks.blocks, bases) else None
+    return rows if _agrees(rows, losses, where) else None
 
 
-def _assemble(found: dict[int, Tensor], blocks: Sequence[Block], q: int) -> Tensor:
+def _assemble(found: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tensor:
     wide = torch.float64 if any(x.dtype == torch.float64 for x in found.values()) else torch.float32
-    parts = [found[b].cpu() if b in found else torch.zeros(q, block.shape.dims) for b, block in enumerate(blocks)]
+    parts = [found[b].cpu() if b in found else torch.zeros(q, x.dims) for b, x in enumerate(where)]
     return torch.cat([x.to(wide) for x in parts], 1)
 
 
-def _agrees(rows: Tensor, losses: Tensor, blocks: Sequence[Block], bases: Sequence[Basis]) -> bool:
+def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
     signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
-    grads = torch.autograd.grad((losses * signs).sum(), [b.parameter for b in blocks], allow_unused=True)
-    expected, found = _project(grads, blocks, bases), signs.cpu().to(rows.dtype) @ rows
+    grads = torch.autograd.grad((losses * signs).sum(), [x.block.parameter for x in where], allow_unused=True)
+    expected, found = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
-    dims = [b.shape.dims for b in blocks]
+    dims = [x.dims for x in where]
     sizes = (signs.abs().cpu().to(rows.dtype) @ rows.abs()).split(dims)  # what rounding may be measured against
     pairs = zip(expected.split(dims), found.split(dims), sizes, strict=True)
     return all(bool((e - f).norm() <= tolerance * (e.norm() + 0.1 * size.norm())) for e, f, size in pairs)
-
-
-def _beside(basis: Basis, block: Block) -> Basis:
-    """The basis on the parameter's device."""
-    return Basis(*(None if side is None else side.to(block.parameter.device) for side in basis))
 
 
 def _leaves(blocks: Blocks) -> list[Tensor]:

@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from ..errors import UsageError
 
+REDUCTIONS = ("mean", "sum", "token-mean")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -25,7 +27,8 @@ class Recipe:
     optimizer: Optimizer
     loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> one loss per sample (B,)
     batches: Sequence[tuple[Sequence[int | str], Any]]  # step t -> (ids, batch)
-    loss_reduction: str = "mean"  # or "sum"
+    loss_reduction: str = "mean"  # or "sum"; "token-mean": `loss` is the sum over a sample's tokens
+    tokens: Callable[[Any], Tensor] | None = None  # batch -> how many tokens of each sample have a loss (B,)
     clip_norm: float | None = None
     schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
     queries: Mapping[str, Any] = field(default_factory=dict)  # name -> batch
@@ -46,18 +49,27 @@ def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     return made
 
 
-def weights(recipe: Recipe, n: int) -> Tensor:
-    """w_z of a batch of n samples."""
-    if recipe.loss_reduction not in ("mean", "sum"):
-        raise UsageError(f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected 'mean' or 'sum'.")
-    return torch.full((n,), 1.0 / n if recipe.loss_reduction == "mean" else 1.0, dtype=torch.float64)
+def weights(recipe: Recipe, step: int) -> Tensor:
+    """w_z of the samples of one step, (B,) float64."""
+    ids, batch = recipe.batches[step]
+    if recipe.loss_reduction == "token-mean":
+        if recipe.tokens is None:
+            raise UsageError("a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch.")
+        total = float(recipe.tokens(batch).sum())
+    elif recipe.loss_reduction in REDUCTIONS:
+        total = float(len(ids)) if recipe.loss_reduction == "mean" else 1.0
+    else:
+        raise UsageError(
+            f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected one of {', '.join(REDUCTIONS)}."
+        )
+    return torch.full((len(ids),), 1.0 / total, dtype=torch.float64)
 
 
 def take_step(recipe: Recipe, step: int, w: Tensor | None = None) -> Tensor:
     """One update of `recipe.model`, as the run took it; `w` replaces the weights. Returns the losses (B,)."""
-    ids, batch = recipe.batches[step]
+    batch = recipe.batches[step][1]
     losses = recipe.loss(recipe.model, batch)
-    w = weights(recipe, len(ids)) if w is None else w
+    w = weights(recipe, step) if w is None else w
     recipe.optimizer.zero_grad()
     (losses * w.to(losses)).sum().backward()
     if recipe.clip_norm is not None:

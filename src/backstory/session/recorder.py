@@ -29,11 +29,13 @@ from ..capture.ids import as_text
 from ..capture.optimizer import Reading
 from ..errors import DiskError, NumericalError, UsageError
 from ..store import RunStore, Writer
+from .adaptive import Adaptive, save_scales
 from .begin import open_store
 from .checks import check_sums
 from .curvature import CurvatureRows
-from .settings import RecordSettings
-from .step import Ids, StepScope
+from .gathered import divided
+from .settings import RecordSettings, curvature_of
+from .step import Ids, StepScope, safe_inverse
 from .warmup import (
     Parts,
     finished_record,
@@ -59,7 +61,7 @@ def record(
     loss_reduction: str,
     subspace: str = "learned",
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16,
-    curvature: str = "empirical",
+    curvature: str = "auto",
     layers: Selection | None = None,
     uncovered: str = "error",
     encoding: str = "float16",
@@ -82,8 +84,9 @@ def record(
     `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
     "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
     `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), or a dict from name
-    patterns to either. `curvature` is "empirical" (free), "sampled:K" (K more backward passes, needs `s.outputs`) or
-    "exact:N" (N passes, one for each class). `layers` includes names and types, and excludes names that begin with "!".
+    patterns to either. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
+    "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
+    ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!".
     `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
     before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
     and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
@@ -92,7 +95,7 @@ def record(
         loss_reduction=loss_reduction,
         subspace=subspace,
         rank=rank,
-        curvature=curvature,
+        curvature=curvature_of(curvature, loss_reduction),
         encoding=encoding,
         seed=seed,
         optimizer_model=optimizer_model,
@@ -107,9 +110,11 @@ def record(
     chosen = None if subspace == "full" else dict(rank) if isinstance(rank, Mapping) else rank
     blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
     reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
+    adaptive = Adaptive(reader, blocks.blocks, subspace)
     extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
-    store = open_store(Path(path), model, blocks, optimizer, settings, extra, resume=resume, start=start)
-    return Recorder(model, blocks, reader, store, settings, steps=steps, checkpoints=checkpoints, max_bytes=max_bytes)
+    store = open_store(Path(path), model, blocks, optimizer, adaptive, settings, extra, resume=resume, start=start)
+    plan = {"steps": steps, "checkpoints": checkpoints, "max_bytes": max_bytes}
+    return Recorder(model, blocks, reader, adaptive, store, settings, **plan)
 
 
 class Recorder:
@@ -120,6 +125,7 @@ class Recorder:
         model: nn.Module,
         blocks: Blocks,
         reader: OptimizerReader,
+        adaptive: Adaptive,
         store: RunStore,
         settings: RecordSettings,
         *,
@@ -131,8 +137,10 @@ class Recorder:
         self.blocks: list[Block] = blocks.blocks
         self.layout = [(b.name, b.shape) for b in self.blocks]
         self.skipped = 0  # steps that a GradScaler skipped
-        self._reader, self._tap = reader, Tap(model, blocks, self._add, keep_calls=settings.curvature_form()[1] > 0)
-        reader.on_step = self._before_update
+        self._form = settings.curvature_form()
+        self._reader, self._adaptive = reader, adaptive
+        self._tap = Tap(model, blocks, self._add, keep_calls=self._form.passes > 0, groups=self._form.groups)
+        reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._planned, self._max_bytes = steps, max_bytes
         self._boundaries = _boundaries(steps, checkpoints)
         self._bases = load_bases(store, self.layout) or fixed_bases(settings.subspace, self.layout, settings.seed)
@@ -176,13 +184,7 @@ class Recorder:
     def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
         """One optimizer update: forward, backward and `optimizer.step()` go inside."""
         self._begin()
-        bases = None if self._at < self._warmup else self._projections
-        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases)
-        scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
-        form = self.settings.curvature_form()
-        if form[1]:
-            scope.curvature = CurvatureRows(form, self.settings.seed, self.blocks, self._tap.extra_pass)
-        self._scope = scope
+        self._scope = scope = self._new_scope()
         try:
             if ids is not None:
                 scope.batch(ids, weights, tokens)
@@ -195,6 +197,19 @@ class Recorder:
             self._tap.begin()
             self._reader.end()
             self._scope = None
+
+    def _new_scope(self) -> StepScope:
+        bases = None if self._warming_up or self._adaptive.hatted else self._projections
+        groups = self._form.groups if self._form.split else 1
+        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases, groups)
+        scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
+        if self._form.passes:
+            scope.curvature = CurvatureRows(self._form, self.settings.seed, self.blocks, bases, self._tap.extra_pass)
+        return scope
+
+    @property
+    def _warming_up(self) -> bool:
+        return self._bases is None or self._at < self._warmup
 
     def describe(
         self,
@@ -229,9 +244,9 @@ class Recorder:
         self._reader.begin()
         self._tap.begin()
 
-    def _add(self, slot: int, block: int, part: Any) -> None:
+    def _add(self, slot: int, block: int, part: Any, group: int | None) -> None:
         if self._scope is not None:
-            self._scope.add(slot, block, part)
+            self._scope.gradients.add(slot, block, part, group)
 
     def _before_update(self, reading: Reading) -> None:
         """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
@@ -240,12 +255,31 @@ class Recorder:
             return
         if not scope.ids:
             raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
+        self._adaptive.check(reading)
         scope.weights()
+        if self._form.split:
+            scope.terms()
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
         every = (self._at - self._began) % CHECK_EVERY < 2
         chosen = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
-        check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, self._reader.loss_scale)
+        scale = self._reader.loss_scale
+        check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, scale, self._tap.rounded)
+
+    def _after_update(self, reading: Reading) -> None:
+        """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
+        scope = self._scope
+        if scope is None:
+            return
+        scope.seen = seen = self._adaptive.look(reading, self._projections)
+        if seen.wholes is not None:
+            scope.gdots = scope.gradients.dots(seen.wholes, scope.sizes)
+            scope.hdots = None if scope.curvature is None else scope.curvature.dots(seen.wholes, scope.sizes)
+        if scope.bases is None and not self._warming_up:
+            assert self._projections is not None
+            scope.gradients.settle(self._projections, seen.scales)
+            if scope.curvature is not None:
+                scope.curvature.settle(self._projections, seen.scales)
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading
@@ -253,12 +287,13 @@ class Recorder:
             self._skip(scope)
             return
         weight = scope.weights()
-        divisor = weight * self._reader.loss_scale
-        meta = self._meta(scope, reading, weight)
-        if scope.bases is None:
-            self._keep_for_warmup(scope, divisor, meta)
+        inverse = safe_inverse(weight * self._reader.loss_scale)
+        meta = self._meta(scope, reading, weight, inverse)
+        if self._warming_up:
+            self._keep_for_warmup(scope, inverse, meta)
         else:
-            rows = scope.raw_rows(divisor)
+            rows = scope.gradients.rows(scope.sizes)
+            rows = rows * inverse.to(rows.dtype)[:, None, None]
             scope.check_finite(rows)
             curved = None if scope.curvature is None else scope.curvature.rows(scope)
             self._check_plan(len(scope.ids))
@@ -276,9 +311,10 @@ class Recorder:
             )
         self.skipped += 1
 
-    def _meta(self, scope: StepScope, reading: Reading, weight: Tensor) -> dict[str, Any]:
+    def _meta(self, scope: StepScope, reading: Reading, weight: Tensor, inverse: Tensor) -> dict[str, Any]:
         total = sum(reading.squares.values())
         covered = sum(reading.squares.get(id(b.parameter), 0.0) for b in self.blocks)
+        gdots = None if scope.gdots is None else scope.gdots * inverse[:, None]  # (B, K)
         return {
             "samples": scope.ids,
             "sizes": scope.sizes,
@@ -288,8 +324,21 @@ class Recorder:
             "clip": reading.clip,
             "norm": reading.norm,
             "coverage": covered / total if total else 1.0,
-            "kappa": None if scope.curvature is None else scope.curvature.kappa(weight).tolist(),
+            "size": covered if scope.seen.size is None else scope.seen.size,
+            "drift": scope.seen.drift,
+            "gdot": None if gdots is None else gdots.sum(1).tolist(),
+            "hdot": _listed(gdots if self._form.split else scope.hdots),
+            "kappa": _listed(self._kappa(scope, weight)),
+            "gradient_rows": scope.gradients.groups,
+            "own_rows": self._form.rows if scope.curvature is not None else 0,
+            **({} if scope.seen.P is None else {"P": scope.seen.P}),
         }
+
+    def _kappa(self, scope: StepScope, weight: Tensor) -> Tensor | None:
+        """κ of each curvature row, (B, R), where there are any."""
+        if self._form.split:
+            return (weight * scope.terms())[:, None].expand(-1, self._form.groups)
+        return None if scope.curvature is None else scope.curvature.kappa(weight)
 
     def _check_plan(self, batch: int) -> None:
         """Before the first row: would the planned run fit? Afterwards: is the budget used up?"""
@@ -317,10 +366,13 @@ class Recorder:
 
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
-    def _keep_for_warmup(self, scope: StepScope, divisor: Tensor, meta: dict[str, Any]) -> None:
-        parts: Parts = {(0, *key): part for key, part in scope.raw_parts(divisor).items()}
+    def _keep_for_warmup(self, scope: StepScope, inverse: Tensor, meta: dict[str, Any]) -> None:
+        slots, scales = inverse.split(scope.sizes), scope.seen.scales
+        found = scope.gradients.parts(scales)
+        parts: Parts = {key: divided(part, slots[key[1]]) for key, part in found.items()}
         if scope.curvature is not None:
-            parts |= {(r + 1, slot, b): part for (r, slot, b), part in scope.curvature.parts().items()}
+            first = scope.gradients.groups
+            parts |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
         for (_, slot, b), part in parts.items():
             _check_part(scope, slot, self.blocks[b].name, part)
         self._check_plan(len(scope.ids))
@@ -358,6 +410,8 @@ class Recorder:
         if self._boundaries:
             self.store.save_tensors(f"checkpoint-{step:08d}", weights_of(self.model))
         known = dict(self.store.config.get("fingerprints", {}))
+        if self._adaptive.scales is not None:
+            save_scales(self.store, step, self.blocks, self._adaptive.scales)
         self.store.update_config(fingerprints={**known, str(step): fingerprint(self.model)})
 
     def _finish(self, failed: bool) -> None:
@@ -377,6 +431,10 @@ def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
     if checkpoints is None or not steps:
         return set()
     return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
+
+
+def _listed(values: Tensor | None) -> list[Any] | None:
+    return None if values is None else values.tolist()
 
 
 def _check_part(scope: StepScope, slot: int, name: str, part: Any) -> None:

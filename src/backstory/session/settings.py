@@ -4,10 +4,11 @@ Knows nothing of hooks or tables.
 """
 
 import platform
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +17,27 @@ from ..errors import UsageError
 from ..maths.encoding import check as check_encoding
 from ..maths.subspace import KINDS
 
+CURVATURE = re.compile(r"(empirical|sampled(:(?P<draws>\d+))?|exact:(?P<classes>\d+))(/(?P<groups>\d+))?")
+SEQUENCE_CURVATURE = "empirical/6"  # the default where a sample's loss is a sum over tokens
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
+
+
+class CurvatureForm(NamedTuple):
+    """Which curvature rows an occurrence has."""
+
+    kind: str  # "empirical", "sampled" or "exact"
+    passes: int  # extra backward passes
+    groups: int  # groups of positions, 1: rows are not taken apart
+
+    @property
+    def rows(self) -> int:
+        """Curvature rows of their own: none where the gradient row is the curvature row."""
+        return self.groups * max(1, self.passes) if self.passes or self.groups > 1 else 0
+
+    @property
+    def split(self) -> bool:
+        """Whether the gradient is the sum of the curvature rows."""
+        return self.rows > 0 and not self.passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +47,7 @@ class RecordSettings:
     loss_reduction: str
     subspace: str = "learned"
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16
-    curvature: str = "empirical"  # or "sampled", "sampled:K", "exact:N"
+    curvature: str = "empirical"  # or "empirical/K", "sampled:D", "sampled:D/K", "exact:N"
     encoding: str = "float16"
     seed: int = 0
     optimizer_model: str = "auto"
@@ -42,19 +63,20 @@ class RecordSettings:
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
             raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
 
-    def curvature_form(self) -> tuple[str, int]:
-        """`(kind, rows to an occurrence)`: empirical has none of its own."""
-        kind, _, number = self.curvature.partition(":")
-        fits = (kind == "empirical" and not number) or (kind == "sampled" and (not number or number.isdigit()))
-        if not fits and not (kind == "exact" and number.isdigit()):
+    def curvature_form(self) -> "CurvatureForm":
+        """The curvature rows of an occurrence."""
+        fits = CURVATURE.fullmatch(self.curvature)
+        if not fits:
             raise UsageError(
-                f"found curvature={self.curvature!r}; expected 'empirical', 'sampled', 'sampled:K' with K draws, or "
-                "'exact:N' with N output entries for each sample (the number of classes)."
+                f"found curvature={self.curvature!r}; expected 'empirical', 'sampled', 'sampled:D' with D draws, 'exact:N' "
+                "with N output entries for each sample (the number of classes), each with '/K' behind it where rows are "
+                "to be taken apart by K groups of positions ('empirical/6'); or 'auto'."
             )
-        rows = 0 if kind == "empirical" else int(number or 1)
-        if kind != "empirical" and rows < 1:
+        kind, groups = fits[1].partition(":")[0], int(fits["groups"] or 1)
+        passes = 0 if kind == "empirical" else int(fits["draws"] or fits["classes"] or 1)
+        if groups < 1 or (kind != "empirical" and passes < 1):
             raise UsageError(f"found curvature={self.curvature!r}; expected at least 1 row.")
-        return kind, rows
+        return CurvatureForm(kind, passes, groups)
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json."""
@@ -62,6 +84,13 @@ class RecordSettings:
         rank = self.rank
         plain["rank"] = {k: _plain(r) for k, r in rank.items()} if isinstance(rank, Mapping) else _plain(rank)
         return plain
+
+
+def curvature_of(asked: str, loss_reduction: str) -> str:
+    """What "auto" stands for."""
+    if asked != "auto":
+        return asked
+    return SEQUENCE_CURVATURE if loss_reduction == "token-mean" else "empirical"
 
 
 def provenance(device: str) -> dict[str, Any]:

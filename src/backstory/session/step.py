@@ -9,8 +9,7 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 Knows nothing of files.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +19,9 @@ from ..capture.blocks import Block
 from ..capture.ids import as_text, check_unique, counts
 from ..errors import NumericalError, UsageError
 from ..maths.curvature import KINDS
-from ..maths.layers import Contribution, Dense
-from ..maths.subspace import Basis, compact, merge, project
+from ..maths.subspace import Basis
+from .adaptive import Seen
+from .gathered import Gathered
 
 if TYPE_CHECKING:
     from .curvature import CurvatureRows
@@ -33,18 +33,22 @@ Ids = Iterable[int | str] | Tensor
 class StepScope:
     """What `with rec.step() as s` gives: declare each micro-batch before its forward pass."""
 
-    def __init__(self, number: int, reduction: str, blocks: Sequence[Block], bases: Sequence[Basis] | None) -> None:
+    def __init__(
+        self, number: int, reduction: str, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1
+    ) -> None:
         self.number, self._reduction, self._blocks = number, reduction, blocks
-        self.bases = bases  # None: still warming up, keep the contributions themselves
+        self.bases = bases  # None: keep the contributions themselves until they can be projected
+        self.gradients = Gathered(blocks, bases, groups)
         self.ids: list[str] = []
         self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
         self._weights: list[Tensor | None] = []
         self._tokens: list[Tensor | None] = []
         self._losses: list[Tensor | None] = []
-        self.rows: dict[tuple[int, int], Tensor] = {}  # (slot, block) -> (B, dims)
-        self.parts: dict[tuple[int, int], list[Contribution]] = defaultdict(list)
         self.curvature: CurvatureRows | None = None  # set by the recorder where rows of their own are kept
+        self.seen = Seen()  # of the optimizer's state after the step
+        self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ in full coordinates, where the step was clipped in others
+        self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the recorder: tells the tap
 
     def batch(
@@ -99,15 +103,6 @@ class StepScope:
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
 
-    def add(self, slot: int, block: int, part: Contribution) -> None:
-        """What one layer call contributed (called by the tap)."""
-        key = (slot, block)
-        if self.bases is None:
-            self.parts[key].append(part)
-            return
-        row = project(part, self._blocks[block].shape, self.bases[block])
-        self.rows[key] = self.rows[key] + row if key in self.rows else row
-
     @property
     def reduction(self) -> str:
         """How the losses of samples make the step's loss."""
@@ -144,32 +139,24 @@ class StepScope:
         given = zip(self.sizes, self._losses, strict=True)
         return torch.cat([torch.full((n,), nothing, dtype=torch.float64) if x is None else x for n, x in given])
 
-    def raw_rows(self, divisor: Tensor) -> Tensor:
-        """Rows g of the whole step, (B, Σ dims), on the CPU; `divisor` is weight × loss scale."""
-        rows = self.assemble(self.rows)
-        return rows * safe_inverse(divisor).to(rows.dtype)[:, None]
-
-    def assemble(self, found: Mapping[tuple[int, int], Tensor]) -> Tensor:
-        """Rows by (slot, block) as one matrix (B, Σ dims), on the CPU; zeros where nothing came."""
-        like = next(iter(found.values()), torch.zeros(()))
-        slots = [
-            torch.cat([found.get((slot, b), like.new_zeros(size, x.shape.dims)) for b, x in enumerate(self._blocks)], 1)
-            for slot, size in enumerate(self.sizes)
-        ]
-        return torch.cat(slots).cpu()
-
-    def raw_parts(self, divisor: Tensor) -> dict[tuple[int, int], Contribution]:
-        """Merged contributions of each micro-batch and block, divided like rows, on the CPU (warm-up)."""
-        scale = safe_inverse(divisor).split(self.sizes)
-        return {
-            (slot, b): _scaled(compact(merge(parts, self._blocks[b].shape), self._blocks[b].shape), scale[slot])
-            for (slot, b), parts in self.parts.items()
-        }
+    def terms(self) -> Tensor:
+        """How many loss terms each sample's own loss is the mean of, (B,): 1 where it is their sum."""
+        if self._reduction == "token-mean":
+            return torch.ones(len(self.ids), dtype=torch.float64)
+        found = [t for t in self._tokens if t is not None]
+        if len(found) < len(self.sizes):
+            raise UsageError(
+                f"curvature by groups of positions with loss_reduction={self._reduction!r} needs the number of loss terms "
+                "that each sample's own loss is the mean of: pass tokens= to s.batch() (1 where it is their sum), or "
+                "mask= to s.outputs()."
+            )
+        return torch.cat(found).double().clamp_min(1)
 
     def check_finite(self, rows: Tensor) -> None:
-        """NaN or Inf in a row: name step, layer and sample."""
+        """NaN or Inf in a row (B, …, Σ dims): name step, layer and sample."""
         if bool(rows.isfinite().all()):
             return
+        rows = rows.flatten(1, -2).sum(1) if rows.dim() > 2 else rows
         bad = (~rows.isfinite()).nonzero()[0].tolist()
         edge, name = 0, ""
         for block in self._blocks:
@@ -190,12 +177,6 @@ class StepScope:
 def safe_inverse(x: Tensor) -> Tensor:
     """1/x, and 0 where x = 0: a sample without weight leaves no row."""
     return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
-
-
-def _scaled(part: Contribution, scale: Tensor) -> Contribution:
-    x = part.grads if isinstance(part, Dense) else part.right
-    scaled = x.cpu() * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
-    return Dense(scaled) if isinstance(part, Dense) else type(part)(part.left.cpu(), scaled)
 
 
 def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:

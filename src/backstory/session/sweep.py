@@ -47,7 +47,11 @@ def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
     lo, hi = int(block.step[0]), int(block.step[-1]) + 1
-    return Chunk(lo, block.row_start, _steps(block, store.steps(lo, hi), owner, dtype), block)
+    steps = _steps(block, store.steps(lo, hi), owner, dtype)
+    P = store.diagonal(lo, hi)
+    if P is not None:
+        steps = [s._replace(coefficients=s.coefficients._replace(P=x)) for s, x in zip(steps, P.to(dtype), strict=True)]
+    return Chunk(lo, block.row_start, steps, block)
 
 
 def slices(store: RunStore) -> list[slice]:

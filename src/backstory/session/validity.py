@@ -28,6 +28,7 @@ class Validity:
     largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
     largest_growth_step: int | None = None
     expanding_steps: list[int] = field(default_factory=list)  # those above 1
+    drift: float = 0.0  # mean change of the log of Adam's rates from step to step, root mean square over parameters
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -37,7 +38,7 @@ class Validity:
         """The report in plain sentences, weaknesses first."""
         bad: list[str] = []
         good: list[str] = []
-        (good if self.modelled == "exactly" else bad).append(f"{self.optimizer}'s steps are modelled {self.modelled}.")
+        (bad if "proxy" in self.modelled else good).append(f"{self.optimizer}'s steps are modelled {self.modelled}.")
         (good if self.coverage > 0.999 else bad).append(
             f"The recorded parameters hold {self.coverage:.1%} of the squared gradient norm."
         )
@@ -54,6 +55,10 @@ class Validity:
                 else f"; {len(self.expanding_steps)} of {self.steps} steps are above it."
             )
         )
+        if self.drift:
+            (good if self.drift < 0.1 else bad).append(
+                f"Adam's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            )
         if self.curvature == "empirical":
             bad.append(
                 "Curvature is the empirical Fisher, from the gradients alone; sampled or exact rows follow the loss better."
@@ -61,6 +66,15 @@ class Validity:
         if self.clipped:
             good.append(f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")
         return bad + good
+
+
+def _modelled(optimizer: dict[str, Any], proxy: bool) -> str:
+    if proxy:
+        return "as plain SGD steps, the paper's proxy"
+    if optimizer["class"] == "SGD":
+        return "exactly"
+    how = "with its second moment as it was in the run"
+    return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "hatted" else how
 
 
 class Watch:
@@ -75,11 +89,12 @@ class Watch:
             clipped=float((table.clip < 1).mean()) if at else 0.0,
             coverage=float(table.coverage.mean()) if at else 1.0,
             optimizer=optimizer["class"],
-            modelled="as plain SGD steps, the paper's proxy" if proxy else "exactly",
+            modelled=_modelled(optimizer, proxy),
             curvature=settings["curvature"],
             subspace=settings["subspace"],
         )
-        self._squares = (table.norm**2 * table.coverage).tolist()  # ‖∇L‖² of the recorded parameters
+        self.report.drift = float(table.drift.mean()) if at else 0.0
+        self._squares = table.size.tolist()  # ‖∇L‖² of the recorded parameters in the run's coordinates
         self._kept = self._seen = 0.0
 
     def see(self, chunk: Chunk) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, moments, project, random_basis
+from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, merge, moments, project, random_basis
 from ..store import RunStore, StepRecord
 
 Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
-Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); row 0 is the gradient's, others are curvature's
+Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
 def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
@@ -92,9 +92,8 @@ def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
     lefts: dict[int, Tensor] = {}
     rights: dict[int, Tensor] = {}
     for step in store.spooled():
-        for row, _, b, part in _parts(store.read_spool(step)[0]):
-            if row:
-                continue  # the subspace is that of the gradients
+        tensors, meta = store.read_spool(step)
+        for b, part in _gradients(tensors, meta["gradient_rows"], layout):
             for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
                 if found is not None:
                     table[b] = table[b] + found if b in table else found
@@ -102,6 +101,16 @@ def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
         learned_basis(lefts.get(b), rights.get(b), shape, seed=seed, name=name)
         for b, (name, shape) in enumerate(layout)
     ]
+
+
+def _gradients(tensors: Mapping[str, Tensor], n_rows: int, layout: Layout) -> Iterator[tuple[int, Contribution]]:
+    """The gradient of each micro-batch and block; where it was taken apart, its groups together again."""
+    found: dict[tuple[int, int], list[Contribution]] = {}
+    for row, slot, b, part in _parts(tensors):
+        if row < n_rows:  # the subspace is that of the gradients
+            found.setdefault((slot, b), []).append(part)
+    for (_, b), parts in found.items():
+        yield b, merge(parts, layout[b][1])
 
 
 def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:
@@ -133,34 +142,48 @@ def _record(
     if not parts:
         raise StoreError(f"the spooled step {step} is empty; record the run again.")
     first = parts[0][3]
-    dtype = (first.grads if isinstance(first, Dense) else first.right).dtype
-    n_rows = 0 if meta["kappa"] is None else len(meta["kappa"][0])
-    rows = torch.zeros(1 + n_rows, sum(sizes), sum(dims), dtype=dtype)
+    dtype = (first.right if isinstance(first, Outer) else first[0]).dtype
+    n_own, n_gradient = meta["own_rows"], meta["gradient_rows"]
+    rows = torch.zeros(sum(sizes), n_gradient + n_own, sum(dims), dtype=dtype)
     for row, slot, b, part in parts:
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
-        rows[row, lo_row : lo_row + sizes[slot], lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
-    return finished_record(step, rows[0], meta, rows[1:].transpose(0, 1) if n_rows else None)
+        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
+    return finished_record(step, rows[:, :n_gradient], meta, rows[:, n_gradient:] if n_own else None)
 
 
-def finished_record(step: int, rows: Tensor, meta: Mapping[str, Any], curvature: Tensor | None = None) -> StepRecord:
-    """Rows and what was read of the step, as the store keeps them; ⟨g, ∇L⟩ is taken in the kept coordinates."""
+def finished_record(
+    step: int, gradients: Tensor, meta: Mapping[str, Any], curvature: Tensor | None = None
+) -> StepRecord:
+    """Gradients (B, K, p) and what was read of the step, as the store keeps them.
+
+    Where they are taken apart (K > 1) and there are no curvature rows of their own, they are the curvature rows.
+    ⟨g, ∇L⟩ is what `meta` says, or else taken in the kept coordinates.
+    """
+    rows = gradients.sum(1) if gradients.shape[1] > 1 else gradients[:, 0]
+    curvature = gradients if curvature is None and gradients.shape[1] > 1 else curvature
     weight = torch.tensor(meta["weight"], dtype=torch.float64)
     wide = rows.double()
     whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
+    gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (meta["gdot"], meta["hdot"]))
+    if hdot is None and curvature is not None:
+        hdot = curvature.double() @ whole
     return StepRecord(
         step=step,
         samples=meta["samples"],
         weight=weight,
         loss=torch.tensor([float("nan") if x is None else x for x in meta["loss"]], dtype=torch.float64),
-        gdot=wide @ whole,
+        gdot=wide @ whole if gdot is None else gdot,
         rows=rows,
         groups=meta["groups"],
         clip=meta["clip"],
         norm=meta["norm"],
         coverage=meta["coverage"],
+        size=meta["size"],
+        drift=meta["drift"],
+        P=meta.get("P"),
         curvature=curvature,
         kappa=None if curvature is None else torch.tensor(meta["kappa"], dtype=torch.float64),
-        hdot=None if curvature is None else curvature.double() @ whole,
+        hdot=hdot,
     )
 
 

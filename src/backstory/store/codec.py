@@ -1,8 +1,8 @@
 """Steps as Arrow columns and back: encode, checksum, decode.
 
 The checksum of a step is a crc32 over the bytes of its codes g, its scales s (if any), its weight, loss
-and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), and its
-sample ids (UTF-8, each followed by a zero byte).
+and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), the diagonal P of
+the step (float32, if there), and its sample ids (UTF-8, each followed by a zero byte).
 
 Shapes:  n rows, Σp numbers in a row, L layers.
 Knows nothing of files.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..maths import encoding as enc
-from .records import GROUP_KEYS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
+from .records import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
 from .tables import Table
 
 SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once
@@ -64,10 +64,10 @@ def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> in
 
 
 def rows_table(
-    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, curvature_rows: int = 0
+    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, curvature_rows: int = 0, split: bool = False
 ) -> tuple[pa.Table, list[int]]:
     """The rows of some steps, encoded, and a checksum per step."""
-    schema = rows_schema(dims, encoding, curvature_rows)
+    schema = rows_schema(dims, encoding, curvature_rows, split)
     batches, crcs = [], []
     for slab in _slabs(records):
         batch, some = _rows_batch(slab, dims, encoding, schema)
@@ -91,7 +91,7 @@ def _rows_batch(
     records: Sequence[StepRecord], dims: Sequence[int], encoding: str, schema: pa.Schema
 ) -> tuple[pa.RecordBatch, list[int]]:
     sizes = [len(r.samples) for r in records]
-    vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding)
+    vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding) if "g" in schema.names else []
     numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) float64 each
     samples = [name for r in records for name in r.samples]
     step = np.repeat(np.array([r.step for r in records], dtype=np.int32), sizes)
@@ -100,7 +100,8 @@ def _rows_batch(
     more = _curvature_columns(records, dims, encoding)
     batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, [*vecs, *more])], schema=schema)
     parts = [*(v.numpy() for v in vecs), *numbers, *(v.numpy() for v in more)]
-    return batch, _checksums(parts, samples, sizes)
+    diagonals = [[] if r.P is None else [r.P.float().numpy()] for r in records]
+    return batch, _checksums(parts, samples, sizes, diagonals)
 
 
 def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[int], encoding: str) -> list[Tensor]:
@@ -118,10 +119,18 @@ def _joined(records: Sequence[StepRecord], name: str) -> NDArray[np.float64]:
     return joined
 
 
-def _checksums(parts: Sequence[NDArray[np.generic]], samples: Sequence[str], sizes: Sequence[int]) -> list[int]:
+def _checksums(
+    parts: Sequence[NDArray[np.generic]],
+    samples: Sequence[str],
+    sizes: Sequence[int],
+    diagonals: Sequence[Sequence[NDArray[np.generic]]],
+) -> list[int]:
     ends = np.cumsum(sizes).tolist()
     spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    return [checksum([part[lo:hi] for part in parts], samples[lo:hi]) for lo, hi in spans]
+    return [
+        checksum([*(part[lo:hi] for part in parts), *P], samples[lo:hi])
+        for (lo, hi), P in zip(spans, diagonals, strict=True)
+    ]
 
 
 def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[int], n_groups: int) -> pa.Table:
@@ -132,23 +141,30 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
         "step": [r.step for r in records],
         "row_start": starts.tolist(),
         "rows": sizes,
-        "clip": [float(r.clip) for r in records],
-        "norm": [float(r.norm) for r in records],
-        "coverage": [float(r.coverage) for r in records],
         "crc": list(crcs),
     }
+    columns |= {name: [float(getattr(r, name)) for r in records] for name in STEP_NUMBERS}
     columns |= {key: [[float(x) for x in r.groups[key]] for r in records] for key in GROUP_KEYS}
-    return pa.table(columns, schema=steps_schema(n_groups))
+    diagonals = [r.P.float() for r in records if r.P is not None]
+    if diagonals:
+        columns["P"] = vectors(torch.stack(diagonals))
+    return pa.table(columns, schema=steps_schema(n_groups, len(diagonals[0]) if diagonals else 0))
 
 
 def read_steps(table: Table, lo: int, hi: int) -> StepTable:
     """Steps `lo` to `hi`."""
-    names = [name for name in StepTable._fields if name != "groups"]
-    columns = table.table([*names, *GROUP_KEYS], lo, hi)
+    there = [name for name in STEP_NUMBERS if name in table.schema.names]  # format 1 had no size and no drift
+    columns = table.table(["step", "row_start", "rows", "crc", *there, *GROUP_KEYS], lo, hi)
     ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
-    floats = {name: columns[name].to_numpy().copy() for name in ("clip", "norm", "coverage")}
+    floats = {name: columns[name].to_numpy().copy() for name in there}
+    floats = {"size": floats["norm"] ** 2 * floats["coverage"], "drift": np.zeros(hi - lo), **floats}
     groups = {key: _matrix(columns[key]) for key in GROUP_KEYS}
     return StepTable(**ints, **floats, groups=groups)
+
+
+def read_diagonal(table: Table, lo: int, hi: int) -> Tensor | None:
+    """P of steps `lo` to `hi`, (T, Σp) float32, or None where none is kept."""
+    return tensor(table.table(["P"], lo, hi)["P"]).clone() if "P" in table.schema.names else None
 
 
 def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:
@@ -190,9 +206,13 @@ def read_block(
     weight, loss, gdot = (torch.from_numpy(columns[n].to_numpy().copy()) for n in ("weight", "loss", "gdot"))
     ids = columns["sample"].to_pylist() if samples else None
     names = [name for name in ("g", "s") if name in table.schema.names]
-    grads = read_vectors(table, names, dims, lo, hi, dtype) if rows else None
-    more = _read_curvature(table, dims, lo, hi, dtype) if curvature and "h" in table.schema.names else ()
-    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads, *more)
+    split = not names
+    wanted = (curvature or (rows and split)) and "h" in table.schema.names
+    h, *scalars = _read_curvature(table, dims, lo, hi, dtype) if wanted else (None, None, None)
+    grads = None
+    if rows:
+        grads = read_vectors(table, names, dims, lo, hi, dtype) if h is None or not split else h.sum(1)
+    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads, *((h, *scalars) if curvature else ()))
 
 
 def _read_curvature(
@@ -204,7 +224,7 @@ def _read_curvature(
     rows = read_vectors(table, names, [*dims] * R, lo, hi, dtype)
     numbers = table.table(["kappa", "hdot"], lo, hi)
     kappa, hdot = (torch.from_numpy(_matrix(numbers[name])) for name in ("kappa", "hdot"))
-    return rows.reshape(hi - lo, R, -1), kappa, hdot
+    return rows.reshape(hi - lo, R, sum(dims)), kappa, hdot
 
 
 def flat(reader: pa.RecordBatchReader, lists: Sequence[str]) -> pa.RecordBatchReader:

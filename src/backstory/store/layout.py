@@ -12,18 +12,30 @@ from ..errors import FormatError, StoreError, UsageError
 from ..maths import encoding as enc
 from .files import TEMPORARY, read_json
 
-FORMAT = 1
-FIXED = ("format", "layers", "encoding", "groups", "curvature_rows")
+FORMAT = 2
+FIXED = ("format", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
 
 
-def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, extra: Mapping[str, Any], curvature_rows: int = 0) -> dict[str, Any]:  # fmt: skip
+def new_config(
+    layers: Sequence[tuple[str, int]],
+    encoding: str,
+    n_groups: int,
+    extra: Mapping[str, Any],
+    curvature_rows: int = 0,
+    split: bool = False,
+    diagonal: bool = False,
+) -> dict[str, Any]:
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
     if not layers or any(p < 1 for _, p in layers) or n_groups < 1:
         raise UsageError(
             "a run needs at least one layer, each with at least one number, and one parameter group; got "
             f"layers {list(layers)} and {n_groups} groups. Check which parameters are recorded."
+        )
+    if split and not curvature_rows:
+        raise UsageError(
+            "a split run keeps no gradient rows but the sum of its curvature rows; expected some, got 0 of them."
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
@@ -32,7 +44,7 @@ def new_config(layers: Sequence[tuple[str, int]], encoding: str, n_groups: int, 
         table.append({"name": name, "offset": offset, "dims": int(p)})
         offset += int(p)
     fixed = {"format": FORMAT, "layers": table, "encoding": encoding, "groups": n_groups}
-    return {**fixed, "curvature_rows": curvature_rows, **extra}
+    return {**fixed, "curvature_rows": curvature_rows, "split": split, "diagonal": diagonal, **extra}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -51,12 +63,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_1(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had neither split rows nor a diagonal."""
+    return _read_2(folder, {**raw, "split": False, "diagonal": False})
+
+
+def _read_2(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if missing := [key for key in FIXED if key not in raw]:
         raise FormatError(f"{folder}/config.json lacks {missing}, expected {list(FIXED)}. Restore it from a copy.")
     return raw
 
 
-READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1}
+READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1, 2: _read_2}
 
 
 def check_free(folder: Path) -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from ..errors import DiskError, StoreError, UsageError
 from ..maths import encoding as enc
@@ -64,10 +65,12 @@ class Ledger:
         n_groups: int,
         config: Mapping[str, Any],
         curvature_rows: int = 0,
+        split: bool = False,
+        diagonal: bool = False,
     ) -> Self:
         """A new run, open for writing; it becomes a run with its last file, `config.json`."""
         folder = Path(path)
-        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows)
+        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows, split, diagonal)
         layout.check_free(folder)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +79,8 @@ class Ledger:
             layout.check_free(folder)
             layout.clear_half_created(folder)
             dims = [p for _, p in layers]
-            tables.create(folder / "rows.lance", rows_schema(dims, encoding, curvature_rows))
-            tables.create(folder / "steps.lance", steps_schema(n_groups))
+            tables.create(folder / "rows.lance", rows_schema(dims, encoding, curvature_rows, split))
+            tables.create(folder / "steps.lance", steps_schema(n_groups, sum(dims) if diagonal else 0))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
             files.fsync(folder.absolute().parent)
@@ -162,12 +165,17 @@ class Ledger:
         """What one row costs on disk, about."""
         scales = 4 * len(self.dims) if self.config["encoding"] in enc.SCALED else 0
         vector = self.width * enc.DTYPES[self.config["encoding"]].itemsize + scales
-        return vector * (1 + self.curvature_rows) + 16 * self.curvature_rows + 48
+        return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48
 
     @property
     def curvature_rows(self) -> int:
         """How many curvature rows each occurrence has beside its gradient row."""
         return int(self.config["curvature_rows"])
+
+    @property
+    def split(self) -> bool:
+        """Whether the gradient row is the sum of the curvature rows, and not kept apart."""
+        return bool(self.config["split"])
 
     # steps and rows
 
@@ -219,17 +227,18 @@ class Ledger:
                         f"step {record.step} cannot follow {expected} committed steps; expected step "
                         f"{expected}. Truncate the run to the step at which training goes on."
                     )
-                check_record(record, self.width, self.config["groups"], self.curvature_rows)
+                check_record(record, self.width, self.config["groups"], self.curvature_rows, self.config["diagonal"])
             if records:
                 self._append(list(records), n, start)
 
     def _append(self, records: list[StepRecord], n: int, start: int) -> None:
         try:
             self._drop_orphans()
-            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"], self.curvature_rows)
+            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"], self.curvature_rows, self.split)
             if len(rows):
                 self._rows.append(rows)
-            self._steps.append(codec.steps_table(records, start, crcs, self.config["groups"]))
+            lines = codec.steps_table(records, start, crcs, self.config["groups"])
+            self._steps.append(lines.select(self._steps.schema.names))  # a run of format 1 has fewer columns
         except DiskError as error:
             size = len(records[0].samples) * self.bytes_per_row
             raise DiskError(
@@ -248,6 +257,11 @@ class Ledger:
         hi = n if hi is None else hi
         self._within(lo, hi, n, "steps")
         return codec.read_steps(self._steps, lo, hi)
+
+    def diagonal(self, lo: int, hi: int) -> Tensor | None:
+        """The optimizer's diagonal P of steps `lo` to `hi`, (T, Σp), where it is kept."""
+        self._within(lo, hi, self.n_steps(), "steps")
+        return codec.read_diagonal(self._steps, lo, hi)
 
     def _within(self, lo: int, hi: int, n: int, what: str) -> None:
         if not 0 <= lo <= hi <= n:
@@ -283,7 +297,7 @@ class Ledger:
     ) -> Iterator[RowBlock]:
         """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first."""
         steps = self.steps(lo_step, hi_step)
-        copies = 1 + (self.curvature_rows if curvature else 0)
+        copies = 1 + (self.curvature_rows if curvature or self.split else 0)
         most = max(1, chunk_bytes // (self.width * dtype.itemsize * copies))
         ends = (steps.row_start + steps.rows).tolist()
         starts = steps.row_start.tolist()

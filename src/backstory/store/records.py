@@ -1,9 +1,10 @@
 """What is kept of a step, as it goes in and as it comes out, and the columns that hold it.
 
     rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
-             and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R]
-    steps    step, row_start, rows, clip, norm, coverage, crc, and one list over parameter groups each for
-             rate, l2, decay, momentum, tau, a, n
+             and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];
+             split runs have no g and s: there the gradient is the sum of the curvature rows
+    steps    step, row_start, rows, clip, norm, coverage, size, drift, crc, and one list over parameter groups
+             each for rate, l2, decay, momentum, tau, a, n; P[Σp], the optimizer's diagonal, where it is kept
     samples  id, text, image, label, source
     emb-*    step, pos, e[Σp] codes, se[L] scales
 
@@ -24,6 +25,7 @@ from ..errors import NumericalError, UsageError
 from ..maths import encoding as enc
 
 GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
+STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
 ROW_SCALARS = ("step", "pos", "sample", "weight", "loss", "gdot")
 SAMPLE_COLUMNS = ("id", "text", "image", "label", "source")
 _ARROW = {"float16": pa.float16(), "int8": pa.int8(), "float32": pa.float32(), "float64": pa.float64()}
@@ -43,6 +45,9 @@ class StepRecord:
     clip: float  # 1.0 = not clipped
     norm: float  # ‖∇L‖ before clipping
     coverage: float  # share of the squared gradient norm that the rows cover, 0..1
+    size: float = 0.0  # ‖∇L‖² of the recorded parameters in the run's coordinates, before the subspace
+    drift: float = 0.0  # change of log P since the step before, root mean square
+    P: Tensor | None = None  # (Σp,) the optimizer's diagonal, where rows are kept without it
     curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
     kappa: Tensor | None = None  # (B, R) float64, their scales κ
     hdot: Tensor | None = None  # (B, R) float64, ⟨h, ∇L⟩
@@ -63,6 +68,8 @@ class StepTable(NamedTuple):
     clip: NDArray[np.float64]  # (T,)
     norm: NDArray[np.float64]  # (T,)
     coverage: NDArray[np.float64]  # (T,)
+    size: NDArray[np.float64]  # (T,)
+    drift: NDArray[np.float64]  # (T,)
     groups: dict[str, NDArray[np.float64]]  # (T, n_groups) each
     crc: NDArray[np.int64]  # (T,)
 
@@ -91,23 +98,24 @@ def vector_fields(code: str, scale: str, dims: Sequence[int], encoding: str) -> 
     return fields
 
 
-def rows_schema(dims: Sequence[int], encoding: str, curvature_rows: int = 0) -> pa.Schema:
-    """Columns of `rows.lance`."""
+def rows_schema(dims: Sequence[int], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:
+    """Columns of `rows.lance`; with `split` the gradient is the sum of the curvature rows, and not kept apart."""
     scalars = [("step", pa.int32()), ("pos", pa.int32()), ("sample", pa.string())]
     scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot")]
-    fields = [pa.field(*s) for s in scalars] + vector_fields("g", "s", dims, encoding)
+    fields = [pa.field(*s) for s in scalars] + ([] if split else vector_fields("g", "s", dims, encoding))
     if curvature_rows:
         fields += vector_fields("h", "hs", [*dims] * curvature_rows, encoding)
         fields += [pa.field(name, pa.list_(pa.float64(), curvature_rows)) for name in ("kappa", "hdot")]
     return pa.schema(fields)
 
 
-def steps_schema(n_groups: int) -> pa.Schema:
-    """Columns of `steps.lance`."""
+def steps_schema(n_groups: int, diagonal: int = 0) -> pa.Schema:
+    """Columns of `steps.lance`; `diagonal` is how many entries of P are kept."""
     fields = [("step", pa.int32()), ("row_start", pa.int64()), ("rows", pa.int32())]
-    fields += [(name, pa.float64()) for name in ("clip", "norm", "coverage")]
+    fields += [(name, pa.float64()) for name in STEP_NUMBERS]
     fields += [("crc", pa.int64())]
     fields += [(key, pa.list_(pa.float64(), n_groups)) for key in GROUP_KEYS]
+    fields += [("P", pa.list_(pa.float32(), diagonal))] if diagonal else []
     return pa.schema(fields)
 
 
@@ -123,7 +131,9 @@ def embeddings_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
     return pa.schema(scalars + vector_fields("e", "se", dims, encoding))
 
 
-def check_record(record: StepRecord, width: int, n_groups: int, curvature_rows: int = 0) -> None:
+def check_record(
+    record: StepRecord, width: int, n_groups: int, curvature_rows: int = 0, diagonal: bool = False
+) -> None:
     """Raise unless every part of `record` has the size that the run expects."""
     B = len(record.samples)
     where = f"step {record.step}"
@@ -143,6 +153,12 @@ def check_record(record: StepRecord, width: int, n_groups: int, curvature_rows: 
             "The parameter groups of the optimizer may not change during a run."
         )
     _check_curvature(record, (B, curvature_rows, width))
+    found = None if record.P is None else tuple(record.P.shape)
+    if found != ((width,) if diagonal else None):
+        raise UsageError(
+            f"{where} has a diagonal P of shape {found}, expected {(width,) if diagonal else None}. "
+            "All steps of a run have one, or none."
+        )
     finite = record.rows.isfinite().all() and (record.curvature is None or record.curvature.isfinite().all())
     if not bool(finite):
         raise NumericalError(

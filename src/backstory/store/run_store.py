@@ -21,7 +21,7 @@ from .lock import RunLock
 from .records import GROUP_KEYS, ROW_SCALARS, SAMPLE_COLUMNS
 from .spool import Spool
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"(?:checkpoint|scale)-(\d+)")
 
 
 class RunStore(Ledger):
@@ -47,11 +47,15 @@ class RunStore(Ledger):
             if not 0 <= step <= n:
                 raise UsageError(f"the run has {n} steps and cannot be truncated to {step}. Give a step from 0 to {n}.")
             self._embeddings.drop_after(step)
-            for name in self.tensor_names():
-                if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) > step:
-                    self.delete_tensors(name)
+            self.drop_checkpoints_after(step)
             self._spool.clear(step)
             self._cut(step)
+
+    def drop_checkpoints_after(self, step: int) -> None:
+        """Delete what was kept of the model and the optimizer at later steps."""
+        for name in self.tensor_names():
+            if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) > step:
+                self.delete_tensors(name)
 
     # embeddings
 
@@ -159,7 +163,7 @@ class RunStore(Ledger):
         """Read everything again; sentences about what is damaged, or none."""
         steps, on_disk = self.steps(), self._rows.count()
         found = list(verify.check_steps(steps, on_disk))
-        found += [] if found else verify.check_rows(steps, self._rows, self.width)
+        found += [] if found else verify.check_rows(steps, self._rows, self.width, self.diagonal)
         for at in self.embeddings():
             found += verify.check_embedding(at, self._row_start(at), self._embeddings.table(at), self._rows)
         found += verify.check_readable(self.load_tensors, self.tensor_names())
@@ -174,7 +178,9 @@ class RunStore(Ledger):
         if table == "rows":
             return self._rows.scan(ROW_SCALARS, 0, self.n_rows())
         if table == "steps":
-            return codec.flat(self._steps.scan(self._steps.schema.names, 0, self.n_steps()), GROUP_KEYS)
+            return codec.flat(
+                self._steps.scan([n for n in self._steps.schema.names if n != "P"], 0, self.n_steps()), GROUP_KEYS
+            )
         if table == "samples":
             return self._samples.scan(SAMPLE_COLUMNS)
         raise UsageError(f"there is no table {table!r}; expected rows, steps or samples.")

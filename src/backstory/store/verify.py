@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import StoreError
 from .codec import SUMMED, checksum, slab_rows, tensor
@@ -15,6 +16,11 @@ from .records import StepTable
 from .tables import Table
 
 T = TypeVar("T")
+Diagonal = Callable[[int, int], Tensor | None]  # P of steps lo to hi
+
+
+def _no_diagonal(lo: int, hi: int) -> None:
+    return None
 
 
 def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
@@ -29,22 +35,22 @@ def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
         yield f"step {t} has {steps.rows[t]} rows in steps, but rows ends before them."
 
 
-def check_rows(steps: StepTable, rows: Table, width: int) -> Iterator[str]:
+def check_rows(steps: StepTable, rows: Table, width: int, diagonal: Diagonal = _no_diagonal) -> Iterator[str]:
     """Sentences about steps whose rows are not those that were written."""
     for lo, hi in _spans(steps, slab_rows(width, torch.float32)):
         try:
-            yield from _check_span(steps, rows, lo, hi)
+            yield from _check_span(steps, rows, lo, hi, diagonal)
         except StoreError as error:
             if hi - lo == 1:
                 yield f"step {lo} cannot be read: {error}"
             else:  # find the steps that can
                 for t in range(lo, hi):
-                    yield from _check_alone(steps, rows, t)
+                    yield from _check_alone(steps, rows, t, diagonal)
 
 
-def _check_alone(steps: StepTable, rows: Table, t: int) -> Iterator[str]:
+def _check_alone(steps: StepTable, rows: Table, t: int, diagonal: Diagonal) -> Iterator[str]:
     try:
-        yield from _check_span(steps, rows, t, t + 1)
+        yield from _check_span(steps, rows, t, t + 1, diagonal)
     except StoreError as error:
         yield f"step {t} cannot be read: {error}"
 
@@ -61,16 +67,19 @@ def _spans(steps: StepTable, most_rows: int) -> Iterator[tuple[int, int]]:
         yield lo, len(steps.rows)
 
 
-def _check_span(steps: StepTable, rows: Table, lo: int, hi: int) -> Iterator[str]:
+def _check_span(steps: StepTable, rows: Table, lo: int, hi: int, diagonal: Diagonal) -> Iterator[str]:
     first, last = int(steps.row_start[lo]), int(steps.row_start[hi - 1] + steps.rows[hi - 1])
     table = rows.table(rows.schema.names, first, last)
     parts = [tensor(table[name]).numpy() for name in SUMMED if name in table.column_names]
     step, pos = table["step"].to_numpy(), table["pos"].to_numpy()
+    P = diagonal(lo, hi)
     for t in range(lo, hi):
         a, b = int(steps.row_start[t]) - first, int(steps.row_start[t] + steps.rows[t]) - first
         if not np.array_equal(step[a:b], np.full(b - a, t)) or not np.array_equal(pos[a:b], np.arange(b - a)):
             yield f"step {t}: its rows carry other steps or positions, expected 0 to {b - a} of step {t}."
-        elif checksum([part[a:b] for part in parts], table["sample"][a:b].to_pylist()) != steps.crc[t]:
+            continue
+        found = [*(part[a:b] for part in parts), *([] if P is None else [P[t - lo].numpy()])]
+        if checksum(found, table["sample"][a:b].to_pylist()) != steps.crc[t]:
             yield f"step {t}: its rows changed since they were written (the checksum differs)."
 
 

@@ -80,7 +80,7 @@ class Tape:
 
     def weights(self, t: int) -> Tensor:
         """w_z of step t, (B,) float64."""
-        return weights(self.recipe, len(self.ids[t])).double()
+        return weights(self.recipe, t)
 
     def without(self, t: int, gone: Places, share: float) -> Tensor:
         """w_z of step t with the removal."""

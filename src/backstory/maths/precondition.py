@@ -1,0 +1,85 @@
+r"""Adam in a subspace: rows in coordinates in which its diagonal P = 1/(√v̂ + ε) is 1.
+
+A diagonal does not commute with a projection. So P is factored for each weight matrix, as Adafactor factors v: with
+u = (√v̂ + ε)², r and c the sums of its rows and columns,
+
+    P ≈ (Σr)^½ r^{−½} ⊗ c^{−½}          exact for a v of rank one; vectors keep their exact diagonal
+    ĝ = P^½ g = (Σr)^¼ (r^{−¼} ∘ δ) ⊗ (c^{−¼} ∘ a)        still an outer product
+
+Rows ĝ and queries P^½ v are then those of a run with P = 1, exactly for a P that does not change; its drift from step
+to step is dropped. A row or column that never had a gradient (an unseen token) has v = 0, and gives 0.
+
+Shapes:  d_out × d_in a parameter as a matrix, B samples, S positions.
+Knows nothing of optimizers' classes or of files.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .layers import Contribution, Dense, Outer, Sum
+from .subspace import Shape
+
+
+class Scale(NamedTuple):
+    """P^½ of one parameter as left ⊗ right; `right` is None for vectors."""
+
+    left: Tensor  # (d_out,)
+    right: Tensor | None  # (d_in,)
+
+
+def factored(v_hat: Tensor, eps: float, shape: Shape) -> Scale:
+    """P^½ from v̂ and ε, in at least float32."""
+    v = v_hat.to(torch.promote_types(v_hat.dtype, torch.float32))
+    root = v.sqrt() + eps
+    if not shape.d_in:
+        return Scale(_power(root.flatten(), v.flatten(), -0.5), None)
+    u, v = (x.reshape(shape.d_out, shape.d_in) for x in (root.square(), v))
+    r, c = u.sum(1), u.sum(0)
+    left = _power(r, v.sum(1), -0.25) * r.sum() ** 0.25
+    return Scale(left, _power(c, v.sum(0), -0.25))
+
+
+def _power(x: Tensor, v: Tensor, exponent: float) -> Tensor:
+    return torch.where(v > 0, x**exponent, 0.0)
+
+
+def scaled(part: Contribution, scale: Scale, shape: Shape) -> Contribution:
+    """ĝ = P^½ g of one call's contribution."""
+    left, right = scale
+    if isinstance(part, Sum):
+        return Sum(part.values * left.to(part.values.dtype))
+    if isinstance(part, Dense):
+        return Dense(scaled_dense(part.grads, scale, shape))
+    assert right is not None
+    a = part.right * right.to(part.right.dtype)
+    if part.left.is_floating_point():
+        return Outer(part.left * left.to(part.left.dtype), a)
+    return Outer(part.left, a * left.to(a.dtype)[part.left][..., None])
+
+
+def scaled_dense(grads: Tensor, scale: Scale, shape: Shape) -> Tensor:
+    """The same for gradients (B, *parameter.shape) written out: (B, d_out, d_in), or (B, d_out)."""
+    left, right = (None if x is None else x.to(grads.dtype) for x in scale)
+    assert left is not None
+    if right is None:
+        return grads.reshape(-1, shape.d_out) * left
+    return grads.reshape(-1, shape.d_out, shape.d_in) * left[:, None] * right
+
+
+def drift(before: Scale, now: Scale) -> Tensor:
+    """Mean square of the change of log P from one step to the next, over the coordinates that both know; 0 without any.
+
+    The change at (i, j) is α_i + β_j, so the mean square is var α + var β + (mean α + mean β)².
+    """
+    changes = [_change(a, b) for a, b in zip(before, now, strict=True) if a is not None and b is not None]
+    if not all(len(x) for x in changes):
+        return changes[0].new_zeros(())
+    spread = torch.stack([x.var(correction=0) for x in changes]).sum()
+    return spread + torch.stack([x.mean() for x in changes]).sum().square()
+
+
+def _change(a: Tensor, b: Tensor) -> Tensor:
+    known = (a > 0) & (b > 0)
+    return 2 * (b[known] / a[known]).log()

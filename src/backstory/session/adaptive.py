@@ -1,0 +1,117 @@
+r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
+
+    hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`)
+    raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
+
+Knows nothing of hooks or files, but for the names under which a checkpoint's coordinates are kept.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..capture.optimizer import OptimizerReader, Reading
+from ..errors import UnsupportedError, UsageError
+from ..maths.precondition import Scale, drift, factored, scaled_dense
+from ..maths.subspace import Basis, Shape, project_dense
+from ..store import RunStore
+
+HATTED, RAW = "hatted", "raw"
+
+
+class Seen(NamedTuple):
+    """What the optimizer's state says after a step."""
+
+    scales: list[Scale] | None = None  # P^½ of each block, where rows are kept in its coordinates
+    P: Tensor | None = None  # (Σ dims,) the diagonal, where rows are kept without it
+    size: float | None = None  # ‖∇L‖² of the recorded parameters in the run's coordinates
+    drift: float = 0.0  # root mean square change of log P since the step before
+    wholes: list[Tensor | None] | None = None  # ∇L of each block before clipping, where it is needed
+
+
+class Adaptive:
+    """Follows the second moment of an Adam optimizer; for SGD there is nothing to see."""
+
+    def __init__(self, reader: OptimizerReader, blocks: Sequence[Block], subspace: str) -> None:
+        self._reader, self._blocks = reader, blocks
+        self.hatted = reader.adaptive and subspace in ("learned", "random")
+        self.diagonal = reader.adaptive and not self.hatted
+        known = self.hatted and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
+        self.scales = [self._scale(b) for b in blocks] if known else None  # those of the last step
+
+    @property
+    def coordinates(self) -> str:
+        """The name that the run's config keeps."""
+        return HATTED if self.hatted else RAW
+
+    def look(self, reading: Reading, bases: Sequence[Basis] | None) -> Seen:
+        """After the optimizer has stepped, while its gradients are still there."""
+        if self.diagonal:
+            assert bases is not None
+            return Seen(P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)]))
+        if not self.hatted:
+            return Seen()
+        before, scales = self.scales, [self._scale(b) for b in self._blocks]
+        self.scales = scales
+        moved = 0.0 if before is None else _drift(before, scales)
+        wholes = [None if b.parameter.grad is None else b.parameter.grad / reading.clip for b in self._blocks]
+        size = sum(_size(g, s, b.shape) for g, s, b in zip(wholes, scales, self._blocks, strict=True))
+        return Seen(scales, None, size, moved, wholes if reading.clip < 1 else None)
+
+    def _scale(self, block: Block) -> Scale:
+        v_hat, eps = self._reader.second_moment(block.parameter)
+        return factored(v_hat.detach(), eps, block.shape)
+
+    def _diagonal(self, block: Block, basis: Basis) -> Tensor:
+        v_hat, eps = self._reader.second_moment(block.parameter)
+        return project_dense(1 / (v_hat.detach().sqrt() + eps)[None], block.shape, basis)[0].cpu()
+
+    def check(self, reading: Reading) -> None:
+        """Before the optimizer moves: can its step be followed in these coordinates?"""
+        if self.hatted and any(reading.groups["l2"]):
+            raise UnsupportedError(
+                "Adam's weight_decay is an L2 term inside the gradient, which a projected subspace cannot follow: it would "
+                "be scaled by every parameter's own rate. Use AdamW, or record with subspace='mask' or 'full'."
+            )
+
+
+def _drift(before: Sequence[Scale], now: Sequence[Scale]) -> float:
+    sizes = torch.tensor([float(len(s.left) * (1 if s.right is None else len(s.right))) for s in now])
+    squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(before, now, strict=True)])
+    return float((squares @ sizes / sizes.sum()).sqrt())
+
+
+def _size(gradient: Tensor | None, scale: Scale, shape: Shape) -> float:
+    if gradient is None:
+        return 0.0
+    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    return float(scaled_dense(wide[None], scale, shape).double().square().sum())
+
+
+def save_scales(store: RunStore, step: int, blocks: Sequence[Block], scales: Sequence[Scale]) -> None:
+    """Keep the coordinates of the model before update `step`: a question at that step needs them."""
+    tensors = {
+        f"{block.name}/{side}": value.cpu().contiguous()
+        for block, scale in zip(blocks, scales, strict=True)
+        for side, value in zip(("left", "right"), scale, strict=True)
+        if value is not None
+    }
+    store.save_tensors(f"scale-{step:08d}", tensors)
+
+
+def load_scales(store: RunStore, step: int) -> list[Scale] | None:
+    """The coordinates at `step`, or None where rows are kept as they are."""
+    if store.config["optimizer"].get("coordinates", RAW) != HATTED:
+        return None
+    name = f"scale-{step:08d}"
+    if name not in store.tensor_names():
+        known = [int(n.removeprefix("scale-")) for n in store.tensor_names() if n.startswith("scale-")]
+        raise UsageError(
+            f"the run's rows are in Adam's coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
+            "Ask at one of these steps, or record with checkpoints=K."
+        )
+    tensors = store.load_tensors(name)
+    return [Scale(tensors[f"{b['name']}/left"], tensors.get(f"{b['name']}/right")) for b in store.config["blocks"]]

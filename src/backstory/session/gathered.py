@@ -1,0 +1,127 @@
+r"""What one backward pass contributes to the rows of every sample, projected as it comes or kept until it can be.
+
+Where the subspace is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
+they are kept in Adam's coordinates (`maths.precondition`) it waits until the optimizer has stepped: its second moment is
+known only then. During a warm-up it waits for the basis.
+
+Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken apart), p kept coordinates.
+Knows nothing of optimizers or files.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..maths.layers import Contribution, Outer
+from ..maths.precondition import Scale, scaled
+from ..maths.subspace import Basis, Shape, compact, merge, products, project, project_groups, split_groups
+
+Key = tuple[int, int]  # slot, block
+Kept = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one
+
+
+class Gathered:
+    """The contributions of one backward pass through all micro-batches of a step."""
+
+    def __init__(self, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1) -> None:
+        self._blocks, self._bases, self.groups = blocks, bases, groups
+        self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
+        self._kept: dict[Key, list[Kept]] = defaultdict(list)
+
+    def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
+        """What one layer call contributed; `group` where it is that of one group of positions only."""
+        group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
+        if self._bases is None:
+            self._kept[slot, block].append((part, group))
+        else:
+            self._put((slot, block), self._projected(part, group, block, self._bases[block]))
+
+    def settle(self, bases: Sequence[Basis], scales: Sequence[Scale] | None) -> None:
+        """Project what was kept, in the coordinates that `scales` give, and let it go."""
+        for (slot, b), parts in self._kept.items():
+            for part, group in parts:
+                moved = part if scales is None else scaled(part, scales[b], self._blocks[b].shape)
+                self._put((slot, b), self._projected(moved, group, b, bases[b]))
+        self._kept.clear()
+
+    def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+        """⟨h_k, ∇L⟩ of what was kept with each block's gradient, (Σ B, K), float64 on the CPU."""
+        out = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
+        for (slot, b), parts in self._kept.items():
+            whole = wholes[b]
+            for part, group in parts if whole is not None else ():
+                assert whole is not None
+                groups = self.groups if group is None else 1
+                found = products(part, whole.to(_dtype(part)), self._blocks[b].shape, groups).double().cpu()
+                where = slice(None) if group is None else slice(group, group + 1)
+                out[slot][:, where] += found
+        return torch.cat(out)
+
+    def rows(self, sizes: Sequence[int]) -> Tensor:
+        """All rows of the step, (Σ B, K, Σ dims), on the CPU; zeros where nothing came."""
+        like = next(iter(self._rows.values()), torch.zeros(()))
+        slots = []
+        for slot, size in enumerate(sizes):
+            parts = [
+                self._rows.get((slot, b), like.new_zeros(size, self.groups, x.shape.dims))
+                for b, x in enumerate(self._blocks)
+            ]
+            slots.append(torch.cat(parts, 2))
+        return torch.cat(slots).cpu()
+
+    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
+        """What was kept, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
+        out: dict[tuple[int, int, int], Contribution] = {}
+        for (slot, b), kept in self._kept.items():
+            shape = self._blocks[b].shape
+            for k, parts in _by_group(kept, self.groups).items():
+                merged = merge(parts, shape)
+                moved = merged if scales is None else scaled(merged, scales[b], shape)
+                small = compact(moved, shape)
+                out[k, slot, b] = type(small)(*(x.cpu() for x in small))
+        return out
+
+    def total(self, block: int, shape: Shape, basis: Basis) -> tuple[Tensor, Tensor]:
+        """`(Σ w g, Σ ‖w g‖)` of one block over the step; what is kept is seen through `shape` and `basis`."""
+        total, size = torch.zeros(shape.dims), torch.zeros(())
+        kept = [x for (_, b), x in self._kept.items() if b == block]
+        seen = [project(merge([part for part, _ in x], shape), shape, basis) for x in kept]
+        for rows in (*seen, *(x.sum(1) for (_, b), x in self._rows.items() if b == block)):
+            total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
+        return total, size
+
+    def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:
+        shape = self._blocks[block].shape
+        if group is None:
+            return project_groups(part, shape, basis, self.groups)
+        row = project(part, shape, basis)
+        out = row.new_zeros(len(row), self.groups, row.shape[1])
+        out[:, group] = row
+        return out
+
+    def _put(self, key: Key, rows: Tensor) -> None:
+        self._rows[key] = self._rows[key] + rows if key in self._rows else rows
+
+
+def _by_group(kept: Sequence[Kept], groups: int) -> dict[int, list[Contribution]]:
+    out: dict[int, list[Contribution]] = defaultdict(list)
+    for part, group in kept:
+        pieces = split_groups(part, groups) if group is None else {group: part}
+        for k, piece in pieces.items() if isinstance(pieces, dict) else enumerate(pieces):
+            if piece is not None:
+                out[k].append(piece)
+    return out
+
+
+def divided(part: Contribution, scale: Tensor) -> Contribution:
+    """Each sample's contribution times its entry of `scale` (B,)."""
+    x = part.right if isinstance(part, Outer) else part[0]
+    times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
+    return Outer(part.left, times) if isinstance(part, Outer) else type(part)(times)
+
+
+def _dtype(part: Contribution) -> torch.dtype:
+    return part.right.dtype if isinstance(part, Outer) else part[0].dtype

@@ -1,0 +1,163 @@
+"""GPT-2, GPT-NeoX, Llama, Qwen3, Gemma2 and a plain GPT: rows against one backward pass per sample, in float64."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.language import (
+    LENGTHS,
+    MODELS,
+    PARTS,
+    adamw,
+    kept,
+    logits_of,
+    make,
+    one_backward_each,
+    text,
+    token_losses,
+    train,
+)
+from tests.oracles import assert_close
+from torch import Tensor, nn
+
+import backstory
+from backstory.errors import UnsupportedError
+from backstory.maths.layers import rule_for, scaled_norm
+from backstory.store import RunStore
+
+CAUSES = (
+    "The sample's length: a token mean was kept. 16: the weight was not divided out. Scattered: a wrong layer rule."
+)
+TOTAL = sum(LENGTHS) - len(LENGTHS)  # the first token of a sample has no loss
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_micro_batches_give_the_rows_of_one_backward_per_sample(name: str, tmp_path: Path) -> None:
+    model = make(name)
+    found, expected = train(tmp_path / "run", model, adamw(model))
+    close = 1e-6 if name == "Gemma2" else 1e-9  # Gemma2 rounds a product of the weight to float32
+    assert_close(found.rows, expected, close, CAUSES)
+    assert_close(found.weight, torch.full((10,), 1 / TOTAL, dtype=torch.float64), 1e-15)
+    assert found.names == [n for n, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama, tied"])
+def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, tmp_path: Path) -> None:
+    model = make(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    settings: dict[str, Any] = {"subspace": "random", "rank": 3, "curvature": "empirical/3"}
+    found, expected = train(tmp_path / "run", model, optimizer, **settings)
+    assert_close(found.rows, projected(expected, model, tmp_path / "run"), 1e-9, CAUSES)
+    assert found.curvature is not None
+    assert found.curvature.shape[1] == 3
+    assert_close(found.curvature.sum(1), found.rows, 1e-12, "the groups of positions do not make up the gradient")
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+@pytest.mark.parametrize("subspace", ["random", "learned"])
+def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, subspace: str, tmp_path: Path) -> None:
+    model = make(name)
+    settings: dict[str, Any] = {"subspace": subspace, "rank": 3, "curvature": "empirical/3"}
+    found, _ = train(tmp_path / "run", model, adamw(model), **settings)
+    assert found.curvature is not None
+    assert_close(found.curvature.sum(1), found.rows, 1e-9)
+    sizes = found.curvature.norm(dim=2)  # (N, K)
+    assert bool((sizes[[0, 5]] > 0).all()), "the longest sequence has all its groups"
+    assert bool((sizes[3, 1:] == 0).all()), "padding has no gradient"
+
+
+def projected(rows: Tensor, model: nn.Module, run: Path) -> Tensor:
+    """Each parameter's part of full rows as vec(Lᵀ G R), by dense products with the matrices of the run's own file."""
+    sides, out, lo = RunStore.open(run).load_tensors("basis"), [], 0
+    for name, p in model.named_parameters():
+        G = rows[:, lo : lo + p.numel()].reshape(len(rows), p.shape[0], -1)
+        lo += p.numel()
+        left = sides.get(f"{name}/left", torch.eye(G.shape[1])).double()
+        right = sides.get(f"{name}/right", torch.eye(G.shape[2])).double()
+        out.append(torch.einsum("boi,or,ik->brk", G, left, right).flatten(1))
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_the_loss_that_transformers_computes(name: str, tmp_path: Path) -> None:
+    """`num_items_in_batch` makes it a sum over tokens, divided by the tokens of the whole step."""
+    model, batch = make(name), text()
+    optimizer = adamw(model)
+    expected = one_backward_each(model, batch)
+    full: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="token-mean", **full) as rec:
+        with rec.step() as s:
+            for chosen in ([0, 1, 2], [3, 4]):
+                part = batch.part(chosen)
+                s.batch(chosen, tokens=part.tokens)
+                inputs = {"input_ids": part.ids, "attention_mask": part.mask, "labels": part.labels}
+                model(**inputs, num_items_in_batch=batch.tokens.sum()).loss.backward()
+            optimizer.step()
+    assert_close(kept(tmp_path / "run").rows, expected, 1e-5, CAUSES)  # transformers takes the loss in float32
+
+
+def test_positions_are_told_apart_by_sample(tmp_path: Path) -> None:
+    """GPT-2 looks positions up once, as (1, S): each sample still has its own gradient of that table."""
+    model = make("GPT-2")
+    for name, p in model.named_parameters():
+        p.requires_grad_("wpe" in name)
+    found, expected = train(tmp_path / "run", model, adamw(model), parts=[[0, 1, 2, 3, 4]])
+    assert found.names == ["transformer.wpe.weight"]
+    assert_close(found.rows, expected, 1e-9)
+    assert bool((found.rows[3].reshape(16, 8)[2:] == 0).all()), "sample 3 has two tokens"
+
+
+def test_a_model_that_was_recorded_gives_the_same_logits_afterwards(tmp_path: Path) -> None:
+    model, twin = make("GPT-2"), make("GPT-2")
+    train(tmp_path / "run", model, adamw(model))
+    plain, batch = adamw(twin), text()
+    for _ in range(2):
+        plain.zero_grad()
+        for chosen in PARTS:
+            part = batch.part(chosen)
+            (token_losses(logits_of(twin, part), part).sum() / batch.tokens.sum()).backward()
+        plain.step()
+    assert torch.equal(logits_of(model, batch), logits_of(twin, batch))
+
+
+def test_a_norm_keeps_its_weight_and_its_hooks_are_not_called_again() -> None:
+    norm = next(m for m in make("Llama").modules() if type(m).__name__ == "LlamaRMSNorm")
+    assert rule_for(norm) is scaled_norm
+    before, calls = norm.get_parameter("weight").clone(), []
+    norm.register_forward_hook(lambda *args: calls.append(args))
+    x = torch.ones(2, 3, 8, dtype=torch.float64)
+    scaled_norm(norm, (x,), x)
+    assert torch.equal(norm.get_parameter("weight"), before)
+    assert calls == []
+
+
+def test_the_loop_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, batch = make("GPT-2", torch.float32), text()
+    expected = one_backward_each(model, batch)
+    parts = [batch.part(chosen) for chosen in PARTS]
+    step = [
+        {"sample_id": chosen, "input_ids": x.ids, "attention_mask": x.mask, "labels": x.labels}
+        for chosen, x in zip(PARTS, parts, strict=True)
+    ]
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    loop = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[0].replace(
+        '"token-mean"', '"token-mean", subspace="full", encoding="float64"'
+    )
+    exec(compile(loop, "models.md", "exec"), {"torch": torch, "backstory": backstory, "model": model, "steps": [step]})
+    assert_close(kept(tmp_path / "runs" / "gpt2").rows, expected, 1e-4, CAUSES)
+
+
+@pytest.mark.parametrize("name", ["Muon", "Adafactor", "NAdam"])
+def test_optimizers_that_are_not_modelled_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    model = make("GPT-2")
+    for p in model.parameters():
+        p.requires_grad_(p.dim() == 2)  # all that Muon takes
+    optimizer = getattr(torch.optim, name)([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with pytest.raises(UnsupportedError, match=rf"{name} are not modelled.*optimizer_model='sgd'"):
+        train(tmp_path / "run", model, optimizer)
+    assert not (tmp_path / "run").exists()
+    found, expected = train(tmp_path / "run", model, optimizer, optimizer_model="sgd")
+    assert_close(found.rows, expected, 1e-9, CAUSES)
