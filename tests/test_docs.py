@@ -5,10 +5,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import backstory
@@ -16,21 +18,14 @@ from backstory.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "backstory"
-COMMANDS = [
-    "",
-    "demo",
-    "inspect",
-    "embed",
-    "query",
-    "export",
-    "erase",
-    "bench",
-    "bench embed",
-    "bench record",
-    "bench all",
-    "study",
-    "study fidelity",
-]
+def commands(group: Any, before: str = "") -> Iterator[str]:
+    """Every command of the command line, in order."""
+    yield before
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{before} {name}".strip())
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
 
 
 def blocks(file: Path, language: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from backstory.cli import show
 from backstory.cli.study import _seeds, app
 from backstory.errors import UsageError
 
-ARGS = ["fidelity", "--setup", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
+ARGS = ["fidelity", "--model", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
 
 
 def call(*args: str) -> str:
@@ -24,6 +25,7 @@ def test_json_has_rows_and_ceiling() -> None:
     found = json.loads(call(*ARGS, "--json").strip().splitlines()[-1])
     assert [row["method"] for row in found["rows"]] == ["paper", "gradient-dot"]
     assert {"single", "all"} <= found["ceiling"].keys()
+    assert {"lower", "upper"} == found["rows"][0]["single_interval"].keys()
     assert found["removals"] == 6
 
 
@@ -31,7 +33,7 @@ def test_the_same_command_twice_prints_the_same_table(monkeypatch: pytest.Monkey
     monkeypatch.setattr(show, "out", Console(width=200))  # so that no cell is wrapped
     once, again = (call(*ARGS).split("Cost,")[0] for _ in range(2))
     assert once == again
-    assert "exact unrolling (ceiling)" in once
+    assert re.search(r"exact unrolling \(ceiling\).*│ sgd\s*│ \d\.\d+ \[-?\d\.\d+, \d\.\d+\]", once)
     assert re.search(r"gradient-dot\s*│ paper\s*│ [-+]\d\.\d+ \[[-+]", once)
 
 
@@ -48,6 +50,27 @@ def test_seeds_are_ranges_or_lists() -> None:
     assert "0-4" in found.output
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_the_optimizer_is_an_option(optimizer: str) -> None:
+    args = [*ARGS[:-1], "paper,full-exact,full-exact-corrected", "--optimizer", optimizer, "--activation", "gelu"]
+    found = json.loads(call(*args, "--json").strip().splitlines()[-1])
+    assert [row["optimizer_model"] for row in found["rows"]] == ["sgd proxy, literal", f"{optimizer}, literal"]
+    assert found["skipped"] == ["full-exact-corrected: it is for sgd only"]
+    assert (found["setup"]["optimizer"], found["setup"]["activation"]) == (optimizer, "gelu")
+
+
+def test_the_scatter_page_is_written_beside_the_table(tmp_path: Path) -> None:
+    page = tmp_path / "scatter.html"
+    found = json.loads(call(*ARGS, "--scatter", str(page), "--json").strip().splitlines()[-1])
+    assert found["rows"]
+    assert "gradient-dot: all" in page.read_text(encoding="utf-8")
+
+
 def test_unknown_names_are_errors_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match="expected one of gelu"):
-        CliRunner().invoke(app, ["fidelity", "--setup", "none"], catch_exceptions=False)
+    for name, known in (
+        ("model", "mlp, cnn, tiny"),
+        ("optimizer", "sgd, momentum, adamw"),
+        ("activation", "gelu, relu"),
+    ):
+        with pytest.raises(UsageError, match=f"found {name}='none'; expected one of {known}"):
+            CliRunner().invoke(app, ["fidelity", f"--{name}", "none"], catch_exceptions=False)

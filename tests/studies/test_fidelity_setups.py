@@ -1,14 +1,15 @@
 """The set-ups are what they say, and come from the seed alone."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from backstory.errors import UsageError
-from backstory.studies.fidelity_setups import SETUPS, last_epoch, net, recipe, removals, setup_named, split
+from backstory.studies.fidelity_setups import last_epoch, net, recipe, removals, setup_of, split
 
-TINY = replace(SETUPS["tiny"], epochs=2, images=50)  # a last batch of 2
+TINY = setup_of("tiny", "gelu", "sgd", 2, 50)  # a last batch of 2
 
 
 def test_the_seed_decides_everything() -> None:
@@ -23,7 +24,7 @@ def test_the_seed_decides_everything() -> None:
 
 def test_the_order_is_drawn_anew_for_each_seed_and_epoch() -> None:
     def order(seed: int) -> list[int]:
-        place = {int(i): k for k, i in enumerate(split(TINY, 1797, seed)[0])}
+        place = {int(i): k for k, i in enumerate(split(TINY, seed)[0])}
         return [place[int(i)] for ids, _ in recipe(TINY, seed).batches for i in ids]
 
     assert order(3) != order(4)
@@ -38,9 +39,13 @@ def test_a_recipe_leaves_torchs_generator_alone() -> None:
 
 
 def test_queries_and_training_images_are_different_images() -> None:
-    train, asked = split(TINY, 1797, 0)
-    assert not set(train.tolist()) & set(asked.tolist())
+    """Training images come from one half of the digits, queries from the other: numbers may be equal, images are not."""
+    train, asked = split(TINY, 0)
     assert (len(train), len(asked)) == (50, 40)
+    made = recipe(TINY, 0)
+    trained = {tuple(x.flatten().tolist()) for _, (inputs, _) in made.batches for x in inputs}
+    assert len(trained) == 50
+    assert not trained & {tuple(x.flatten().tolist()) for x in made.queries["test"][0]}
 
 
 def test_single_removals_are_from_the_last_epoch_and_all_from_all() -> None:
@@ -56,16 +61,49 @@ def test_single_removals_are_from_the_last_epoch_and_all_from_all() -> None:
 
 
 def test_the_papers_nets_have_the_papers_layers() -> None:
-    sizes = {name: sum(p.numel() for p in net(SETUPS[name], 28, 0).parameters()) for name in SETUPS if name != "tiny"}
-    assert sizes["gelu"] == 784 * 64 + 64 + 64 * 10 + 10
-    assert sizes["paper-mlp"] == sizes["paper-mlp-10"] == 784 * 128 + 128 + 128 * 10 + 10
-    assert sizes["paper-cnn"] == 32 * 9 + 32 + 64 * 32 * 9 + 64 + 64 * 49 * 10 + 10
+    def size(model: str, activation: str) -> int:
+        return sum(p.numel() for p in net(setup_of(model, activation, "sgd"), 28, 0).parameters())
+
+    assert size("mlp", "gelu") == 784 * 64 + 64 + 64 * 10 + 10
+    assert size("mlp", "relu") == 784 * 128 + 128 + 128 * 10 + 10
+    assert size("cnn", "relu") == size("cnn", "gelu") == 32 * 9 + 32 + 64 * 32 * 9 + 64 + 64 * 49 * 10 + 10
+
+
+def test_epochs_and_images_are_the_papers_unless_given() -> None:
+    assert [setup_of(m, "relu", "sgd").epochs for m in ("mlp", "cnn")] == [3, 10]
+    assert setup_of("mlp", "relu", "adamw").images == 6000
+    given = setup_of("cnn", "relu", "adamw", 2, 300)
+    assert (given.epochs, given.images, given.optimizer) == (2, 300, "adamw")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "settings"),
+    [
+        ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.0}),
+        ("momentum", torch.optim.SGD, {"lr": pytest.approx(0.005), "momentum": 0.9, "dampening": 0.0}),
+        ("adamw", torch.optim.AdamW, {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.0}),
+    ],
+)
+def test_the_recipe_has_the_optimizer(optimizer: str, kind: type, settings: dict[str, Any]) -> None:
+    made = recipe(replace(TINY, optimizer=optimizer), 0).optimizer
+    assert type(made) is kind
+    assert {name: made.param_groups[0][name] for name in settings} == settings
+
+
+def test_the_optimizer_changes_nothing_that_is_drawn() -> None:
+    a, b = (recipe(replace(TINY, optimizer=name), 0) for name in ("sgd", "adamw"))
+    assert [ids for ids, _ in a.batches] == [ids for ids, _ in b.batches]
+    assert all(torch.equal(p, q) for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True))
 
 
 def test_wrong_arguments_say_what_is_expected() -> None:
-    with pytest.raises(UsageError, match="gelu, paper-mlp"):
-        setup_named("nothing")
+    with pytest.raises(UsageError, match="found model='nothing'; expected one of mlp, cnn, tiny"):
+        setup_of("nothing", "relu", "sgd")
+    with pytest.raises(UsageError, match="expected one of gelu, relu"):
+        setup_of("mlp", "tanh", "sgd")
+    with pytest.raises(UsageError, match="expected one of sgd, momentum, adamw"):
+        setup_of("mlp", "relu", "lion")
     with pytest.raises(UsageError, match="2 to 50"):
         removals(TINY, 0, 51)
-    with pytest.raises(UsageError, match="has 1797 in all"):
+    with pytest.raises(UsageError, match="has 898"):
         recipe(replace(TINY, images=1790), 0)

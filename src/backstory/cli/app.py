@@ -11,7 +11,8 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, show, study
+from . import bench, data, datasets, show, study
+from . import study_small as study_small  # its commands join those of study
 
 app = typer.Typer(
     help="Which training examples made the model do that, and when?",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(study.app, name="study")
+app.add_typer(datasets.app, name="data")
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]

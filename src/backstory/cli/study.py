@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import show
+from . import data, show
 
 app = typer.Typer(help="Compare attribution methods with retraining; one thread, all from seeds.", no_args_is_help=True)
 KINDS = ("single", "all")
@@ -24,30 +24,40 @@ def root() -> None:
 
 @app.command()
 def fidelity(
-    setup: Annotated[str, typer.Option(help="gelu, paper-mlp, paper-mlp-10, paper-cnn or tiny.")] = "gelu",
+    model: Annotated[str, typer.Option(help="mlp, cnn or tiny.")] = "mlp",
+    epochs: Annotated[int | None, typer.Option(help="Without it: 10 for cnn, else 3 (tiny: 1).", min=1)] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adamw.")] = "sgd",
+    activation: Annotated[
+        str, typer.Option(help="relu: the paper's net; gelu: a smooth one, smaller as mlp.")
+    ] = "relu",
     seeds: Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")] = "0-4",
     removals: Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)] = 100,
     methods: Annotated[str | None, typer.Option(help="Names of rows, with commas; without it, all.")] = None,
     images: Annotated[int | None, typer.Option(help="Train on fewer images than the set-up says.", min=2)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Other than the set-up says.", min=1)] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")] = None,
+    scatter: Annotated[Path | None, typer.Option(help="Write a page with every method's scores against truth.")] = None,
     json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining, and the ceiling."""
     import torch
 
     from ..studies.fidelity import study
-    from ..studies.fidelity_setups import setup_named
+    from ..studies.fidelity_page import page
+    from ..studies.fidelity_setups import setup_of
 
+    if scatter is not None:
+        data.need("plotly", extra="plot")
     torch.set_num_threads(1)
-    chosen = setup_named(setup, images, epochs)
+    setup = setup_of(model, activation, optimizer, epochs, images)
     names = None if methods is None else [m.strip() for m in methods.split(",")]
     with show.progress() as say:
-        found = study(chosen, _seeds(seeds), count=removals, only=names, cache=cache, say=say)
+        outcome = study(setup, _seeds(seeds), count=removals, only=names, cache=cache, say=say)
+    if scatter is not None:
+        scatter.write_text(page(outcome), encoding="utf-8")
     if json:
-        show.emit(found)
+        show.emit(outcome.as_dict())
     else:
-        _table(setup, found)
+        _table(f"{model}, {activation}, {optimizer}", outcome.as_dict())
 
 
 def _seeds(text: str) -> list[int]:
@@ -62,11 +72,13 @@ def _seeds(text: str) -> list[int]:
 def _table(setup: str, found: Mapping[str, Any]) -> None:
     """Correlations, differences, and last the cost: the one table whose seconds differ from time to time."""
     top, rows = found["ceiling"], found["rows"]
-    title = f"{setup}: Spearman with retraining, mean of {len(found['seeds'])} seeds, {found['removals']} removals each"
-    lines = [("exact unrolling (ceiling)", "full", "Hessian", "sgd", _r(top["single"]), _r(top["all"]))]
-    what = ("method", "subspace", "curvature", "optimizer_model")
-    lines += [(*(r[k] for k in what), _r(r["single"]), _r(r["all"])) for r in rows]
-    show.table(title, ("method", "subspace", "curvature", "optimizer", "single", "all"), lines)
+    title = (
+        f"{setup}: Spearman with retraining, mean of {len(found['seeds'])} seeds and its 95 % bootstrap interval, "
+        f"{found['removals']} removals each"
+    )
+    lines = [("exact unrolling (ceiling)", "full", "Hessian", found["setup"]["optimizer"], *_means(top))]
+    lines += [(*(r[k] for k in ("method", "subspace", "curvature", "optimizer_model")), *_means(r)) for r in rows]
+    show.table(title, ("method", "subspace", "curvature", "optimizer", *KINDS), lines)
     against = [
         (r["method"], "paper", *(_interval(r[f"{k}_against_paper"]) for k in KINDS)) for r in rows if AGAINST in r
     ]
@@ -79,8 +91,10 @@ def _table(setup: str, found: Mapping[str, Any]) -> None:
         show.out.print(f"left out: {line}", soft_wrap=True)
 
 
-def _r(value: float) -> str:
-    return f"{value:.3f}"
+def _means(row: Mapping[str, Any]) -> list[str]:
+    """Single and all, each with its interval."""
+    bounds = [row[f"{kind}_interval"] for kind in KINDS]
+    return [f"{row[k]:.3f} [{b['lower']:.3f}, {b['upper']:.3f}]" for k, b in zip(KINDS, bounds, strict=True)]
 
 
 def _interval(value: Mapping[str, float]) -> str:

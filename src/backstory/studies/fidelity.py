@@ -19,16 +19,19 @@ from torch import Tensor
 from ..errors import UsageError
 from ..truth import QuerySet, tsloo, unroll
 from .fidelity_full import replayed
-from .fidelity_methods import methods
 from .fidelity_problem import Method, Problem, Scores
+from .fidelity_rows import methods
 from .fidelity_setups import Setup, recipe, removals
-from .fidelity_stats import Pair, difference, spearman
+from .fidelity_stats import Pair, difference, interval, spearman
 
 Say = Callable[[str, int, int], None]
 KINDS = ("single", "all")
 QUERY = QuerySet("test", mean=True)
 REFERENCE = "paper"
 CONTRASTS = (
+    ("full-exact", "full-exact-factored"),
+    ("full-empirical-auto", "full-empirical-factored"),
+    ("learned-16-exact", "full-exact-factored"),
     ("learned-16-exact", "full-exact"),
     ("learned-16-exact", "random-32-exact"),
     ("learned-16-exact-epoch", "full-exact"),
@@ -64,16 +67,46 @@ class Seed:
     ceiling: dict[str, Tensor]
     methods: dict[str, Seen] = field(default_factory=dict)
 
-    def spearman(self, name: str, kind: str) -> float:
-        """Of one method, over the removals that count for it."""
+    def points(self, name: str | None, kind: str) -> tuple[Tensor, Tensor]:
+        """`(scores, truth)` of one method over the removals that count for it; None: of the ceiling."""
+        if name is None:
+            return self.ceiling[kind], self.truth[kind]
         seen = self.methods[name]
-        return spearman(seen.scores[kind][seen.counted], self.truth[kind][seen.counted])
+        return seen.scores[kind][seen.counted], self.truth[kind][seen.counted]
+
+    def spearman(self, name: str | None, kind: str) -> float:
+        """Of one method, or of the ceiling."""
+        return spearman(*self.points(name, kind))
 
     def pair(self, ours: str, theirs: str, kind: str) -> Pair:
         """Both methods on the removals that count for both."""
         a, b = self.methods[ours], self.methods[theirs]
         both = torch.tensor(sorted(set(a.counted.tolist()) & set(b.counted.tolist())))
         return Pair(self.truth[kind][both], a.scores[kind][both], b.scores[kind][both])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that a study found."""
+
+    setup: Setup
+    seeds: list[int]
+    removals: int
+    methods: list[Method]
+    found: list[Seed]
+    skipped: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as plain values: rows, ceiling, contrasts, and what was left out and why."""
+        return {
+            "setup": asdict(self.setup),
+            "seeds": self.seeds,
+            "removals": self.removals,
+            "rows": [_row(method, self.found) for method in self.methods],
+            "ceiling": _correlations(self.found, None),
+            "contrasts": _contrasts([m.name for m in self.methods], self.found),
+            "skipped": self.skipped,
+        }
 
 
 def study(
@@ -84,30 +117,31 @@ def study(
     only: Sequence[str] | None = None,
     cache: Path | None = None,
     say: Say | None = None,
-) -> dict[str, Any]:
-    """The table as plain values: rows, ceiling, contrasts, and what was left out and why."""
-    chosen, skipped = select(only)
+) -> Outcome:
+    """Truth, ceiling and the chosen methods, for each seed."""
+    chosen, skipped = select(setup.optimizer, only)
     found = [one_seed(setup, seed, count, chosen, cache, say or (lambda stage, done, total: None)) for seed in seeds]
-    return {
-        "setup": asdict(setup),
-        "seeds": list(seeds),
-        "removals": count,
-        "rows": [_row(method, found) for method in chosen],
-        "ceiling": _ceiling(found),
-        "contrasts": _contrasts([m.name for m in chosen], found),
-        "skipped": skipped,
-    }
+    return Outcome(setup, list(seeds), count, chosen, found, skipped)
 
 
-def select(only: Sequence[str] | None) -> tuple[list[Method], list[str]]:
+def select(optimizer: str, only: Sequence[str] | None) -> tuple[list[Method], list[str]]:
     """`(the methods to run, why others are left out)`."""
-    known = {m.name: m for m in methods()}
+    known = {m.name: m for m in methods(optimizer)}
     unknown = [name for name in only or () if name not in known]
     if unknown:
         raise UsageError(f"found method {unknown[0]!r}; expected one of {', '.join(known)}.")
     wanted = [m for m in known.values() if (m.default if only is None else m.name in only)]
-    missing = [m for m in wanted if m.extra is not None and find_spec(m.extra) is None]
-    return [m for m in wanted if m not in missing], [f"{m.name}: {m.extra} is not installed" for m in missing]
+    why = {m.name: _obstacle(m, optimizer) for m in wanted}
+    return [m for m in wanted if not why[m.name]], [f"{name}: {reason}" for name, reason in why.items() if reason]
+
+
+def _obstacle(method: Method, optimizer: str) -> str:
+    """Why a method cannot run here; "" where it can."""
+    if optimizer not in method.optimizers:
+        return f"it is for {', '.join(method.optimizers)} only"
+    if method.extra is not None and find_spec(method.extra) is None:
+        return f"{method.extra} is not installed"
+    return ""
 
 
 def one_seed(setup: Setup, seed: int, count: int, chosen: Sequence[Method], cache: Path | None, say: Say) -> Seed:
@@ -156,16 +190,14 @@ def _best(scores: Scores, k: int, truth: Tensor, half: Tensor) -> str:
 
 def _row(method: Method, found: Sequence[Seed]) -> dict[str, Any]:
     seen = [seed.methods[method.name] for seed in found]
-    each = {kind: [seed.spearman(method.name, kind) for seed in found] for kind in KINDS}
     row: dict[str, Any] = {
         "method": method.name,
         "subspace": method.subspace,
         "curvature": method.curvature,
         "optimizer_model": method.optimizer_model,
-        **{kind: _mean(each[kind]) for kind in KINDS},
+        **_correlations(found, method.name),
         "seconds": _mean([s.seconds for s in seen]),
         "store_bytes": int(_mean([float(s.store_bytes) for s in seen])),
-        **{f"{kind}_seeds": each[kind] for kind in KINDS},
         "removals_counted": len(seen[0].counted),
     }
     if method.name != REFERENCE and REFERENCE in found[0].methods:
@@ -180,9 +212,14 @@ def _difference(found: Sequence[Seed], ours: str, theirs: str, kind: str) -> dic
     return {"mean": mean, "lower": lower, "upper": upper}
 
 
-def _ceiling(found: Sequence[Seed]) -> dict[str, Any]:
-    each = {kind: [spearman(seed.ceiling[kind], seed.truth[kind]) for seed in found] for kind in KINDS}
-    return {**{k: _mean(v) for k, v in each.items()}, **{f"{k}_seeds": v for k, v in each.items()}}
+def _correlations(found: Sequence[Seed], name: str | None) -> dict[str, Any]:
+    """Means over the seeds, their intervals, and each seed's own; of one method, or of the ceiling."""
+    out: dict[str, Any] = {}
+    for kind in KINDS:
+        each = [seed.spearman(name, kind) for seed in found]
+        lower, upper = interval([seed.points(name, kind) for seed in found])
+        out |= {kind: _mean(each), f"{kind}_interval": {"lower": lower, "upper": upper}, f"{kind}_seeds": each}
+    return out
 
 
 def _contrasts(names: Sequence[str], found: Sequence[Seed]) -> list[dict[str, Any]]:

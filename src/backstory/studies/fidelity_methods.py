@@ -12,16 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..methods import (
-    ekfac,
-    gradient_cosine,
-    gradient_dot,
-    influence_sweep,
-    margins,
-    representation_similarity,
-    tracin,
-    trak,
-)
+from ..methods import influence_sweep, margins, representation_similarity, tracin, trak
 from ..session.answer import Influence
 from ..session.recipe import take_step
 from ..session.recorder import record
@@ -29,84 +20,21 @@ from ..session.run import Run
 from ..session.step import StepScope
 from ..truth.precision import in_precision
 from .fidelity_full import corrected, influences
-from .fidelity_problem import Method, Problem, Scores
+from .fidelity_problem import Problem, Scores
 from .fidelity_setups import Batch, mean_loss, recipe
 
 DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-PAPERS_DAMPING = 1e-3
 CLASSES = 10
 WARMUP = 20  # steps: the default of `record`
 
 
-def methods() -> list[Method]:
-    """All rows, the paper's own method first."""
-    return [*_full_rows(), *_recorded_rows(), *_post_hoc_rows()]
-
-
-def _full_rows() -> list[Method]:
-    def row(name: str, curvature: str, form: str) -> Method:
-        return Method(name, "full", curvature, f"sgd, {form}", lambda p: full(p, curvature, form))
-
-    return [
-        row("paper", "empirical", "literal"),
-        row("full-empirical-implicit", "empirical", "implicit"),
-        row("full-empirical-auto", "empirical", "auto"),
-        row("full-exact", "exact", "literal"),
-        Method("full-exact-corrected", "full", "exact", "sgd, literal, corrected", full_corrected),
-    ]
-
-
-def _recorded_rows() -> list[Method]:
-    def row(name: str, subspace: str, rank: int, curvature: str, kind: str = "joint") -> Method:
-        where = f"{subspace} {rank}×{rank}" + (f", {kind}" if kind in ("per layer", "epoch") else "")
-        shown = "exact" if curvature == exact else curvature
-        how = "sgd, auto, corrected" if kind == "corrected" else "sgd, auto"
-        return Method(name, where, shown, how, lambda p: recorded(p, subspace, rank, curvature, kind))
-
-    exact = f"exact:{CLASSES}"
-    return [
-        row("learned-16-empirical", "learned", 16, "empirical"),
-        row("learned-16-sampled-1", "learned", 16, "sampled:1"),
-        row("learned-16-sampled-4", "learned", 16, "sampled:4"),
-        row("learned-16-exact", "learned", 16, exact),
-        row("learned-16-sampled-4-epoch", "learned", 16, "sampled:4", "epoch"),
-        row("learned-16-exact-epoch", "learned", 16, exact, "epoch"),
-        row("learned-16-exact-corrected", "learned", 16, exact, "corrected"),
-        row("learned-16-empirical-per-layer", "learned", 16, "empirical", "per layer"),
-        row("learned-16-exact-per-layer", "learned", 16, exact, "per layer"),
-        row("random-16-empirical", "random", 16, "empirical"),
-        row("random-16-exact", "random", 16, exact),
-        row("random-32-empirical", "random", 32, "empirical"),
-        row("random-32-exact", "random", 32, exact),
-    ]
-
-
-def _post_hoc_rows() -> list[Method]:
-    none = "none"
-    return [
-        Method("no-propagation", "full", none, "sgd", no_propagation),
-        Method("tracin", "full", none, "sgd", tracin_checkpoints),
-        Method("gradient-dot", "full", none, none, lambda p: post_hoc(p, gradient_dot)),
-        Method("gradient-cosine", "full", none, none, lambda p: post_hoc(p, gradient_cosine)),
-        Method("influence-1e-3", "random 64×64", "empirical", none, lambda p: influence_at(p, PAPERS_DAMPING, rank=64)),
-        Method("influence-swept", "random 64×64", "empirical", none, lambda p: influence(p, rank=64)),
-        Method("influence-full-swept", "full", "empirical", none, influence, default=False),
-        Method("influence-ggn-swept", "random 32×32", "exact", none, lambda p: influence(p, hessian="ggn", rank=32)),
-        Method("trak", "random 32×32", "empirical", none, lambda p: trak_scores(p, "margin")),
-        Method("trak-loss", "random 32×32", "empirical", none, lambda p: trak_scores(p, "loss")),
-        Method("representation", "last layer's input", none, none, representation),
-        Method(
-            "ekfac", "full", "exact", none, lambda p: post_hoc(p, ekfac, damping=None, hessian="ggn"), "kronfluence"
-        ),
-    ]
-
-
-def full(problem: Problem, curvature: str, form: str) -> Scores:
+def full(problem: Problem, curvature: str, form: str, model: str = "aware") -> Scores:
     """The adjoint in full coordinates, from the replay; the bytes are what float16 rows would take on disk."""
-    scores = influences(problem.replay, curvature, form=form)
-    rows = 1 + (CLASSES if curvature == "exact" else 0)
-    found = _of_occurrences(problem, scores)
-    return Scores(*found, store_bytes=problem.replay.occurrences * problem.replay.width * 2 * rows)
+    replay = problem.replay
+    scores = influences(replay, curvature, form=form, model=model)
+    rows = replay.occurrences * (1 + (CLASSES if curvature == "exact" else 0))
+    diagonals = sum(k.v is not None for k in replay.updates) if model == "aware" else 0
+    return Scores(*_of_occurrences(problem, scores), store_bytes=(rows + diagonals) * replay.width * 2)
 
 
 def full_corrected(problem: Problem) -> Scores:
@@ -131,18 +59,19 @@ def recorded(problem: Problem, subspace: str, rank: int, curvature: str, kind: s
 
 
 def no_propagation(problem: Problem) -> Scores:
-    """η w ⟨g, v⟩ of each occurrence: `tracin_run`'s formula, without rows."""
-    scores = influences(problem.replay, "none")
+    """η w ⟨g, v⟩ of each occurrence: `tracin_run`'s formula, without rows; momentum and P are left out."""
+    scores = influences(problem.replay, "none", model="proxy")
     bytes_ = problem.replay.occurrences * problem.replay.width * 2
     return Scores(*_of_occurrences(problem, scores), store_bytes=bytes_)
 
 
 def tracin_checkpoints(problem: Problem) -> Scores:
-    """TracIn over the weights at the end of each epoch."""
-    steps = len(problem.replay.recipe.batches) // problem.setup.epochs
-    states = problem.replay.states[steps::steps]
-    found = post_hoc(problem, tracin, checkpoints=[(s, problem.replay.rate) for s in states])
-    return Scores(found.single, found.all, store_bytes=len(states) * problem.replay.width * 8)
+    """TracIn over the weights at the end of each epoch, with the rate of the step before; momentum and P are left out."""
+    replay = problem.replay
+    steps = len(replay.recipe.batches) // problem.setup.epochs
+    ends = range(steps, len(replay.states), steps)
+    found = post_hoc(problem, tracin, checkpoints=[(replay.states[t], replay.updates[t - 1].rate) for t in ends])
+    return Scores(found.single, found.all, store_bytes=len(ends) * replay.width * 8)
 
 
 def post_hoc(problem: Problem, method: Callable[..., Influence], **arguments: Any) -> Scores:

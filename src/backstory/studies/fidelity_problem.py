@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .fidelity_full import Replay
-from .fidelity_setups import Batch, Setup, last_epoch
+from .fidelity_setups import OPTIMIZERS, Batch, Setup, last_epoch
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,4 @@ class Method:
     run: Callable[[Problem], Scores]
     extra: str | None = None  # the package that it needs
     default: bool = True  # False: only where it is named, for it takes minutes
+    optimizers: tuple[str, ...] = OPTIMIZERS  # the runs that it is for

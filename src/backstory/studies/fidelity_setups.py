@@ -5,6 +5,7 @@ Knows nothing of methods or scores.
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..session.recipe import Recipe
 from ..truth import Removal
-from .data import Images, digits_8x8, mnist_5k
+from .data import Images, digits_8x8, mnist
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels
 Batch = tuple[Tensor, Tensor]
@@ -32,25 +33,44 @@ class Setup:
     activation: str = "gelu"
     epochs: int = 3
     batch_size: int = 64
-    rate: float = 0.05
+    optimizer: str = "sgd"
+    rate: float = 0.05  # of plain SGD
 
 
-SETUPS = {
-    "gelu": Setup(),
-    "paper-mlp": Setup(images=4000, normalised=True, hidden=128, activation="relu", rate=0.01),
-    "paper-mlp-10": Setup(images=4000, normalised=True, hidden=128, activation="relu", rate=0.01, epochs=10),
-    "paper-cnn": Setup(images=4000, normalised=True, net="cnn", activation="relu", rate=0.01, epochs=10),
-    "tiny": Setup(data="digits", images=96, queries=40, hidden=8, epochs=1, batch_size=16),  # seconds: for tests
-}
+DESIGN = Setup()
+PAPER = Setup(images=6000, normalised=True, hidden=128, activation="relu", rate=0.01)
+TINY = Setup(data="digits", images=96, queries=40, hidden=8, epochs=1, batch_size=16)  # seconds: for tests
+MOMENTUM, ADAMW_RATE, BETAS = 0.9, 1e-3, (0.9, 0.95)
+OPTIMIZERS = ("sgd", "momentum", "adamw")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
-def setup_named(name: str, images: int | None = None, epochs: int | None = None) -> Setup:
-    """One of `SETUPS`, with other numbers of images and epochs where given."""
-    if name not in SETUPS:
-        raise UsageError(f"found setup={name!r}; expected one of {', '.join(SETUPS)}.")
-    found = SETUPS[name]
-    return replace(found, images=images or found.images, epochs=epochs or found.epochs)
+def setup_of(
+    model: str, activation: str, optimizer: str, epochs: int | None = None, images: int | None = None
+) -> Setup:
+    """The paper's run for ReLU and for the CNN, a smooth one for GELU; "tiny" takes seconds."""
+    _expect("model", model, ("mlp", "cnn", "tiny"))
+    _expect("activation", activation, tuple(ACTIVATIONS))
+    _expect("optimizer", optimizer, OPTIMIZERS)
+    found = TINY if model == "tiny" else replace(PAPER if activation == "relu" or model == "cnn" else DESIGN, net=model)
+    usual = 10 if model == "cnn" else found.epochs
+    return replace(
+        found, activation=activation, optimizer=optimizer, epochs=epochs or usual, images=images or found.images
+    )
+
+
+def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer:
+    """Momentum at the rate that moves as far as plain SGD in the long run."""
+    if setup.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=ADAMW_RATE, betas=BETAS, weight_decay=0.0)
+    if setup.optimizer == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=setup.rate * (1 - MOMENTUM), momentum=MOMENTUM)
+    return torch.optim.SGD(model.parameters(), lr=setup.rate)
+
+
+def _expect(what: str, found: str, known: tuple[str, ...]) -> None:
+    if found not in known:
+        raise UsageError(f"found {what}={found!r}; expected one of {', '.join(known)}.")
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -64,33 +84,47 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def recipe(setup: Setup, seed: int) -> Recipe:
-    """The run of this seed; ids are the images' numbers in the data set."""
-    found = images(setup)
-    train, asked = split(setup, len(found.y), seed)
-    x = (found.x - MEAN) / DEVIATION if setup.normalised else found.x
+    """The run of this seed; ids are the images' numbers in the training set."""
+    found, others = images(setup)
+    train, asked = split(setup, seed)
     model = net(setup, found.x.shape[-1], seed)
     g = generator(seed, "order")
     epochs = [train[torch.randperm(len(train), generator=g)].split(setup.batch_size) for _ in range(setup.epochs)]
     return Recipe(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=setup.rate),
+        optimizer=optimizer_of(setup, model),
         loss=loss,
-        batches=[(b.tolist(), (x[b], found.y[b])) for batches in epochs for b in batches],
-        queries={"test": (x[asked], found.y[asked])},
+        batches=[(b.tolist(), (_scaled(setup, found.x[b]), found.y[b])) for batches in epochs for b in batches],
+        queries={"test": (_scaled(setup, others.x[asked]), others.y[asked])},
     )
 
 
-def images(setup: Setup) -> Images:
-    """The set-up's data set."""
-    return digits_8x8() if setup.data == "digits" else mnist_5k()
+@cache
+def _images(data: str) -> tuple[Images, Images]:
+    if data == "mnist":
+        return mnist()
+    found = digits_8x8()
+    half = len(found.y) // 2
+    return Images(found.name, found.x[:half], found.y[:half]), Images(found.name, found.x[half:], found.y[half:])
 
 
-def split(setup: Setup, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of the training images and of the queries."""
-    if setup.images + setup.queries > n:
-        raise UsageError(f"found {setup.images} images and {setup.queries} queries; the data set has {n} in all.")
-    order = torch.randperm(n, generator=generator(seed, "data"))
-    return order[setup.queries : setup.queries + setup.images], order[: setup.queries]
+def images(setup: Setup) -> tuple[Images, Images]:
+    """`(training images, test images)` of the set-up's data set."""
+    return _images(setup.data)
+
+
+def split(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of the training images, and of the queries among the test images."""
+    drawn = []
+    for found, count, what in zip(images(setup), (setup.images, setup.queries), ("data", "queries"), strict=True):
+        if count > len(found.y):
+            raise UsageError(f"found {count} images; the data set {found.name} has {len(found.y)}.")
+        drawn.append(torch.randperm(len(found.y), generator=generator(seed, what))[:count])
+    return drawn[0], drawn[1]
+
+
+def _scaled(setup: Setup, x: Tensor) -> Tensor:
+    return (x - MEAN) / DEVIATION if setup.normalised else x
 
 
 def net(setup: Setup, side: int, seed: int) -> nn.Module:
@@ -111,7 +145,7 @@ def removals(setup: Setup, seed: int, count: int) -> tuple[list[Removal], list[R
     """`count` samples, each left out of the last epoch only, and out of all epochs."""
     if not 1 < count <= setup.images:
         raise UsageError(f"found removals={count}; expected 2 to {setup.images}.")
-    train, _ = split(setup, len(images(setup).y), seed)
+    train, _ = split(setup, seed)
     drawn = train[torch.randperm(len(train), generator=generator(seed, "removals"))[:count]].tolist()
     last = last_epoch(setup)
     return [Removal((i,), last) for i in drawn], [Removal((i,)) for i in drawn]

@@ -1,4 +1,4 @@
-r"""Rank correlations and the paired bootstrap of their differences.
+r"""Rank correlations, and the bootstrap of their means and of paired differences.
 
 With resampling counts c (how often each removal is drawn), the mid-rank of removal i is
 
@@ -34,25 +34,43 @@ def spearman(x: Tensor, y: Tensor) -> float:
     return float(_weighted(_order(x), _order(y), torch.ones(1, len(x), dtype=torch.float64))[0])
 
 
+def interval(scores: Sequence[tuple[Tensor, Tensor]], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """`(lower, upper)` of the mean over seeds of spearman(score, truth): the 95 % bootstrap interval."""
+    g = torch.Generator().manual_seed(seed)
+
+    def resample(score: Tensor, truth: Tensor) -> Tensor:
+        return _weighted(_order(score), _order(truth), _counts(len(truth), draws * len(scores), g))
+
+    return _bounds(torch.stack([resample(*one) for one in scores]), g)
+
+
 def difference(pairs: Sequence[Pair], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float, float]:
     """`(mean over seeds of spearman(ours) − spearman(theirs), lower, upper)`: the 95 % paired bootstrap interval."""
     g = torch.Generator().manual_seed(seed)
-    count = len(pairs)
-    resampled = torch.stack([_differences(pair, draws * count, g) for pair in pairs])  # (seeds, draws · seeds)
-    chosen = torch.randint(count, (draws * count,), generator=g)
-    means = resampled.gather(0, chosen[None])[0].reshape(draws, count).mean(1)
+    resampled = torch.stack([_differences(pair, draws * len(pairs), g) for pair in pairs])
+    exact = sum(spearman(p.ours, p.truth) - spearman(p.theirs, p.truth) for p in pairs) / len(pairs)
+    return exact, *_bounds(resampled, g)
+
+
+def _bounds(resampled: Tensor, g: torch.Generator) -> tuple[float, float]:
+    """Quantiles of the mean of seeds drawn with replacement; `resampled` is (seeds, draws · seeds)."""
+    count, total = resampled.shape
+    chosen = torch.randint(count, (total,), generator=g)
+    means = resampled.gather(0, chosen[None])[0].reshape(-1, count).mean(1)
     lower, upper = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    exact = sum(spearman(p.ours, p.truth) - spearman(p.theirs, p.truth) for p in pairs) / count
-    return exact, lower, upper
+    return lower, upper
 
 
 def _differences(pair: Pair, draws: int, g: torch.Generator) -> Tensor:
     """Differences of the two correlations in `draws` resamples of the removals, (draws,)."""
-    n = len(pair.truth)
-    picks = torch.randint(n, (draws, n), generator=g)
-    C = torch.zeros(draws, n, dtype=torch.float64).scatter_add_(1, picks, torch.ones(draws, n, dtype=torch.float64))
-    truth = _order(pair.truth)
+    C, truth = _counts(len(pair.truth), draws, g), _order(pair.truth)
     return _weighted(_order(pair.ours), truth, C) - _weighted(_order(pair.theirs), truth, C)
+
+
+def _counts(n: int, draws: int, g: torch.Generator) -> Tensor:
+    """How often each of n removals is drawn, (draws, n)."""
+    picks = torch.randint(n, (draws, n), generator=g)
+    return torch.zeros(draws, n, dtype=torch.float64).scatter_add_(1, picks, torch.ones(draws, n, dtype=torch.float64))
 
 
 def _order(x: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""The pages of the small studies: one HTML file each that needs no network.
+
+Knows nothing of how the numbers are computed: plain values in, text out.
+"""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5fd3", "#c77d0a", "#2a9d8f")
+SYMBOLS = ("circle", "square", "diamond", "cross")
+Found = Mapping[str, Any]
+
+
+def limit_page(found: Found) -> str:
+    """Ratio against the number of steps, with standard errors."""
+    figure = _figure("steps T", "T × expected TSLOO / influence function")
+    for colour, curve in zip(COLOURS, found["curves"], strict=False):
+        points = curve["points"]
+        figure.add_scatter(
+            x=[p["steps"] for p in points],
+            y=[p["ratio"] for p in points],
+            error_y={"type": "data", "array": [p["error"] for p in points]},
+            name=curve["model"],
+            line={"color": colour},
+        )
+    figure.add_hline(y=1, line_dash="dot")
+    figure.update_xaxes(type="log")
+    return _page("The influence function as the limit of long training", LIMIT, figure)
+
+
+def kinks_page(found: Found) -> str:
+    """Gap against the share of the weight that is removed; each seed a thin line."""
+    figure = _figure("share f of the weight that is removed", "gap between truth(f) and exact unrolling, of ‖truth(1)‖")
+    for colour, row in zip(COLOURS, found["rows"], strict=False):
+        name = f"{row['activation']}, {row['kind']}"
+        for gaps in row["gaps_seeds"]:
+            thin = {"color": colour, "width": 1}
+            figure.add_scatter(x=row["factors"], y=gaps, line=thin, opacity=0.4, legendgroup=name, showlegend=False)
+        figure.add_scatter(x=row["factors"], y=row["gaps"], name=name, line={"color": colour}, legendgroup=name)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return _page("What kinks cost exact unrolling", KINKS, figure)
+
+
+def bound_page(found: Found) -> str:
+    """Errors and bounds of each removal against the step of the removal."""
+    figure = _figure("step of the removed occurrence", "error of the loss, and its bound")
+    steps = [row["step"] for row in found["rows"]]
+    for colour, name in zip(COLOURS, ("hessian", "ggn", "empirical"), strict=False):
+        for kind, symbol in (("error", "circle"), ("bound", "line-ew-open")):
+            marker = {"color": colour, "symbol": symbol, "size": 8}
+            values = [row[name][kind] for row in found["rows"]]
+            figure.add_scatter(x=steps, y=values, mode="markers", marker=marker, name=f"{name}: {kind}")
+    truth = [abs(row["truth"]) for row in found["rows"]]
+    figure.add_scatter(x=steps, y=truth, mode="markers", name="|truth|", marker={"color": "#6c757d", "symbol": "x"})
+    figure.update_yaxes(type="log", exponentformat="power")
+    words = f"{BOUND} The theorem's own number, a distance of weights, is {found['constants']['theorem']:.2g}."
+    return _page("The paper's error bound, with measured constants", words, figure)
+
+
+def duplicates_page(found: Found) -> str:
+    """Truth across, a method's value upward, early and late copies in two colours: one plot for each method."""
+    from plotly.subplots import make_subplots
+
+    names = [row["method"] for row in found["rows"]]
+    figure = make_subplots(rows=len(names), cols=1, subplot_titles=names, vertical_spacing=0.06)
+    for place, name in enumerate(names, 1):
+        for colour, when in zip(COLOURS, ("early", "late"), strict=False):
+            truth = [x for seed in found["values"] for x in seed["truth"][when]]
+            values = [x for seed in found["values"] for x in seed[name][when]]
+            figure.add_scatter(
+                x=truth, y=values, mode="markers", marker={"color": colour}, name=f"{when} copies", legendgroup=when,
+                showlegend=place == 1, row=place, col=1,
+            )  # fmt: skip
+    figure.update_xaxes(title_text="loss retrained without the copy − with it")
+    figure.update_yaxes(title_text="value")
+    figure.update_layout(template="plotly_white", height=330 * len(names))
+    return _page("Copies of one sample, early and late", DUPLICATES, figure)
+
+
+def ablation_page(found: Found) -> str:
+    """Correlation with retraining against the bytes of an occurrence."""
+    figure = _figure("bytes of an occurrence on disk", "Spearman with retraining, removal from the last epoch")
+    rows = found["rows"]
+    curvatures = list(dict.fromkeys(row["curvature"] for row in rows))
+    for colour, subspace in zip(COLOURS, dict.fromkeys(row["subspace"] for row in rows), strict=False):
+        chosen = [row for row in rows if row["subspace"] == subspace]
+        symbols = [SYMBOLS[curvatures.index(row["curvature"]) % len(SYMBOLS)] for row in chosen]
+        figure.add_scatter(
+            x=[row["bytes"] for row in chosen],
+            y=[row["single"] for row in chosen],
+            mode="markers",
+            name=subspace,
+            marker={"color": colour, "symbol": symbols, "size": 9},
+            text=[
+                f"rank {r['rank']}, {r['curvature']}{', warm-up ' + r['warmup'] if r['warmup'] else ''}" for r in chosen
+            ],
+        )
+    figure.update_xaxes(type="log")
+    shapes = ", ".join(f"{c}: {SYMBOLS[k % len(SYMBOLS)]}" for k, c in enumerate(curvatures))
+    return _page("What a record must keep", f"{ABLATION} Shapes: {shapes}.", figure)
+
+
+LIMIT = """On a convex model with a constant rate, T times the effect of one sample that is added to one of T batches, averaged
+over the batches, tends to the influence function. Bars are standard errors over the seeds."""
+KINKS = """A removal takes a share f of a sample's weight, and the change is divided by f. Where training is smooth in the weights
+the gap shrinks with f; where it crosses kinks of ReLU it does not. Thin lines are single seeds."""
+BOUND = """One removed occurrence to a place. Circles: how far an estimate is from retraining. Strokes: the bound of that error by
+the proof's chain of inequalities, with every constant measured along the run. Hessian is exact unrolling; ggn and
+empirical are embeddings."""
+DUPLICATES = """Each sample has one copy early and one copy late in training. Methods that see only the trained model give both
+copies one value: their two colours lie at the same heights."""
+ABLATION = """Each point is one way to record the same run. Hover for rank and curvature."""
+
+
+def _figure(x: str, y: str) -> Any:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    figure.update_layout(template="plotly_white", height=560, xaxis_title=x, yaxis_title=y)
+    return figure
+
+
+def _page(title: str, words: str, figure: Any) -> str:
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title></head>
+<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem">
+<h1 style="font-size: 1.4rem">{html.escape(title)}</h1>
+<p>{html.escape(words)}</p>
+{figure.to_html(full_html=False, include_plotlyjs=True)}
+</body></html>
+"""
