@@ -18,6 +18,8 @@ from backstory.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "backstory"
+
+
 def commands(group: Any, before: str = "") -> Iterator[str]:
     """Every command of the command line, in order."""
     yield before

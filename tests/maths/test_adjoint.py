@@ -52,3 +52,13 @@ def test_each_query_is_answered_as_if_alone() -> None:
     together = Adjoint(v).influence(steps[-1])
     alone = torch.cat([Adjoint(v[i : i + 1]).influence(steps[-1]) for i in range(len(v))])
     assert_close(together, alone, 1e-13)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_effect_of_a_step_gives_its_influences_and_moves_nothing(rule: str) -> None:
+    steps = random_steps(rule)
+    adjoint = Adjoint(queries())
+    adjoint.influence(steps[-1])
+    s = adjoint.effect(steps[-2])
+    assert torch.equal(s, adjoint.effect(steps[-2]))
+    assert_close(-(s @ steps[-2].G.T) * steps[-2].w, adjoint.influence(steps[-2]), 1e-12)

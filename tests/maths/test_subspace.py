@@ -76,6 +76,11 @@ BASES = {
     "mask": (SMALL, mask_basis(SMALL, seed=0, name="layer")),
     "random, left side whole": (NARROW, random_basis(NARROW, seed=0, name="layer")),
     "mask, right side whole": (LOW, mask_basis(LOW, seed=0, name="layer")),
+    "random, with a core": (
+        SMALL._replace(kept=4),
+        random_basis(SMALL, seed=0, name="layer")._replace(core=normal(6, 4, seed=5)),
+    ),
+    "full, with a core": (WHOLE._replace(kept=2), Basis(None, None, normal(D_OUT * D_IN, 2, seed=5))),
 }
 
 
@@ -86,6 +91,8 @@ def test_a_row_is_vec_of_left_gradient_right(contribution: str, basis: str) -> N
     G = matrices(outer)
     L, R = as_matrix(sides.left, D_OUT), as_matrix(sides.right, D_IN)
     expected = torch.stack([(L.T @ g @ R).reshape(-1) for g in G])
+    assert expected.shape == (B, shape.product)
+    expected = expected if sides.core is None else torch.stack([sides.core.T @ row for row in expected])
     assert expected.shape == (B, shape.dims)
     causes = "Right numbers in the wrong places: vec is row by row, left side first."
     assert_close(project(outer, shape, sides), expected, 1e-12, causes)
@@ -138,14 +145,14 @@ def test_sides_and_names_and_seeds_are_independent() -> None:
         side
         for seed in (0, 1)
         for name in ("a", "b")
-        for side in random_basis(square, seed=seed, name=name)
+        for side in random_basis(square, seed=seed, name=name)[:2]
         if side is not None
     ]
     assert len(sides) == 8
     flat = torch.stack([side.flatten() for side in sides])
     correlations = torch.corrcoef(flat).fill_diagonal_(0.0).abs().max().item()
     assert correlations < 0.2, f"two of eight sides correlate with {correlations:.2f}: they share a seed"
-    assert not torch.equal(*mask_basis(Shape(99, 99, 9, 9), seed=0, name="a"))  # type: ignore[arg-type]
+    assert not torch.equal(*mask_basis(Shape(99, 99, 9, 9), seed=0, name="a")[:2])  # type: ignore[arg-type]
 
 
 def test_the_order_of_asking_and_the_global_generator_do_not_matter() -> None:
@@ -220,7 +227,7 @@ def test_a_vocabulary_never_gets_a_moment_but_random_coordinates() -> None:
 def test_a_learned_basis_holds_the_top_eigenvectors() -> None:
     outer = Outer(normal(20, S, D_OUT), normal(20, S, D_IN, seed=1))
     basis = learned_basis(*moments(outer, SMALL), SMALL, seed=0, name="layer")
-    for side, moment in zip(basis, explicit_moments(matrices(outer)), strict=True):
+    for side, moment in zip(basis[:2], explicit_moments(matrices(outer)), strict=True):
         assert side is not None
         r = side.shape[1]
         assert_close(side.T @ side, torch.eye(r, dtype=torch.float64), 1e-12, "not orthonormal")
@@ -235,7 +242,7 @@ def test_a_learned_basis_does_not_count_data_twice() -> None:
     twice = Outer(outer.left.repeat(2, 1, 1), outer.right.repeat(2, 1, 1))
     once = learned_basis(*moments(outer, SMALL), SMALL, seed=0, name="layer")
     again = learned_basis(*moments(twice, SMALL), SMALL, seed=0, name="layer")
-    for one, other in zip(once, again, strict=True):
+    for one, other in zip(once[:2], again[:2], strict=True):
         assert one is not None
         assert other is not None
         assert_close(other, one, 1e-10)
@@ -371,12 +378,15 @@ def by_group(part: Contribution, groups: int) -> list[Tensor]:
 
 
 PARTS = st.sampled_from(["factors", "tokens", "sum", "dense vector", "dense matrix"])
-SIDED = st.sampled_from(["full", "random", "mask"])
+SIDED = st.sampled_from(["full", "random", "mask", "core"])
 
 
 def basis_of(kind: str, shape: Shape) -> tuple[Shape, Basis]:
     if kind == "full":
         return shape._replace(r_out=shape.d_out, r_in=shape.d_in), Basis(None, None)
+    if kind == "core":
+        sides = random_basis(shape, seed=0, name="layer")
+        return shape._replace(kept=2), sides._replace(core=normal(shape.product, 2, seed=8))
     return shape, (random_basis if kind == "random" else mask_basis)(shape, seed=0, name="layer")
 
 
@@ -385,6 +395,9 @@ def basis_of(kind: str, shape: Shape) -> tuple[Shape, Basis]:
 @example("tokens", "mask", 6, 3, 0)
 @example("sum", "random", 6, 2, 0)
 @example("factors", "full", 2, 5, 0)
+@example("factors", "core", 6, 2, 0)
+@example("factors", "core", 5, 2, 0)
+@example("sum", "core", 6, 2, 0)
 @given(PARTS, SIDED, st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
 def test_groups_are_projected_each_as_if_alone(kind: str, sides: str, positions: int, groups: int, seed: int) -> None:
     """Positions that divide evenly, that do not, and fewer positions than groups; what has none goes to the last."""

@@ -69,14 +69,16 @@ def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, subs
 
 
 def projected(rows: Tensor, model: nn.Module, run: Path) -> Tensor:
-    """Each parameter's part of full rows as vec(Lᵀ G R), by dense products with the matrices of the run's own file."""
+    """Each parameter's part of full rows as Cᵀ vec(Lᵀ G R), by dense products with the matrices of the run's own file."""
     sides, out, lo = RunStore.open(run).load_tensors("basis"), [], 0
     for name, p in model.named_parameters():
         G = rows[:, lo : lo + p.numel()].reshape(len(rows), p.shape[0], -1)
         lo += p.numel()
         left = sides.get(f"{name}/left", torch.eye(G.shape[1])).double()
         right = sides.get(f"{name}/right", torch.eye(G.shape[2])).double()
-        out.append(torch.einsum("boi,or,ik->brk", G, left, right).flatten(1))
+        row = torch.einsum("boi,or,ik->brk", G, left, right).flatten(1)
+        core = sides.get(f"{name}/core", torch.eye(row.shape[1])).double()
+        out.append(torch.einsum("bk,kc->bc", row, core))
     return torch.cat(out, 1)
 
 

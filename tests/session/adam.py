@@ -63,6 +63,7 @@ def _factored(root: Tensor, v: Tensor) -> Tensor:
     if root.dim() == 1:
         return torch.where(v > 0, root**-0.5, 0.0)
     u, v = root.flatten(1) ** 2, v.flatten(1)
+    u = torch.where((v.sum(1, keepdim=True) > 0) & (v.sum(0) > 0), u, 0.0)  # the seen rows and columns alone
     out = torch.zeros_like(u)
     for i in range(u.shape[0]):
         for j in range(u.shape[1]):
@@ -150,7 +151,7 @@ def record(
 
 
 def projected(rows: Tensor, model: nn.Module, path: Path) -> Tensor:
-    """Rows (…, p) in the stored basis of a run: LᵀGR of each parameter."""
+    """Rows (…, p) in the stored basis of a run: vec(LᵀGR) of each parameter, and then its core where there is one."""
     sides = RunStore.open(path).load_tensors("basis")
     out, lo = [], 0
     for name in trained_names(model):
@@ -160,7 +161,8 @@ def projected(rows: Tensor, model: nn.Module, path: Path) -> Tensor:
         left, right = (sides.get(f"{name}/{side}") for side in ("left", "right"))
         G = G if left is None else torch.einsum("...ij,ir->...rj", G, left.double())
         G = G if right is None else torch.einsum("...ij,jr->...ir", G, right.double())
-        out.append(G.flatten(-2))
+        core = sides.get(f"{name}/core")
+        out.append(G.flatten(-2) if core is None else torch.einsum("...k,kc->...c", G.flatten(-2), core.double()))
     return torch.cat(out, -1)
 
 

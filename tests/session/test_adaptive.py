@@ -268,12 +268,13 @@ def test_a_fused_step_that_unscales_by_itself_is_refused_with_the_way_out(tmp_pa
 
 @pytest.mark.parametrize("curvature", ["empirical", "empirical/3"])
 def test_a_subspace_is_learned_in_adams_coordinates(curvature: str, tmp_path: Path) -> None:
-    """From the scaled gradients of the warm-up, each in one piece, also where their rows are kept in groups."""
+    """From the scaled rows of the warm-up, each group of positions a row of its own where they are kept so."""
     model = seeded(Tiny())
     settings = {"tokens": 4, "curvature": curvature, "micro": 3, **TEXT, **LEARNED}
-    seen = adam.record(tmp_path / "run", model, adamw(model), STEPS, **settings)
+    groups = 3 if curvature == "empirical/3" else 1
+    seen = adam.record(tmp_path / "run", model, adamw(model), STEPS, groups=groups, **settings)
     basis, lo = RunStore.open(tmp_path / "run").load_tensors("basis"), 0
-    warm = torch.cat([s.rows * s.half for s in seen[:3]])
+    warm = torch.cat([(s.pieces * s.half).flatten(0, 1) for s in seen[:3]])
     for name in trained_names(model):
         p = model.get_parameter(name)
         G = warm[:, lo : lo + p.numel()].reshape(len(warm), len(p), -1)

@@ -1,6 +1,7 @@
 """Steps and rows: appended durably, read both ways, whole after any crash."""
 
 import gc
+import os
 import random
 import subprocess
 import time
@@ -288,3 +289,72 @@ def test_kill_9_tears_no_committed_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_kill_9_tear_no_committed_step(tmp_path: Path) -> None:
     kill_while_appending(tmp_path / "run", 15)
+
+
+def test_a_layout_is_settled_anew_before_the_first_row_only(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", encoding="int8") as store:
+        store.relayout([2, 10], seed=4)
+        assert store.dims == [2, 10]
+        store.append(records(0, 3))
+        before = (tmp_path / "run" / "config.json").read_bytes()
+        with pytest.raises(StoreError, match=r"found 3 steps and a layout of 12 numbers.*fixed with its first row"):
+            store.relayout([3, 9])
+        assert store.dims == [2, 10]
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    reader = RunStore.open(tmp_path / "run")
+    assert reader.config["layers"] == [
+        {"name": "first", "offset": 0, "dims": 2},
+        {"name": "second", "offset": 2, "dims": 10},
+    ]
+    assert reader.config["seed"] == 4
+    assert reader.verify() == []
+    found, true = all_rows(reader), rows_of(0, 3)
+    for part in (slice(0, 2), slice(2, 12)):
+        step = true[:, part].abs().amax(1, keepdim=True) / 127
+        assert bool(((found - true)[:, part].abs() <= 0.5001 * step).all()), (
+            "one scale for each layer of the new layout"
+        )
+
+
+@pytest.mark.parametrize("dims", [[5, 8], [6, 5], [12], [4, 4, 4], []])
+def test_a_layout_of_another_sum_or_number_is_refused(dims: list[int], tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        before = (tmp_path / "run" / "config.json").read_bytes()
+        with pytest.raises(
+            StoreError, match=rf"layout of {sum(dims)} numbers in {len(dims)} layers.*no steps and 12 in 2"
+        ):
+            store.relayout(dims)
+        assert (store.dims, (tmp_path / "run" / "config.json").read_bytes()) == ([5, 7], before)
+
+
+def test_a_reader_cannot_settle_a_layout(tmp_path: Path) -> None:
+    new_run(tmp_path / "run").close()
+    with pytest.raises(UsageError, match="open for reading only"):
+        RunStore.open(tmp_path / "run").relayout([2, 10])
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync"])
+def test_a_layout_that_could_not_be_written_leaves_the_old_one(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_run(tmp_path / "run") as store:
+        before = (tmp_path / "run" / "config.json").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.relayout([2, 10], seed=4)
+        assert (store.dims, store.config["seed"]) == ([5, 7], 3)
+        assert (tmp_path / "run" / "config.json").read_bytes() == before
+        store.append(records(0, 2))
+    assert torch.equal(all_rows(RunStore.open(tmp_path / "run")), rows_of(0, 2))
+
+
+def test_a_reader_sees_a_layout_that_was_settled_after_it_was_opened(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", encoding="int8") as store:
+        reader = RunStore.open(tmp_path / "run")
+        assert (reader.n_steps(), reader.dims) == (0, [5, 7])
+        store.relayout([2, 10])
+        store.append(records(0, 3))
+        assert reader.n_steps() == 3
+        assert reader.dims == [2, 10]
+        assert torch.equal(all_rows(reader), all_rows(store))

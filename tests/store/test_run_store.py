@@ -85,3 +85,20 @@ def test_size_counts_every_file(tmp_path: Path) -> None:
             == sum(p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file())
             - (tmp_path / "run/x.safetensors").stat().st_size
         )
+
+
+def test_embeddings_are_in_the_layout_that_was_settled_after_the_run_was_opened(tmp_path: Path) -> None:
+    """Both written and read: each layer has a scale of its own."""
+    E = rows_of(0, 3) * torch.tensor([1.0, 1.0] + [1e-4] * 10)
+    with new_run(tmp_path / "run", encoding="int8") as store:
+        reader = RunStore.open(tmp_path / "run")
+        store.relayout([2, 10])
+        store.append(records(0, 3))
+        store.write_embeddings(3, [(0, E)], {}, "int8")
+        assert reader.n_steps() == 3
+        fresh = RunStore.open(tmp_path / "run")
+        found = [x.read_embeddings(3, 0, len(E), dtype=torch.float64) for x in (store, reader, fresh)]
+    for x in found:
+        for part in (slice(0, 2), slice(2, 12)):
+            step = E[:, part].abs().amax(1, keepdim=True) / 127
+            assert bool(((x - E)[:, part].abs() <= 0.5001 * step).all())

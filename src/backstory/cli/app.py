@@ -12,6 +12,8 @@ import typer
 from .. import __version__
 from ..errors import BackstoryError
 from . import bench, data, datasets, show, study
+from . import study_checkpoints as study_checkpoints  # its command joins those of study
+from . import study_gpt as study_gpt  # its commands join those of study
 from . import study_small as study_small  # its commands join those of study
 
 app = typer.Typer(

@@ -31,8 +31,7 @@ class Adjoint:
     def influence(self, step: Step) -> Tensor:
         """Influences (Q, B) of the step's occurrences; moves past the step."""
         k, x = step.coefficients, self.x_theta
-        u = self.x_m - x * (k.pace * k.a)
-        s = u * (1 - k.tau) - x * (k.pace * k.n)  # (Q, p)
+        u, s = self._pulled(step)  # (Q, p)
         scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
         V = curvature_rows(step)
         met = s @ clipped_curvature(step).T  # (Q, R)
@@ -41,3 +40,12 @@ class Adjoint:
         self.x_theta = x * (1 - k.rate * k.decay) + met @ V + s * k.l2
         self.x_m = u * k.momentum
         return scores
+
+    def effect(self, step: Step) -> Tensor:
+        """s (Q, p): what a unit of the loss's gradient in this step does to each query; does not move past it."""
+        return self._pulled(step)[1]
+
+    def _pulled(self, step: Step) -> tuple[Tensor, Tensor]:
+        k, x = step.coefficients, self.x_theta
+        u = self.x_m - x * (k.pace * k.a)
+        return u, u * (1 - k.tau) - x * (k.pace * k.n)

@@ -36,6 +36,7 @@ def factored(v_hat: Tensor, eps: float, shape: Shape) -> Scale:
     if not shape.d_in:
         return Scale(_power(root.flatten(), v.flatten(), -0.5), None)
     u, v = (x.reshape(shape.d_out, shape.d_in) for x in (root.square(), v))
+    u = torch.where((v.sum(1) > 0)[:, None] & (v.sum(0) > 0), u, 0.0)  # unseen rows must not weigh in the columns' sums
     r, c = u.sum(1), u.sum(0)
     left = _power(r, v.sum(1), -0.25) * r.sum() ** 0.25
     return Scale(left, _power(c, v.sum(0), -0.25))

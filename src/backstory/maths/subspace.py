@@ -11,7 +11,8 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
     full     both sides the identity
     random   entries N(0, 1/r), so that E[P Pᵀ] = I and inner products are right on average;
              independent seeds for the two sides and for every parameter
-    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal
+    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal; a core may follow, the top
+             eigenvectors of all rows vec(Lᵀ G R) in wider sides (see `learning`)
     mask     r coordinates of each side, chosen by seed
 
 Shapes:  d original, r kept, B samples, S positions.
@@ -36,10 +37,11 @@ Side = Tensor | None
 
 
 class Basis(NamedTuple):
-    """The two sides of one parameter's subspace; `right` is unused for vectors."""
+    """The two sides of one parameter's subspace (`right` is unused for vectors), and what is kept of their product."""
 
     left: Side
     right: Side
+    core: Tensor | None = None  # (r_out · r_in, kept)
 
 
 class Shape(NamedTuple):
@@ -49,11 +51,17 @@ class Shape(NamedTuple):
     d_in: int
     r_out: int
     r_in: int
+    kept: int = 0  # columns of the core, 0 where there is none
+
+    @property
+    def product(self) -> int:
+        """Numbers in vec(Lᵀ G R)."""
+        return self.r_out * (self.r_in if self.d_in else 1)
 
     @property
     def dims(self) -> int:
         """How many numbers a row has."""
-        return self.r_out * (self.r_in if self.d_in else 1)
+        return self.kept or self.product
 
 
 def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
@@ -174,8 +182,8 @@ def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
     left = _index_side(contribution.left, basis.left, shape.d_out, contribution.right.dtype)
     right = apply(contribution.right, basis.right)  # (B, S, r_in)
     if left.shape[1] == 1:
-        return (left.mT * right).flatten(1)
-    return torch.bmm(left.mT, right).flatten(1)
+        return apply((left.mT * right).flatten(1), basis.core)
+    return apply(torch.bmm(left.mT, right).flatten(1), basis.core)
 
 
 def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) -> Tensor:
@@ -187,9 +195,9 @@ def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) 
         right = apply(part.right, basis.right)  # (B, S, r_in)
         if left.shape[1] % groups == 0:
             together: Tensor = left.unflatten(1, (groups, -1)).mT @ right.unflatten(1, (groups, -1))
-            return together.flatten(2)
+            return apply(together.flatten(2), basis.core)
         pieces = [left[:, lo:hi].mT @ right[:, lo:hi] for lo, hi in group_edges(left.shape[1], groups)]
-        return torch.stack(pieces, 1).flatten(2)
+        return apply(torch.stack(pieces, 1).flatten(2), basis.core)
     if isinstance(part, Sum):
         sums = group_sums(part.values, groups)  # (B, K, d)
         return project_dense(sums.flatten(0, 1), shape, basis).reshape(len(sums), groups, -1)
@@ -233,10 +241,10 @@ def group_sums(x: Tensor, groups: int) -> Tensor:
 
 
 def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:
-    """(B, *parameter.shape) -> (B, dims): vec(Lᵀ G R)."""
+    """(B, *parameter.shape) -> (B, dims): vec(Lᵀ G R), and the core's part of it."""
     G = grads.reshape(len(grads), shape.d_out, max(1, shape.d_in))  # (B, d_out, d_in)
     G = apply(G, basis.right) if shape.d_in else G
-    return apply(G.mT, basis.left).mT.reshape(len(grads), -1)
+    return apply(apply(G.mT, basis.left).mT.reshape(len(grads), -1), basis.core)
 
 
 def apply(x: Tensor, side: Side) -> Tensor:

@@ -17,7 +17,7 @@ from ..maths.subspace import Shape
 from ..store import RunStore
 from .adaptive import RAW, Adaptive
 from .settings import RecordSettings, provenance
-from .warmup import load_bases, project_spooled
+from .warmup import load_bases, project_spooled, settle_layout
 
 
 def open_store(
@@ -82,7 +82,8 @@ def _go_on(
     """Bring a run that is opened again to step `start`."""
     _check_same(store, table, settings)
     _check_optimizer(store, optimizer, adaptive)
-    layout = [(b["name"], Shape(*b["shape"])) for b in table]
+    settle_layout(store)
+    layout = [(b["name"], Shape(*b["shape"])) for b in store.config["blocks"]]
     bases = load_bases(store, layout)
     if bases is not None and store.spooled():
         store.append(list(project_spooled(store, layout, bases)))
@@ -115,12 +116,11 @@ def _go_on(
 
 
 def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:
-    if store.config["blocks"] != table:
-        old = {b["name"]: b for b in store.config["blocks"]}
-        new = {b["name"]: b for b in table}
+    old, new = ({b["name"]: (b["group"], b["shape"][:2]) for b in x} for x in (store.config["blocks"], table))
+    if list(old.items()) != list(new.items()):
         differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
         raise MismatchError(
-            f"the model, its optimizer groups or rank= differ from those of the run in {', '.join(differing[:5])}. "
+            f"the model or its optimizer groups differ from those of the run in {', '.join(differing[:5])}. "
             "Resume with the same model and settings, or record into a new folder."
         )
     before, now = store.config["settings"], settings.as_config()

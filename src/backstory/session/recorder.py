@@ -14,6 +14,7 @@ Knows nothing of embeddings, queries or the command line.
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.optimizer import Reading
 from ..errors import DiskError, NumericalError, UsageError
+from ..maths.subspace import Shape
 from ..store import RunStore, Writer
 from .adaptive import Adaptive, save_scales
 from .begin import open_store
@@ -135,7 +137,7 @@ class Recorder:
     ) -> None:
         self.model, self.store, self.settings = model, store, settings
         self.blocks: list[Block] = blocks.blocks
-        self.layout = [(b.name, b.shape) for b in self.blocks]
+        self._take_shapes([Shape(*b["shape"]) for b in store.config["blocks"]])
         self.skipped = 0  # steps that a GradScaler skipped
         self._form = settings.curvature_form()
         self._reader, self._adaptive = reader, adaptive
@@ -388,14 +390,19 @@ class Recorder:
             self._end_warmup()
 
     def _end_warmup(self) -> None:
-        self._bases = learn(self.store, self.layout, self.settings.seed)
+        self._bases, shapes = learn(self.store, self.layout, self.settings.seed)
         self._warmup = len(self.store.spooled())
+        self._take_shapes(shapes)
         save_bases(self.store, self.layout, self._bases, self._warmup)
         for spooled in project_spooled(self.store, self.layout, self._bases):
             self._writer.put(spooled)
         self._writer.flush()
         self.store.clear_spool()
         self._move_bases()
+
+    def _take_shapes(self, shapes: Sequence[Shape]) -> None:
+        self.blocks = [replace(b, shape=shape) for b, shape in zip(self.blocks, shapes, strict=True)]
+        self.layout = [(b.name, b.shape) for b in self.blocks]
 
     def _move_bases(self) -> None:
         """The bases where the parameters are, ready for the hooks."""

@@ -260,7 +260,7 @@ class Run:
 
     def notes(self) -> tuple[str, ...]:
         """What every answer of this run must say."""
-        out = list(self.store.messages)
+        out = [*self.store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
         if self.config["optimizer"]["modelled_as"] == "sgd" and self.config["optimizer"]["class"] != "SGD":
             name = self.config["optimizer"]["class"]
             out.append(f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect little agreement")

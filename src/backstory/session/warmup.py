@@ -8,16 +8,22 @@ so that a resumed run equals an undisturbed one bit for bit.
 Knows nothing of hooks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, merge, moments, project, random_basis
+from ..maths.learning import LEADING, allocated, spectrum, widened
+from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, moments, project, random_basis
 from ..store import RunStore, StepRecord
+from .gathered import divided
+
+LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
 
 Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
 Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
@@ -40,10 +46,22 @@ def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: 
     tensors = {
         f"{name}/{side}": value.contiguous()
         for (name, _), basis in zip(layout, bases, strict=True)
-        for side, value in zip(("left", "right"), basis, strict=True)
+        for side, value in basis._asdict().items()
         if value is not None
     }
-    store.save_tensors("basis", tensors, {"warmup": str(warmup)})
+    shapes = json.dumps([list(shape) for _, shape in layout])
+    store.save_tensors("basis", tensors, {"warmup": str(warmup), "shapes": shapes})
+    settle_layout(store)
+
+
+def settle_layout(store: RunStore) -> None:
+    """Make the run's layout that of its committed basis, if a death came between the two."""
+    found = store.tensor_metadata("basis").get("shapes") if "basis" in store.tensor_names() else None
+    if found is None:
+        return
+    blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(found), strict=True)]
+    if blocks != store.config["blocks"]:
+        store.relayout([Shape(*b["shape"]).dims for b in blocks], blocks=blocks)
 
 
 def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
@@ -51,7 +69,7 @@ def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
     if "basis" not in store.tensor_names():
         return None
     tensors = store.load_tensors("basis")
-    return [Basis(tensors.get(f"{name}/left"), tensors.get(f"{name}/right")) for name, _ in layout]
+    return [Basis(*(tensors.get(f"{name}/{side}") for side in Basis._fields)) for name, _ in layout]
 
 
 def warmup_of(store: RunStore) -> int:
@@ -87,30 +105,85 @@ def _tensors(parts: Parts) -> dict[str, Tensor]:
     }
 
 
-def learn(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
-    """Bases from the second moments of all spooled steps."""
+class Learned(NamedTuple):
+    """Bases, and the shapes that go with them."""
+
+    bases: list[Basis]
+    shapes: list[Shape]
+
+
+def learn(store: RunStore, layout: Layout, seed: int) -> Learned:
+    """Sides and cores from all spooled rows; the run keeps as many coordinates as before."""
+    wide = [(name, widened(shape)) for name, shape in layout]
+    budget = sum(shape.dims for _, shape in layout)
+    if sum(shape.dims for _, shape in wide) <= budget:  # everything fits
+        return Learned([_laid_out(x) for x in _sides(store, layout, seed)], [shape for _, shape in layout])
+    bases = _sides(store, wide, seed)
+    most = [LEADING * shape.dims for _, shape in layout]
+    spectra = [spectrum(C, m) for C, m in zip(_covariances(store, wide, bases), most, strict=True)]
+    kept = allocated([x.values for x in spectra], budget)
+    return Learned(
+        [
+            _laid_out(basis._replace(core=x.vectors[:, :n].to(torch.float32)))
+            for basis, x, n in zip(bases, spectra, kept, strict=True)
+        ],
+        [shape._replace(kept=n) for (_, shape), n in zip(wide, kept, strict=True)],
+    )
+
+
+def _laid_out(basis: Basis) -> Basis:
+    """As `load_bases` will give it: the strides of a single column would else be others, and so the rounding of products."""
+    return Basis(*(None if x is None else x.clone(memory_format=torch.contiguous_format) for x in basis))
+
+
+def _sides(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
+    """Top eigenvectors of the two second moments of each block's rows."""
     lefts: dict[int, Tensor] = {}
     rights: dict[int, Tensor] = {}
-    for step in store.spooled():
-        tensors, meta = store.read_spool(step)
-        for b, part in _gradients(tensors, meta["gradient_rows"], layout):
-            for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
-                if found is not None:
-                    table[b] = table[b] + found if b in table else found
+    for b, part in _weighted(store):
+        for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
+            if found is not None:
+                table[b] = table[b] + found if b in table else found
     return [
         learned_basis(lefts.get(b), rights.get(b), shape, seed=seed, name=name)
         for b, (name, shape) in enumerate(layout)
     ]
 
 
-def _gradients(tensors: Mapping[str, Tensor], n_rows: int, layout: Layout) -> Iterator[tuple[int, Contribution]]:
-    """The gradient of each micro-batch and block; where it was taken apart, its groups together again."""
-    found: dict[tuple[int, int], list[Contribution]] = {}
-    for row, slot, b, part in _parts(tensors):
-        if row < n_rows:  # the subspace is that of the gradients
-            found.setdefault((slot, b), []).append(part)
-    for (_, b), parts in found.items():
-        yield b, merge(parts, layout[b][1])
+def _covariances(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[Tensor]:
+    """Σ κ x xᵀ of each block's rows x between its sides; as many blocks at once as memory allows."""
+    at = 0
+    while at < len(layout):
+        end, room = at, LEARNING_BYTES
+        while end < len(layout) and (end == at or 4 * layout[end][1].product ** 2 <= room):
+            room -= 4 * layout[end][1].product ** 2
+            end += 1
+        sums = {b: torch.zeros(layout[b][1].product, layout[b][1].product) for b in range(at, end)}
+        for b, part in _weighted(store, sums):
+            rows = project(part, layout[b][1], bases[b])
+            sums[b] = sums[b].to(rows.dtype).addmm_(rows.T, rows)
+        yield from (sums[b] for b in range(at, end))
+        at = end
+
+
+def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
+    """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
+    for step in store.spooled():
+        tensors, meta = store.read_spool(step)
+        scale = _scales(meta)  # (B, rows)
+        ends = list(accumulate(meta["sizes"], initial=0))
+        for row, slot, b, part in _parts(tensors):
+            if only is None or b in only:
+                yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
+
+
+def _scales(meta: Mapping[str, Any]) -> Tensor:
+    """√κ of each spooled row, (B, rows): of gradient rows first."""
+    weight = torch.tensor(meta["weight"], dtype=torch.float64)[:, None]
+    kappa = None if meta["kappa"] is None else torch.tensor(meta["kappa"], dtype=torch.float64)
+    if kappa is None or not meta["own_rows"]:
+        return (weight if kappa is None else kappa).sqrt()
+    return torch.cat([weight, kappa], 1).sqrt()
 
 
 def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:

@@ -5,6 +5,7 @@ Knows nothing of rows and steps.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ def new_config(
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
-    table, offset = [], 0
-    for name, p in layers:
-        table.append({"name": name, "offset": offset, "dims": int(p)})
-        offset += int(p)
-    fixed = {"format": FORMAT, "layers": table, "encoding": encoding, "groups": n_groups}
+    fixed = {"format": FORMAT, "layers": layer_table(layers), "encoding": encoding, "groups": n_groups}
     return {**fixed, "curvature_rows": curvature_rows, "split": split, "diagonal": diagonal, **extra}
+
+
+def layer_table(layers: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Where each layer lies in a row."""
+    starts = accumulate((int(p) for _, p in layers), initial=0)
+    return [{"name": name, "offset": at, "dims": int(p)} for (name, p), at in zip(layers, starts, strict=False)]
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -150,6 +150,20 @@ class Ledger:
             files.write_json(self.path / "config.json", new)
             self.config = new
 
+    def relayout(self, dims: Sequence[int], **changes: Any) -> None:
+        """Share the numbers of a row out among the layers anew, with other entries of the config; before any row."""
+        self._writable()
+        if self.n_steps() or sum(dims) != self.width or len(dims) != len(self.dims):
+            raise StoreError(
+                f"found {self.n_steps()} steps and a layout of {sum(dims)} numbers in {len(dims)} layers; expected no "
+                f"steps and {self.width} in {len(self.dims)}. The layout of a run is fixed with its first row."
+            )
+        names = [layer["name"] for layer in self.config["layers"]]
+        with self._mutex:
+            new = {**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes}
+            files.write_json(self.path / "config.json", new)
+            self.config = new
+
     @property
     def dims(self) -> list[int]:
         """Numbers per layer."""
@@ -205,7 +219,9 @@ class Ledger:
 
     def _sizes(self) -> tuple[int, int]:
         if self._lock is None:
-            self._committed = self._tail()
+            empty, self._committed = not self._committed[0], self._tail()
+            if empty:
+                self.config = layout.read_config(self.path)  # the layout of a row is settled just before the first one
         return self._committed
 
     def n_steps(self) -> int:

@@ -55,7 +55,7 @@ class StepRecord:
     @property
     def nbytes(self) -> int:
         """Memory that the record holds, about."""
-        more = 0 if self.curvature is None else self.curvature.nbytes
+        more = sum(0 if x is None else x.nbytes for x in (self.curvature, self.P))
         return self.rows.nbytes + more + 100 * len(self.samples) + 1000
 
 
@@ -159,10 +159,9 @@ def check_record(
             f"{where} has a diagonal P of shape {found}, expected {(width,) if diagonal else None}. "
             "All steps of a run have one, or none."
         )
-    finite = record.rows.isfinite().all() and (record.curvature is None or record.curvature.isfinite().all())
-    if not bool(finite):
+    if not all(bool(x.isfinite().all()) for x in (record.rows, record.curvature, record.P) if x is not None):
         raise NumericalError(
-            f"{where} has a NaN or Inf in its gradient rows; expected finite numbers. Nothing of that step "
+            f"{where} has a NaN or Inf in its rows or the optimizer's diagonal; expected finite numbers. Nothing of that step "
             "was kept. Look for a diverging loss or an overflowing precision at that step."
         )
 

@@ -68,7 +68,12 @@ class RunStore(Ledger):
     ) -> None:
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()
-        self._embeddings.write(at, self._row_start(at), blocks, settings, encoding)
+        self._in_layout().write(at, self._row_start(at), blocks, settings, encoding)
+
+    def _in_layout(self) -> Embeddings:
+        """The embeddings in the layout of now: it may have been settled after the run was opened."""
+        self._embeddings.dims = self.dims
+        return self._embeddings
 
     def embeddings(self) -> dict[int, dict[str, Any]]:
         """at -> settings of the complete embeddings."""
@@ -77,7 +82,7 @@ class RunStore(Ledger):
 
     def read_embeddings(self, at: int, lo_row: int, hi_row: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Embeddings of rows `lo_row` to `hi_row`, (n, Σp)."""
-        return self._embeddings.read(at, lo_row, hi_row, dtype)
+        return self._in_layout().read(at, lo_row, hi_row, dtype)
 
     def drop_embeddings(self, at: int) -> None:
         """Forget one embedding."""

@@ -1,4 +1,4 @@
-"""The truth by retraining. Knows nothing of stored rows of gradients, embeddings or estimates."""
+"""The truth by retraining, and what needs a replay. Knows nothing of embeddings; only `tokens` of stored rows."""
 
 from .asking import QuerySet
 from .expected import Expected, expected_loo
@@ -8,6 +8,7 @@ from .query import query
 from .removal import Removal
 from .replay import Reproduction, replay, reproduces, reproduction
 from .sgd_influence import sgd_influence
+from .tokens import TokenInfluence, tokens
 from .tsloo import tsloo
 from .unroll import unroll
 
@@ -18,6 +19,7 @@ __all__ = [
     "QuerySet",
     "Removal",
     "Reproduction",
+    "TokenInfluence",
     "expected_loo",
     "kink_share",
     "large_t_limit",
@@ -26,6 +28,7 @@ __all__ = [
     "reproduces",
     "reproduction",
     "sgd_influence",
+    "tokens",
     "tsloo",
     "unroll",
 ]
