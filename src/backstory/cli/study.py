@@ -36,6 +36,7 @@ def fidelity(
     images: Annotated[int | None, typer.Option(help="Train on fewer images than the set-up says.", min=2)] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")] = None,
     scatter: Annotated[Path | None, typer.Option(help="Write a page with every method's scores against truth.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
     json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining, and the ceiling."""
@@ -44,6 +45,7 @@ def fidelity(
     from ..studies.fidelity import study
     from ..studies.fidelity_page import page
     from ..studies.fidelity_setups import setup_of
+    from ..studies.fidelity_text import markdown as as_markdown
 
     if scatter is not None:
         data.need("plotly", extra="plot")
@@ -54,6 +56,8 @@ def fidelity(
         outcome = study(setup, _seeds(seeds), count=removals, only=names, cache=cache, say=say)
     if scatter is not None:
         scatter.write_text(page(outcome), encoding="utf-8")
+    if markdown is not None:
+        markdown.write_text(as_markdown(outcome.as_dict()), encoding="utf-8")
     if json:
         show.emit(outcome.as_dict())
     else:
