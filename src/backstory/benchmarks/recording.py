@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..session.recorder import Recorder, record
+from ..session.recorder import Recorder
+from ..session.recording import record
 from .timing import interleave
 
 

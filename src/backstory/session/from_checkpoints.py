@@ -32,7 +32,8 @@ from ..store.files import read_tensors
 from .adaptive import Adaptive, save_scales
 from .embed import Progress
 from .recipe import Recipe, take_step
-from .recorder import Recorder, record
+from .recorder import Recorder
+from .recording import record
 from .run import Run
 from .step import StepScope
 

@@ -11,32 +11,29 @@ Hooks exist only inside the `with`. A step that raises, or that a GradScaler ski
 Knows nothing of embeddings, queries or the command line.
 """
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ..capture import OptimizerReader, Tap, find_blocks, fingerprint
-from ..capture.blocks import Block, Blocks, Selection
+from ..capture import OptimizerReader, Tap, fingerprint
+from ..capture.blocks import Block, Blocks
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.optimizer import Reading
-from ..errors import DiskError, NumericalError, UsageError
+from ..errors import NumericalError, UsageError
 from ..maths.subspace import Shape
 from ..store import RunStore, Writer
 from .adaptive import Adaptive, save_scales
-from .begin import open_store
+from .budget import Budget
 from .checks import check_sums
 from .curvature import CurvatureRows
 from .gathered import divided
-from .settings import RecordSettings, curvature_of
+from .settings import RecordSettings
 from .step import Ids, StepScope, safe_inverse
 from .warmup import (
     Parts,
@@ -53,70 +50,6 @@ from .warmup import (
 )
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
-
-
-def record(
-    model: nn.Module,
-    optimizer: Optimizer,
-    path: str | Path,
-    *,
-    loss_reduction: str,
-    subspace: str = "learned",
-    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16,
-    curvature: str = "auto",
-    layers: Selection | None = None,
-    uncovered: str = "error",
-    encoding: str = "float16",
-    seed: int = 0,
-    optimizer_model: str = "auto",
-    steps: int | None = None,
-    checkpoints: int | None = None,
-    max_bytes: int | None = None,
-    warmup_steps: int = 20,
-    warmup_bytes: int = 2 << 30,
-    resume: bool = False,
-    start: int | None = None,
-    scaler: Any = None,
-    clip_norm: float | str | None = None,
-    recipe: str | None = None,
-    recipe_args: Mapping[str, Any] | None = None,
-) -> "Recorder":
-    """Record the training of `model` by `optimizer` into the folder `path`.
-
-    `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
-    "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
-    `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), or a dict from name
-    patterns to either. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
-    "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
-    ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!".
-    `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
-    before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
-    and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
-    """
-    settings = RecordSettings(
-        loss_reduction=loss_reduction,
-        subspace=subspace,
-        rank=rank,
-        curvature=curvature_of(curvature, loss_reduction),
-        encoding=encoding,
-        seed=seed,
-        optimizer_model=optimizer_model,
-        uncovered=uncovered,
-        warmup_steps=warmup_steps,
-        warmup_bytes=warmup_bytes,
-    )
-    if checkpoints is not None and not steps:
-        raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place its K boundaries.")
-    if recipe is not None and recipe.count(":") != 1:
-        raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
-    chosen = None if subspace == "full" else dict(rank) if isinstance(rank, Mapping) else rank
-    blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
-    reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
-    adaptive = Adaptive(reader, blocks.blocks, subspace)
-    extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
-    store = open_store(Path(path), model, blocks, optimizer, adaptive, settings, extra, resume=resume, start=start)
-    plan = {"steps": steps, "checkpoints": checkpoints, "max_bytes": max_bytes}
-    return Recorder(model, blocks, reader, adaptive, store, settings, **plan)
 
 
 class Recorder:
@@ -143,16 +76,15 @@ class Recorder:
         self._reader, self._adaptive = reader, adaptive
         self._tap = Tap(model, blocks, self._add, keep_calls=self._form.passes > 0, groups=self._form.groups)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
-        self._planned, self._max_bytes = steps, max_bytes
         self._boundaries = _boundaries(steps, checkpoints)
         self._bases = load_bases(store, self.layout) or fixed_bases(settings.subspace, self.layout, settings.seed)
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)
-        self._bytes = store.size_bytes()
         self._writer = Writer(store)
         self._scope: StepScope | None = None
         self._at = store.n_steps() or len(store.spooled())  # the next step's number
         self._began = self._at
+        self._budget = Budget(store, self._at, steps, max_bytes)
         self._sound = True  # the model is where the last recorded step left it
         self._open = False
         self._projections: list[Any] | None = None
@@ -298,7 +230,7 @@ class Recorder:
             rows = rows * inverse.to(rows.dtype)[:, None, None]
             scope.check_finite(rows)
             curved = None if scope.curvature is None else scope.curvature.rows(scope)
-            self._check_plan(len(scope.ids))
+            self._budget.spend(self._at, len(scope.ids))
             self._writer.put(finished_record(scope.number, rows, meta, curved))
         self._note_id_kind(scope)
         self._at += 1
@@ -342,26 +274,6 @@ class Recorder:
             return (weight * scope.terms())[:, None].expand(-1, self._form.groups)
         return None if scope.curvature is None else scope.curvature.kappa(weight)
 
-    def _check_plan(self, batch: int) -> None:
-        """Before the first row: would the planned run fit? Afterwards: is the budget used up?"""
-        self._bytes += batch * self.store.bytes_per_row
-        if self._max_bytes is not None and self._bytes > self._max_bytes:
-            raise DiskError(
-                f"recording stopped before step {self._at}: the run would exceed max_bytes={self._max_bytes:,}. "
-                f"The {self._at} steps before it are safe. Raise max_bytes, or lower rank= or encoding=."
-            )
-        if self._at != self._began or not self._planned:
-            return
-        need = batch * self.store.bytes_per_row * max(0, self._planned - self._at)
-        free = shutil.disk_usage(self.store.path).free
-        limit = free if self._max_bytes is None else min(free, self._max_bytes)
-        if need > limit:
-            raise DiskError(
-                f"the plan of {self._planned} steps with {batch} samples needs about {need:,} bytes "
-                f"({self.store.bytes_per_row:,} for each occurrence); there are {limit:,}. "
-                "Nothing was recorded. Lower rank=, choose encoding='int8', or free the space."
-            )
-
     def _note_id_kind(self, scope: StepScope) -> None:
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
@@ -377,7 +289,7 @@ class Recorder:
             parts |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
         for (_, slot, b), part in parts.items():
             _check_part(scope, slot, self.blocks[b].name, part)
-        self._check_plan(len(scope.ids))
+        self._budget.spend(self._at, len(scope.ids))
         if self._bases is not None:
             self._writer.put(project_step(scope.number, parts, meta, self.layout, self._bases))
             return

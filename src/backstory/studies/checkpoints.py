@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..session.from_checkpoints import Given, record_checkpoints
 from ..session.recipe import Recipe, take_step
-from ..session.recorder import record
+from ..session.recording import record
 from ..session.run import Run
 from ..truth import Removal, tsloo
 from .fidelity_stats import spearman

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import StoreError
 from ..session.answer import Hit, Influence
 from ..session.recipe import Recipe, take_step
-from ..session.recorder import record
+from ..session.recording import record
 from ..session.run import Run
 from ..session.step import StepScope
 from ..truth import Removal, tsloo

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..methods import influence_sweep, margins, representation_similarity, tracin, trak
 from ..session.answer import Influence
 from ..session.recipe import take_step
-from ..session.recorder import record
+from ..session.recording import record
 from ..session.run import Run
 from ..session.step import StepScope
 from ..truth.precision import in_precision

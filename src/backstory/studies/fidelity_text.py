@@ -23,7 +23,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     parts = ["\n".join(main), f"Each seed ({', '.join(map(str, found['seeds']))}):", "\n".join(each)]
     if found["contrasts"]:
-        parts.insert(1, "\n".join(["| difference | single | all |", "|---|---|---|", *map(_contrast, found["contrasts"])]))
+        parts.insert(
+            1, "\n".join(["| difference | single | all |", "|---|---|---|", *map(_contrast, found["contrasts"])])
+        )
     if found["skipped"]:
         parts.append("Left out: " + "; ".join(found["skipped"]) + ".")
     return "\n\n".join(parts) + "\n"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..session.answer import Influence
 from ..session.recipe import Recipe, take_step
-from ..session.recorder import record
+from ..session.recording import record
 from ..session.run import Run
 from ..session.settings import curvature_of
 from ..session.step import StepScope

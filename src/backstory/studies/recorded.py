@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..session.recipe import Recipe, take_step
-from ..session.recorder import record
+from ..session.recording import record
 from ..session.run import Run
 from ..session.step import StepScope
 
