@@ -26,8 +26,8 @@ check: .venv/ready  ## linters and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready  ## writes docs/benchmarks.md
-	$(BIN)/backstory bench all --write docs/benchmarks.md
+bench: .venv/ready  ## writes docs/benchmarks.md; the rivals' environments are made in .peers
+	$(BIN)/backstory bench all --venvs .peers --write docs/benchmarks.md
 
 clean:
-	rm -rf .venv demo runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .peers demo runs .pytest_cache .mypy_cache .ruff_cache

@@ -98,7 +98,7 @@ def test_extras_are_not_imported_with_the_package() -> None:
     code = (
         "import sys, torch, lance; before = set(sys.modules); import backstory; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} & "
-        "{'pandas', 'plotly', 'sklearn', 'fastapi', 'ray', 'transformers', 'scipy'}))"
+        "{'pandas', 'plotly', 'sklearn', 'fastapi', 'ray', 'transformers', 'scipy', 'lightning', 'pytorch_lightning', 'datasets'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -108,7 +108,7 @@ def test_contributing_shows_the_tree() -> None:
 def test_public_names_are_few_and_documented() -> None:
     names = sorted(backstory.__all__)
     assert names == [
-        "BackstoryError", "Influence", "Recipe", "Recorder", "Run", "__version__", "open", "record", "register", "with_ids",
+        "BackstoryError", "Influence", "Recipe", "Recorder", "Run", "__version__", "open", "plan", "record", "register", "with_ids",
     ]  # fmt: skip
     page = (ROOT / "docs" / "api.md").read_text()
     for name in names:

@@ -6,6 +6,7 @@ from .capture.blocks import register
 from .errors import BackstoryError
 from .session import Influence, Recipe, Recorder, Run, record
 from .session import open_run as open
+from .session.plan import plan
 
 __all__ = [
     "BackstoryError",
@@ -15,6 +16,7 @@ __all__ = [
     "Run",
     "__version__",
     "open",
+    "plan",
     "record",
     "register",
     "with_ids",

@@ -1,42 +1,51 @@
-"""The recording bench really records, and both candidates train."""
-
-import tempfile
-from pathlib import Path
+"""The recording bench really records, and its figures follow from the times of its turns."""
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 from backstory.benchmarks import recording
+from backstory.benchmarks.recording import bench_record, figures
+from backstory.benchmarks.timing import Times
+from backstory.benchmarks.training import Recorded
+from backstory.benchmarks.workloads import TINY
+
+KEYS = {
+    "workload", "configuration", "settings", "ratio", "cpu_ratio", "one_off_s", "steps", "run_ratio", "run_cpu_ratio",
+    "plain_ms_per_step", "bytes_per_occurrence", "rows", "dims",
+}  # fmt: skip
 
 
-def test_compare_times_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    x, y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: _Kept(tmp_path))
-    found = recording._compare(
-        "tiny", lambda: nn.Linear(6, 6), lambda m: F.mse_loss(m(x), y), 4, 2, 3, subspace="random", rank=2
-    )
-    assert found["ratio"] > 0
-    assert found["plain_ms_per_step"] > 0
-    import backstory
-
-    assert backstory.open(tmp_path / "run").n_steps == 9  # one warm-up turn and two repeats of three steps
-
-
-class _Kept:
-    """A temporary directory that stays, so that the run can be looked at."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> str:
-        return str(self.path)
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def test_figures_by_hand() -> None:
+    work = TINY["A"]  # turns of one step, so that the warm-up is 20 turns
+    plain = [Times(1.0, 1.0)] * 24
+    recorded = [Times(2.0, 3.0)] * 19 + [Times(52.0, 3.0)] + [Times(1.5, 1.2)] * 3 + [Times(9.0, 9.0)]
+    found = figures(work, plain, recorded, Times(4.0, 0.0))
+    assert found["ratio"] == 1.5
+    assert found["cpu_ratio"] == pytest.approx(1.2)
+    assert found["one_off_s"] == pytest.approx(19 * 2 + 52 - 20 * 1.5)
+    assert found["run_ratio"] == pytest.approx((19 * 2 + 52 + 3 * 1.5 + 9 + 4) / 24)
+    assert (found["steps"], found["turns"]) == (24, 4)
+    assert found["plain_ms_per_step"] == 1000
 
 
-def test_block_is_a_transformer_block() -> None:
-    out = recording.Block(24, 4)(torch.zeros(2, 5, 24))
-    assert out.shape == (2, 5, 24)
+def test_one_line_for_each_workload_and_configuration() -> None:
+    said: list[str] = []
+    found = bench_record(workloads="AB", scale="tiny", say=said.append)
+    assert [row["configuration"] for row in found["rows"][:4]] == [
+        "default", "paper: random 32×32, empirical", "int8", "sampled:1",
+    ]  # fmt: skip
+    assert len(found["rows"]) == 8
+    assert len(said) == 2
+    for row in found["rows"]:
+        assert row.keys() >= KEYS
+        assert row["ratio"] > 0
+        assert row["steps"] == 6
+    assert found["rows"][4]["settings"] == "learned, rank 16, empirical/6, float16"
+
+
+def test_all_recorders_end_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(recording, "turns", lambda *_: 1 / 0)
+    monkeypatch.setattr(Recorded, "close", lambda self: closed.append(self.recorder.settings.encoding))
+    with pytest.raises(ZeroDivisionError):
+        recording.compare(TINY["A"], {"a": {"subspace": "random"}, "b": {"subspace": "random", "encoding": "int8"}})
+    assert closed == ["float16", "int8"]

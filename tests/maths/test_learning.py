@@ -34,14 +34,14 @@ def kept(C: Tensor, vectors: Tensor, k: int) -> float:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (Shape(100, 80, 16, 16), Shape(100, 80, 48, 48)),
-        (Shape(100, 80, 4, 8), Shape(100, 80, 12, 24)),
-        (Shape(20, 80, 16, 16), Shape(20, 80, 20, 48)),
+        (Shape(100, 80, 16, 16), Shape(100, 80, 32, 32)),
+        (Shape(100, 80, 4, 8), Shape(100, 80, 8, 16)),
+        (Shape(20, 80, 16, 16), Shape(20, 80, 20, 32)),
         (Shape(10, 3, 10, 3), Shape(10, 3, 10, 3)),
         (Shape(100, 0, 64, 0), Shape(100, 0, 64, 0)),
     ],
 )
-def test_sides_are_three_times_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
+def test_sides_are_twice_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
     assert widened(shape) == expected
 
 

@@ -11,18 +11,16 @@ from torch import Tensor
 
 from backstory.maths import subspace
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
+from backstory.maths.sides import LONG, learned_basis, moments, probes
 from backstory.maths.subspace import (
-    LARGEST_MOMENT,
     Basis,
     Shape,
     compact,
     densify,
     group_edges,
     group_sums,
-    learned_basis,
     mask_basis,
     merge,
-    moments,
     products,
     project,
     project_groups,
@@ -208,20 +206,31 @@ def test_a_side_kept_whole_needs_no_moment() -> None:
     assert right is not None
 
 
-def test_a_vocabulary_never_gets_a_moment_but_random_coordinates() -> None:
-    words = LARGEST_MOMENT + 1
-    shape = Shape(words, D_IN, 8, 2)
-    outer = Outer(torch.randint(words, (B, S)), normal(B, S, D_IN))
-    left, right = moments(outer, shape)
-    assert left is None
-    assert right is not None
-    basis = learned_basis(left, right, shape, seed=0, name="embedding")
-    spare = random_basis(shape, seed=0, name="embedding")
-    assert basis.left is not None
-    assert spare.left is not None
-    assert torch.equal(basis.left, spare.left)
-    assert basis.right is not None
-    assert_close(basis.right.T @ basis.right, torch.eye(2, dtype=torch.float64), 1e-12)
+def test_a_vocabulary_never_gets_a_moment_but_a_sketch() -> None:
+    words, rank = LONG + 1, 3
+    shape, g = Shape(words, D_IN, rank, 2), torch.Generator().manual_seed(5)
+    few = torch.randperm(words, generator=g)[:rank]  # the tokens that occur, besides rare ones
+    index = torch.where(torch.rand(40, S, generator=g) < 0.9, few[torch.randint(rank, (40, S), generator=g)], 7)
+    a = normal(40, S, D_IN)
+    omegas = probes(shape, seed=0, name="embedding")
+    assert omegas[1] is None
+    dense = F.one_hot(index, words).double()
+    explicit = torch.einsum("bsi,bsj->bij", dense, a)
+    for part in (Outer(index, a), Outer(dense, a), Dense(explicit)):
+        left, right = moments(part, shape, omegas)
+        assert left is not None
+        assert left.shape == (words, 2 * rank)
+        basis = learned_basis(left, right, shape, omegas, seed=0, name="embedding")
+        assert basis.left is not None
+        assert_close(basis.left.T @ basis.left, torch.eye(rank, dtype=torch.float64), 1e-9)
+        U = torch.from_numpy(np.linalg.svd(explicit.transpose(0, 1).flatten(1).numpy(), full_matrices=False)[0])
+        assert_close((basis.left.T @ U[:, :rank]).norm(), torch.tensor(rank**0.5).double(), 1e-6, "another subspace")
+
+
+def test_a_side_that_no_row_has_reached_gets_seeded_coordinates() -> None:
+    found, spare = learned_basis(None, None, SMALL, seed=0, name="layer"), random_basis(SMALL, seed=0, name="layer")
+    assert all(torch.equal(x, y) for x, y in zip(found[:2], spare[:2], strict=True) if x is not None and y is not None)
+    assert found.left is not None
 
 
 def test_a_learned_basis_holds_the_top_eigenvectors() -> None:

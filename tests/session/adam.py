@@ -150,7 +150,16 @@ def record(
     return seen
 
 
-def projected(rows: Tensor, model: nn.Module, path: Path) -> Tensor:
+def met(rows: Tensor, seen: Seen, t: int, model: nn.Module, path: Path) -> Tensor:
+    """⟨row, ∇L⟩ of rows (…, p) of step t: whole during the warm-up, else between the sides of the basis, without its core."""
+    store = RunStore.open(path)
+    if t < int(store.tensor_metadata("basis").get("warmup", "0")):
+        return rows @ seen.whole
+    against = torch.where(seen.half > 0, seen.whole / seen.half, 0.0)
+    return projected(rows * seen.half, model, path, core=False) @ projected(against, model, path, core=False)
+
+
+def projected(rows: Tensor, model: nn.Module, path: Path, *, core: bool = True) -> Tensor:
     """Rows (…, p) in the stored basis of a run: vec(LᵀGR) of each parameter, and then its core where there is one."""
     sides = RunStore.open(path).load_tensors("basis")
     out, lo = [], 0
@@ -161,8 +170,8 @@ def projected(rows: Tensor, model: nn.Module, path: Path) -> Tensor:
         left, right = (sides.get(f"{name}/{side}") for side in ("left", "right"))
         G = G if left is None else torch.einsum("...ij,ir->...rj", G, left.double())
         G = G if right is None else torch.einsum("...ij,jr->...ir", G, right.double())
-        core = sides.get(f"{name}/core")
-        out.append(G.flatten(-2) if core is None else torch.einsum("...k,kc->...c", G.flatten(-2), core.double()))
+        inner = sides.get(f"{name}/core") if core else None
+        out.append(G.flatten(-2) if inner is None else torch.einsum("...k,kc->...c", G.flatten(-2), inner.double()))
     return torch.cat(out, -1)
 
 

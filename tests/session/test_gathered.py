@@ -90,8 +90,13 @@ def test_rows_are_those_of_each_group_at_each_layers_own_output(
     assert_close(found.curvature.flatten(0, 1), torch.cat(pieces).flatten(0, 1), 1e-9, CAUSES)
     whole = [projected(s.rows * x, model, tmp_path / "run") for s, x in zip(seen, scale, strict=True)]
     assert_close(found.rows, torch.cat(whole), 1e-9, "the gradient is the sum of its groups")
-    assert_close(found.hdot, torch.cat([s.pieces @ s.whole for s in seen]), 1e-9, "⟨h, ∇L⟩ in full coordinates")
-    assert_close(found.gdot, torch.cat([s.rows @ s.whole for s in seen]), 1e-9)
+    if subspace == "full":
+        products = [(s.pieces @ s.whole, s.rows @ s.whole) for s in seen]
+    else:
+        run = (model, tmp_path / "run")
+        products = [(adam.met(s.pieces, s, t, *run), adam.met(s.rows, s, t, *run)) for t, s in enumerate(seen)]
+    assert_close(found.hdot, torch.cat([h for h, _ in products]), 1e-9, "⟨h, ∇L⟩ in unscaled coordinates")
+    assert_close(found.gdot, torch.cat([g for _, g in products]), 1e-9)
     store = RunStore.open(tmp_path / "run")
     assert (store.steps().clip < 1).all()
     assert store.split
@@ -212,17 +217,18 @@ def test_sampled_rows_taken_apart_leave_the_gradient_whole(
                     nn.utils.clip_grad_norm_(model.parameters(), max_norm)
                 optimizer.step()
             half = torch.ones(()).double() if subspace == "full" else adam.second_moments(model, optimizer)[0]
-            seen.append((rows, torch.cat(passes, 1), half))
+            seen.append(adam.Seen(rows, torch.cat(passes, 1), rows.mean(0), half.expand(rows.shape[1]), half))
     found = block_of(tmp_path / "run")
     assert found.curvature is not None
     assert found.rows is not None
     assert found.hdot is not None
-    assert_close(found.rows, torch.cat([projected(g * p, model, tmp_path / "run") for g, _, p in seen]), 1e-9, CAUSES)
-    curved = torch.cat([projected(h * p, model, tmp_path / "run") for _, h, p in seen])
+    run = (model, tmp_path / "run")
+    assert_close(found.rows, torch.cat([projected(s.rows * s.half, *run) for s in seen]), 1e-9, CAUSES)
+    curved = torch.cat([projected(s.pieces * s.half, *run) for s in seen])
     assert_close(found.curvature.flatten(0, 1), curved.flatten(0, 1), 1e-9, CAUSES)
     if max_norm is not None:
-        assert_close(found.hdot, torch.cat([h @ g.mean(0) for g, h, _ in seen]), 1e-9)
-        assert_close(found.gdot, torch.cat([g @ g.mean(0) for g, _, _ in seen]), 1e-9)
+        assert_close(found.hdot, torch.cat([adam.met(s.pieces, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
+        assert_close(found.gdot, torch.cat([adam.met(s.rows, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
 
 
 def _seeded_by(c: int) -> Any:

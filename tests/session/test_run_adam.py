@@ -212,9 +212,10 @@ def test_answers_in_adams_coordinates_are_those_of_autograd_through_the_scaled_s
     for t, x in enumerate(seen):
         V = projected(x.pieces * x.half, model, path).flatten(0, 1)
         G, kappa = projected(x.rows * x.half, model, path), (4 if split > 1 else 1) / 3
-        clip, n = _by_products(x, G, max_norm)
-        H = kappa * (V.T @ V if max_norm is None else clip * _clipped(V, x.pieces.flatten(0, 1) @ x.whole, n).T @ V)
-        G = G if max_norm is None else clip * _clipped(G, x.rows @ x.whole, n)
+        products, of_pieces = adam.met(x.rows, x, t, model, path), adam.met(x.pieces, x, t, model, path).flatten()
+        clip, n = _by_products(x, G, products, max_norm)
+        H = kappa * (V.T @ V if max_norm is None else clip * _clipped(V, of_pieces, n).T @ V)
+        G = G if max_norm is None else clip * _clipped(G, products, n)
         steps.append(
             oracles.Recorded(
                 G=G, w=one[:3] / 3, H=H, max_norm=1e30, rate=0.05 * one - 0.03 * wide, l2=0 * one, decay=0.3 * wide,
@@ -235,11 +236,11 @@ def _kept(model: nn.Module, path: Path, sizes: Tensor) -> Tensor:
     return torch.cat([x[:1].expand(d) for x, d in zip(parts, dims, strict=True)])
 
 
-def _by_products(x: adam.Seen, G: Tensor, max_norm: float | None) -> tuple[float, Tensor]:
-    """`(c, n/(‖∇L‖(‖∇L‖ + 1e-6)))` of a clipped step."""
+def _by_products(x: adam.Seen, G: Tensor, products: Tensor, max_norm: float | None) -> tuple[float, Tensor]:
+    """`(c, ρ n/Σ w ⟨g, ∇L⟩)` of a clipped step."""
     norm = float(x.whole.norm())
     assert max_norm is None or norm > max_norm
-    return (max_norm or 1.0) / (norm + 1e-6), G.mean(0) / (norm * (norm + 1e-6))
+    return (max_norm or 1.0) / (norm + 1e-6), G.mean(0) * norm / ((norm + 1e-6) * products.mean())
 
 
 def _clipped(rows: Tensor, products: Tensor, n: Tensor) -> Tensor:

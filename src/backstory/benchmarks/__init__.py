@@ -1,6 +1,4 @@
-"""Speed, measured against rivals in the same run. Knows nothing of the command line."""
+"""Speed, measured against rivals in the same run. Knows nothing of the command line.
 
-from .embedding import bench_embed
-from .recording import bench_record
-
-__all__ = ["bench_embed", "bench_record"]
+Its `workloads`, `timing` and `peers` need torch alone: they are copied to where a rival's environment runs them.
+"""

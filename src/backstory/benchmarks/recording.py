@@ -1,115 +1,105 @@
-"""What recording costs: the same training steps, plain and recorded, in turn, disk included.
+"""What recording costs: the same training steps, plain and recorded, in turns, disk included.
+
+A run of N steps is taken in turns of a few steps: plain, then each configuration, then plain again. A learned subspace is
+known only after its warm-up, so there are three figures:
+
+    ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
+    one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the subspace
+    run_ratio    the whole run of N steps, opening and closing included, over the plain one
 
 Knows nothing of the command line.
 """
 
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from ..session.recorder import Recorder
-from ..session.recording import record
-from .timing import interleave
+from ..session.settings import RecordSettings
+from .timing import Times, median, timed, total, turns
+from .training import Plain, Recorded, Settings, sizes
+from .workloads import SCALES, Workload
 
+Say = Callable[[str], None]
+WARMUP = RecordSettings.warmup_steps
 
-class Block(nn.Module):
-    """A transformer block: attention and a feed-forward net, pre-norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, S, width) -> (B, S, width)."""
-        b, s, width = x.shape
-        q, k, v = (y.view(b, s, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, width)
-        x = x + self.out(attended)
-        fed: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
-        return x + fed
+CONFIGURATIONS: dict[str, Settings] = {
+    "default": {},
+    "paper: random 32×32, empirical": {"subspace": "random", "rank": 32, "curvature": "empirical"},
+    "sampled:1/6": {"curvature": "sampled:1/6"},
+    "int8": {"encoding": "int8"},
+}
 
 
-def bench_record(*, repeats: int = 7, steps: int = 3) -> dict[str, Any]:
-    """Ratios of recorded to plain training, wall and CPU time, for each workload."""
-    return {"threads": torch.get_num_threads(), "workloads": [_transformer(repeats, steps), _mlp(repeats, 10 * steps)]}
+def quiet(text: str) -> None:
+    """Says nothing."""
 
 
-def _transformer(repeats: int, steps: int, width: int = 768, length: int = 128, batch: int = 8) -> dict[str, Any]:
-    x, y = torch.randn(2, batch, length, width, generator=torch.Generator().manual_seed(0))
-
-    def loss(model: nn.Module) -> Tensor:
-        return F.mse_loss(model(x), y, reduction="none").mean((1, 2)).mean()
-
-    name = f"transformer block, width {width}, sequence {length}, batch {batch}, random 16×16"
-    return _compare(name, lambda: Block(width, 12), loss, batch, repeats, steps, subspace="random", rank=16)
-
-
-def _mlp(repeats: int, steps: int) -> dict[str, Any]:
-    g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(64, 784, generator=g), torch.randint(0, 10, (64,), generator=g)
-
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(784, 128), nn.GELU(), nn.Linear(128, 10))
-
-    name = "MLP 784-128-10, batch 64, random 16×16"
-    return _compare(name, net, lambda m: F.cross_entropy(m(x), y), 64, repeats, steps, subspace="random", rank=16)
+def bench_record(*, workloads: Sequence[str] = "ABC", scale: str = "full", say: Say = quiet) -> dict[str, Any]:
+    """One line for each workload and configuration."""
+    rows: list[dict[str, Any]] = []
+    for name in workloads:
+        work = SCALES[scale][name]
+        say(f"record: {work.words}, {work.steps} steps, plain and {len(CONFIGURATIONS)} configurations in turns")
+        rows += compare(work, for_workload(work))
+    return {"threads": torch.get_num_threads(), "rows": rows}
 
 
-def _compare(
-    name: str,
-    make: Callable[[], nn.Module],
-    loss: Callable[[nn.Module], Tensor],
-    batch: int,
-    repeats: int,
-    steps: int,
-    **settings: Any,
-) -> dict[str, Any]:
-    torch.manual_seed(0)
-    plain, recorded = make(), make()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (plain, recorded)]
+def for_workload(work: Workload) -> dict[str, Settings]:
+    """The configurations as they make sense there: samples without positions have no groups of them."""
+    if work.language:
+        return CONFIGURATIONS
+    others = {name: settings for name, settings in CONFIGURATIONS.items() if name != "sampled:1/6"}
+    return {**others, "sampled:1": {"curvature": "sampled:1"}}
+
+
+def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict[str, Any]]:
+    """Plain training and each configuration, in turns; one line for each configuration."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        with record(recorded, optimizers[1], run, loss_reduction="mean", **settings) as rec:
+        paths = {name: Path(folder) / str(i) for i, name in enumerate(configurations)}
+        loops: dict[str, Plain] = {"plain": Plain(work)}
+        ends: dict[str, Times] = {}  # opening and closing
+        try:
+            for name, settings in configurations.items():
+                ends[name] = timed(partial(_open, loops, name, paths[name], settings))
+            took = turns({name: _turn(loop) for name, loop in loops.items()}, work.steps // work.turn)
+        finally:
+            for name, loop in loops.items():
+                if isinstance(loop, Recorded):
+                    ends[name] = total([ends[name], timed(loop.close)])
+        lines = {name: figures(work, took["plain"], took[name], ends[name]) for name in configurations}
+        return [
+            {"workload": work.words, "configuration": name, **lines[name], **sizes(paths[name])}
+            for name in configurations
+        ]
 
-            def without() -> None:
-                for _ in range(steps):
-                    _step(plain, optimizers[0], loss)
 
-            def with_recording() -> None:
-                for _ in range(steps):
-                    _recorded_step(rec, recorded, optimizers[1], loss, batch)
-                rec.flush()
+def _open(loops: dict[str, Plain], name: str, path: Path, settings: Settings) -> None:
+    loops[name] = Recorded(loops["plain"].work, path, settings)
 
-            times = interleave({"plain": without, "recorded": with_recording}, repeats)
-            per_row = rec.store.bytes_per_row
+
+def _turn(loop: Plain) -> Callable[[], None]:
+    return lambda: loop.advance(loop.work.turn)
+
+
+def figures(work: Workload, plain: Sequence[Times], recorded: Sequence[Times], ends: Times) -> dict[str, Any]:
+    """The figures of one configuration from the times of its turns, and of its opening and closing."""
+    warm = min(-(-WARMUP // work.turn), len(plain) - 1)  # turns that may hold a part of the warm-up
+    steady, pairs = median(recorded[warm:]), list(zip(plain[warm:], recorded[warm:], strict=True))
+    before, whole = total(recorded[:warm]), total([*recorded, ends])
     return {
-        "name": name,
-        "ratio": times["recorded"].wall / times["plain"].wall,
-        "cpu_ratio": times["recorded"].cpu / times["plain"].cpu,
-        "plain_ms_per_step": 1e3 * times["plain"].wall / steps,
-        "recorded_ms_per_step": 1e3 * times["recorded"].wall / steps,
-        "bytes_per_occurrence": per_row,
+        "ratio": statistics.median(r.wall / p.wall for p, r in pairs),
+        "cpu_ratio": statistics.median(r.cpu / p.cpu for p, r in pairs),
+        "one_off_s": before.wall - warm * steady.wall,
+        "one_off_cpu_s": before.cpu - warm * steady.cpu,
+        "steps": len(plain) * work.turn,
+        "run_ratio": whole.wall / total(plain).wall,
+        "run_cpu_ratio": whole.cpu / total(plain).cpu,
+        "plain_ms_per_step": 1e3 * median(plain[warm:]).wall / work.turn,
+        "recorded_ms_per_step": 1e3 * steady.wall / work.turn,
+        "turns": len(pairs),
     }
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> None:
-    loss(model).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _recorded_step(
-    rec: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor], batch: int
-) -> None:
-    with rec.step(range(batch)):
-        loss(model).backward()
-        optimizer.step()
-    optimizer.zero_grad()

@@ -1,30 +1,60 @@
-"""Interleaved timing: candidates take turns, and the medians are compared.
+"""Interleaved timing: candidates take turns, and the medians are compared; the highest memory of a process.
 
-Knows nothing of what is timed.
+Knows nothing of what is timed: torch-free, so that a rival's environment can run it.
 """
 
+import resource
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """Medians in seconds."""
+    """Seconds."""
 
     wall: float
     cpu: float
 
 
-def interleave(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
-    """Run all candidates in turn, once to warm up and then `repeats` times; medians of wall and CPU time."""
-    wall: dict[str, list[float]] = {name: [] for name in candidates}
-    cpu: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(repeats + 1):
+def timed(work: Callable[[], object]) -> Times:
+    """Run once."""
+    began, used = time.perf_counter(), time.process_time()
+    work()
+    return Times(time.perf_counter() - began, time.process_time() - used)
+
+
+def turns(candidates: Mapping[str, Callable[[], object]], n: int) -> dict[str, list[Times]]:
+    """Run all candidates in turn, n times; every single time."""
+    found: dict[str, list[Times]] = {name: [] for name in candidates}
+    for _ in range(n):
         for name, work in candidates.items():
-            began, used = time.perf_counter(), time.process_time()
-            work()
-            if turn:
-                wall[name].append(time.perf_counter() - began)
-                cpu[name].append(time.process_time() - used)
-    return {n: Times(statistics.median(wall[n]), statistics.median(cpu[n])) for n in candidates}
+            found[name].append(timed(work))
+    return found
+
+
+def interleave(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
+    """Run all candidates in turn, once to warm up and then `repeats` times; medians of wall and CPU time."""
+    return {name: median(found[1:]) for name, found in turns(candidates, repeats + 1).items()}
+
+
+def median(found: Sequence[Times]) -> Times:
+    """Medians of wall and of CPU time, each by itself."""
+    return Times(statistics.median(t.wall for t in found), statistics.median(t.cpu for t in found))
+
+
+def total(found: Sequence[Times]) -> Times:
+    """Sums."""
+    return Times(sum(t.wall for t in found), sum(t.cpu for t in found))
+
+
+def peak_bytes() -> int:
+    """The highest memory of this process. Linux's own count: ru_maxrss begins at what the parent had."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(found[0]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -55,7 +55,7 @@ class OptimizerReader:
         self.on_step: Callable[[Reading], None] = lambda reading: None  # before the update
         self.on_stepped: Callable[[Reading], None] = lambda reading: None  # after it; gradients are still there
         self._scale = 1.0
-        self._before: dict[int, Tensor] = {}  # id of parameter -> (2,) sizes
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # id of parameter -> its gradient's sizes
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
             _check_modelled(optimizer)
@@ -225,28 +225,37 @@ class OptimizerReader:
         held = [p for p in self.parameters if p.grad is not None and id(p) in self._before]
         if not held:
             raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
-        then = torch.stack([self._before[id(p)] for p in held]).tolist()
-        norms = torch.stack([_norm(p.grad) for p in held if p.grad is not None]).tolist()
+        then = _listed([self._before[id(p)] for p in held])
+        norms = torch.stack([_norm(p.grad).double() for p in held if p.grad is not None]).tolist()
         before = {id(p): (x / self._scale, y / self._scale) for p, (x, y) in zip(held, then, strict=True)}
         changed = [p for p, norm in zip(held, norms, strict=True) if norm != before[id(p)][0]]
-        now = [_sizes(p.grad) for p in changed if p.grad is not None]  # where the norm is the same, nothing was changed
-        found = {id(p): (x, y) for p, (x, y) in zip(changed, (s.tolist() for s in now), strict=True)}
+        now = _listed([_sizes(p.grad) for p in changed if p.grad is not None])  # the same norm: nothing was changed
+        found = {id(p): (x, y) for p, (x, y) in zip(changed, now, strict=True)}
         return before, before | found
 
 
-def _sizes(grad: Tensor) -> Tensor:
-    """(2,): the Euclidean norm and the largest entry; clipping by value changes the two by different factors."""
+def _sizes(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The Euclidean norm and the largest entry; clipping by value changes the two by different factors."""
     values = grad.coalesce().values() if grad.is_sparse else grad
     if not values.numel():
-        return torch.zeros(2, dtype=torch.float64, device=values.device)
-    least, most = torch.aminmax(values)
-    return torch.stack([_norm(values), torch.maximum(-least, most).double()])
+        zero = torch.zeros((), dtype=torch.float64, device=values.device)
+        return zero, zero
+    least, most = torch.aminmax(values)  # the norm of order ∞ is ten times slower on a CPU
+    return _norm(values), torch.maximum(-least, most)
+
+
+def _listed(sizes: list[tuple[Tensor, Tensor]]) -> list[list[float]]:
+    return (
+        torch.stack([torch.stack([x.double() for x in column]) for column in zip(*sizes, strict=True)], 1).tolist()
+        if sizes
+        else []
+    )
 
 
 def _norm(grad: Tensor) -> Tensor:
     values = grad.coalesce().values() if grad.is_sparse else grad
     norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    return norm.double()
+    return norm
 
 
 def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float = 0.0) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, datasets, show, study
+from . import bench, data, datasets, plan, show, study
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_gpt as study_gpt  # its commands join those of study
 from . import study_small as study_small  # its commands join those of study
@@ -96,6 +96,9 @@ def show_demo(result: Any, page: Path) -> None:
     show.out.print(f"Time: {times}.\nRun: {result.run}\nReport: {page}", soft_wrap=True)
 
 
+app.command()(plan.plan)
+
+
 @app.command()
 def inspect(
     run: RunPath,
@@ -130,9 +133,14 @@ def embed(
         bool, typer.Option(help="The paper's literal recursion, which noisy curvature can expand.")
     ] = False,
     encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
+    segments: Annotated[
+        int | None,
+        typer.Option(help="Cut the run into so many parts (Algorithm 2): answers at every checkpoint.", min=1),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that embed segments at the same time.", min=1)] = 1,
     json: Json = False,
 ) -> None:
-    """Compute the data value embedding of every occurrence (Algorithm 1)."""
+    """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
     from ..session.run import Run
 
     with show.progress() as say:
@@ -141,6 +149,8 @@ def embed(
             joint=not per_layer,
             gamma=0.0 if literal else "auto",
             encoding=encoding,
+            segments=segments,
+            workers=workers,
             progress=lambda done, total: say("embed", done, total),
         )
     if json:
@@ -148,7 +158,9 @@ def embed(
         return
     show.out.print(
         f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, "
-        f"{report.form} form, {'joint' if report.joint else 'per parameter'}, {report.seconds:.1f} s."
+        f"{report.form} form, {'joint' if report.joint else 'per parameter'}, "
+        + (f"{report.segments} segments, " if report.segments > 1 else "")
+        + f"{report.seconds:.1f} s."
     )
     if report.expanding_steps:
         shown = ", ".join(map(str, report.expanding_steps[:10]))

@@ -13,6 +13,118 @@ from . import show
 
 app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
+Repeats = Annotated[int, typer.Option(help="Repeats of what is short.", min=1)]
+Scale = Annotated[str, typer.Option(help="full, or tiny to try the commands.", hidden=True)]
+Venvs = Annotated[Path, typer.Option(help="Folder for the rivals' virtual environments, made when they are missing.")]
+PEERS = Path(".peers")
+
+
+@app.command()
+def record(
+    workloads: Annotated[str, typer.Option(help="Some of A, B and C.")] = "ABC",
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Recorded against plain training, disk included."""
+    _finish("record", _record(scale, workloads), json)
+
+
+@app.command()
+def embed(
+    p: Annotated[int, typer.Option(help="Dimensions, in memory.", min=1)] = 1024,
+    repeats: Repeats = 5,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """The backward recursion: in memory, from disk, and how it grows."""
+    _finish("embed", _embed(scale, repeats, p), json)
+
+
+@app.command()
+def query(repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
+    """Index and ask, recording excluded."""
+    _finish("query", _query(scale, repeats), json)
+
+
+@app.command()
+def store(scale: Scale = "full", json: Json = False) -> None:
+    """Bytes per occurrence, and the paper's efficiency table."""
+    _finish("store", _store(scale), json)
+
+
+@app.command()
+def peers(venvs: Venvs = PEERS, repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
+    """Rivals on the same workloads, each in an environment of its own."""
+    _finish("peers", _peers(scale, repeats, venvs), json)
+
+
+@app.command(name="all")
+def everything(
+    write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,
+    venvs: Venvs = PEERS,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Every benchmark, one after the other; the file is written after each."""
+    from ..benchmarks.page import page
+
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        "record": lambda: _record(scale, "ABC"),
+        "embed": lambda: _embed(scale, 3, 1024),
+        "query": lambda: _query(scale, 3),
+        "store": lambda: _store(scale),
+        "peers": lambda: _peers(scale, 1, venvs),  # `query` has the same with more repeats
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, run in work.items():
+        found[name] = run()
+        _show(name, found[name])
+        if write is not None:
+            write.write_text(page(found), encoding="utf-8")
+    if json:
+        show.emit(found)
+
+
+def _record(scale: str, workloads: str) -> dict[str, Any]:
+    from ..benchmarks.recording import bench_record
+
+    _one_thread()
+    return bench_record(workloads=workloads, scale=scale, say=_say)
+
+
+def _embed(scale: str, repeats: int, p: int) -> dict[str, Any]:
+    from ..benchmarks.embedding import bench_in_memory
+    from ..benchmarks.sweeping import bench_sweep
+
+    _one_thread()
+    _say(f"embed: in memory, p = {p}")
+    memory = bench_in_memory(p=p, repeats=repeats, rows=4096 if scale == "full" else 32)
+    return {"threads": 1, "memory": memory, **bench_sweep(scale=scale, repeats=repeats, say=_say)}
+
+
+def _query(scale: str, repeats: int) -> dict[str, Any]:
+    from ..benchmarks.asking import bench_query
+
+    _one_thread()
+    return bench_query(scale=scale, repeats=repeats, say=_say)
+
+
+def _store(scale: str) -> dict[str, Any]:
+    from ..benchmarks.efficiency import bench_efficiency
+    from ..benchmarks.storing import bench_store
+
+    _one_thread()
+    rows = bench_store(scale=scale, say=_say)
+    return {"threads": 1, "rows": rows, "efficiency": bench_efficiency(scale=scale, say=_say)}
+
+
+def _peers(scale: str, repeats: int, venvs: Path) -> dict[str, Any]:
+    from ..benchmarks.ours import bench_ours
+    from ..benchmarks.rivals import bench_rivals
+
+    _one_thread()
+    rows = bench_ours(scale=scale, repeats=repeats, say=_say) + bench_rivals(venvs, scale=scale, say=_say)
+    return {"threads": 1, "rows": sorted(rows, key=lambda row: row["workload"])}
 
 
 def _one_thread() -> None:
@@ -21,83 +133,23 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@app.command()
-def embed(
-    p: Annotated[int, typer.Option(help="Dimensions.", min=1)] = 1024,
-    batch: Annotated[int, typer.Option(help="Rows of a step.", min=1)] = 16,
-    repeats: Annotated[int, typer.Option(min=1)] = 5,
-    json: Json = False,
-) -> None:
-    """The backward recursion against the best matrix product and the paper's pseudocode."""
-    from ..benchmarks import bench_embed
-
-    _one_thread()
-    _show("embed", bench_embed(p=p, batch=batch, repeats=repeats), json)
+def _say(text: str) -> None:
+    show.err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command()
-def record(repeats: Annotated[int, typer.Option(min=1)] = 7, json: Json = False) -> None:
-    """Recorded against plain training."""
-    from ..benchmarks import bench_record
-
-    _one_thread()
-    _show("record", bench_record(repeats=repeats), json)
-
-
-@app.command(name="all")
-def everything(
-    write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None, json: Json = False
-) -> None:
-    """Every benchmark, one after the other."""
-    from ..benchmarks import bench_embed, bench_record
-
-    _one_thread()
-    work: dict[str, Callable[[], dict[str, Any]]] = {"embed": bench_embed, "record": bench_record}
-    found = {name: run() for name, run in work.items()}
-    if write is not None:
-        write.write_text(_markdown(found), encoding="utf-8")
-    for name, values in found.items():
-        _show(name, values, False)
-    if json:
-        show.emit(found)
-
-
-def _show(name: str, values: dict[str, Any], json: bool) -> None:
+def _finish(name: str, values: dict[str, Any], json: bool) -> None:
     if json:
         show.emit(values)
-        return
-    show.table(name, ("what", "value"), [(k, _short(v)) for k, v in values.items() if not isinstance(v, list)])
-    for workload in values.get("workloads", []):
-        show.table(workload["name"], ("what", "value"), [(k, _short(v)) for k, v in workload.items() if k != "name"])
+    else:
+        _show(name, values)
 
 
-WORDS = [
-    "`share_of_peak`: 4 p² operations for each row, over the speed of a 2048 × 2048 float32 product in the same run.",
-    "`against_literal`: how many times as fast as the paper's pseudocode, transcribed line by line. `damped`: the implicit",
-    "form at every step. `ratio` and `cpu_ratio`: recorded over plain training, wall and CPU time, disk included.",
-]
+def _show(name: str, values: dict[str, Any]) -> None:
+    """The tables of one benchmark."""
+    from ..benchmarks.page import TABLES, filled, short
 
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _markdown(found: dict[str, dict[str, Any]]) -> str:
-    import platform
-
-    import torch
-
-    lines = [
-        "# Benchmarks",
-        "",
-        f"Written by `make bench`: one thread, medians of interleaved repeats, "
-        f"{platform.machine()}, torch {torch.__version__}.",
-    ]
-    lines += ["", *WORDS]
-    for name, values in found.items():
-        lines += ["", f"## `backstory bench {name}`", "", "| what | value |", "|---|---|"]
-        lines += [f"| {k} | {_short(v)} |" for k, v in values.items() if not isinstance(v, list)]
-        for workload in values.get("workloads", []):
-            lines += ["", f"**{workload['name']}**", "", "| what | value |", "|---|---|"]
-            lines += [f"| {k} | {_short(v)} |" for k, v in workload.items() if k != "name"]
-    return "\n".join(lines) + "\n"
+    for part, columns in TABLES[name].items():
+        rows = values.get(part, [])
+        kept = filled(rows, columns)
+        cells = [[short(row.get(key)) for key, _ in kept] for row in rows]
+        show.table(f"{name}: {part}", [heading for _, heading in kept], cells)

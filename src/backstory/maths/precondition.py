@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .layers import Contribution, Dense, Outer, Sum
-from .subspace import Shape
+from .subspace import Basis, Shape, Side, project_dense
 
 
 class Scale(NamedTuple):
@@ -32,14 +32,14 @@ class Scale(NamedTuple):
 def factored(v_hat: Tensor, eps: float, shape: Shape) -> Scale:
     """P^½ from v̂ and ε, in at least float32."""
     v = v_hat.to(torch.promote_types(v_hat.dtype, torch.float32))
-    root = v.sqrt() + eps
     if not shape.d_in:
-        return Scale(_power(root.flatten(), v.flatten(), -0.5), None)
-    u, v = (x.reshape(shape.d_out, shape.d_in) for x in (root.square(), v))
-    u = torch.where((v.sum(1) > 0)[:, None] & (v.sum(0) > 0), u, 0.0)  # unseen rows must not weigh in the columns' sums
+        return Scale(_power((v.sqrt() + eps).flatten(), v.flatten(), -0.5), None)
+    v = v.reshape(shape.d_out, shape.d_in)
+    u, rows, columns = v.sqrt().add_(eps).square_(), v.sum(1), v.sum(0)
+    if not bool((rows > 0).all()) or not bool((columns > 0).all()):
+        u = torch.where((rows > 0)[:, None] & (columns > 0), u, 0.0)  # unseen rows must not weigh in the columns' sums
     r, c = u.sum(1), u.sum(0)
-    left = _power(r, v.sum(1), -0.25) * r.sum() ** 0.25
-    return Scale(left, _power(c, v.sum(0), -0.25))
+    return Scale(_power(r, rows, -0.25) * r.sum() ** 0.25, _power(c, columns, -0.25))
 
 
 def _power(x: Tensor, v: Tensor, exponent: float) -> Tensor:
@@ -67,6 +67,34 @@ def scaled_dense(grads: Tensor, scale: Scale, shape: Shape) -> Tensor:
     if right is None:
         return grads.reshape(-1, shape.d_out) * left
     return grads.reshape(-1, shape.d_out, shape.d_in) * left[:, None] * right
+
+
+def absorbed(basis: Basis, scale: Scale) -> Basis:
+    """The basis that takes a row g where `basis` would take ĝ = P^½ g: far fewer numbers to scale than the row's factors."""
+    left, right = scale
+    return basis._replace(left=_times(left, basis.left), right=None if right is None else _times(right, basis.right))
+
+
+def dual(whole: Tensor, basis: Basis, scale: Scale, shape: Shape) -> Tensor:
+    """L̃ᵀ G R̃ with L̃ = P_L^{−½} L, R̃ likewise: (product,), whose product with Lᵀ ĥ R is ⟨h, G⟩ as far as the sides hold h."""
+    inverse = Scale(_inverse(scale.left), None if scale.right is None else _inverse(scale.right))
+    return project_dense(whole[None], shape, absorbed(basis._replace(core=None), inverse))[0]
+
+
+def _inverse(x: Tensor) -> Tensor:
+    return torch.where(x > 0, 1 / x, 0.0)
+
+
+def _times(diagonal: Tensor, side: Side) -> Tensor:
+    return torch.diag(diagonal) if side is None else diagonal[:, None] * side
+
+
+def size(gradient: Tensor, scale: Scale, shape: Shape) -> Tensor:
+    """‖P^½ g‖² of one gradient."""
+    left, right = (None if x is None else x.square() for x in scale)
+    assert left is not None
+    squares = gradient.to(torch.promote_types(gradient.dtype, left.dtype)).square()
+    return squares.flatten() @ left if right is None else left @ (squares.reshape(shape.d_out, shape.d_in) @ right)
 
 
 def drift(before: Scale, now: Scale) -> Tensor:

@@ -20,6 +20,10 @@ only products with a curvature row of a *later* step:
     E = diag(η w) (JG Kᵀ − (JG Vᵀ)⊳ F)
     K ← K − Fᵀ V                                      one large product
 
+A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
+(θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
+before a to b (`carried`, `pulled`).
+
 Assumes: the optimizer's own state is frozen at what it was in the run; coefficients scale columns (see steps).
 Shapes:  B rows, R curvature rows, p kept coordinates. Rows are samples, so equations appear transposed.
 Knows nothing of models, files or devices.
@@ -46,12 +50,29 @@ CHUNK_ROWS = 128  # rows taken at once for plain SGD; measured best between 96 a
 
 
 class Propagator:
-    """The pair (A, C) carried backward from the end of a segment; holds one or two (p, p) matrices."""
+    """The pair (A, C) carried backward from the end of a run or a segment; holds one or two (p, p) matrices."""
 
     def __init__(self, p: int, *, dtype: torch.dtype, gamma: Gamma = None, device: str = "cpu") -> None:
         self.A = torch.eye(p, dtype=dtype, device=device)
         self.C: Tensor | None = None  # None stands for 0
         self.gamma = gamma
+
+    @classmethod
+    def of_segment(cls, p: int, *, dtype: torch.dtype, gamma: Gamma = None, momentum: bool) -> "Propagator":
+        """Begun at the end of a segment: with momentum it holds two (2p, p) matrices, and embeddings have 2p numbers."""
+        made = cls(p, dtype=dtype, gamma=gamma)
+        if momentum:
+            zero, one = torch.zeros(p, p, dtype=dtype), torch.eye(p, dtype=dtype)
+            made.A, made.C = torch.cat([one, zero]), torch.cat([zero, one])
+        return made
+
+    @property
+    def sigma(self) -> Tensor:
+        """What carries the state before the segment to its end: (p, p), or (2p, 2p) with momentum."""
+        n, p = self.A.shape
+        if n == p:
+            return self.A
+        return torch.cat([self.A, torch.zeros_like(self.A) if self.C is None else self.C], 1)
 
     def embed(self, steps: Sequence[Step]) -> list[Tensor]:
         """Embeddings (B, p) of consecutive steps, given and returned in time order; moves past all of them."""
@@ -116,6 +137,16 @@ def embed(
     propagator = Propagator(p, dtype=dtype, gamma=gamma)
     for step in steps_from_last:
         yield propagator.embed([step])[0]
+
+
+def carried(E: Tensor, sigma: Tensor) -> Tensor:
+    """Embeddings (N, n) of an earlier segment on the state at the end of the next one."""
+    return E @ sigma.T
+
+
+def pulled(x: Tensor, sigma: Tensor) -> Tensor:
+    """Queries (Q, n) on the state at the end of a segment, as queries on the state at its beginning."""
+    return x @ sigma
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:

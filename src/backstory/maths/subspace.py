@@ -11,8 +11,8 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
     full     both sides the identity
     random   entries N(0, 1/r), so that E[P Pᵀ] = I and inner products are right on average;
              independent seeds for the two sides and for every parameter
-    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal; a core may follow, the top
-             eigenvectors of all rows vec(Lᵀ G R) in wider sides (see `learning`)
+    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps (`sides`): orthonormal; a core may follow, the
+             top eigenvectors of all rows vec(Lᵀ G R) in wider sides (`learning`)
     mask     r coordinates of each side, chosen by seed
 
 Shapes:  d original, r kept, B samples, S positions.
@@ -32,7 +32,6 @@ from torch import Tensor
 from .layers import Contribution, Dense, Outer, Sum
 
 KINDS = ("learned", "random", "mask", "full")
-LARGEST_MOMENT = 4096  # a longer side (a vocabulary) is never given a d × d moment: random coordinates instead
 Side = Tensor | None
 
 
@@ -99,47 +98,6 @@ def mask_basis(shape: Shape, *, seed: int, name: str) -> Basis:
     return Basis(side("left", shape.d_out, shape.r_out), side("right", shape.d_in, shape.r_in))
 
 
-def moments(contribution: Contribution, shape: Shape) -> tuple[Tensor | None, Tensor | None]:
-    """`(Σ_z G Gᵀ (d_out, d_out), Σ_z Gᵀ G (d_in, d_in))` of one call; None where that side needs none.
-
-    For factors, G Gᵀ = Δᵀ (A Aᵀ) Δ: the S × S product in the middle is cheaper than G itself.
-    """
-    wants_left = shape.r_out < shape.d_out <= LARGEST_MOMENT
-    wants_right = shape.r_in < shape.d_in <= LARGEST_MOMENT
-    if not isinstance(contribution, Outer):
-        G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
-        left = torch.einsum("bij,bkj->ik", G, G) if wants_left else None
-        return left, torch.einsum("bij,bik->jk", G, G) if wants_right else None
-    right, same = contribution.right, None
-    if wants_right:
-        same = _left_products(contribution.left)  # (B, S, S)
-    delta = _dense_left(contribution.left, shape.d_out, right.dtype) if wants_left else None
-    left = None if delta is None else torch.einsum("bsi,bst,btj->ij", delta, right @ right.mT, delta)
-    return left, None if same is None else torch.einsum("bsi,bst,btj->ij", right, same.to(right.dtype), right)
-
-
-def _left_products(left: Tensor) -> Tensor:
-    """⟨δ_s, δ_t⟩ for all pairs of positions; one-hot rows agree or they do not."""
-    return left @ left.mT if left.is_floating_point() else left[:, :, None] == left[:, None, :]
-
-
-def learned_basis(left: Tensor | None, right: Tensor | None, shape: Shape, *, seed: int, name: str) -> Basis:
-    """Top eigenvectors of the two moments; a side without a moment falls back to seeded coordinates."""
-    spare = random_basis(shape, seed=seed, name=name)
-    return Basis(
-        spare.left if left is None else top_eigenvectors(left, shape.r_out),
-        spare.right if right is None else top_eigenvectors(right, shape.r_in),
-    )
-
-
-def top_eigenvectors(moment: Tensor, r: int) -> Tensor:
-    """(d, r), largest first, with a sign that does not depend on the machine's mood."""
-    vectors = torch.linalg.eigh(moment.double())[1][:, -r:].flip(1)
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    signed: Tensor = vectors * largest.sign()
-    return signed.to(moment.dtype).contiguous()
-
-
 def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
     """All calls of one parameter in one batch as one: a sample's calls add up before anything is squared."""
     if len(parts) == 1:
@@ -152,14 +110,14 @@ def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
         return Dense(torch.stack([densify(x, shape) for x in parts]).sum(0))
     lefts = [x.left for x in outers]
     if len({x.is_floating_point() for x in lefts}) > 1:
-        lefts = [_dense_left(x, shape.d_out, outers[0].right.dtype) for x in lefts]
+        lefts = [dense_left(x, shape.d_out, outers[0].right.dtype) for x in lefts]
     return Outer(torch.cat(lefts, 1), torch.cat([x.right for x in outers], 1))
 
 
 def densify(part: Contribution, shape: Shape) -> Tensor:
     """Gradients written out, (B, d_out, d_in), or (B, d_out) for a vector."""
     if isinstance(part, Outer):
-        return torch.bmm(_dense_left(part.left, shape.d_out, part.right.dtype).mT, part.right)
+        return torch.bmm(dense_left(part.left, shape.d_out, part.right.dtype).mT, part.right)
     if isinstance(part, Sum):
         return part.values.sum(1)
     return part.grads.reshape(len(part.grads), *((shape.d_out, shape.d_in) if shape.d_in else (shape.d_out,)))
@@ -193,11 +151,8 @@ def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) 
     if isinstance(part, Outer):
         left = _index_side(part.left, basis.left, shape.d_out, part.right.dtype)  # (B, S, r_out)
         right = apply(part.right, basis.right)  # (B, S, r_in)
-        if left.shape[1] % groups == 0:
-            together: Tensor = left.unflatten(1, (groups, -1)).mT @ right.unflatten(1, (groups, -1))
-            return apply(together.flatten(2), basis.core)
-        pieces = [left[:, lo:hi].mT @ right[:, lo:hi] for lo, hi in group_edges(left.shape[1], groups)]
-        return apply(torch.stack(pieces, 1).flatten(2), basis.core)
+        together: Tensor = _padded(left, groups).mT @ _padded(right, groups)  # (B, K, r_out, r_in)
+        return apply(together.flatten(2), basis.core)
     if isinstance(part, Sum):
         sums = group_sums(part.values, groups)  # (B, K, d)
         return project_dense(sums.flatten(0, 1), shape, basis).reshape(len(sums), groups, -1)
@@ -235,9 +190,26 @@ def group_edges(positions: int, groups: int) -> list[tuple[int, int]]:
 
 def group_sums(x: Tensor, groups: int) -> Tensor:
     """(B, S, …) -> (B, K, …)."""
-    if x.shape[1] % groups == 0:
+    S = x.shape[1]
+    if S % groups == 0:
         return x.reshape(len(x), groups, -1, *x.shape[2:]).sum(2)
-    return torch.stack([x[:, lo:hi].sum(1) for lo, hi in group_edges(x.shape[1], groups)], 1)
+    which = torch.zeros(groups, S, dtype=x.dtype, device=x.device)
+    for k, (lo, hi) in enumerate(group_edges(S, groups)):
+        which[k, lo:hi] = 1
+    sums: Tensor = (which @ x.reshape(len(x), S, -1)).reshape(len(x), groups, *x.shape[2:])
+    return sums
+
+
+def _padded(x: Tensor, groups: int) -> Tensor:
+    """(B, S, r) -> (B, K, longest, r): each group's positions, with zeros after those of a shorter one."""
+    S = x.shape[1]
+    if S % groups == 0:
+        return x.reshape(len(x), groups, S // groups, -1)
+    edges = group_edges(S, groups)
+    longest = max(hi - lo for lo, hi in edges)
+    index = torch.tensor([[t if t < hi else S for t in range(lo, lo + longest)] for lo, hi in edges], device=x.device)
+    padded: Tensor = F.pad(x, (0, 0, 0, 1))[:, index]
+    return padded
 
 
 def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:
@@ -259,10 +231,11 @@ def _index_side(left: Tensor, side: Side, d: int, dtype: torch.dtype) -> Tensor:
         return apply(left, side)
     if side is not None and side.is_floating_point():
         return side[left].to(dtype)  # a projected one-hot row is a row of the projection
-    return apply(_dense_left(left, d, dtype), side)
+    return apply(dense_left(left, d, dtype), side)
 
 
-def _dense_left(left: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+def dense_left(left: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+    """Factors (B, S, d), one-hot where they are indices (B, S)."""
     return left if left.is_floating_point() else F.one_hot(left, d).to(dtype)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..capture.blocks import Block
 from ..capture.optimizer import OptimizerReader, Reading
 from ..errors import UnsupportedError, UsageError
-from ..maths.precondition import Scale, drift, factored, scaled_dense
-from ..maths.subspace import Basis, Shape, project_dense
+from ..maths.precondition import Scale, drift, factored, size
+from ..maths.subspace import Basis, project_dense
 from ..store import RunStore
 
 HATTED, RAW = "hatted", "raw"
@@ -28,8 +28,13 @@ class Seen(NamedTuple):
     scales: list[Scale] | None = None  # P^½ of each block, where rows are kept in its coordinates
     P: Tensor | None = None  # (Σ dims,) the diagonal, where rows are kept without it
     size: float | None = None  # ‖∇L‖² of the recorded parameters in the run's coordinates
-    drift: float = 0.0  # root mean square change of log P since the step before
+    before: list[Scale] | None = None  # P^½ at the step before
     wholes: list[Tensor | None] | None = None  # ∇L of each block before clipping, where it is needed
+
+    @property
+    def drift(self) -> float:
+        """Root mean square change of log P since the step before."""
+        return 0.0 if self.before is None or self.scales is None else _drift(self.before, self.scales)
 
 
 class Adaptive:
@@ -56,10 +61,11 @@ class Adaptive:
             return Seen()
         before, scales = self.scales, [self._scale(b) for b in self._blocks]
         self.scales = scales
-        moved = 0.0 if before is None else _drift(before, scales)
-        wholes = [None if b.parameter.grad is None else b.parameter.grad / reading.clip for b in self._blocks]
-        size = sum(_size(g, s, b.shape) for g, s, b in zip(wholes, scales, self._blocks, strict=True))
-        return Seen(scales, None, size, moved, wholes if reading.clip < 1 else None)
+        grads = [b.parameter.grad for b in self._blocks]
+        found = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
+        whole = float(torch.stack([x.cpu().double() for x in found]).sum()) / reading.clip**2 if found else 0.0
+        wholes = [None if g is None else g / reading.clip for g in grads] if reading.clip < 1 else None
+        return Seen(scales, None, whole, before, wholes)
 
     def _scale(self, block: Block) -> Scale:
         v_hat, eps = self._reader.second_moment(block.parameter)
@@ -82,13 +88,6 @@ def _drift(before: Sequence[Scale], now: Sequence[Scale]) -> float:
     sizes = torch.tensor([float(len(s.left) * (1 if s.right is None else len(s.right))) for s in now])
     squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(before, now, strict=True)])
     return float((squares @ sizes / sizes.sum()).sqrt())
-
-
-def _size(gradient: Tensor | None, scale: Scale, shape: Shape) -> float:
-    if gradient is None:
-        return 0.0
-    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-    return float(scaled_dense(wide[None], scale, shape).double().square().sum())
 
 
 def save_scales(store: RunStore, step: int, blocks: Sequence[Block], scales: Sequence[Scale]) -> None:

@@ -71,13 +71,19 @@ class CurvatureRows:
         """κ of each row, (B, R), float64."""
         return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
 
-    def settle(self, bases: Sequence[Basis], scales: Sequence[Scale] | None) -> None:
+    def settle(
+        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, wholes: Sequence[Tensor | None] | None
+    ) -> None:
         """Project what was kept of all passes."""
         for found in self.passes:
-            found.settle(bases, scales)
+            found.settle(bases, scales, wholes)
+
+    def settled_dots(self, sizes: Sequence[int]) -> Tensor:
+        """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""
+        return torch.cat([found.settled_dots(sizes) for found in self.passes], 1)
 
     def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-        """⟨h, ∇L⟩ of all rows, (B, R)."""
+        """⟨h, ∇L⟩ of all rows, exactly, (B, R)."""
         return torch.cat([found.dots(wholes, sizes) for found in self.passes], 1)
 
     def rows(self, scope: StepScope) -> Tensor:

@@ -35,6 +35,7 @@ class EmbedReport:
     largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
     largest_growth_step: int | None = None
     expanding_steps: list[int] = field(default_factory=list)  # in the literal form only
+    segments: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -57,7 +58,7 @@ def embed(
         at,
         dims=store.width,
         joint=joint,
-        form="literal" if gamma == 0 else "auto" if gamma == "auto" else "implicit",
+        form=form_of(gamma),
     )
     began = time.perf_counter()
     where = [slice(0, store.width)] if joint else slices(store)
@@ -68,7 +69,7 @@ def embed(
         for chunk in backward(store, at, dtype=dtype):
             watch.see(chunk)
             E = torch.cat([_embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
-            _check(E, chunk)
+            check_finite(E, chunk)
             report.occurrences += len(E)
             if progress is not None:
                 progress(at - chunk.first_step, at)
@@ -84,6 +85,11 @@ def embed(
     return report
 
 
+def form_of(gamma: Gamma) -> str:
+    """γ in words."""
+    return "literal" if gamma == 0 else "auto" if gamma == "auto" else "implicit"
+
+
 def _take_over(report: EmbedReport, seen: Validity) -> None:
     report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
     report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
@@ -94,7 +100,8 @@ def _embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool
     return torch.cat(propagator.embed(steps))
 
 
-def _check(E: Tensor, chunk: Chunk) -> None:
+def check_finite(E: Tensor, chunk: Chunk) -> None:
+    """Raise where the propagator has overflowed."""
     if not bool(E.isfinite().all()):
         raise NumericalError(
             f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "

@@ -4,6 +4,9 @@ Where the subspace is known and rows are kept as they are, a contribution is pro
 they are kept in Adam's coordinates (`maths.precondition`) it waits until the optimizer has stepped: its second moment is
 known only then. During a warm-up it waits for the basis.
 
+⟨h, ∇L⟩ of what waits (clipping needs it) is exact during a warm-up, and else taken between the sides of the basis, where
+each row is at hand before its core: with L̃ = P_L^{−½} L and R̃ likewise, ⟨h, ∇L⟩ ≈ ⟨Lᵀ ĥ R, L̃ᵀ ∇L R̃⟩.
+
 Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken apart), p kept coordinates.
 Knows nothing of optimizers or files.
 """
@@ -15,12 +18,14 @@ import torch
 from torch import Tensor
 
 from ..capture.blocks import Block
+from ..errors import UsageError
 from ..maths.layers import Contribution, Outer
-from ..maths.precondition import Scale, scaled
-from ..maths.subspace import Basis, Shape, compact, merge, products, project, project_groups, split_groups
+from ..maths.precondition import Scale, absorbed, dual, scaled
+from ..maths.subspace import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
 Kept = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one
+Versions = tuple[int, ...]  # of a contribution's tensors: how often each has been changed in place
 
 
 class Gathered:
@@ -30,25 +35,47 @@ class Gathered:
         self._blocks, self._bases, self.groups = blocks, bases, groups
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._kept: dict[Key, list[Kept]] = defaultdict(list)
+        self._versions: list[tuple[Contribution, Versions]] = []  # of what was kept
+        self._dots: dict[int, Tensor] = {}  # slot -> (B, K), of what was settled
 
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
         if self._bases is None:
             self._kept[slot, block].append((part, group))
+            self._versions.append((part, _versions(part)))
         else:
             self._put((slot, block), self._projected(part, group, block, self._bases[block]))
 
-    def settle(self, bases: Sequence[Basis], scales: Sequence[Scale] | None) -> None:
-        """Project what was kept, in the coordinates that `scales` give, and let it go."""
+    def settle(
+        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, wholes: Sequence[Tensor | None] | None = None
+    ) -> None:
+        """Project what was kept, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `wholes`."""
+        if any(_versions(part) != before for part, before in self._versions):
+            raise UsageError(
+                "a layer's input or output gradient was changed in place after the backward pass, before its rows were made "
+                "(a buffer that batches are copied into, perhaps). Give each batch tensors of its own."
+            )
         for (slot, b), parts in self._kept.items():
-            for part, group in parts:
-                moved = part if scales is None else scaled(part, scales[b], self._blocks[b].shape)
-                self._put((slot, b), self._projected(moved, group, b, bases[b]))
+            sides = bases[b]._replace(core=None)
+            sides = sides if scales is None else absorbed(sides, scales[b])
+            wide = sum(self._projected(part, group, b, sides) for part, group in parts)  # (B, K, product)
+            assert isinstance(wide, Tensor)
+            whole = None if wholes is None else wholes[b]
+            if whole is not None and scales is not None:
+                met = dual(whole.to(wide.dtype), bases[b], scales[b], self._blocks[b].shape)  # (product,)
+                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ met).double().cpu()
+            self._put((slot, b), apply(wide, bases[b].core))
         self._kept.clear()
+        self._versions.clear()
+
+    def settled_dots(self, sizes: Sequence[int]) -> Tensor:
+        """⟨h_k, ∇L⟩ of all rows as `settle` has found them, (Σ B, K), float64 on the CPU."""
+        zeros = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
+        return torch.cat([self._dots.get(slot, zero) for slot, zero in enumerate(zeros)])
 
     def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-        """⟨h_k, ∇L⟩ of what was kept with each block's gradient, (Σ B, K), float64 on the CPU."""
+        """⟨h_k, ∇L⟩ of what was kept, exactly, with each block's gradient, (Σ B, K), float64 on the CPU."""
         out = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
         for (slot, b), parts in self._kept.items():
             whole = wholes[b]
@@ -104,6 +131,10 @@ class Gathered:
 
     def _put(self, key: Key, rows: Tensor) -> None:
         self._rows[key] = self._rows[key] + rows if key in self._rows else rows
+
+
+def _versions(part: Contribution) -> Versions:
+    return tuple(x._version for x in part)
 
 
 def _by_group(kept: Sequence[Kept], groups: int) -> dict[int, list[Contribution]]:

@@ -11,9 +11,10 @@ Hooks exist only inside the `with`. A step that raises, or that a GradScaler ski
 Knows nothing of embeddings, queries or the command line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -32,12 +33,12 @@ from .adaptive import Adaptive, save_scales
 from .budget import Budget
 from .checks import check_sums
 from .curvature import CurvatureRows
+from .finishing import Behind, Done, exact_dots, meta_of, record_of
 from .gathered import divided
 from .settings import RecordSettings
 from .step import Ids, StepScope, safe_inverse
 from .warmup import (
     Parts,
-    finished_record,
     fixed_bases,
     learn,
     load_bases,
@@ -81,6 +82,7 @@ class Recorder:
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
+        self._behind = Behind(self._writer.put)
         self._scope: StepScope | None = None
         self._at = store.n_steps() or len(store.spooled())  # the next step's number
         self._began = self._at
@@ -160,6 +162,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
+        self._behind_training(self._behind.wait)
         self._writer.flush()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -175,6 +178,8 @@ class Recorder:
                 f"run, which ends at step {self._at}. Load your checkpoint of step {self._at} or earlier, and record on "
                 "with resume=True, start=."
             )
+        if self._behind.failed:
+            self._behind_training(self._behind.wait)
         self._reader.begin()
         self._tap.begin()
 
@@ -205,15 +210,9 @@ class Recorder:
         scope = self._scope
         if scope is None:
             return
-        scope.seen = seen = self._adaptive.look(reading, self._projections)
-        if seen.wholes is not None:
-            scope.gdots = scope.gradients.dots(seen.wholes, scope.sizes)
-            scope.hdots = None if scope.curvature is None else scope.curvature.dots(seen.wholes, scope.sizes)
-        if scope.bases is None and not self._warming_up:
-            assert self._projections is not None
-            scope.gradients.settle(self._projections, seen.scales)
-            if scope.curvature is not None:
-                scope.curvature.settle(self._projections, seen.scales)
+        scope.seen = self._adaptive.look(reading, self._projections)
+        if self._warming_up:
+            exact_dots(scope)
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading
@@ -221,21 +220,27 @@ class Recorder:
             self._skip(scope)
             return
         weight = scope.weights()
-        inverse = safe_inverse(weight * self._reader.loss_scale)
-        meta = self._meta(scope, reading, weight, inverse)
+        done = Done(scope, reading, weight, safe_inverse(weight * self._reader.loss_scale), self._form, self.blocks)
+        self._budget.spend(self._at, len(scope.ids))
         if self._warming_up:
-            self._keep_for_warmup(scope, inverse, meta)
+            self._keep_for_warmup(done)
         else:
-            rows = scope.gradients.rows(scope.sizes)
-            rows = rows * inverse.to(rows.dtype)[:, None, None]
-            scope.check_finite(rows)
-            curved = None if scope.curvature is None else scope.curvature.rows(scope)
-            self._budget.spend(self._at, len(scope.ids))
-            self._writer.put(finished_record(scope.number, rows, meta, curved))
+            assert self._projections is not None
+            now = not done.finite or any(b.parameter.device.type != "cpu" for b in self.blocks)
+            make = partial(record_of, done, self._projections)
+            self._behind_training(lambda: self._behind.give(self._at, make, now=now))
         self._note_id_kind(scope)
         self._at += 1
         if self._at in self._boundaries:
             self._checkpoint(self._at)
+
+    def _behind_training(self, work: Callable[[], None]) -> None:
+        """Where the step before turns out not to be recordable, the run ends before it."""
+        try:
+            work()
+        except BaseException:
+            self._at, self._sound = self._behind.step, False
+            raise
 
     def _skip(self, scope: StepScope) -> None:
         if self._reader.scaler is None:
@@ -245,43 +250,15 @@ class Recorder:
             )
         self.skipped += 1
 
-    def _meta(self, scope: StepScope, reading: Reading, weight: Tensor, inverse: Tensor) -> dict[str, Any]:
-        total = sum(reading.squares.values())
-        covered = sum(reading.squares.get(id(b.parameter), 0.0) for b in self.blocks)
-        gdots = None if scope.gdots is None else scope.gdots * inverse[:, None]  # (B, K)
-        return {
-            "samples": scope.ids,
-            "sizes": scope.sizes,
-            "weight": weight.tolist(),
-            "loss": [None if x != x else x for x in scope.loss_column().tolist()],
-            "groups": reading.groups,
-            "clip": reading.clip,
-            "norm": reading.norm,
-            "coverage": covered / total if total else 1.0,
-            "size": covered if scope.seen.size is None else scope.seen.size,
-            "drift": scope.seen.drift,
-            "gdot": None if gdots is None else gdots.sum(1).tolist(),
-            "hdot": _listed(gdots if self._form.split else scope.hdots),
-            "kappa": _listed(self._kappa(scope, weight)),
-            "gradient_rows": scope.gradients.groups,
-            "own_rows": self._form.rows if scope.curvature is not None else 0,
-            **({} if scope.seen.P is None else {"P": scope.seen.P}),
-        }
-
-    def _kappa(self, scope: StepScope, weight: Tensor) -> Tensor | None:
-        """κ of each curvature row, (B, R), where there are any."""
-        if self._form.split:
-            return (weight * scope.terms())[:, None].expand(-1, self._form.groups)
-        return None if scope.curvature is None else scope.curvature.kappa(weight)
-
     def _note_id_kind(self, scope: StepScope) -> None:
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
 
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
-    def _keep_for_warmup(self, scope: StepScope, inverse: Tensor, meta: dict[str, Any]) -> None:
-        slots, scales = inverse.split(scope.sizes), scope.seen.scales
+    def _keep_for_warmup(self, done: Done) -> None:
+        scope, meta = done.scope, meta_of(done)
+        slots, scales = done.inverse.split(scope.sizes), scope.seen.scales
         found = scope.gradients.parts(scales)
         parts: Parts = {key: divided(part, slots[key[1]]) for key, part in found.items()}
         if scope.curvature is not None:
@@ -289,7 +266,6 @@ class Recorder:
             parts |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
         for (_, slot, b), part in parts.items():
             _check_part(scope, slot, self.blocks[b].name, part)
-        self._budget.spend(self._at, len(scope.ids))
         if self._bases is not None:
             self._writer.put(project_step(scope.number, parts, meta, self.layout, self._bases))
             return
@@ -337,11 +313,13 @@ class Recorder:
         try:
             if self._bases is None and self.store.spooled() and not failed:  # else they wait, to be resumed
                 self._end_warmup()
+            self._behind_training(self._behind.wait)
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():
                 self._checkpoint(self._at)
             self.store.update_config(skipped=self.skipped, closed=not failed)
         finally:
+            self._behind.close()
             self._writer.close()
             self.store.close()
 
@@ -350,10 +328,6 @@ def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
     if checkpoints is None or not steps:
         return set()
     return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
-
-
-def _listed(values: Tensor | None) -> list[Any] | None:
-    return None if values is None else values.tolist()
 
 
 def _check_part(scope: StepScope, slot: int, name: str, part: Any) -> None:

@@ -7,7 +7,7 @@
 Knows nothing of the command line.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from ..maths.propagation import ALGORITHM
 from ..maths.steps import Gamma
 from ..store import RunStore
 from .answer import Influence
+from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import EmbedReport, Progress, embed
 from .occurrences import occurrences, picked, rows_before
 from .query import LossFn
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
+from .segments import Plan, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
 from .validity import Validity, Watch, validity
 
 METHODS = ("auto", "adjoint", "embeddings")
@@ -38,12 +40,8 @@ def open_run(path: str | Path) -> "Run":
     return Run(path)
 
 
-class Run:
+class Run(Contents):
     """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.store = RunStore.open(self.path)
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
@@ -114,18 +112,37 @@ class Run:
         gamma: Gamma = "auto",
         dtype: torch.dtype = torch.float32,
         encoding: str = "float16",
+        segments: int | None = None,
+        workers: int = 1,
         progress: Progress | None = None,
     ) -> EmbedReport:
         """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
 
         `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form,
-        None the implicit form with γ = 1/(1−μ).
+        None the implicit form with γ = 1/(1−μ). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
+        `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
+        from them. Complete segments are kept if the work is interrupted.
         """
-        step = self.step_of(at)
+        step, how = self.step_of(at), str(dtype).removeprefix("torch.")
         with RunStore.open(self.path, write=True) as store:
-            report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
+            if segments is None and workers == 1:
+                report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
+            else:
+                spans = boundaries(store, step, segments or workers)
+                report = embed_segments(
+                    store, spans, Plan(joint, gamma, how, encoding), workers=workers, progress=progress
+                )
         self.store = RunStore.open(self.path)
         return report
+
+    def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Gamma = "auto") -> Tensor:
+        """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
+        step = self.step_of(at)
+        how = self._method("embeddings", step, joint, gamma)
+        if how == "embeddings":
+            return self.store.read_embeddings(step, 0, rows_before(self.store, step))
+        parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
+        return torch.cat([parts[first] for first in sorted(parts)])
 
     def query(
         self,
@@ -178,11 +195,13 @@ class Run:
         n_rows = rows_before(self.store, step)
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
-        scores = (
-            by_embeddings(self.store, v, step, n_rows, progress)
-            if watch is None
-            else by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
-        )
+        spans = path_to(self.store, step, joint, gamma) if how == "segments" else []
+        if watch is not None:
+            scores = by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
+        elif spans:
+            scores = by_segments(self.store, spans, v, joint)
+        else:
+            scores = by_embeddings(self.store, v, step, n_rows, progress)
         said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
         common = {
             "id_kind": self.config.get("ids", "str"),
@@ -194,15 +213,17 @@ class Run:
         if keep is None:
             found = collect(scores, len(v), n_rows)
             samples, steps = occurrences(self.store, n_rows)
-            return Influence(found, samples, steps, validity=self._validity(watch, step), **common)
+            return Influence(found, samples, steps, validity=self._validity(watch, step, spans), **common)
         values, rows = collect_best(scores, len(v), keep)
         samples, steps = picked(self.store, rows)
         kept = keep if values.shape[1] < n_rows else None
-        trust = self._validity(watch, step)
+        trust = self._validity(watch, step, spans)
         return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
 
-    def _validity(self, watch: Watch | None, step: int) -> dict[str, Any] | None:
+    def _validity(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> dict[str, Any] | None:
         """The report that the sweep has made, or the one kept with the embeddings."""
+        if spans:
+            return validity_of(self.store, spans)
         return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("validity")
 
     def self_influence(
@@ -270,52 +291,6 @@ class Run:
             out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
         return tuple(out)
 
-    def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
-        """Store text, image (PNG bytes), label or source of samples, after the fact."""
-        label = content.get("label")
-        if label is not None and not isinstance(label, str):
-            content["label"] = [str(x) for x in label]
-        with RunStore.open(self.path, write=True) as store:
-            store.put_samples(as_text(ids)[0], **content)
-        self.store = RunStore.open(self.path)
-
-    def erase(self, ids: Iterable[int | str] | Tensor | None) -> int:
-        """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
-        names = None if ids is None else as_text(ids)[0]
-        unknown = set(names or ()) - set(self.content(names or []))
-        if unknown:
-            raise UsageError(
-                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased."
-            )
-        with RunStore.open(self.path, write=True) as store:
-            gone = store.erase_samples(names)
-        self.store = RunStore.open(self.path)
-        return gone
-
-    def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
-        """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
-        return {row["id"]: row for row in self.store.samples(as_text(ids)[0]).to_pylist()}
-
-    def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
-        """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
-        kind, tensors = _as_tensors(batch)
-        with RunStore.open(self.path, write=True) as store:
-            store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
-
-    def queries(self, name: str) -> Any:
-        """A stored query set, as it was given."""
-        names = [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
-        if name not in names:
-            raise UsageError(
-                f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."
-            )
-        tensors = self.store.load_tensors(f"queries-{name}")
-        kind = self.store.tensor_metadata(f"queries-{name}")["kind"]
-        if kind == "dict":
-            return tensors
-        values = tuple(tensors[k] for k in sorted(tensors, key=int))
-        return values if kind == "tuple" else values[0]
-
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _method(self, method: str, step: int, joint: bool, gamma: Gamma) -> str:
@@ -324,16 +299,9 @@ class Run:
         found = self.store.embeddings().get(step)
         asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
         fits = found is not None and all(found.get(k) == v for k, v in asked.items())
-        if method == "embeddings" and not fits:
+        stored = "embeddings" if fits else "segments" if path_to(self.store, step, joint, gamma) else None
+        if method == "embeddings" and stored is None:
             raise UsageError(
                 f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
             )
-        return "embeddings" if fits and method != "adjoint" else "adjoint"
-
-
-def _as_tensors(batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    if isinstance(batch, Tensor):
-        return "tensor", {"0": batch}
-    if isinstance(batch, Mapping):
-        return "dict", dict(batch)
-    return "tuple", {str(i): x for i, x in enumerate(batch)}
+        return stored if stored is not None and method != "adjoint" else "adjoint"

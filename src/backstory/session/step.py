@@ -180,7 +180,8 @@ def safe_inverse(x: Tensor) -> Tensor:
 
 
 def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:
-    found = torch.as_tensor(x).detach().double().cpu().reshape(-1)
+    found = x if isinstance(x, Tensor) else torch.tensor(list(x), dtype=torch.float64)
+    found = found.detach().double().cpu().reshape(-1)
     if len(found) != n:
         raise UsageError(f"found {len(found)} {what} for {n} samples; expected one for each.")
     if not bool(found.isfinite().all()):

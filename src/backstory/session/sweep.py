@@ -23,9 +23,9 @@ class Chunk(NamedTuple):
     block: RowBlock
 
 
-def backward(store: RunStore, at: int, *, dtype: torch.dtype) -> Iterator[Chunk]:
-    """Chunks of the steps before `at`, latest first."""
-    for block in store.backward(at, dtype=dtype):
+def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) -> Iterator[Chunk]:
+    """Chunks of the steps from `down_to` to `at`, latest first."""
+    for block in store.backward(at, dtype=dtype, lo_step=down_to):
         yield _chunk(store, block, dtype)
 
 

@@ -3,7 +3,8 @@
 Knows nothing of models or printing.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from ..maths.steps import growth
 from ..store import RunStore
 from .sweep import Chunk, backward
+
+MEANS = ("clipped", "coverage", "kept", "drift")  # over the steps
 
 
 @dataclass
@@ -80,27 +83,30 @@ def _modelled(optimizer: dict[str, Any], proxy: bool) -> str:
 class Watch:
     """Takes in a run's steps as a sweep passes them, in any order, and becomes its report."""
 
-    def __init__(self, store: RunStore, at: int) -> None:
-        table = store.steps(0, at)
+    def __init__(self, store: RunStore, at: int, start: int = 0) -> None:
+        table = store.steps(start, at)
         settings, optimizer = store.config["settings"], store.config["optimizer"]
         proxy = optimizer["modelled_as"] == "sgd" and optimizer["class"] != "SGD"
         self.report = Validity(
-            steps=at,
-            clipped=float((table.clip < 1).mean()) if at else 0.0,
-            coverage=float(table.coverage.mean()) if at else 1.0,
+            steps=at - start,
+            clipped=float((table.clip < 1).mean()) if at > start else 0.0,
+            coverage=float(table.coverage.mean()) if at > start else 1.0,
             optimizer=optimizer["class"],
             modelled=_modelled(optimizer, proxy),
             curvature=settings["curvature"],
             subspace=settings["subspace"],
         )
-        self.report.drift = float(table.drift.mean()) if at else 0.0
-        self._squares = table.size.tolist()  # ‖∇L‖² of the recorded parameters in the run's coordinates
+        self.report.drift = float(table.drift.mean()) if at > start else 0.0
+        self._start, self._squares = (
+            start,
+            table.size.tolist(),
+        )  # ‖∇L‖² of the recorded parameters in the run's coordinates
         self._kept = self._seen = 0.0
 
     def see(self, chunk: Chunk) -> None:
         """The steps of one chunk."""
         for number, step in enumerate(chunk.steps, chunk.first_step):
-            found, whole = growth(step), self._squares[number]
+            found, whole = growth(step), self._squares[number - self._start]
             if found > 1:
                 self.report.expanding_steps.append(number)
             if found > self.report.largest_growth:
@@ -113,6 +119,16 @@ class Watch:
         self.report.kept = self._kept / max(1.0, self._seen)
         self.report.expanding_steps.sort()
         return self.report
+
+
+def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The reports of consecutive parts of a run as one report on the whole."""
+    known = {f.name for f in fields(Validity)}
+    parts = [Validity(**{k: v for k, v in r.items() if k in known}) for r in reports]
+    steps, worst = sum(p.steps for p in parts), max(parts, key=lambda p: p.largest_growth)
+    means = {k: sum(p.steps * getattr(p, k) for p in parts) / max(1, steps) for k in MEANS}
+    expanding = sorted(t for p in parts for t in p.expanding_steps)
+    return replace(worst, steps=steps, expanding_steps=expanding, **means).as_dict()
 
 
 def validity(store: RunStore, at: int) -> Validity:

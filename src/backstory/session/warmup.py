@@ -19,7 +19,8 @@ from torch import Tensor
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
 from ..maths.learning import LEADING, allocated, spectrum, widened
-from ..maths.subspace import Basis, Shape, learned_basis, mask_basis, moments, project, random_basis
+from ..maths.sides import learned_basis, moments, probes
+from ..maths.subspace import Basis, Shape, mask_basis, project, random_basis
 from ..store import RunStore, StepRecord
 from .gathered import divided
 
@@ -138,15 +139,15 @@ def _laid_out(basis: Basis) -> Basis:
 
 def _sides(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
     """Top eigenvectors of the two second moments of each block's rows."""
-    lefts: dict[int, Tensor] = {}
-    rights: dict[int, Tensor] = {}
+    omegas = [probes(shape, seed=seed, name=name) for name, shape in layout]
+    sums: list[list[Tensor | None]] = [[None, None] for _ in layout]
     for b, part in _weighted(store):
-        for table, found in zip((lefts, rights), moments(part, layout[b][1]), strict=True):
-            if found is not None:
-                table[b] = table[b] + found if b in table else found
+        for side, found in enumerate(moments(part, layout[b][1], omegas[b])):
+            before = sums[b][side]
+            sums[b][side] = found if before is None or found is None else before.add_(found)
     return [
-        learned_basis(lefts.get(b), rights.get(b), shape, seed=seed, name=name)
-        for b, (name, shape) in enumerate(layout)
+        learned_basis(left, right, shape, omega, seed=seed, name=name)
+        for (left, right), (name, shape), omega in zip(sums, layout, omegas, strict=True)
     ]
 
 

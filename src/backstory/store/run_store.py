@@ -5,7 +5,7 @@ Knows nothing of models, hooks or mathematics.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ class RunStore(Ledger):
         super().__init__(path, lock)
         self._spool = Spool(path / "spool")
         self._embeddings = Embeddings(path, self.dims, self._keys)
-        if lock is not None:
-            self._embeddings.drop_after(self.n_steps())
-            self._embeddings.sweep()
+        self._segments = Embeddings(path, self.dims, self._keys, "seg")
+        for kept in (self._embeddings, self._segments) if lock is not None else ():
+            kept.drop_after(self.n_steps())
+            kept.sweep()
 
     def _keys(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         block = self.read(lo, hi, rows=False)
@@ -47,6 +48,7 @@ class RunStore(Ledger):
             if not 0 <= step <= n:
                 raise UsageError(f"the run has {n} steps and cannot be truncated to {step}. Give a step from 0 to {n}.")
             self._embeddings.drop_after(step)
+            self._segments.drop_after(step)
             self.drop_checkpoints_after(step)
             self._spool.clear(step)
             self._cut(step)
@@ -68,26 +70,60 @@ class RunStore(Ledger):
     ) -> None:
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()
-        self._in_layout().write(at, self._row_start(at), blocks, settings, encoding)
+        self._in_layout(self._embeddings).write((at,), (0, self._row_start(at)), blocks, settings, encoding)
 
-    def _in_layout(self) -> Embeddings:
-        """The embeddings in the layout of now: it may have been settled after the run was opened."""
-        self._embeddings.dims = self.dims
-        return self._embeddings
+    def _in_layout(self, kept: Embeddings, times: int = 1) -> Embeddings:
+        """Embeddings in the layout of now: it may have been settled after the run was opened."""
+        kept.dims = self.dims * times
+        return kept
 
     def embeddings(self) -> dict[int, dict[str, Any]]:
         """at -> settings of the complete embeddings."""
         n = self.n_steps()
-        return {at: facts["settings"] for at, facts in self._embeddings.facts().items() if at <= n}
+        return {at: facts["settings"] for (at,), facts in self._embeddings.facts().items() if at <= n}
 
     def read_embeddings(self, at: int, lo_row: int, hi_row: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Embeddings of rows `lo_row` to `hi_row`, (n, Σp)."""
-        return self._in_layout().read(at, lo_row, hi_row, dtype)
+        return self._in_layout(self._embeddings).read((at,), lo_row, hi_row, dtype)
 
     def drop_embeddings(self, at: int) -> None:
         """Forget one embedding."""
         self._writable()
-        self._embeddings.drop(at)
+        self._embeddings.drop((at,))
+
+    # segments: written by processes of their own, while one process holds the lock
+
+    def write_segment(
+        self,
+        steps: tuple[int, int],
+        blocks: Iterable[tuple[int, Tensor]],
+        propagator: Callable[[], Mapping[str, Tensor]],
+        settings: Mapping[str, Any],
+        encoding: str,
+    ) -> None:
+        """Keep the embeddings of the rows of these steps, each of `settings["parts"]` vectors, and the segment's propagator."""
+        rows = self._row_start(steps[0]), self._row_start(steps[1])
+        self._in_layout(self._segments, settings["parts"]).write(steps, rows, blocks, settings, encoding, propagator)
+
+    def segments(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """(from, to) -> facts of the complete segments."""
+        n = self.n_steps()
+        return {(lo, hi): facts for (lo, hi), facts in self._segments.facts().items() if hi <= n}
+
+    def read_segment(self, steps: tuple[int, int], lo: int, hi: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The `lo`-th to `hi`-th embedding of a segment, (n, parts · Σp)."""
+        parts = self._segments.facts()[steps]["settings"]["parts"]
+        return self._in_layout(self._segments, parts).read(steps, lo, hi, dtype)
+
+    def segment_propagator(self, steps: tuple[int, int]) -> dict[str, Tensor]:
+        """The propagator that was kept with a segment."""
+        return self._segments.propagator(steps)
+
+    def drop_segments(self) -> None:
+        """Forget all segments."""
+        self._writable()
+        for steps in self._segments.facts():
+            self._segments.drop(steps)
 
     # tensors beside the tables
 
@@ -170,7 +206,12 @@ class RunStore(Ledger):
         found = list(verify.check_steps(steps, on_disk))
         found += [] if found else verify.check_rows(steps, self._rows, self.width, self.diagonal)
         for at in self.embeddings():
-            found += verify.check_embedding(at, self._row_start(at), self._embeddings.table(at), self._rows)
+            found += verify.check_embedding(
+                f"at {at}", (0, self._row_start(at)), self._embeddings.table((at,)), self._rows
+            )
+        for lo, hi in self.segments():
+            rows = self._row_start(lo), self._row_start(hi)
+            found += verify.check_embedding(f"of steps {lo} to {hi}", rows, self._segments.table((lo, hi)), self._rows)
         found += verify.check_readable(self.load_tensors, self.tensor_names())
         return found + list(verify.check_readable(self.read_spool, self.spooled()))
 

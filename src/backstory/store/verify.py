@@ -83,17 +83,17 @@ def _check_span(steps: StepTable, rows: Table, lo: int, hi: int, diagonal: Diago
             yield f"step {t}: its rows changed since they were written (the checksum differs)."
 
 
-def check_embedding(at: int, n_rows: int, embedding: Table, rows: Table) -> Iterator[str]:
-    """Sentences about an embedding that is not aligned with the rows."""
+def check_embedding(which: str, of: tuple[int, int], embedding: Table, rows: Table) -> Iterator[str]:
+    """Sentences about an embedding that is not aligned with the rows `of` (from, to)."""
     try:
-        if (n := embedding.count()) != n_rows:
-            yield f"the embedding {at} has {n} rows, expected {n_rows} (all rows before step {at})."
+        if (n := embedding.count()) != of[1] - of[0]:
+            yield f"the embedding {which} has {n} rows, expected {of[1] - of[0]}."
             return
         for name in ("step", "pos"):
-            if not embedding.table([name]).equals(rows.table([name], 0, n_rows)):
-                yield f"the embedding {at} is not aligned with the rows: column {name} differs."
+            if not embedding.table([name]).equals(rows.table([name], *of)):
+                yield f"the embedding {which} is not aligned with the rows: column {name} differs."
     except StoreError as error:
-        yield f"the embedding {at} cannot be read: {error}"
+        yield f"the embedding {which} cannot be read: {error}"
 
 
 def check_readable(load: Callable[[T], object], names: Iterable[T]) -> Iterator[str]:

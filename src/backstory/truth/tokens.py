@@ -229,21 +229,24 @@ def _contracted(
             for place in [x for x in rows if x[0] == t]:
                 assert s is not None
                 _check_row(run, step, place, rows[place])
-                apart = _clipped(step, rows[place], dots.get(place))  # (S, p)
+                apart = _clipped(step, place[1], rows[place], dots.get(place))  # (S, p)
                 out[place] = -float(step.w[place[1]]) * (s @ apart.T), whole[:, place[1]]
         if chunk.first_step <= min(wanted):
             break
     return out
 
 
-def _clipped(step: Step, rows: Tensor, dots: Tensor | None) -> Tensor:
-    """Rows J g_j of one occurrence, in float64."""
+def _clipped(step: Step, position: int, rows: Tensor, dots: Tensor | None) -> Tensor:
+    """Rows J g_j of one occurrence, in float64; `dots` are shifted so that they add up to the ⟨g, ∇L⟩ that was recorded."""
     if step.clip >= 1:
         return rows
     wide = step._replace(
         G=step.G.double(), w=step.w.double(), dot_g=None if step.dot_g is None else step.dot_g.double()
     )
     full = rows @ (wide.w @ wide.G) if dots is None else dots / step.clip
+    if dots is not None and wide.dot_g is not None:
+        active = (rows != 0).any(1).double()
+        full = full + (wide.dot_g[position] - full.sum()) * active / active.sum().clamp_min(1)
     return clipped_curvature(wide._replace(V=rows, dot_v=full))
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError, UsageError
+from ..session.processes import spread
 from .asking import QueryLoss, QuerySet, losses
-from .processes import spread
 from .removal import Removal, index, places
 from .replicas import Cut, Replicas, at_once, obstacle
 from .rows import Rows

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from backstory.truth.processes import spread
+from backstory.session.processes import spread
 
 
 @pytest.mark.slow

@@ -1,0 +1,49 @@
+"""What a run takes on disk: bytes per occurrence against float16 × 1,024 random dimensions a layer, curvature alike.
+
+Knows nothing of the command line.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .recording import Say, quiet
+from .training import Settings, recorded_run, sizes
+from .workloads import SCALES
+
+REFERENCE: Settings = {"subspace": "random", "rank": 32, "encoding": "float16"}
+STORES: dict[str, Settings] = {
+    "default": {},
+    "int8": {"encoding": "int8"},
+    "rank 8": {"rank": 8},
+    "rank 8, int8": {"rank": 8, "encoding": "int8"},
+    "empirical": {"curvature": "empirical"},
+    "empirical, int8": {"curvature": "empirical", "encoding": "int8"},
+    "sampled:1/6": {"curvature": "sampled:1/6"},
+    "sampled:1/6, int8": {"curvature": "sampled:1/6", "encoding": "int8"},
+}
+LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its subspace was learned
+STEPS = LEARNED_FROM + 4
+
+
+def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]]:
+    """One line for each configuration of B, and for the reference of each curvature setting."""
+    work, lines = SCALES[scale]["B"], []
+    references: dict[str, float] = {}
+    for name, settings in STORES.items():
+        say(f"store: {STEPS} steps of B, {name}")
+        line = {"configuration": name, **_recorded(work.name, scale, settings)}
+        curvature = line["curvature"]
+        if curvature not in references:
+            found = _recorded(work.name, scale, {**REFERENCE, "curvature": curvature})
+            references[curvature] = found["bytes_per_occurrence"]
+            lines.append({"configuration": f"reference: random 32×32, {curvature}", **found, "times_smaller": 1.0})
+        lines.append({**line, "times_smaller": references[curvature] / line["bytes_per_occurrence"]})
+    return lines
+
+
+def _recorded(workload: str, scale: str, settings: Settings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        recorded_run(SCALES[scale][workload], path, {**settings, "warmup_steps": LEARNED_FROM}, STEPS)
+        return sizes(path)

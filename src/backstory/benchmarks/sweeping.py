@@ -1,0 +1,149 @@
+"""Embedding a recorded run, from disk to disk: per layer and joint, and how time and memory grow with steps, p and layers.
+
+The run is workload B with 1,024 random coordinates for each linear layer, the gradient rows as curvature; once as
+recorded (AdamW, two matrices), once with its steps taken as SGD, which is the paper's proxy and what rivals compute.
+Operations: 4 p² for each row and block of p coordinates. Knows nothing of the command line.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+from typing import Any
+
+from ..session.run import Run
+from .children import in_child
+from .embedding import product_peak
+from .recording import Say, quiet
+from .timing import Times, median, timed
+from .training import Settings, recorded_run
+from .workloads import SCALES, Workload
+
+LINEAR = ["blocks.*.qkv", "blocks.*.out", "blocks.*.up", "blocks.*.down", "head"]
+PROXY: Settings = {
+    "subspace": "random",
+    "rank": 32,
+    "curvature": "empirical",
+    "optimizer_model": "sgd",
+    "layers": LINEAR,
+}
+AS_RECORDED: Settings = {**PROXY, "optimizer_model": "auto"}
+ROOM = 0.6  # of the memory that is free, at most
+
+
+def bench_sweep(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> dict[str, Any]:
+    """`{"disk": lines, "slopes": lines}`."""
+    work = SCALES[scale]["B"]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = _runs(work, Path(folder), say)
+        say("embed: from disk, per layer and joint")
+        peak = product_peak()
+        disk = [
+            _line(runs[name], name, joint, peak, repeats)
+            for name in ("SGD as a proxy", "AdamW as recorded")
+            for joint in (False, True)
+        ]
+        say("embed: slopes in steps, p and layers; memory of child processes")
+        return {"disk": disk, "slopes": _slopes(runs, work, repeats)}
+
+
+def _runs(work: Workload, folder: Path, say: Say) -> dict[str, Run]:
+    first = [name for name in LINEAR if name != "head"]
+    asked: dict[str, Settings] = {
+        "SGD as a proxy": PROXY,
+        "AdamW as recorded": AS_RECORDED,
+        "rank 16": {**PROXY, "rank": 16},
+        "one block": {**PROXY, "layers": [name.replace("*", "0") for name in first]},
+    }
+    found = {}
+    for i, (name, settings) in enumerate(asked.items()):
+        say(f"embed: recording {work.epoch} steps of B, {name}")
+        found[name] = recorded_run(work, folder / str(i), settings, work.epoch)[0]
+    return found
+
+
+def _line(run: Run, name: str, joint: bool, peak: float, repeats: int) -> dict[str, Any]:
+    dims = [sum(run.store.dims)] if joint else run.store.dims
+    line = {
+        "run": name,
+        "joint": joint,
+        "layers": len(run.store.dims),
+        "dims": run.store.width,
+        "rows": run.store.n_rows(),
+    }
+    copies = 1 if name.startswith("SGD") else 3  # A; with momentum also C and what one step makes of them
+    need = 4 * copies * sum(d * d for d in dims)
+    if need > ROOM * _free_memory():
+        return {
+            **line,
+            "skipped": f"needs about {need / 2**30:.1f} GB of memory; {_free_memory() / 2**30:.1f} GB are free",
+        }
+    times = _embedding(run, run.n_steps, joint, 1 if joint else repeats)
+    speed = 4 * sum(d * d for d in dims) * run.store.n_rows() / times.wall
+    return {**line, "seconds": times.wall, "cpu_s": times.cpu, "share_of_peak": speed / peak}
+
+
+def _embedding(run: Run, at: int, joint: bool, repeats: int) -> Times:
+    return median([timed(lambda: run.embed(at, joint=joint)) for _ in range(repeats)])
+
+
+def _slopes(runs: dict[str, Run], work: Workload, repeats: int) -> list[dict[str, Any]]:
+    """Per layer, steps as SGD: time and memory at some steps; time at another p, and with fewer layers."""
+    whole, points = runs["SGD as a proxy"], steps_at(work.epoch)
+    lines = [
+        {**_point("steps", at, _embedding(whole, at, False, repeats)), "peak_bytes": _memory(whole, at)}
+        for at in points
+    ]
+    for name, what in (
+        ("rank 16", "p"),
+        ("SGD as a proxy", "p"),
+        ("one block", "layers"),
+        ("SGD as a proxy", "layers"),
+    ):
+        run = runs[name]
+        value = max(run.store.dims) if what == "p" else len(run.store.dims)
+        lines.append(_point(what, value, _embedding(run, run.n_steps, False, repeats)))
+    return with_exponents(lines)
+
+
+def steps_at(epoch: int) -> Sequence[int]:
+    """A quarter, a half, and all."""
+    return sorted({max(1, epoch // 4), max(1, epoch // 2), epoch})
+
+
+def _point(what: str, value: int, times: Times) -> dict[str, Any]:
+    return {"against": what, "value": value, "seconds": times.wall, "cpu_s": times.cpu}
+
+
+def with_exponents(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line with the exponent k of seconds ∝ valueᵏ since the line before it of the same kind."""
+    out: list[dict[str, Any]] = []
+    for line in lines:
+        before = next((x for x in reversed(out) if x["against"] == line["against"]), None)
+        grown = before is not None and before["value"] != line["value"]
+        slope = (
+            log(line["seconds"] / before["seconds"]) / log(line["value"] / before["value"])
+            if before and grown
+            else None
+        )
+        out.append({**line, "exponent": slope})
+    return out
+
+
+def _memory(run: Run, at: int) -> int:
+    found = in_child("backstory.benchmarks.sweeping:embed_run", {"path": str(run.path), "at": at, "joint": False})
+    return int(found["peak_bytes"])
+
+
+def embed_run(path: str, at: int, joint: bool) -> dict[str, Any]:
+    """What the child does."""
+    return {"occurrences": Run(path).embed(at, joint=joint).occurrences}
+
+
+def _free_memory() -> float:
+    """Bytes that are free, or may be freed; without Linux's own count, as many as one likes."""
+    file = Path("/proc/meminfo")
+    if not file.exists():
+        return float("inf")
+    found = [line.split()[1] for line in file.read_text().splitlines() if line.startswith("MemAvailable")]
+    return 1024.0 * int(found[0])

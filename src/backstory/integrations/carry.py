@@ -1,0 +1,207 @@
+"""Ids that travel with the batches of a DataLoader: through samplers, collators, removed columns, workers and skipped batches.
+
+A data set is wrapped so that each item comes with its id; the collator is wrapped so that it sees the items as they were, and
+the ids join the batch behind it. Nothing but `dataset` and `collate_fn` of the loader changes, and no random number is drawn.
+Knows nothing of trainers, models or runs.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..capture.ids import ID_KEY, as_text
+from ..errors import UsageError
+
+Ids = (
+    Sequence[int | str] | str | None
+)  # one for each item; the name of a column; or None: `sample_id` if there is one, else the index
+
+
+class Named(NamedTuple):
+    """An item of the data set and its id."""
+
+    name: int | str
+    item: Any
+
+
+class Paired(NamedTuple):
+    """A batch and the ids of its samples."""
+
+    names: list[int | str]
+    batch: Any
+
+
+class NamedItems(Dataset[Named]):
+    """A map-style data set whose items come with their ids."""
+
+    def __init__(self, dataset: Any, ids: Ids) -> None:
+        self.dataset, self.ids = dataset, ids
+        if not isinstance(ids, str | None) and len(ids) != len(dataset):
+            raise UsageError(f"found {len(ids)} ids for {len(dataset)} items; give one for each.")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Named:
+        return self._named(index, self.dataset[index])
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Named]:
+        many = getattr(self.dataset, "__getitems__", None)  # what torch's loader asks for first
+        items = many(indices) if many is not None else [self.dataset[i] for i in indices]
+        return [self._named(i, item) for i, item in zip(indices, items, strict=True)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)  # `set_epoch` and the like
+
+    def _named(self, index: Any, item: Any) -> Named:
+        if isinstance(self.ids, str):
+            return Named(_column(item, self.ids), item)
+        if self.ids is not None:
+            return Named(self.ids[index], item)
+        own = isinstance(item, Mapping) and ID_KEY in item
+        return Named(_column(item, ID_KEY) if own else _number(index), item)
+
+
+class NamedStream(IterableDataset[Named]):
+    """An iterable data set whose items carry their id in a column."""
+
+    def __init__(self, dataset: Any, ids: Ids) -> None:
+        self.dataset, self.column = dataset, ID_KEY if ids is None else ids
+        if not isinstance(self.column, str):
+            raise UsageError(
+                f"found a list of ids for {type(dataset).__name__}, an iterable data set, whose items have no index. Let each "
+                "item hold its id under a key, and pass ids='that key'."
+            )
+
+    def __iter__(self) -> Iterator[Named]:
+        assert isinstance(self.column, str)
+        for item in self.dataset:
+            yield Named(_column(item, self.column), item)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class InTheBatch:
+    """A collator whose batch, a dict, also holds the ids, as a tensor under `sample_id`."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: Sequence[Named]) -> Any:
+        """The batch of these items, with their ids inside."""
+        batch = self.collate([x.item for x in items])
+        batch[ID_KEY] = encoded([x.name for x in items])
+        return batch
+
+
+class BesideTheBatch:
+    """A collator that gives the ids beside the batch, whatever that is."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: Sequence[Named]) -> Paired:
+        """The ids of these items, and their batch."""
+        return Paired([x.name for x in items], self.collate([x.item for x in items]))
+
+
+class _Stripped:
+    """An iterator over batches that puts their ids into a queue."""
+
+    def __init__(self, pairs: Iterator[Paired], queue: "deque[list[int | str]]") -> None:
+        self._pairs, self._queue = pairs, queue
+
+    def __iter__(self) -> "_Stripped":
+        return self
+
+    def __next__(self) -> Any:
+        names, batch = next(self._pairs)
+        if batch is not None:  # which trainers leave out
+            self._queue.append(names)
+        return batch
+
+
+def carry(loader: DataLoader[Any], ids: Ids) -> Callable[[], None]:
+    """Let `loader` put ids into its batches from its next pass on; returns what undoes it."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    _put(loader, _named(loader, ids), InTheBatch(collate))
+    return lambda: _put(loader, dataset, collate)
+
+
+def queued(loader: DataLoader[Any], ids: Ids, queue: "deque[list[int | str]]") -> DataLoader[Any]:
+    """A loader that yields the batches of `loader` as they are, and puts the ids of each into `queue`."""
+    kind = type(loader)
+
+    def begin(self: Any) -> _Stripped:
+        queue.clear()
+        return _Stripped(kind.__iter__(self), queue)
+
+    twin = copy.copy(loader)  # sampler and generator are shared: the order is the same
+    _put(twin, _named(loader, ids), BesideTheBatch(loader.collate_fn))
+    twin.__class__ = type(kind.__name__, (kind,), {"__iter__": begin})
+    return twin
+
+
+def encoded(names: Sequence[int | str]) -> Tensor:
+    """Ids as a tensor, since trainers move, slice and join nothing else: int64 (B,), or the bytes of texts (B, L)."""
+    texts, kind = as_text(names)
+    if kind == "int":
+        return torch.tensor([int(x) for x in texts], dtype=torch.int64)
+    return pad_sequence([torch.tensor(list(x.encode()), dtype=torch.uint8) for x in texts], batch_first=True)
+
+
+def decoded(names: Tensor) -> list[int | str]:
+    """The ids that `encoded` made a tensor of."""
+    if names.dtype != torch.uint8:
+        return list(names.tolist())
+    return [bytes(row).rstrip(b"\0").decode() for row in names.tolist()]
+
+
+def _named(loader: DataLoader[Any], ids: Ids) -> Dataset[Named]:
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise UsageError(
+            "found a DataLoader with batch_size=None, whose items are whole batches: their samples have no ids. Let the loader "
+            "make the batches, or write the loop by hand with backstory.record."
+        )
+    dataset = loader.dataset
+    if isinstance(dataset, NamedItems | NamedStream):
+        dataset = dataset.dataset
+    return NamedStream(dataset, ids) if isinstance(dataset, IterableDataset) else NamedItems(dataset, ids)
+
+
+def _put(loader: DataLoader[Any], dataset: Any, collate: Callable[[Any], Any]) -> None:
+    object.__setattr__(loader, "dataset", dataset)  # torch forbids it, for fear of another length
+    loader.collate_fn = collate
+
+
+def _column(item: Any, column: str) -> int | str:
+    if not isinstance(item, Mapping) or column not in item:
+        found = sorted(map(str, item)) if isinstance(item, Mapping) else type(item).__name__
+        raise UsageError(
+            f"an item of the training data has no id: expected the key {column!r}, found {found}. An iterable data set must "
+            "yield an id with each item, or be made map-style. Where a trainer removes columns before (Hugging Face's data "
+            f"sets), pass the ids themselves, ids=dataset[{column!r}], or remove_unused_columns=False."
+        )
+    value = item[column]
+    return value.item() if hasattr(value, "item") else value  # type: ignore[no-any-return]
+
+
+def _number(index: Any) -> int:
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the sampler asks the training data for {index!r}; expected a number, to serve as the sample's id. Let items hold "
+            "their id under a key, and pass ids='that key'."
+        ) from None

@@ -1,0 +1,279 @@
+"""Recording in `transformers.Trainer` by one callback.
+
+    trainer = Trainer(..., callbacks=[Record("runs/x", loss_reduction="token-mean")])
+
+Ids travel inside the batches and are taken out by a hook on the model, before it is called. The weights of samples are measured,
+not assumed: the model's loss is compared with the sum of its samples' losses, which tells whether it was divided by
+`num_items_in_batch`, the tokens of the whole step, or by those of the micro-batch; and a hook on the loss sees by what the Trainer
+multiplied it (accumulation, the loss scale of a GradScaler).
+Knows nothing of Lightning.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+
+from ..capture.ids import ID_KEY
+from ..errors import UnsupportedError, UsageError
+from ..store import RunStore
+from .carry import Ids, carry, decoded
+from .labels import IGNORED, Scored, counts, field, scored, shifts, targets
+from .recording import Recording, Tokens, divisor
+from .weighing import Part, fitting, weight
+
+try:
+    from transformers import TrainerCallback, __version__
+except ImportError as error:
+    raise UnsupportedError(
+        f"transformers cannot be imported ({error}). Install it: pip install 'backstory[hf]'"
+    ) from error
+
+
+class Record(TrainerCallback):
+    """Records the training of a `transformers.Trainer` into the folder `path`.
+
+    `loss_reduction` is "token-mean" for language models, "mean" for one label per sample, or "sum". `ids` are one for each item
+    of the training data, or the name of a column; by default the item's `sample_id`, else its index. `tokens` counts the tokens
+    with a loss of each sample, from the model's inputs, where the model is not one of transformers'. All other arguments are
+    those of `backstory.record`. A training that resumes from a checkpoint goes on in the run by itself.
+    """
+
+    def __init__(
+        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **settings: Any
+    ) -> None:
+        _check_version(__version__)
+        self._run = Recording(path, loss_reduction, tokens, settings)
+        self._ids = ids
+        self._undo: list[Any] = []  # what ends with the recording
+        self._shifted: bool | None = None
+        self._scaler: Any = None
+        self._scale = 1.0  # by which it multiplies the loss of this step
+        self._parts: list[Part] = []  # micro-batches of the step under way
+
+    @property
+    def recorder(self) -> Any:
+        """The `backstory.Recorder` while training goes on, for example to `describe` samples."""
+        return self._run.recorder
+
+    def close(self) -> None:
+        """Let go of the run and of the model after training has raised; the run can be resumed from a checkpoint."""
+        self._finish(failed=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Record":
+        return self  # a copy of the model made while recording keeps its hooks
+
+    # -- training begins and ends ----------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training begins, or goes on from a checkpoint: open the run, and let ids travel."""
+        self._finish(failed=True)
+        _refuse(args)
+        model, optimizer, loader = kwargs["model"], kwargs["optimizer"], kwargs["train_dataloader"]
+        self._shifted = shifts(model)
+        self._scaler = getattr(optimizer, "scaler", None)
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+        if not isinstance(inner, DataLoader):
+            raise UnsupportedError(
+                f"found training batches from a {type(loader).__name__}; expected torch's DataLoader. Let get_train_dataloader "
+                "return one, or write the loop by hand with backstory.record."
+            )
+        self._undo.append(carry(inner, self._ids))
+        start = self._start(state.global_step)
+        try:
+            self._run.open(model, _plain(optimizer), start=start, steps=state.max_steps or None, scaler=self._scaler)
+        except BaseException:
+            self._finish(failed=True)
+            raise
+        self._attach(model)
+
+    def _start(self, step: int) -> int:
+        """The run's step where the Trainer's is `step`: it counts steps that a GradScaler skipped."""
+        if not step or not (self._run.path / "config.json").exists():
+            return step
+        return int(RunStore.open(self._run.path).config.get("trainer_steps", {}).get(str(step), step))
+
+    def _attach(self, model: nn.Module) -> None:
+        before = torch.compiler.disable(self._before)
+        after = torch.compiler.disable(self._after)
+        handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            model.register_forward_hook(after, with_kwargs=True),
+        ]
+        self._undo += [handle.remove for handle in handles]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """The last report comes before the best model is loaded: the model is still the one that training ended with."""
+        if "train_runtime" in (logs or {}):
+            self._finish()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training is over."""
+        self._finish()
+
+    def _finish(self, *, failed: bool = False) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._run.close(failed=failed)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An update begins."""
+        self._parts = []
+        self._scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+        self._run.begin()
+
+    def _before(self, model: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """Take the ids out of the inputs, and declare the micro-batch."""
+        names = inputs.pop(ID_KEY, None)
+        if names is None:
+            return None
+        if self._run.scope is not None and torch.is_grad_enabled():
+            found = decoded(names)
+            _refuse_packing(inputs, len(found))
+            items = inputs.get("num_items_in_batch")
+            self._parts.append(Part(None if items is None else int(items), self._own(inputs, len(found))))
+            self._run.batch(found)
+        return args, inputs
+
+    def _own(self, inputs: dict[str, Any], samples: int) -> int | None:
+        """What a mean over the micro-batch alone divides by; None where that cannot be counted."""
+        labels = None if self._shifted is None else targets(inputs, self._shifted)
+        if self._run.reduction != "token-mean":
+            if labels is not None and labels.numel() > samples:
+                raise UsageError(
+                    f"found loss_reduction={self._run.reduction!r} and labels for {labels.shape[1]} tokens of each sample, whose "
+                    "losses the model divides by the number of tokens: pass loss_reduction='token-mean'."
+                )
+            return divisor(self._run.reduction, samples, None)
+        if self._run.tokens is not None:
+            return int(self._run.tokens(inputs).sum())
+        return None if labels is None else int(counts(labels).sum())
+
+    def _after(self, model: nn.Module, args: Any, inputs: dict[str, Any], outputs: Any) -> None:
+        """Read the logits and the loss of a declared micro-batch."""
+        loss = field(outputs, "loss")
+        if self._run.scope is None or not self._parts or not torch.is_grad_enabled():
+            return
+        slot, divisors = len(self._parts) - 1, self._parts[-1].divisors()
+        found = None if self._shifted is None else scored(inputs, outputs, self._shifted)
+        if found is not None:
+            divisors = self._take(found, loss, divisors)
+        elif self._shifted:
+            divisors = divisors[:1]  # no logits, as from fused losses: language models divide by what they are given
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            loss.register_hook(lambda factor: self._weigh(slot, float(factor.sum()), divisors))
+
+    def _take(self, found: Scored, loss: Any, divisors: list[int]) -> list[int]:
+        """Keep each sample's loss, and hand the logits on for curvature; returns the divisors that fit the model's loss."""
+        scope, losses = self._run.scope, found.losses()
+        assert scope is not None
+        if isinstance(loss, Tensor):
+            divisors = fitting(float(loss.detach()), float(losses.sum()), divisors)
+        scope.losses(losses)
+        if scope.curvature is not None:
+            mask = found.labels != IGNORED if found.labels.dim() == 2 else None
+            scope.outputs(found.logits, "cross-entropy", mask=mask, reduction=None if mask is None else "sum")
+        return divisors
+
+    def _weigh(self, slot: int, factor: float, divisors: list[int]) -> None:
+        """The Trainer multiplied a micro-batch's loss by `factor` before differentiating it."""
+        if len(set(divisors)) != 1:
+            raise UnsupportedError(
+                "the Trainer gave the model num_items_in_batch, and whether its loss is divided by that cannot be seen (found "
+                f"divisors {divisors}). Where the model takes no heed of it, set model.accepts_loss_kwargs = False before the "
+                "Trainer is made; for token losses of its own, pass tokens= to Record, a function of the model's inputs."
+            )
+        self._parts[slot].seen = True
+        self._run.weigh(slot, weight(factor / self._scale, divisors[0]))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All micro-batches are there: are their weights known?"""
+        if self._run.scope is None:
+            return
+        if not self._parts:
+            raise UsageError(
+                f"no ids reached the model in step {state.global_step}. A compute_loss of your own must pass all its inputs on: "
+                f"model(**inputs), or model(..., {ID_KEY}=inputs[{ID_KEY!r}])."
+            )
+        if all(part.seen for part in self._parts):
+            return
+        if len(self._parts) > 1 or not self._parts[0].divisors():
+            raise UnsupportedError(
+                "the loss that is differentiated is not the one that the model gave (compute_loss_func, label smoothing, or a "
+                "compute_loss of your own), so how it is divided among accumulated micro-batches cannot be seen. Let the model "
+                "compute it, use gradient_accumulation_steps=1, or write the loop by hand with backstory.record."
+            )
+        self._run.weigh(0, 1.0 / self._parts[0].divisors()[-1])  # a loss of one's own is what loss_reduction says
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The update has been made."""
+        self._run.end()
+        if control.should_save:
+            self._keep(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A pass over the data ends; a checkpoint may follow."""
+        self._run.abandon()
+        self._keep(state)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint of the best model may follow."""
+        self._keep(state)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint was saved, perhaps at the wish of a later callback."""
+        self._keep(state)
+
+    def _keep(self, state: Any) -> None:
+        """Before a checkpoint is saved: the run holds all its steps, and knows which they are."""
+        recorder = self._run.recorder
+        if recorder is None:
+            return
+        self._run.flush()
+        known, step = recorder.store.config.get("trainer_steps", {}), str(state.global_step)
+        if known.get(step, state.global_step) != self._run.at:
+            recorder.store.update_config(trainer_steps={**known, step: self._run.at})
+
+
+def _plain(optimizer: Any) -> Any:
+    """torch's own optimizer, under accelerate's."""
+    while not type(optimizer).__module__.startswith("torch.") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _check_version(found: str) -> None:
+    if int(found.split(".")[0]) < 5:
+        raise UnsupportedError(
+            f"found transformers {found}, whose Trainer ends accumulated updates in another way; expected 5.0 or newer. Upgrade it, "
+            "or write the loop by hand with backstory.record."
+        )
+
+
+def _refuse(args: Any) -> None:
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise UnsupportedError(
+            f"found {max(args.world_size, args.n_gpu)} processes or devices: each sees a part of the samples only. Train in one "
+            "process on one device (CUDA_VISIBLE_DEVICES=0), and accumulate micro-batches for a large batch."
+        )
+    if args.auto_find_batch_size:
+        raise UnsupportedError(
+            "auto_find_batch_size begins the training again, in the middle of a recorded run. Set per_device_train_batch_size."
+        )
+
+
+def _refuse_packing(inputs: dict[str, Any], samples: int) -> None:
+    sizes = {
+        k: len(v) for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() > 0 and k in ("input_ids", "labels")
+    }
+    if wrong := [k for k, n in sizes.items() if n != samples]:
+        raise UnsupportedError(
+            f"the collator made {sizes[wrong[0]]} rows ({wrong[0]!r}) of {samples} samples: packed or dropped samples cannot be told "
+            "apart. Collate one row for each sample (no packing, no padding-free batches), or pack before training, so that a packed "
+            "row is the sample."
+        )

@@ -1,0 +1,90 @@
+r"""What a labelled forward pass of a Hugging Face model says about its samples: which tokens have a loss, and each sample's own.
+
+    ℓ_z = Σ_s −log p(y_zs | …)    over the positions s whose label is not −100
+
+Models of the next token compare the logits at s with the label at s + 1, so that the first label is never predicted.
+Shapes:  B samples, S positions, V classes. Labels (B, S) with logits (B, S, V), or labels (B,) with logits (B, V).
+Knows nothing of trainers or runs.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IGNORED = -100
+IN_PLACE = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+)  # logits and labels at the same position
+
+
+class Scored(NamedTuple):
+    """Logits beside the labels that they are compared with."""
+
+    logits: Tensor  # (B, …, V)
+    labels: Tensor  # (B, …), IGNORED where there is no loss
+
+    def losses(self) -> Tensor:
+        """ℓ of each sample, (B,), one sample at a time, since logits of a large vocabulary are large."""
+        with torch.no_grad():
+            pairs = zip(self.logits.detach(), self.labels, strict=True)
+            return torch.stack(
+                [_sum(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) for logits, labels in pairs]
+            )
+
+
+def shifts(model: nn.Module) -> bool | None:
+    """Whether the model's loss is that of the next token; None where it is not one of transformers' cross-entropies."""
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    adapted: Any = model
+    inner = adapted.get_base_model() if hasattr(model, "get_base_model") else adapted
+    if not hasattr(inner, "loss_function"):
+        return None
+    causal = LOSS_MAPPING["ForCausalLM"]
+    loss = LOSS_MAPPING.get(str(getattr(inner, "loss_type", None)), causal)  # as transformers itself falls back
+    in_place = getattr(inner.config, "is_encoder_decoder", False) or "MaskedLM" in type(inner).__name__
+    if loss is causal:
+        return not in_place
+    return False if loss in [LOSS_MAPPING.get(name) for name in IN_PLACE] else None
+
+
+def targets(inputs: dict[str, Any], shifted: bool) -> Tensor | None:
+    """The labels beside each position's logits, (B, S), or (B,); None where the inputs hold none."""
+    if isinstance(given := inputs.get("shift_labels"), Tensor):
+        return given
+    labels = inputs.get("labels")
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return None
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if shifted and labels.dim() == 2 else labels
+
+
+def counts(labels: Tensor) -> Tensor:
+    """How many tokens of each sample have a loss, (B,)."""
+    return (labels != IGNORED).reshape(len(labels), -1).sum(1)
+
+
+def scored(inputs: dict[str, Any], outputs: Any, shifted: bool) -> Scored | None:
+    """Logits and labels, where both are there and fit."""
+    labels, logits = targets(inputs, shifted), field(outputs, "logits")
+    if labels is None or not isinstance(logits, Tensor) or logits.shape[:-1] != labels.shape or logits.shape[-1] < 2:
+        return None
+    return Scored(logits, labels)
+
+
+def field(outputs: Any, name: str) -> Any:
+    """An entry of a model's outputs, by name; of a plain tuple, the loss is the first."""
+    if isinstance(outputs, dict):
+        return outputs.get(name)
+    if isinstance(outputs, tuple):
+        at = ("loss", "logits").index(name)
+        return outputs[at] if len(outputs) > at else None
+    return getattr(outputs, name, None)
+
+
+def _sum(logits: Tensor, labels: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, labels.to(wide.device), ignore_index=IGNORED, reduction="sum")

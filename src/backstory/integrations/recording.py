@@ -1,0 +1,120 @@
+"""A recording whose steps begin and end in different callbacks of a trainer.
+
+Trainers weigh samples in ways of their own (by the tokens of a step, by micro-batch, by a number of micro-batches that an
+epoch's end may cut short), so that each micro-batch comes with its weights: the run's loss_reduction is "weights".
+Knows nothing of any trainer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import UsageError
+from ..session import Recorder, record
+from ..session.settings import curvature_of
+from ..session.step import StepScope
+
+REDUCTIONS = ("mean", "sum", "token-mean")
+FILLED_IN = ("resume", "start", "scaler")  # by the trainer
+Tokens = Callable[[Any], Tensor]  # batch -> how many tokens of each sample have a loss (B,)
+
+
+class Recording:
+    """What the user chose, and the recorder while training goes on."""
+
+    def __init__(
+        self, path: str | Path, loss_reduction: str, tokens: Tokens | None, settings: Mapping[str, Any]
+    ) -> None:
+        if loss_reduction not in REDUCTIONS:
+            raise UsageError(
+                f"found loss_reduction={loss_reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}."
+            )
+        if taken := [name for name in FILLED_IN if name in settings]:
+            raise UsageError(f"found {taken[0]}=, which the trainer itself decides. Leave it out.")
+        self.path, self.reduction, self.tokens = Path(path), loss_reduction, tokens
+        self._settings = {**settings, "curvature": curvature_of(settings.get("curvature", "auto"), loss_reduction)}
+        self.recorder: Recorder | None = None
+        self.scope: StepScope | None = None  # of the step under way
+        self._step: AbstractContextManager[StepScope] | None = None
+        self._start = self._ended = 0
+
+    @property
+    def at(self) -> int:
+        """How many steps the run holds now."""
+        return self._start + self._ended - (self.recorder.skipped if self.recorder is not None else 0)
+
+    def open(self, model: nn.Module, optimizer: Optimizer, *, start: int, steps: int | None, scaler: Any) -> None:
+        """Begin a new run, or go on in the old one from step `start`."""
+        self.close(failed=True)
+        if start and not (self.path / "config.json").exists():
+            raise UsageError(
+                f"training goes on from step {start}, but {self.path} holds no run, so the steps before would be missing. "
+                "Record from the first step on, or begin a new training from these weights, without a checkpoint to resume."
+            )
+        settings = {"steps": steps, **self._settings, "loss_reduction": "weights", "scaler": scaler}
+        going_on: dict[str, Any] = {"resume": True, "start": start} if start else {}
+        recorder = record(model, optimizer, self.path, **settings, **going_on)
+        self.recorder, self._start, self._ended = recorder.__enter__(), start, 0
+
+    def begin(self) -> None:
+        """One optimizer update begins."""
+        if self.recorder is not None and self._step is None:
+            self._step = self.recorder.step()
+            self.scope = self._step.__enter__()
+
+    def batch(self, ids: Sequence[int | str], weight: float = 1.0) -> StepScope:
+        """Declare a micro-batch whose samples all have this weight."""
+        assert self.scope is not None
+        n, sums = len(ids), self.reduction == "token-mean"  # then ℓ is a sum over tokens: one loss term
+        self.scope.batch(ids, weights=torch.full((n,), weight, dtype=torch.float64), tokens=[1] * n if sums else None)
+        return self.scope
+
+    def weigh(self, slot: int, weight: float) -> None:
+        """Change the weight of a micro-batch's samples, where it is known only after the forward pass."""
+        assert self.scope is not None
+        self.scope._weights[slot] = torch.full((self.scope.sizes[slot],), weight, dtype=torch.float64)
+
+    def end(self) -> None:
+        """The update has been made, or skipped by a GradScaler."""
+        if self._step is not None:
+            step, self._step, self.scope = self._step, None, None
+            step.__exit__(None, None, None)
+            self._ended += 1
+
+    def abandon(self) -> None:
+        """Forget the step under way."""
+        if self._step is not None:
+            step, self._step, self.scope = self._step, None, None
+            reason = UsageError("the trainer stopped in the middle of a step")
+            step.__exit__(UsageError, reason, None)
+
+    def flush(self) -> None:
+        """Everything so far is on disk, as it must be before the trainer keeps a checkpoint."""
+        if self.recorder is not None:
+            self.recorder.flush()
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the recording; after a failure it can be resumed from the trainer's last checkpoint."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is None:
+            return
+        try:
+            self.abandon()
+        finally:
+            error = UsageError("training was interrupted") if failed else None
+            recorder.__exit__(None if error is None else type(error), error, None)
+
+
+def divisor(reduction: str, samples: int, tokens: Tensor | None) -> int:
+    """What the sum of the samples' own losses is divided by to make the loss of a micro-batch."""
+    if reduction != "token-mean":
+        return samples if reduction == "mean" else 1
+    total = 0 if tokens is None else int(torch.as_tensor(tokens).sum())
+    if not total:
+        raise UsageError("a micro-batch has no token with a loss. Leave such samples out, or keep more of them.")
+    return total

@@ -1,0 +1,165 @@
+r"""What other settings than those of a trial would cost: nothing is tried, the difference is computed.
+
+Rows of other settings differ from the trial's by their vectors, whose bytes are known (`docs/format.md`):
+
+    row   = (R + 1) (p c + 4 L) + 16 R        c bytes a number, L scales of 4 bytes where the encoding has them,
+                                              R curvature rows; (R + 1) → R where the gradient is their sum
+    step  = 4 p                               only where Adam's diagonal is kept
+    basis = 4 Σ (d_out r_out + d_in r_in + r_out r_in kept)
+
+What the trial had beyond these formulas is added for all; the basis, whose core is shared out unevenly, in proportion.
+Shapes:  p numbers in a row, L recorded parameters.
+Knows nothing of time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..capture import find_blocks
+from ..capture.blocks import Selection
+from ..maths.encoding import DTYPES, SCALED
+from ..maths.learning import widened
+from ..maths.subspace import Shape
+from .plan_trial import Trial
+from .recipe import Recipe
+from .settings import SEQUENCE_CURVATURE, RecordSettings
+
+RANKS = (8, 16, 32)  # of the alternatives
+MOST_RANK = 48  # that is suggested: learning a subspace holds 9 r² × 9 r² numbers, 1.7 GB at 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Settings, and what they would cost."""
+
+    subspace: str
+    rank: Any  # a number, a pair, or either by name pattern; without meaning for "full"
+    encoding: str
+    curvature: str
+    dims: int  # numbers in a row
+    bytes_per_occurrence: float  # everything in the store, shared out among the occurrences
+    store_bytes: int
+    propagator_bytes: int  # joint
+    fits: bool | None  # into max_bytes, where it was given
+
+
+class _Bytes(NamedTuple):
+    row: float  # of an occurrence
+    step: float
+    basis: float
+
+
+class Costs:
+    """The planned run, with the settings of the trial or with others."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tried: Trial,
+        *,
+        layers: Selection | None,
+        steps: int,
+        checkpoints: int | None,
+        max_bytes: int | None,
+    ) -> None:
+        self._recipe, self._trial, self._layers = recipe, tried, layers
+        self._steps, self.max_bytes = steps, max_bytes
+        self.occurrences = max(1, round(steps * tried.batch))
+        self.matrices = 2 if tried.momentum else 1
+        self.checkpoint_bytes = _checkpoint_bytes(tried, steps, checkpoints)
+        self._at_trial = self._formula(tried.settings)
+
+    def of(self, settings: RecordSettings) -> Alternative:
+        """What these settings would cost."""
+        t, known, at_trial = self._trial, self._formula(settings), self._at_trial
+        row = t.row_bytes + known.row - at_trial.row
+        step = t.step_bytes + known.step - at_trial.step
+        same_kind = settings.subspace == t.settings.subspace and at_trial.basis > 0
+        basis = known.basis * (t.basis_bytes / at_trial.basis if same_kind else 1.0)
+        store = row * self.occurrences + step * self._steps + basis + t.other_bytes + self.checkpoint_bytes
+        dims = sum(shape.dims for shape in self._shapes(settings))
+        return Alternative(
+            subspace=settings.subspace,
+            rank=settings.as_config()["rank"],
+            encoding=settings.encoding,
+            curvature=settings.curvature,
+            dims=dims,
+            bytes_per_occurrence=store / self.occurrences,
+            store_bytes=round(store),
+            propagator_bytes=4 * self.matrices * dims**2,
+            fits=None if self.max_bytes is None else store <= self.max_bytes,
+        )
+
+    def alternatives(self) -> list[Alternative]:
+        """A few, the settings of the trial first."""
+        found: list[RecordSettings] = []
+        for settings in self._others(self._trial.settings):
+            if settings not in found:
+                found.append(settings)
+        return [self.of(settings) for settings in found]
+
+    def suggested_rank(self) -> int | None:
+        """The largest rank that fits into max_bytes, all else as in the trial; None where even rank 1 does not."""
+        if self.max_bytes is None:
+            return None
+        chosen = _ranked(self._trial.settings)
+        low, high = 0, min(MOST_RANK, max(max(s.d_out, s.d_in) for s in self._shapes(chosen)))
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.of(replace(chosen, rank=middle)).store_bytes <= self.max_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low or None
+
+    def _others(self, chosen: RecordSettings) -> Iterator[RecordSettings]:
+        yield chosen
+        for rank in RANKS:
+            for encoding in ("float16", "int8"):
+                yield replace(_ranked(chosen), rank=rank, encoding=encoding)
+        if chosen.curvature_form().rows:
+            yield replace(chosen, curvature="empirical")
+        else:
+            sequences = chosen.loss_reduction == "token-mean"
+            yield replace(chosen, curvature=SEQUENCE_CURVATURE if sequences else "sampled:1")
+        yield replace(chosen, subspace="random" if chosen.subspace == "learned" else "learned")
+
+    def _shapes(self, settings: RecordSettings) -> list[Shape]:
+        rank: Any = None if settings.subspace == "full" else settings.rank
+        model, optimizer = self._recipe.model, self._recipe.optimizer
+        found = find_blocks(model, optimizer, rank=rank, layers=self._layers, uncovered="skip")
+        return [block.shape for block in found.blocks]
+
+    def _formula(self, settings: RecordSettings) -> _Bytes:
+        shapes, form = self._shapes(settings), settings.curvature_form()
+        dims = sum(shape.dims for shape in shapes)
+        scales = 4 * len(shapes) if settings.encoding in SCALED else 0
+        vector = dims * DTYPES[settings.encoding].itemsize + scales
+        diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
+        row = vector * (form.rows + (not form.split)) + 16 * form.rows
+        return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.subspace, shapes))
+
+
+def _ranked(settings: RecordSettings) -> RecordSettings:
+    """The same in a subspace that has a rank."""
+    return replace(settings, subspace="learned") if settings.subspace == "full" else settings
+
+
+def _basis_bytes(kind: str, shapes: list[Shape]) -> int:
+    """The numbers of all sides and cores; a side that keeps everything is not kept itself."""
+    if kind == "full":
+        return 0
+    if kind == "mask":
+        return sum(8 * (r if r < d else 0) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)))
+    wide = [widened(s) for s in shapes] if kind == "learned" else shapes
+    cored = sum(s.dims for s in wide) > sum(s.dims for s in shapes)
+    sides = sum(4 * d * r for s in wide for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d)
+    cores = sum(4 * w.product * s.dims for w, s in zip(wide, shapes, strict=True)) if cored else 0
+    return sides + cores
+
+
+def _checkpoint_bytes(tried: Trial, steps: int, checkpoints: int | None) -> int:
+    """Weights at the start, the boundaries and the end; Adam's coordinates at the boundaries (the trial has the end's)."""
+    if checkpoints is None:
+        return 0
+    count = min(checkpoints, max(0, steps - 1))
+    return (count + 2) * tried.model_bytes + count * tried.scale_bytes

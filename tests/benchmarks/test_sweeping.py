@@ -1,0 +1,47 @@
+"""Embedding from disk: every line has its figures, or the reason why not."""
+
+import pytest
+
+from backstory.benchmarks import sweeping
+from backstory.benchmarks.sweeping import bench_sweep, steps_at, with_exponents
+
+
+def test_lines_and_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
+    monkeypatch.setattr(sweeping, "in_child", _here)
+    found = bench_sweep(scale="tiny", repeats=1)
+    assert [(x["run"], x["joint"]) for x in found["disk"]] == [
+        ("SGD as a proxy", False), ("SGD as a proxy", True), ("AdamW as recorded", False), ("AdamW as recorded", True),
+    ]  # fmt: skip
+    for line in found["disk"]:
+        p = (
+            [line["dims"]] if line["joint"] else [64, 256, 192, 256, 88]
+        )  # 8×8, 24×8, 32×8, 8×32, 11×8, never over 32 a side
+        assert line["share_of_peak"] == pytest.approx(4 * sum(x * x for x in p) * 12 / line["seconds"] / 1e9)
+    assert {x["against"] for x in found["slopes"]} == {"steps", "p", "layers"}
+    assert [x["value"] for x in found["slopes"] if x["against"] == "layers"] == [4, 5]
+    assert all(x["peak_bytes"] == 12 for x in found["slopes"] if x["against"] == "steps" and x["value"] == 3)
+
+
+def _here(function: str, values: dict[str, object]) -> dict[str, object]:
+    """The child's work in this process; its occurrences stand for its memory."""
+    return {"peak_bytes": sweeping.embed_run(**values)["occurrences"]}  # type: ignore[arg-type]
+
+
+def test_a_matrix_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
+    monkeypatch.setattr(sweeping, "in_child", _here)
+    monkeypatch.setattr(sweeping, "_free_memory", lambda: 4e6)
+    joint = [x for x in bench_sweep(scale="tiny", repeats=1)["disk"] if x["joint"]]
+    assert all("GB of memory" in x["skipped"] and "seconds" not in x for x in joint)
+
+
+def test_exponents() -> None:
+    points = [("steps", 2, 1.0), ("steps", 8, 4.0), ("p", 2, 1.0), ("p", 4, 4.0), ("p", 4, 5.0)]
+    lines = [{"against": what, "value": value, "seconds": seconds} for what, value, seconds in points]
+    assert [x["exponent"] for x in with_exponents(lines)] == [None, pytest.approx(1), None, pytest.approx(2), None]
+
+
+def test_steps_at() -> None:
+    assert list(steps_at(64)) == [16, 32, 64]
+    assert list(steps_at(3)) == [1, 3]

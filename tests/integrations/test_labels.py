@@ -1,0 +1,67 @@
+"""Which tokens have a loss, and each sample's own, against transformers' own losses."""
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+from tests.integrations.causal import VOCABULARY, built, collate, llama, make, texts
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, LlamaForSequenceClassification
+
+from backstory.integrations.labels import counts, field, scored, shifts, targets
+
+
+def bert(kind: Any) -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return built(kind, BertConfig, **sizes, vocab_size=VOCABULARY, max_position_embeddings=16).eval()
+
+
+def adapted() -> nn.Module:
+    found: nn.Module = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    return found
+
+
+def test_models_of_the_next_token_shift_their_labels() -> None:
+    assert [shifts(m) for m in (make("Llama"), make("GPT-2"), adapted())] == [True, True, True]
+    assert [shifts(bert(kind)) for kind in (BertForMaskedLM, BertForTokenClassification)] == [False, False]
+    assert shifts(llama(LlamaForSequenceClassification)) is False
+    assert shifts(nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT-2", "adapted", "BERT"])
+def test_samples_losses_make_the_models_loss(kind: str) -> None:
+    model = adapted() if kind == "adapted" else bert(BertForMaskedLM) if kind == "BERT" else make(kind)
+    batch = collate(texts()[:5])
+    outputs = model(**batch)
+    found = scored(batch, outputs, bool(shifts(model)))
+    assert found is not None
+    assert float(found.losses().sum() / counts(found.labels).sum()) == pytest.approx(
+        float(outputs.loss.detach()), rel=1e-6
+    )
+
+
+def test_tokens_are_counted_where_a_label_is_predicted() -> None:
+    labels = torch.tensor([[5, -100, 6, 7], [5, 6, -100, -100]])
+    shifted = targets({"labels": labels}, True)
+    assert shifted is not None
+    assert counts(shifted).tolist() == [2, 1]
+    assert counts(labels).tolist() == [3, 2]
+    assert targets({"labels": labels, "shift_labels": labels}, True) is labels
+    assert targets({"labels": labels.float()}, True) is None
+    assert targets({}, True) is None
+
+
+def test_outputs_are_dicts_or_tuples() -> None:
+    one, two = torch.zeros(()), torch.ones(2)
+    assert field({"loss": one, "logits": two}, "logits") is two
+    assert field((one, two), "loss") is one
+    assert field((one,), "logits") is None
+    assert field(one, "logits") is None
+
+
+def test_logits_that_do_not_fit_the_labels_are_left_alone() -> None:
+    labels = torch.zeros(2, 4, dtype=torch.long)
+    assert scored({"labels": labels}, {"logits": torch.zeros(2, 1, 5)}, True) is None
+    assert scored({"labels": labels}, {"logits": torch.zeros(2, 4, 1)}, True) is None
+    assert scored({"labels": labels}, {"loss": torch.zeros(())}, True) is None
