@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,7 +112,15 @@ def format_1_run(path: Path, n_steps: int) -> None:
         for name in made.samples:
             crc = zlib.crc32(name.encode() + b"\0", crc)
         line = (t, start, B, made.clip, made.norm, made.coverage, crc, *(made.groups[key] for key in KEYS))
-        columns = ([t] * B, range(B), made.samples, made.weight, made.loss, made.gdot, made.rows)
+        columns: tuple[Iterable[object] | Tensor, ...] = (
+            [t] * B,
+            range(B),
+            made.samples,
+            made.weight,
+            made.loss,
+            made.gdot,
+            made.rows,
+        )
         for name, values in zip(rows, columns, strict=True):
             rows[name] += values.tolist() if isinstance(values, Tensor) else values
         for name, value in zip(steps, line, strict=True):

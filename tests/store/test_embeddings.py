@@ -139,6 +139,4 @@ def test_verify_sees_an_embedding_of_other_rows(tmp_path: Path) -> None:
         store.write_embeddings(3, blocks(embedding(0, 6)), {})
     for kind in ("json", "lance"):
         (tmp_path / f"run/emb-00000003.{kind}").rename(tmp_path / f"run/emb-00000004.{kind}")
-    assert RunStore.open(tmp_path / "run").verify() == [
-        "the embedding 4 has 6 rows, expected 7 (all rows before step 4)."
-    ]
+    assert RunStore.open(tmp_path / "run").verify() == ["the embedding at 4 has 6 rows, expected 7."]

@@ -77,7 +77,7 @@ class Recording:
     def weigh(self, slot: int, weight: float) -> None:
         """Change the weight of a micro-batch's samples, where it is known only after the forward pass."""
         assert self.scope is not None
-        self.scope._weights[slot] = torch.full((self.scope.sizes[slot],), weight, dtype=torch.float64)
+        self.scope.weigh(slot, [weight] * self.scope.sizes[slot])
 
     def end(self) -> None:
         """The update has been made, or skipped by a GradScaler."""

@@ -47,7 +47,9 @@ class StepScope:
         self._losses: list[Tensor | None] = []
         self.curvature: CurvatureRows | None = None  # set by the recorder where rows of their own are kept
         self.seen = Seen()  # of the optimizer's state after the step
-        self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ in full coordinates, where the step was clipped in others
+        self.gdots: Tensor | None = (
+            None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, where the step was clipped in Adam's coordinates
+        )
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the recorder: tells the tap
 
@@ -73,14 +75,18 @@ class StepScope:
                 f"loss_reduction={self._reduction!r} and weights={'given' if weights is not None else 'not given'} do not "
                 "fit: pass weights with every batch and loss_reduction='weights', or neither."
             )
-        given = None if weights is None else _vector(weights, len(texts), "weights")
-        if given is not None and bool((given < 0).any()):
-            raise UsageError(f"step {self.number} has a negative weight; expected weights ≥ 0: curvature needs them.")
+        given = None if weights is None else _weights(weights, len(texts), self.number)
         self.sizes.append(len(texts))
         self._weights.append(given)
         self._tokens.append(None if tokens is None else counts(tokens, len(texts)))
         self._losses.append(None)
         self.on_batch(len(texts))
+
+    def weigh(self, slot: int, weights: Tensor | Sequence[float]) -> None:
+        """Replace the weights of micro-batch `slot`, where they are known only after its forward pass."""
+        if self._reduction != "weights":
+            raise UsageError(f"found loss_reduction={self._reduction!r}; expected 'weights', or no weights at all.")
+        self._weights[slot] = _weights(weights, self.sizes[slot], self.number)
 
     def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None, reduction: str | None = None) -> None:
         """The model's outputs of the current micro-batch, before `backward()`; classes are the last dimension.
@@ -177,6 +183,13 @@ class StepScope:
 def safe_inverse(x: Tensor) -> Tensor:
     """1/x, and 0 where x = 0: a sample without weight leaves no row."""
     return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
+
+
+def _weights(x: Tensor | Sequence[float], n: int, step: int) -> Tensor:
+    found = _vector(x, n, "weights")
+    if bool((found < 0).any()):
+        raise UsageError(f"step {step} has a negative weight; expected weights ≥ 0: curvature needs them.")
+    return found
 
 
 def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:

@@ -43,13 +43,15 @@ def methods() -> list[Method]:
 
 
 def _full_rows() -> list[Method]:
-    six = {**FULL, "curvature": SIX}
+    six, twelve = {**FULL, "curvature": SIX}, {**FULL, "curvature": "empirical/12"}
     return [
         row("paper", {**FULL, "optimizer_model": "sgd"}, gamma=0.0),
         row("full-empirical", FULL),
         row("full-empirical-implicit", FULL, gamma=None),
         row("full-empirical/6", six),
         row("full-empirical/6-implicit", six, gamma=None),
+        row("full-empirical/12", twelve),
+        row("full-empirical/12-implicit", twelve, gamma=None),
     ]
 
 
@@ -62,6 +64,7 @@ def _learned_rows() -> list[Method]:
         curvature = "empirical" if k == 1 else f"empirical/{k}"
         found.append(row(f"learned-16-{curvature}", learned(curvature)))
         if curvature == SIX:
+            found.append(row(f"learned-16-{SIX}-implicit", learned(SIX), gamma=None))
             found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), joint=False))
     sampled = ("sampled:1", "sampled:1/6", "sampled:4")
     return found + [row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)) for curvature in sampled]
