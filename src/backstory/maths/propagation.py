@@ -13,12 +13,12 @@ With A = ∂θ_T/∂θ_{t+1}, C = ∂θ_T/∂m_{t+1}, at the end A = I, C = 0, f
 Plain SGD gives the paper: e = η w K g, K ← K − Σ η w K g gᵀ, its K being I − M. The influence of z on a query
 is ⟨∇ℓ(θ_T, q), e⟩: positive means that removing z would have raised the query's loss.
 
-Plain SGD steps are taken several at once. For rows in time order, V whitened per step (L⁻¹V), and ⊳ keeping
-only products with a curvature row of a *later* step:
+Steps whose coefficients are numbers (one for all coordinates) are taken several at once. Every matrix of the recursion is then
+m₁ A + m₂ C + Σ_j m_j F_jᵀ W_j of the pair (A, C) at the end of the chunk, with F_j = JV_j S_jᵀ and W = (I + V γα Vᵀ)⁻¹ V of step j, so
+the recursion runs on its few numbers m alone. Its matrix work is, for the rows X of all steps (JV, and JG where they differ),
 
-    (I + diag(η) (JV Vᵀ)⊳) F = diag(η) JV Kᵀ         one triangular solve
-    E = diag(η w) (JG Kᵀ − (JG Vᵀ)⊳ F)
-    K ← K − Fᵀ V                                      one large product
+    F = s₁ X Aᵀ + s₂ X Cᵀ + (s_j X W_jᵀ)⊳ F        one triangular solve; ⊳ keeps products with a *later* step's rows
+    A ← m₁ A + m₂ C + Σ_j m_j F_jᵀ W_j             one large product each, for A and for C
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
@@ -78,56 +78,93 @@ class Propagator:
         """Embeddings (B, p) of consecutive steps, given and returned in time order; moves past all of them."""
         out: list[Tensor] = []
         for group in reversed(_groups(steps)):
-            if self.C is not None or not _can_be_chunked(group[-1]):  # after a plain step taken alone, C is 0
-                out = [self._single(group.pop()), *out]
-            if group:
-                out = self._chunk(group) + out
+            out = (self._chunk(group) if is_uniform(group[0].coefficients) else [self._single(group[0])]) + out
         return out
 
     def _single(self, step: Step) -> Tensor:
         k, A = step.coefficients, self.A
         U = _total_effect_of_momentum(A, self.C, k)  # (p, p), reuses C
+        F = _times_S(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
         shared = step.V is None
-        V, JV = curvature_rows(step), clipped_curvature(step)
-        F = _times_S(JV, U, A, k)  # (R, p) rows S J √κ h
         E = -step.w.sqrt()[:, None] * F if shared else -step.w[:, None] * _times_S(clipped_gradients(step), U, A, k)
-        L = whitening(V, damping(step, self.gamma))
-        WV = V if L is None else torch.cholesky_solve(V, L)
         _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.pace * k.n)
         if _nonzero(k.l2):
             A += U * (k.l2 * (1 - k.tau))
-        A.addmm_(F.T, WV)
+        A.addmm_(F.T, self._whitened(step))
         self.C = _scale_columns(U, k.momentum) if _nonzero(k.momentum) else None
         return E
 
     def _chunk(self, steps: Sequence[Step]) -> list[Tensor]:
-        sizes = [len(s.w) for s in steps]
-        which = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes)).to(self.A.device)
-        later = which[:, None] < which[None, :]  # [i, j]: row j belongs to a later step than row i
-        V, JV, mix = _whitened_rows(steps, self.gamma)  # (N, p), (N, p), (N, N) block diagonal or None
-        rate = torch.cat([s.w.new_full(s.w.shape, float(s.coefficients.rate)) for s in steps])
-        X = JV @ self.A.T  # (N, p)
-        system = torch.where(later, JV @ V.T, 0.0)
-        left = rate[:, None] * system
-        left.diagonal().fill_(1.0)
-        F = torch.linalg.solve_triangular(left, rate[:, None] * X, upper=True, unitriangular=True)
-        self.A.addmm_(F.T, V, alpha=-1)
-        if mix is None:  # the literal form: √w (JG) = JV, so E is F up to a factor
-            E = torch.cat([s.w for s in steps]).sqrt()[:, None] * F
-        else:
-            raw = mix @ (X - system @ F)  # rows √w J g (I − …)Kᵀ
-            E = (rate * torch.cat([s.w for s in steps]).sqrt())[:, None] * raw
-        return list(E.split(sizes))
+        effects, a, c = _numbers([s.coefficients for s in steps])
+        JV, W = (
+            [clipped_curvature(s) for s in steps],
+            torch.cat([self._whitened(s) for s in steps]),
+        )  # rows of curvature
+        own = [None if s.V is None else clipped_gradients(s) for s in steps]  # of gradients, where these are others
+        V = torch.cat(JV)
+        of_V = [i for i, x in enumerate(JV) for _ in range(len(x))]  # the step of each row
+        F = self._seen(V, effects, of_V)
+        F = torch.linalg.solve_triangular(-_later(V @ W.T, effects, of_V, of_V), F, upper=True, unitriangular=True)
+        E = []
+        for i, (step, f) in enumerate(zip(steps, F.split([len(x) for x in JV]), strict=True)):
+            g = own[i]
+            if g is None:
+                E.append(-step.w.sqrt()[:, None] * f)
+            else:
+                of_g = [i] * len(g)
+                E.append(-step.w[:, None] * (self._seen(g, effects, of_g) + _later(g @ W.T, effects, of_g, of_V) @ F))
+        self._move(a, c, F, W, of_V)
+        return E
+
+    def _seen(self, rows: Tensor, effects: Tensor, steps: Sequence[int]) -> Tensor:
+        """s₁ X Aᵀ + s₂ X Cᵀ, each row with the numbers of its own step."""
+        s = effects[list(steps), :2].to(rows)
+        out = (rows * s[:, :1]) @ self.A.T
+        return out if self.C is None else out.addmm_(rows * s[:, 1:], self.C.T)
+
+    def _move(self, a: Tensor, c: Tensor, F: Tensor, W: Tensor, steps: Sequence[int]) -> None:
+        """(A, C) before the chunk from their numbers."""
+        A, C, each = self.A, self.C, [2 + i for i in steps]
+        moves = bool(c.any())
+        before = A * float(c[0]) if moves else None
+        if before is not None and C is not None:
+            before.add_(C, alpha=float(c[1]))
+        A.mul_(float(a[0]))
+        if C is not None:
+            A.add_(C, alpha=float(a[1]))
+        A.addmm_((F * a[each].to(F)[:, None]).T, W)
+        self.C = None if before is None else before.addmm_((F * c[each].to(F)[:, None]).T, W)
+
+    def _whitened(self, step: Step) -> Tensor:
+        """W = (I + V γα Vᵀ)⁻¹ V, (R, p)."""
+        V = curvature_rows(step)
+        L = whitening(V, damping(step, self.gamma))
+        return V if L is None else torch.cholesky_solve(V, L)
 
 
-def is_plain(k: Coefficients) -> bool:
-    """SGD without momentum or decay, one rate for all coordinates: the paper's case, which can be chunked."""
-    scalars = not any(isinstance(x, Tensor) for x in k)
-    return scalars and k[1:] == (0, 0, 0, 0, 1, 0, 1)  # l2, decay, momentum, tau, a, n, P
+def is_uniform(k: Coefficients) -> bool:
+    """Whether the step has one number for all coordinates in everything, so that it can be taken together with others."""
+    return not any(isinstance(x, Tensor) for x in k)
 
 
-def _can_be_chunked(step: Step) -> bool:
-    return is_plain(step.coefficients) and step.V is None
+def _numbers(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
+    """The recursion on its numbers m: S of each step (n, 2 + n), and A and C before the first one (2 + n,), in float64."""
+    n = len(steps)
+    a, c = torch.eye(2 + n, dtype=torch.float64)[:2]
+    effects = torch.zeros(n, 2 + n, dtype=torch.float64)
+    for i in reversed(range(n)):
+        k = steps[i]
+        u = c - a * (k.pace * k.a)
+        effects[i] = s = u * (1 - k.tau) - a * (k.pace * k.n)
+        a = a * (1 - k.rate * k.decay) + s * k.l2
+        a[2 + i] += 1
+        c = u * k.momentum
+    return effects, a, c
+
+
+def _later(products: Tensor, effects: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """Products X Wᵀ of rows and columns of these steps, times s_j of the row's step: 0 unless j is later."""
+    return products * effects[list(rows)][:, [2 + j for j in columns]].to(products)
 
 
 def embed(
@@ -150,37 +187,19 @@ def pulled(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Consecutive steps that can be taken at once: plain ones up to CHUNK_ROWS rows, others alone."""
+    """Consecutive steps that can be taken at once: uniform ones up to CHUNK_ROWS rows, others alone."""
     groups: list[list[Step]] = []
     rows = 0
     for step in reversed(steps):
-        fits = groups and _can_be_chunked(step) and _can_be_chunked(groups[0][0])
-        if fits and rows + len(step.w) <= CHUNK_ROWS:
+        size = len(step.w) + (0 if step.V is None else len(step.V))
+        fits = groups and is_uniform(step.coefficients) and is_uniform(groups[0][0].coefficients)
+        if fits and rows + size <= CHUNK_ROWS:
             groups[0].insert(0, step)
         else:
             groups.insert(0, [step])
             rows = 0
-        rows += len(step.w)
+        rows += size
     return groups
-
-
-def _whitened_rows(steps: Sequence[Step], gamma: Gamma) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows V and JV of all steps with each step's L⁻¹ applied, and the block diagonal of the L's."""
-    Vs, JVs, Ls = [], [], []
-    for step in steps:
-        V, JV = curvature_rows(step), clipped_curvature(step)
-        L = whitening(V, damping(step, gamma))
-        if L is not None:
-            JV = V = torch.linalg.solve_triangular(L, V, upper=False)
-            if step.clip < 1:
-                JV = torch.linalg.solve_triangular(L, clipped_curvature(step), upper=False)
-        Ls.append(L)
-        Vs.append(V)
-        JVs.append(JV)
-    if all(L is None for L in Ls):
-        return torch.cat(Vs), torch.cat(JVs), None
-    whole = [torch.eye(len(V), dtype=V.dtype, device=V.device) if L is None else L for L, V in zip(Ls, Vs, strict=True)]
-    return torch.cat(Vs), torch.cat(JVs), torch.block_diag(*whole)
 
 
 def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> Tensor:
