@@ -109,3 +109,26 @@ def test_after_a_failure_behind_the_training_the_run_says_where_it_ends(tmp_path
             rec.flush()
         with pytest.raises(UsageError, match="which ends at step 0"):
             rec.step(ids_of(1)).__enter__()
+
+
+def test_a_checkpoint_waits_for_its_step(tmp_path: Path) -> None:
+    """A step that turns out not to be recordable must leave no checkpoint behind."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    settings: dict[str, Any] = {"loss_reduction": "mean", "subspace": "random", "rank": 2, "steps": 2, "checkpoints": 1}
+
+    def loop(rec: backstory.Recorder) -> None:
+        x, y = batch_of(ids_of(0))
+        with rec.step(ids_of(0)):
+            cross_entropy(model, (x, y)).mean().backward()
+            optimizer.step()
+            x.zero_()
+
+    with (
+        pytest.raises(UsageError, match="changed in place"),
+        backstory.record(model, optimizer, tmp_path / "run", **settings) as rec,
+    ):
+        loop(rec)
+    store = RunStore.open(tmp_path / "run")
+    assert store.n_steps() == 0
+    assert [n for n in store.tensor_names() if n.startswith("checkpoint")] == ["checkpoint-00000000"]

@@ -126,11 +126,9 @@ def always_killed(path: Path, span: tuple[int, int], plan: Any, momentum: bool) 
 def test_a_worker_that_is_killed_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded("momentum", tmp_path / "run")
     expected = run.query_vectors(queries(run), method="adjoint").scores
-    run_compute = segments.compute
     monkeypatch.setattr(segments, "_work", killed_once)
     run.embed(segments=3, workers=2, **EXACT)
     assert (tmp_path / "was killed").exists()
-    assert segments.compute is run_compute
     assert_close(run.query_vectors(queries(run)).scores, expected, 1e-10)
     assert not run.store.verify()
 
@@ -148,6 +146,49 @@ def test_workers_that_always_die_leave_what_is_complete_and_say_so(
     done: list[tuple[int, int]] = []
     run.embed(segments=3, progress=lambda a, b: done.append((a, b)), **EXACT)
     assert done == [(2, 3), (3, 3)], "the complete one is not computed again"
+
+
+def test_a_death_between_two_forms_of_a_segment_leaves_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The propagator of one form beside the embeddings of another would answer wrongly and look sound."""
+    run = recorded("sgd", tmp_path / "run")
+    run.embed(segments=3, **EXACT)
+
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("backstory.store.embeddings.write_json", full)
+        with pytest.raises(OSError, match="no space"):
+            run.embed(segments=3, gamma=0.0, **EXACT)
+    assert len(backstory.open(run.path).store.segments()) == 2
+    answer = backstory.open(run.path).query_vectors(queries(run))
+    assert answer.how == "adjoint"
+    backstory.store.RunStore.open(run.path, write=True).close()
+    assert len(list(run.path.glob("seg-*.safetensors"))) == 2, "what was interrupted is swept away"
+
+
+def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    v = queries(run)
+    run.embed(segments=3, **EXACT)
+    expected = run.query_vectors(v).scores
+    segments.compute(run.path, (7, 9), segments.Form(True, "auto", "float64", "float64"), False)
+    run = backstory.open(run.path)
+    assert (7, 9) in run.store.segments()
+    told: list[tuple[int, int]] = []
+    answer = run.query_vectors(v, progress=lambda done, total: told.append((done, total)))
+    assert answer.how == "segments"
+    assert_close(answer.scores, expected, 1e-12)
+    assert told == [(9, 27), (18, 27), (27, 27)]
+
+
+def test_numbers_of_segments_and_workers_are_checked(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    cases: list[dict[str, Any]] = [{"segments": 0}, {"workers": 0}]
+    for wrong in cases:
+        name = next(iter(wrong))
+        with pytest.raises(UsageError, match=f"found {name}=0; expected 1"):
+            run.embed(**wrong)
 
 
 def test_boundaries_are_checkpoints_and_about_equal(tmp_path: Path) -> None:

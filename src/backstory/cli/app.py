@@ -175,6 +175,8 @@ def query(
     at: Annotated[str, typer.Option(help="final, or a checkpoint's step.")] = "final",
     k: Annotated[int, typer.Option(help="How many samples to show on either side.", min=1)] = 5,
     per: Annotated[str, typer.Option(help="sample (occurrences summed) or occurrence.")] = "sample",
+    per_layer: Annotated[bool, typer.Option(help="Take parameters as independent, as the paper does.")] = False,
+    literal: Annotated[bool, typer.Option(help="The paper's literal recursion.")] = False,
     recipe: Annotated[str | None, typer.Option(help="package.module:function that gives model and loss.")] = None,
     trust_recipe: Annotated[bool, typer.Option(help="Import the recipe that is named in the run.")] = False,
     json: Json = False,
@@ -185,7 +187,8 @@ def query(
     with show.progress() as say:
         found = ask(
             run, queries, index=index, at=data.at(at), k=k, per=per,
-            recipe=data.confirm(run, recipe, trust_recipe), progress=lambda done, total: say("query", done, total),
+            recipe=data.confirm(run, recipe, trust_recipe),
+            joint=not per_layer, gamma=0.0 if literal else "auto", progress=lambda done, total: say("query", done, total),
         )  # fmt: skip
     if json:
         show.emit(found)

@@ -31,6 +31,7 @@ Knows nothing of models, files or devices.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,8 @@ class Propagator:
         """Embeddings (B, p) of consecutive steps, given and returned in time order; moves past all of them."""
         out: list[Tensor] = []
         for group in reversed(_groups(steps)):
-            out = (self._chunk(group) if is_uniform(group[0].coefficients) else [self._single(group[0])]) + out
+            alone = len(group) == 1 and not (self.C is None and is_uniform(group[0].coefficients))
+            out = ([self._single(group[0])] if alone else self._chunk(group)) + out
         return out
 
     def _single(self, step: Step) -> Tensor:
@@ -102,7 +104,9 @@ class Propagator:
         )  # rows of curvature
         own = [None if s.V is None else clipped_gradients(s) for s in steps]  # of gradients, where these are others
         V = torch.cat(JV)
-        of_V = [i for i, x in enumerate(JV) for _ in range(len(x))]  # the step of each row
+        of_V = torch.repeat_interleave(
+            torch.arange(len(JV)), torch.tensor([len(x) for x in JV])
+        )  # the step of each row
         F = self._seen(V, effects, of_V)
         F = torch.linalg.solve_triangular(-_later(V @ W.T, effects, of_V, of_V), F, upper=True, unitriangular=True)
         E = []
@@ -111,25 +115,25 @@ class Propagator:
             if g is None:
                 E.append(-step.w.sqrt()[:, None] * f)
             else:
-                of_g = [i] * len(g)
+                of_g = torch.full((len(g),), i)
                 E.append(-step.w[:, None] * (self._seen(g, effects, of_g) + _later(g @ W.T, effects, of_g, of_V) @ F))
         self._move(a, c, F, W, of_V)
         return E
 
-    def _seen(self, rows: Tensor, effects: Tensor, steps: Sequence[int]) -> Tensor:
+    def _seen(self, rows: Tensor, effects: Tensor, steps: Tensor) -> Tensor:
         """s₁ X Aᵀ + s₂ X Cᵀ, each row with the numbers of its own step."""
-        s = effects[list(steps), :2].to(rows)
+        s = effects[steps, :2].to(rows)
         out = (rows * s[:, :1]) @ self.A.T
         return out if self.C is None else out.addmm_(rows * s[:, 1:], self.C.T)
 
-    def _move(self, a: Tensor, c: Tensor, F: Tensor, W: Tensor, steps: Sequence[int]) -> None:
+    def _move(self, a: Tensor, c: Tensor, F: Tensor, W: Tensor, steps: Tensor) -> None:
         """(A, C) before the chunk from their numbers."""
-        A, C, each = self.A, self.C, [2 + i for i in steps]
+        A, C, each = self.A, self.C, 2 + steps
         moves = bool(c.any())
         before = A * float(c[0]) if moves else None
         if before is not None and C is not None:
             before.add_(C, alpha=float(c[1]))
-        A.mul_(float(a[0]))
+        _scale_columns(A, float(a[0]))
         if C is not None:
             A.add_(C, alpha=float(a[1]))
         A.addmm_((F * a[each].to(F)[:, None]).T, W)
@@ -150,8 +154,8 @@ def is_uniform(k: Coefficients) -> bool:
 def _numbers(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
     """The recursion on its numbers m: S of each step (n, 2 + n), and A and C before the first one (2 + n,), in float64."""
     n = len(steps)
-    a, c = torch.eye(2 + n, dtype=torch.float64)[:2]
-    effects = torch.zeros(n, 2 + n, dtype=torch.float64)
+    a, c = np.eye(2 + n)[:2]
+    effects = np.zeros((n, 2 + n))
     for i in reversed(range(n)):
         k = steps[i]
         u = c - a * (k.pace * k.a)
@@ -159,12 +163,12 @@ def _numbers(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
         a = a * (1 - k.rate * k.decay) + s * k.l2
         a[2 + i] += 1
         c = u * k.momentum
-    return effects, a, c
+    return torch.from_numpy(effects), torch.from_numpy(a), torch.from_numpy(c)
 
 
-def _later(products: Tensor, effects: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+def _later(products: Tensor, effects: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Products X Wᵀ of rows and columns of these steps, times s_j of the row's step: 0 unless j is later."""
-    return products * effects[list(rows)][:, [2 + j for j in columns]].to(products)
+    return products * effects[rows[:, None], 2 + columns].to(products)
 
 
 def embed(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..maths.steps import Gamma
 from .embed import Progress
 from .recipe import load_recipe
 from .run import Run
@@ -21,6 +22,8 @@ def ask(
     k: int,
     per: str,
     recipe: str,
+    joint: bool = True,
+    gamma: Gamma = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`{"hits": [...], "harmful": [...], …}`: hits highest first, harmful lowest first."""
@@ -36,7 +39,7 @@ def ask(
     else:
         known = ", ".join(sorted({*stored, *made.queries})) or "none"
         raise UsageError(f"there is no query set {queries!r}; the run and its recipe have: {known}.")
-    answer = run.query(made.model, made.loss, batch, step, progress=progress)
+    answer = run.query(made.model, made.loss, batch, step, joint=joint, gamma=gamma, progress=progress)
     which: int | str | None = "mean" if index is None and answer.n_queries > 1 else index
     return {
         "run": str(path),

@@ -61,14 +61,14 @@ def embed(
         form=form_of(gamma),
     )
     began = time.perf_counter()
-    where = [slice(0, store.width)] if joint else slices(store)
+    where = slices(store, joint)
     watch = Watch(store, at)
     propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
         for chunk in backward(store, at, dtype=dtype):
             watch.see(chunk)
-            E = torch.cat([_embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
+            E = torch.cat([embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
             check_finite(E, chunk)
             report.occurrences += len(E)
             if progress is not None:
@@ -95,7 +95,8 @@ def _take_over(report: EmbedReport, seen: Validity) -> None:
     report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
 
 
-def _embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
+def embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
+    """Embeddings of a chunk's rows, as the coordinates of one propagator see them."""
     steps = chunk.steps if joint else [cut(s, where) for s in chunk.steps]
     return torch.cat(propagator.embed(steps))
 

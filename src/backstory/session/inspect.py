@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..maths.steps import NAMES
+from ..maths.subspace import Shape
 from .run import Run
 
 
@@ -27,6 +28,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "warm-up steps waiting": len(store.spooled()),
             "checkpoints": run.checkpoints,
             "embeddings": sorted(store.embeddings()),
+            "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],
             "query sets": [n.removeprefix("queries-") for n in store.tensor_names() if n.startswith("queries-")],
             "recipe": config.get("recipe"),
         },
@@ -34,7 +36,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
         "optimizer": {**config["optimizer"], **_ranges(table)},
         "provenance": config["provenance"],
         "parameters": {
-            b["name"]: f"{_size(b['shape'])} -> {_kept(b['shape'])} numbers a row" for b in config["blocks"]
+            b["name"]: f"{_size(b['shape'])} -> {Shape(*b['shape']).dims} numbers a row" for b in config["blocks"]
         },
         "notes": list(run.notes()),
     }
@@ -64,7 +66,3 @@ def _ranges(table: Any) -> dict[str, str]:
 
 def _size(shape: list[int]) -> str:
     return f"{shape[0]} × {shape[1]}" if shape[1] else f"{shape[0]}"
-
-
-def _kept(shape: list[int]) -> int:
-    return shape[2] * (shape[3] if shape[1] else 1)

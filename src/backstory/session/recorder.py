@@ -232,6 +232,7 @@ class Recorder:
         self._note_id_kind(scope)
         self._at += 1
         if self._at in self._boundaries:
+            self._behind_training(self._behind.wait)  # a checkpoint of a step that is not recorded would be of no use
             self._checkpoint(self._at)
 
     def _behind_training(self, work: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ from .occurrences import occurrences, picked, rows_before
 from .query import LossFn
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
-from .segments import Plan, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
+from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
 from .validity import Validity, Watch, validity
 
 METHODS = ("auto", "adjoint", "embeddings")
@@ -124,13 +124,15 @@ class Run(Contents):
         from them. Complete segments are kept if the work is interrupted.
         """
         step, how = self.step_of(at), str(dtype).removeprefix("torch.")
+        if workers < 1:
+            raise UsageError(f"found workers={workers}; expected 1 or more processes.")
         with RunStore.open(self.path, write=True) as store:
             if segments is None and workers == 1:
                 report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
             else:
-                spans = boundaries(store, step, segments or workers)
+                spans = boundaries(store, step, min(step, workers) if segments is None else segments)
                 report = embed_segments(
-                    store, spans, Plan(joint, gamma, how, encoding), workers=workers, progress=progress
+                    store, spans, Form(joint, gamma, how, encoding), workers=workers, progress=progress
                 )
         self.store = RunStore.open(self.path)
         return report
@@ -199,7 +201,7 @@ class Run(Contents):
         if watch is not None:
             scores = by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
         elif spans:
-            scores = by_segments(self.store, spans, v, joint)
+            scores = by_segments(self.store, spans, v, joint, progress)
         else:
             scores = by_embeddings(self.store, v, step, n_rows, progress)
         said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
@@ -302,6 +304,7 @@ class Run(Contents):
         stored = "embeddings" if fits else "segments" if path_to(self.store, step, joint, gamma) else None
         if method == "embeddings" and stored is None:
             raise UsageError(
-                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed() first."
+                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first, or ask "
+                "at a step where a segment ends."
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"

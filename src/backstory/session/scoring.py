@@ -31,7 +31,7 @@ def by_adjoint(
     watch: Watch | None = None,
 ) -> Scores:
     """Carry the queries backward through the recorded steps; `watch` sees them pass."""
-    where = [slice(0, store.width)] if joint else slices(store)
+    where = slices(store, joint)
     adjoints = [Adjoint(queries[:, w], gamma=gamma) for w in where]
     for chunk in backward(store, at, dtype=queries.dtype):
         if watch is not None:
@@ -53,13 +53,18 @@ def by_adjoint(
 
 def by_embeddings(store: RunStore, queries: Tensor, at: int, n_rows: int, progress: Progress | None) -> Scores:
     """One product with the embeddings that `embed` wrote."""
-    size = max(1, min(ROWS_AT_ONCE, (64 << 20) // (4 * max(1, store.width))))
-    for lo in range(0, n_rows, size):
-        hi = min(n_rows, lo + size)
+    for lo, hi in pieces(n_rows, store.width):
         E = store.read_embeddings(at, lo, hi, dtype=queries.dtype)  # (n, p)
         if progress is not None:
             progress(hi, n_rows)
         yield lo, queries @ E.T
+
+
+def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
+    """Row numbers (from, to) that fit into memory at once."""
+    size = max(1, min(ROWS_AT_ONCE, (64 << 20) // (4 * max(1, width))))
+    for lo in range(0, n_rows, size):
+        yield lo, min(n_rows, lo + size)
 
 
 def collect(scores: Scores, n_queries: int, n_rows: int) -> Tensor:

@@ -26,18 +26,18 @@ from ..maths.propagation import ALGORITHM, Propagator, carried, pulled
 from ..maths.steps import Gamma
 from ..store import RunStore
 from .coordinates import checkpoints
-from .embed import EmbedReport, Progress, check_finite, form_of
+from .embed import EmbedReport, Progress, check_finite, embed_block, form_of
 from .processes import spread
-from .sweep import Chunk, backward, cut, slices
+from .scoring import pieces
+from .sweep import backward, slices
 from .validity import Watch, merged
 
 Span = tuple[int, int]  # from step, to step
 ROUNDS = 3  # of trying again after the death of a worker
-ROWS_AT_ONCE = 4096
 Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
 
 
-class Plan(NamedTuple):
+class Form(NamedTuple):
     """How segments are computed; what was computed otherwise is not used."""
 
     joint: bool
@@ -65,18 +65,18 @@ def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
 
 
 def embed_segments(
-    store: RunStore, spans: Sequence[Span], plan: Plan, *, workers: int, progress: Progress | None = None
+    store: RunStore, spans: Sequence[Span], form: Form, *, workers: int, progress: Progress | None = None
 ) -> EmbedReport:
     """Compute what is missing of these segments, in `workers` processes."""
     began, momentum = time.perf_counter(), has_momentum(store, spans[-1][1])
-    settings = plan.settings(momentum)
+    settings = form.settings(momentum)
     known = {span for span, facts in store.segments().items() if fits(facts, settings)}
     todo = [span for span in spans if span not in known]
     done = len(spans) - len(todo)
     left = list(todo)
     for attempt in range(ROUNDS):
         try:
-            for _ in _computed(store, left, plan, momentum, workers):
+            for _ in _computed(store, left, form, momentum, workers):
                 done += 1
                 if progress is not None:
                     progress(done, len(spans))
@@ -90,28 +90,28 @@ def embed_segments(
                     f"workers were killed {ROUNDS} times, {len(left)} of {len(spans)} segments are missing (is there enough "
                     "memory for each worker's propagator?). Complete segments are kept: run it again, with fewer workers."
                 ) from error
-    return _reported(store, spans, plan, time.perf_counter() - began)
+    return _reported(store, spans, form, time.perf_counter() - began)
 
 
-def _reported(store: RunStore, spans: Sequence[Span], plan: Plan, seconds: float) -> EmbedReport:
+def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float) -> EmbedReport:
     facts, seen, at = store.segments(), validity_of(store, spans), spans[-1][1]
     return EmbedReport(
         at,
         at,
         occurrences=sum(facts[span]["rows"] for span in spans),
         dims=store.width,
-        joint=plan.joint,
-        form=form_of(plan.gamma),
+        joint=form.joint,
+        form=form_of(form.gamma),
         seconds=seconds,
         largest_growth=seen["largest_growth"],
         largest_growth_step=seen["largest_growth_step"],
-        expanding_steps=seen["expanding_steps"] if plan.gamma == 0 else [],
+        expanding_steps=seen["expanding_steps"] if form.gamma == 0 else [],
         segments=len(spans),
     )
 
 
-def _computed(store: RunStore, spans: Sequence[Span], plan: Plan, momentum: bool, workers: int) -> Iterator[Span]:
-    jobs = [(store.path, span, plan, momentum) for span in reversed(spans)]
+def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool, workers: int) -> Iterator[Span]:
+    jobs = [(store.path, span, form, momentum) for span in reversed(spans)]
     if workers <= 1 or len(spans) <= 1:
         for job in jobs:
             _work(*job)
@@ -121,17 +121,17 @@ def _computed(store: RunStore, spans: Sequence[Span], plan: Plan, momentum: bool
         yield jobs[k][1]
 
 
-def compute(path: Path, span: Span, plan: Plan, momentum: bool) -> None:
+def compute(path: Path, span: Span, form: Form, momentum: bool) -> None:
     """Embed one segment and write it."""
-    store, dtype = RunStore.open(path), getattr(torch, plan.dtype)
-    where = [slice(0, store.width)] if plan.joint else slices(store)
-    watch, settings = Watch(store, span[1], start=span[0]), plan.settings(momentum)
-    made = [Propagator.of_segment(w.stop - w.start, dtype=dtype, gamma=plan.gamma, momentum=momentum) for w in where]
+    store, dtype = RunStore.open(path), getattr(torch, form.dtype)
+    where = slices(store, form.joint)
+    watch, settings = Watch(store, span[1], start=span[0]), form.settings(momentum)
+    made = [Propagator.of_segment(w.stop - w.start, dtype=dtype, gamma=form.gamma, momentum=momentum) for w in where]
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
         for chunk in backward(store, span[1], dtype=dtype, down_to=span[0]):
             watch.see(chunk)
-            parts = [_block(m, chunk, w, plan.joint) for m, w in zip(made, where, strict=True)]
+            parts = [embed_block(m, chunk, w, form.joint) for m, w in zip(made, where, strict=True)]
             E = _paired(parts, momentum)
             check_finite(E, chunk)
             yield chunk.row_start, E
@@ -140,14 +140,10 @@ def compute(path: Path, span: Span, plan: Plan, momentum: bool) -> None:
     def propagator() -> dict[str, Tensor]:
         return {f"{i:04d}": m.sigma.contiguous() for i, m in enumerate(made)}
 
-    store.write_segment(span, blocks(), propagator, settings, plan.encoding)
+    store.write_segment(span, blocks(), propagator, settings, form.encoding)
 
 
 _work = compute  # what a process does; tests let it die
-
-
-def _block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
-    return torch.cat(propagator.embed(chunk.steps if joint else [cut(s, where) for s in chunk.steps]))
 
 
 def _paired(parts: Sequence[Tensor], momentum: bool) -> Tensor:
@@ -171,37 +167,50 @@ def fits(facts: dict[str, Any], settings: dict[str, Any], ignoring: Sequence[str
 def path_to(store: RunStore, at: int, joint: bool, gamma: Gamma) -> list[Span]:
     """The stored segments that lead from the first step to `at`, computed in this form; empty where there are none."""
     asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
-    by_end = {hi: (lo, hi) for (lo, hi), facts in store.segments().items() if fits(facts, asked)}
-    found: list[Span] = []
-    end = at
-    while end in by_end:
-        found.insert(0, by_end[end])
-        end = by_end[end][0]
-    return found if found and end == 0 else []
+    known = {span: f["settings"]["parts"] for span, f in store.segments().items() if fits(f, asked)}
+    for parts in sorted(set(known.values())):
+        if found := _path([span for span, n in known.items() if n == parts], at):
+            return found
+    return []
 
 
-def by_segments(store: RunStore, spans: Sequence[Span], queries: Tensor, joint: bool) -> Iterator[tuple[int, Tensor]]:
+def _path(spans: Sequence[Span], at: int) -> list[Span]:
+    """Spans from 0 to `at`, one after the other, the longest ones where there is a choice; empty where there is no way."""
+    for span in sorted(s for s in spans if s[1] == at):
+        before = _path(spans, span[0]) if span[0] else []
+        if before or span[0] == 0:
+            return [*before, span]
+    return []
+
+
+def by_segments(
+    store: RunStore, spans: Sequence[Span], queries: Tensor, joint: bool, progress: Progress | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """Scores (first row, (Q, n)) of all rows, segment by segment."""
-    facts, where = store.segments(), [slice(0, store.width)] if joint else slices(store)
+    facts, where = store.segments(), slices(store, joint)
     momentum = facts[spans[-1]]["settings"]["parts"] == 2
     x = torch.cat([queries, torch.zeros_like(queries)], 1) if momentum else queries
+    total, done = sum(facts[span]["rows"] for span in spans), 0
     for span in reversed(spans):
-        first, n = facts[span]["first_row"], facts[span]["rows"]
-        for lo in range(0, n, ROWS_AT_ONCE):
-            hi = min(n, lo + ROWS_AT_ONCE)
+        first = facts[span]["first_row"]
+        for lo, hi in pieces(facts[span]["rows"], x.shape[1]):
             yield first + lo, x @ store.read_segment(span, lo, hi, dtype=x.dtype).T
+            done += hi - lo
+            if progress is not None:
+                progress(done, total)
         x = _through(x, store.segment_propagator(span), where, store.width, momentum, pulled)
 
 
 def vectors_at(store: RunStore, spans: Sequence[Span], joint: bool) -> Iterator[tuple[int, Tensor]]:
     """Embeddings (first row, (n, p)) of all rows on the model at the end of the last span; last rows first."""
-    facts, where = store.segments(), [slice(0, store.width)] if joint else slices(store)
+    facts, where, p = store.segments(), slices(store, joint), store.width
     momentum = facts[spans[-1]]["settings"]["parts"] == 2
-    for i in reversed(range(len(spans))):
-        E = store.read_segment(spans[i], 0, facts[spans[i]]["rows"])
-        for later in spans[i + 1 :]:
-            E = _through(E, store.segment_propagator(later), where, store.width, momentum, carried)
-        yield facts[spans[i]]["first_row"], E[:, : store.width]
+    onward: Tensor | None = None  # (p, n): what carries the end of a segment to the end of the last one
+    for span in reversed(spans):
+        E = store.read_segment(span, 0, facts[span]["rows"])
+        yield facts[span]["first_row"], E[:, :p] if onward is None else carried(E, onward)
+        onward = torch.eye(p, E.shape[1]) if onward is None else onward
+        onward = _through(onward, store.segment_propagator(span), where, p, momentum, pulled)
 
 
 def _through(

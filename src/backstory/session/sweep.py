@@ -54,8 +54,10 @@ def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype) -> Chunk:
     return Chunk(lo, block.row_start, steps, block)
 
 
-def slices(store: RunStore) -> list[slice]:
-    """Where each block lies in a row."""
+def slices(store: RunStore, joint: bool = False) -> list[slice]:
+    """Where each block lies in a row; the whole row where all are taken together."""
+    if joint:
+        return [slice(0, store.width)]
     return [slice(lo, hi) for lo, hi in pairwise([0, *accumulate(store.dims)])]
 
 

@@ -2,7 +2,7 @@
 
 Blocks are written backward as they are made, each a fragment that no version names; one commit then
 puts all of them in row order, and last `<name>.json` names that version. Until that file is replaced
-readers see the embedding before, or none. A segment has its propagator beside it, written before that file.
+readers see the embedding before, or none. A segment has its propagator beside it, written between the two, when that file is gone.
 Knows nothing of how an embedding is computed.
 """
 
@@ -82,6 +82,9 @@ class Embeddings:
             in_order = [fragment for block in reversed(fragments) for fragment in block]
             version = commit_overwrite(table, schema, in_order)
             if propagator is not None:
+                remove(
+                    facts
+                )  # the propagator before must not be read with these embeddings, nor this one with those before
                 write_tensors(tensors, propagator(), None)
         except BaseException:
             self._sweep(at)
@@ -160,15 +163,16 @@ class Embeddings:
             shutil.rmtree(table)
 
     def drop_after(self, step: int) -> None:
-        """Forget the embeddings of checkpoints later than `step`."""
+        """Forget the embeddings of checkpoints, or the segments, that end after `step`."""
         for at in {*self._found("json"), *self._found("lance")}:
             if at[-1] > step:
                 self.drop(at)
 
     def _sweep(self, at: Steps) -> None:
         """Remove a table whose first writing was interrupted."""
-        table, facts, _ = self._paths(at)
-        if not facts.exists() and table.exists():
+        table, facts, tensors = self._paths(at)
+        if not facts.exists():
+            remove(tensors)
             shutil.rmtree(table, ignore_errors=True)
 
     def sweep(self) -> None:
