@@ -11,7 +11,7 @@ from tests.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import learning
-from backstory.maths.learning import allocated, spectrum, widened
+from backstory.maths.learning import allocated, spectrum, widened, wider
 from backstory.maths.subspace import Shape
 
 
@@ -34,15 +34,16 @@ def kept(C: Tensor, vectors: Tensor, k: int) -> float:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (Shape(100, 80, 16, 16), Shape(100, 80, 32, 32)),
-        (Shape(100, 80, 4, 8), Shape(100, 80, 8, 16)),
-        (Shape(20, 80, 16, 16), Shape(20, 80, 20, 32)),
+        (Shape(100, 80, 16, 16), Shape(100, 80, 48, 48)),
+        (Shape(100, 80, 4, 8), Shape(100, 80, 12, 24)),
+        (Shape(20, 80, 16, 16), Shape(20, 80, 20, 48)),
         (Shape(10, 3, 10, 3), Shape(10, 3, 10, 3)),
         (Shape(100, 0, 64, 0), Shape(100, 0, 64, 0)),
     ],
 )
-def test_sides_are_twice_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
-    assert widened(shape) == expected
+def test_sides_are_three_times_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
+    assert widened(shape, wider(1)) == expected
+    assert wider(6) == 2, "every position pays"
 
 
 def test_a_spectrum_is_that_of_numpy_largest_first() -> None:

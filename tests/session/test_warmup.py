@@ -67,7 +67,7 @@ def test_rows_are_true_rows_in_the_basis_of_the_warm_up(name: str, micro: int, t
     expected = []
     for n, G in everything.items():
         vector, (d_out, d_in, r_out, r_in, kept) = model.get_parameter(n).dim() == 1, shapes[n]
-        assert (r_out, r_in) == ((min(12, d_out), 0) if vector else (min(6, d_out), min(4, d_in))), "sides 2 × as wide"
+        assert (r_out, r_in) == ((min(12, d_out), 0) if vector else (min(9, d_out), min(6, d_in))), "sides 3 × as wide"
         left = _side(basis.get(f"{n}/left"), torch.einsum("bij,bkj->ik", warm[n], warm[n]), r_out)
         right = _side(basis.get(f"{n}/right"), torch.einsum("bij,bik->jk", warm[n], warm[n]), r_in or 1)
         wide, rows = (torch.einsum("bij,ir,jk->brk", x, left, right).flatten(1) for x in (warm[n], G))
