@@ -16,15 +16,13 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ..errors import UsageError
 from ..store import RunStore
@@ -33,7 +31,6 @@ from .recipe import Recipe, take_step
 from .recorder import Recorder
 from .recording import record
 from .settings import RecordSettings
-from .step import StepScope
 
 BATCHES = 64  # of the recipe's, kept in memory so that loading them is not timed, and taken again and again
 SINGLE_STEPS = 2  # committed alone, before the turns
@@ -185,28 +182,12 @@ class _Course:
             t = self._next("recorded")
             ids, batch = plan.batches[t]
             tokens = [1] * len(ids) if plan.tokens is None else plan.tokens(batch)
-            with self.rec.step(ids, tokens=tokens) as s, self._handed_over(s):
+            with self.rec.step(ids, tokens=tokens) as s, s.outputs_of(plan.model, self._outputs, "sum"):
                 take_step(plan, t)
 
     def _durable_steps(self, count: int) -> None:
         self.recorded_steps(count)
         self.rec.flush()
-
-    @contextmanager
-    def _handed_over(self, s: StepScope) -> Iterator[None]:
-        """The outputs of the forward pass, where the curvature needs them."""
-        if not self.rec.settings.curvature_form().passes:
-            yield
-            return
-
-        def take(module: nn.Module, args: Any, out: Any) -> None:
-            s.outputs(getattr(out, "logits", out), self._outputs, reduction="sum")
-
-        handle = self._recorded.model.register_forward_hook(take)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def _next(self, name: str) -> int:
         self._at[name] += 1

@@ -9,11 +9,12 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 Knows nothing of files.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..capture.blocks import Block
 from ..capture.ids import as_text, check_unique, counts
@@ -103,6 +104,22 @@ class StepScope:
             self._tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
         if self.curvature is not None:
             self.curvature.take(self, logits, kind, mask, reduction)
+
+    @contextmanager
+    def outputs_of(self, model: nn.Module, kind: str, reduction: str | None = None) -> Iterator[None]:
+        """Hand over what the forward passes of `model` inside put out (their `logits`, if they have any), where it is needed."""
+        if self.curvature is None:
+            yield
+            return
+
+        def take(module: nn.Module, args: Any, out: Any) -> None:
+            self.outputs(getattr(out, "logits", out), kind, reduction=reduction)
+
+        handle = model.register_forward_hook(take)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def losses(self, per_sample: Tensor) -> None:
         """The loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""

@@ -5,21 +5,19 @@ Knows nothing of printing or HTML.
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import StoreError
 from ..session.answer import Hit, Influence
 from ..session.recipe import Recipe, take_step
 from ..session.recording import record
 from ..session.run import Run
-from ..session.step import StepScope
 from ..truth import Removal, tsloo
 from .digits import RECIPE, images, loss, recipe
 from .png import png
@@ -127,23 +125,13 @@ def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[flo
         plan.model, plan.optimizer, path, loss_reduction="mean", recipe=RECIPE, recipe_args=args, **settings
     ) as rec:
         for t, (ids, _) in enumerate(plan.batches):
-            with rec.step(ids) as s, _outputs(plan.model, s):
+            with rec.step(ids) as s, s.outputs_of(plan.model, "cross-entropy"):
                 losses = take_step(plan, t)
                 s.losses(losses)
             means.append(float(losses.mean()))
             say("train and record", t + 1, steps)
         _describe(rec.describe, plan)
     return means
-
-
-@contextmanager
-def _outputs(model: nn.Module, s: StepScope) -> Iterator[None]:
-    """Hand each forward pass's outputs to the recorder, between forward and backward."""
-    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, "cross-entropy"))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _describe(describe: Callable[..., None], plan: Recipe) -> None:

@@ -5,8 +5,7 @@ time give the same number twice. Runs are recorded in float64, their rows in flo
 Knows nothing of retraining or of correlations.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +13,12 @@ from torch import Tensor, nn
 
 from ..methods import influence_sweep, margins, representation_similarity, tracin, trak
 from ..session.answer import Influence
-from ..session.recipe import take_step
-from ..session.recording import record
 from ..session.run import Run
-from ..session.step import StepScope
 from ..truth.precision import in_precision
 from .fidelity_full import corrected, influences
 from .fidelity_problem import Problem, Scores
 from .fidelity_setups import Batch, mean_loss, recipe
+from .recorded import recorded as train_recorded
 
 DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 CLASSES = 10
@@ -128,30 +125,11 @@ def _recorded_run(
     def train() -> tuple[Run, nn.Module]:
         path = problem.folder / f"{subspace}-{rank}-{curvature.replace(':', '-')}-{warmup}"
         plan = in_precision(recipe(problem.setup, problem.seed), torch.float64)
-        with record(
-            plan.model, plan.optimizer, path, loss_reduction="mean", subspace=subspace, rank=rank, curvature=curvature,
-            seed=problem.seed, warmup_steps=warmup,
-        ) as rec:  # fmt: skip
-            for t, (ids, _) in enumerate(plan.batches):
-                with rec.step(ids) as s, _outputs(plan.model, s, curvature):
-                    take_step(plan, t)
-        return Run(path), plan.model
+        settings = {"subspace": subspace, "rank": rank, "curvature": curvature, "warmup_steps": warmup}
+        return train_recorded(plan, path, seed=problem.seed, **settings), plan.model
 
     (run, model), earlier = problem.once(f"{subspace} {rank} {curvature} {warmup}", train)
     return run, model, earlier
-
-
-@contextmanager
-def _outputs(model: nn.Module, s: StepScope, curvature: str) -> Iterator[None]:
-    """Hand the outputs of the forward pass to the recorder, where the curvature needs them."""
-    if curvature == "empirical":
-        yield
-        return
-    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, "cross-entropy"))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _of_occurrences(problem: Problem, scores: Tensor) -> tuple[Tensor, Tensor]:

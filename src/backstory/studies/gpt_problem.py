@@ -22,12 +22,10 @@ from torch import Tensor, nn
 
 from ..session.answer import Influence
 from ..session.recipe import Recipe, take_step
-from ..session.recording import record
 from ..session.run import Run
-from ..session.settings import curvature_of
-from ..session.step import StepScope
 from . import fidelity_stats as stats
-from .gpt_setups import GptSetup, counts, recipe
+from .gpt_setups import GptSetup, recipe
+from .recorded import recorded as train_recorded
 
 Settings = Mapping[str, Any]  # arguments of `record`; "seed" is the study's own unless they are empty
 THIRDS = 3
@@ -105,28 +103,10 @@ def recorded(problem: Problem, settings: Settings) -> Iterator[Recording]:
     """The same training with Backstory recording; the run is deleted afterwards."""
     plan = recipe(problem.setup, problem.seed)
     chosen = {"seed": problem.seed, **settings} if settings else {}
-    curvature = curvature_of(settings.get("curvature", "auto"), plan.loss_reduction)
     with tempfile.TemporaryDirectory() as folder:
-        path, began = Path(folder) / "run", time.perf_counter()
-        with record(plan.model, plan.optimizer, path, loss_reduction=plan.loss_reduction, **chosen) as rec:
-            for t, (ids, tokens) in enumerate(plan.batches):
-                with rec.step(ids, tokens=counts(tokens)) as s, _outputs(plan.model, s, curvature):
-                    take_step(plan, t)
-        seconds = time.perf_counter() - began
-        yield Recording(Run(path), plan.model, seconds)
-
-
-@contextmanager
-def _outputs(model: nn.Module, s: StepScope, curvature: str) -> Iterator[None]:
-    """Hand the outputs of the forward pass to the recorder, where the curvature needs them."""
-    if curvature.startswith("empirical"):
-        yield
-        return
-    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, "cross-entropy"))
-    try:
-        yield
-    finally:
-        handle.remove()
+        began = time.perf_counter()
+        run = train_recorded(plan, Path(folder) / "run", **chosen)
+        yield Recording(run, plan.model, time.perf_counter() - began)
 
 
 def agreement(scores: Tensor, truth: Tensor) -> float:
