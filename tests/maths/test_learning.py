@@ -11,7 +11,7 @@ from tests.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import learning
-from backstory.maths.learning import allocated, spectrum, widened, wider
+from backstory.maths.learning import allocated, spectrum, widened
 from backstory.maths.subspace import Shape
 
 
@@ -42,8 +42,7 @@ def kept(C: Tensor, vectors: Tensor, k: int) -> float:
     ],
 )
 def test_sides_are_three_times_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
-    assert widened(shape, wider(1)) == expected
-    assert wider(6) == 2, "every position pays"
+    assert widened(shape) == expected
 
 
 def test_a_spectrum_is_that_of_numpy_largest_first() -> None:

@@ -227,6 +227,20 @@ def test_a_vocabulary_never_gets_a_moment_but_a_sketch() -> None:
         assert_close((basis.left.T @ U[:, :rank]).norm(), torch.tensor(rank**0.5).double(), 1e-6, "another subspace")
 
 
+@pytest.mark.parametrize("rank", [1, 5, 20])
+def test_a_long_side_of_low_rank_is_found_in_float32(rank: int) -> None:
+    """Fewer rows than probes: Y holds its own rounding, and Ωᵀ Y is positive only above it."""
+    d, shape = LONG + 76, Shape(LONG + 76, D_IN, 16, 2)
+    g = torch.Generator().manual_seed(rank)
+    left, few = torch.randn(rank, d, generator=g), torch.randn(12, S, rank, generator=g)
+    part, omegas = Outer(few @ left, torch.randn(12, S, D_IN, generator=g)), probes(shape, seed=0, name="head")
+    basis = learned_basis(*moments(part, shape, omegas), shape, omegas, seed=0, name="head")
+    assert basis.left is not None
+    held = (left @ basis.left).norm() / left.norm()
+    assert held > (0.999 if rank <= 16 else 0.8)
+    assert_close(basis.left.T @ basis.left, torch.eye(16), 1e-5)
+
+
 def test_a_side_that_no_row_has_reached_gets_seeded_coordinates() -> None:
     found, spare = learned_basis(None, None, SMALL, seed=0, name="layer"), random_basis(SMALL, seed=0, name="layer")
     assert all(torch.equal(x, y) for x, y in zip(found[:2], spare[:2], strict=True) if x is not None and y is not None)

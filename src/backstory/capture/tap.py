@@ -137,7 +137,7 @@ class Tap:
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return
         slot = self.slot
-        inputs = tuple(x.detach() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        inputs = tuple(_held(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if self._calls is not None:
             self._calls.append((module, inputs, get_gradient_edge(output)))
         output.register_hook(lambda delta: self._meet(module, inputs, delta, slot))
@@ -209,6 +209,11 @@ def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Cont
 def _by_position(module: nn.Module, delta: Tensor) -> Tensor:
     """A view (B, S, d), positions in the order of the rules; convolutions have their channels first."""
     return delta.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else delta.flatten(1, -2)
+
+
+def _held(x: Tensor) -> Tensor:
+    """An input as it is now: what autograd made is the step's own, but data may lie in a buffer that is used again."""
+    return x.detach() if x.requires_grad else x.clone()
 
 
 def _widen(x: Tensor) -> Tensor:

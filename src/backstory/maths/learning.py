@@ -1,11 +1,11 @@
 r"""A subspace learned from rows: sides first, then the best core inside their product, the same budget for all blocks.
 
 The sides L, R of each parameter are the top eigenvectors of the rows' second moments, three times as wide as the rank that
-was asked for (twice for sequences). Inside vec(Lᵀ G R) the rows need fewer coordinates than the product has: with C = Σ κ x xᵀ over the rows x of
+was asked for. Inside vec(Lᵀ G R) the rows need fewer coordinates than the product has: with C = Σ κ x xᵀ over the rows x of
 the warm-up, the core is the top eigenvectors of C. How many each parameter gets is decided by the eigenvalues of all
 parameters together, so that the run as a whole has as many coordinates as rank × rank in each would give.
 
-Of a wide C only the leading part is computed: a block of seeded random columns, turned towards it by repeated products
+Of a C more than twice as wide as what is looked for only the leading part is computed: a block of seeded random columns, turned towards it by repeated products
 with C, then the eigenvectors of C inside it (subspace iteration with a Rayleigh-Ritz step).
 
 Knows nothing of models or files.
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from .subspace import Shape
 
-WIDER = 3  # sides, as a multiple of the rank
-WIDER_OF_SEQUENCES = 2  # where every position pays for them: 3 is 0.02 better on a GPT, and more than twice the work
+WIDER = 3  # sides, as a multiple of the rank; twice is 0.02 (GPT) to 0.05 (MLP) worse, for less than half the work
 PRECISE = 512  # up to this width an eigenproblem is solved whole, in float64
 LEADING = 2  # coordinates that are looked for in a wider one, as a multiple of those that rank × rank would give
 TURNS = 2  # products with C that turn random columns towards its leading eigenvectors
@@ -33,17 +32,12 @@ class Spectrum(NamedTuple):
     vectors: Tensor  # (n, m)
 
 
-def wider(groups: int) -> int:
-    """How many times as wide as the rank sides are, where rows are kept by so many groups of positions."""
-    return WIDER if groups == 1 else WIDER_OF_SEQUENCES
-
-
-def widened(shape: Shape, times: int = WIDER) -> Shape:
+def widened(shape: Shape) -> Shape:
     """The same parameter with wider sides."""
     if not shape.d_in:
         return shape
     return Shape(
-        shape.d_out, shape.d_in, min(shape.d_out, times * shape.r_out), min(shape.d_in, times * shape.r_in)
+        shape.d_out, shape.d_in, min(shape.d_out, WIDER * shape.r_out), min(shape.d_in, WIDER * shape.r_in)
     )  # fmt: skip
 
 

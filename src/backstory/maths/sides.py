@@ -76,17 +76,20 @@ def learned_basis(
 
 def _top(moment: Tensor, omega: Tensor | None, r: int) -> Tensor:
     """(d, r), largest first, with a sign that does not depend on the machine's mood."""
-    found = (
-        torch.linalg.eigh(moment.double())[1].flip(1) if omega is None else _nystrom(moment.double(), omega.double())
-    )
+    found = torch.linalg.eigh(moment.double())[1].flip(1) if omega is None else _nystrom(moment, omega)
     vectors = found[:, :r]
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     return (vectors * largest.sign()).to(moment.dtype).contiguous()
 
 
 def _nystrom(Y: Tensor, omega: Tensor) -> Tensor:
-    """(d, q): orthonormal, the leading eigenvectors of M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ first; a small shift keeps it invertible."""
-    Y = Y + omega * (1e-9 * Y.norm() / omega.norm()).clamp_min(1e-300)
+    """(d, q): orthonormal, the leading eigenvectors of M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ first.
+
+    A shift above the rounding of Y keeps Ωᵀ Y positive where M has a lower rank than q.
+    """
+    shift = 8 * torch.finfo(Y.dtype).eps
+    Y, omega = Y.double(), omega.double()
+    Y = Y + omega * (shift * Y.norm() / omega.norm()).clamp_min(1e-300)
     inner = omega.T @ Y
     L = torch.linalg.cholesky((inner + inner.T) / 2)
     U: Tensor = torch.linalg.svd(torch.linalg.solve_triangular(L, Y.T, upper=False).T, full_matrices=False)[0]

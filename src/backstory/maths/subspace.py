@@ -75,7 +75,7 @@ def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
 
 def random_matrix(d: int, r: int, *, seed: int, name: str) -> Tensor:
     """The (d, r) projection called `name`: the same on every machine, in any order of asking."""
-    return torch.randn(d, r, generator=_generator(seed, name, d, r)) / math.sqrt(r)
+    return torch.randn(d, r, generator=_generator(seed, name, d, r), dtype=torch.float32) / math.sqrt(r)
 
 
 def random_basis(shape: Shape, *, seed: int, name: str) -> Basis:

@@ -85,7 +85,7 @@ class Adaptive:
 
 
 def _drift(before: Sequence[Scale], now: Sequence[Scale]) -> float:
-    sizes = torch.tensor([float(len(s.left) * (1 if s.right is None else len(s.right))) for s in now])
+    sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in now], dtype=torch.float32)
     squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(before, now, strict=True)])
     return float((squares @ sizes / sizes.sum()).sqrt())
 

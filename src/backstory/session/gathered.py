@@ -35,7 +35,7 @@ class Gathered:
         self._blocks, self._bases, self.groups = blocks, bases, groups
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._kept: dict[Key, list[Kept]] = defaultdict(list)
-        self._versions: list[tuple[Contribution, Versions]] = []  # of what was kept
+        self._versions: list[tuple[int, Contribution, Versions]] = []  # of what was kept, with its block
         self._dots: dict[int, Tensor] = {}  # slot -> (B, K), of what was settled
 
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Gathered:
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
         if self._bases is None:
             self._kept[slot, block].append((part, group))
-            self._versions.append((part, _versions(part)))
+            self._versions.append((block, part, _versions(part)))
         else:
             self._put((slot, block), self._projected(part, group, block, self._bases[block]))
 
@@ -51,11 +51,7 @@ class Gathered:
         self, bases: Sequence[Basis], scales: Sequence[Scale] | None, wholes: Sequence[Tensor | None] | None = None
     ) -> None:
         """Project what was kept, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `wholes`."""
-        if any(_versions(part) != before for part, before in self._versions):
-            raise UsageError(
-                "a layer's input or output gradient was changed in place after the backward pass, before its rows were made "
-                "(a buffer that batches are copied into, perhaps). Give each batch tensors of its own."
-            )
+        self._check_unchanged()
         for (slot, b), parts in self._kept.items():
             sides = bases[b]._replace(core=None)
             sides = sides if scales is None else absorbed(sides, scales[b])
@@ -66,8 +62,17 @@ class Gathered:
                 met = dual(whole.to(wide.dtype), bases[b], scales[b], self._blocks[b].shape)  # (product,)
                 self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ met).double().cpu()
             self._put((slot, b), apply(wide, bases[b].core))
+        self._check_unchanged()  # the training went on meanwhile
         self._kept.clear()
         self._versions.clear()
+
+    def _check_unchanged(self) -> None:
+        for block, part, before in self._versions:
+            if _versions(part) != before:
+                raise UsageError(
+                    f"an input or output gradient of the layer of {self._blocks[block].name!r} was changed in place after the "
+                    "backward pass, before its rows were made. Give each step tensors of its own, or change them later."
+                )
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h_k, ∇L⟩ of all rows as `settle` has found them, (Σ B, K), float64 on the CPU."""

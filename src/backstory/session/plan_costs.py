@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from ..capture import find_blocks
 from ..capture.blocks import Selection
 from ..maths.encoding import DTYPES, SCALED
-from ..maths.learning import widened, wider
+from ..maths.learning import widened
 from ..maths.subspace import Shape
 from .plan_trial import Trial
 from .recipe import Recipe
 from .settings import SEQUENCE_CURVATURE, RecordSettings
 
 RANKS = (8, 16, 32)  # of the alternatives
-MOST_RANK = 48  # that is suggested: learning a subspace holds 9 r² × 9 r² numbers, 1.7 GB at 48 (less for sequences)
+MOST_RANK = 48  # that is suggested: learning a subspace holds 9 r² × 9 r² numbers, 1.7 GB at 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Costs:
         vector = dims * DTYPES[settings.encoding].itemsize + scales
         diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
         row = vector * (form.rows + (not form.split)) + 16 * form.rows
-        return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.subspace, shapes, wider(form.groups)))
+        return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.subspace, shapes))
 
 
 def _ranked(settings: RecordSettings) -> RecordSettings:
@@ -144,13 +144,13 @@ def _ranked(settings: RecordSettings) -> RecordSettings:
     return replace(settings, subspace="learned") if settings.subspace == "full" else settings
 
 
-def _basis_bytes(kind: str, shapes: list[Shape], times: int) -> int:
+def _basis_bytes(kind: str, shapes: list[Shape]) -> int:
     """The numbers of all sides and cores; a side that keeps everything is not kept itself."""
     if kind == "full":
         return 0
     if kind == "mask":
         return sum(8 * (r if r < d else 0) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)))
-    wide = [widened(s, times) for s in shapes] if kind == "learned" else shapes
+    wide = [widened(s) for s in shapes] if kind == "learned" else shapes
     cored = sum(s.dims for s in wide) > sum(s.dims for s in shapes)
     sides = sum(4 * d * r for s in wide for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d)
     cores = sum(4 * w.product * s.dims for w, s in zip(wide, shapes, strict=True)) if cored else 0

@@ -279,7 +279,7 @@ class Recorder:
             self._end_warmup()
 
     def _end_warmup(self) -> None:
-        self._bases, shapes = learn(self.store, self.layout, self.settings.seed, self._form.groups)
+        self._bases, shapes = learn(self.store, self.layout, self.settings.seed)
         self._warmup = len(self.store.spooled())
         self._take_shapes(shapes)
         save_bases(self.store, self.layout, self._bases, self._warmup)

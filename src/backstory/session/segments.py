@@ -209,7 +209,7 @@ def vectors_at(store: RunStore, spans: Sequence[Span], joint: bool) -> Iterator[
     for span in reversed(spans):
         E = store.read_segment(span, 0, facts[span]["rows"])
         yield facts[span]["first_row"], E[:, :p] if onward is None else carried(E, onward)
-        onward = torch.eye(p, E.shape[1]) if onward is None else onward
+        onward = torch.eye(p, E.shape[1], dtype=E.dtype) if onward is None else onward
         onward = _through(onward, store.segment_propagator(span), where, p, momentum, pulled)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.learning import LEADING, allocated, spectrum, widened, wider
+from ..maths.learning import LEADING, allocated, spectrum, widened
 from ..maths.sides import learned_basis, moments, probes
 from ..maths.subspace import Basis, Shape, mask_basis, project, random_basis
 from ..store import RunStore, StepRecord
@@ -113,9 +113,9 @@ class Learned(NamedTuple):
     shapes: list[Shape]
 
 
-def learn(store: RunStore, layout: Layout, seed: int, groups: int) -> Learned:
-    """Sides and cores from all spooled rows, kept by `groups` of positions; the run keeps as many coordinates as before."""
-    wide = [(name, widened(shape, wider(groups))) for name, shape in layout]
+def learn(store: RunStore, layout: Layout, seed: int) -> Learned:
+    """Sides and cores from all spooled rows; the run keeps as many coordinates as before."""
+    wide = [(name, widened(shape)) for name, shape in layout]
     budget = sum(shape.dims for _, shape in layout)
     if sum(shape.dims for _, shape in wide) <= budget:  # everything fits
         return Learned([_laid_out(x) for x in _sides(store, layout, seed)], [shape for _, shape in layout])

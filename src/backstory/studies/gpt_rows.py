@@ -52,6 +52,8 @@ def _full_rows() -> list[Method]:
         row("full-empirical/6-implicit", six, gamma=None),
         row("full-empirical/12", twelve),
         row("full-empirical/12-implicit", twelve, gamma=None),
+        row("full-sampled-1/6", {**FULL, "curvature": "sampled:1/6"}),
+        row("full-sampled-1/6-implicit", {**FULL, "curvature": "sampled:1/6"}, gamma=None),
     ]
 
 
