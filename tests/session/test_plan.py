@@ -145,10 +145,7 @@ def test_alternatives_cost_what_they_cost_when_recorded(
         if theirs["curvature"].startswith("sampled"):
             continue
         real = recorded_bytes(make(), tmp_path / str(i), **theirs)
-        loose = (
-            0.1 if other.subspace == settings.get("subspace", "learned") else 0.15
-        )  # how a core is shared out is not known yet
-        assert other.store_bytes == pytest.approx(real, rel=loose), f"{theirs}: × {other.store_bytes / real:.3f}"
+        assert other.store_bytes == pytest.approx(real, rel=0.1), f"{theirs}: × {other.store_bytes / real:.3f}"
 
 
 def test_the_suggested_rank_is_the_largest_that_fits() -> None:

@@ -153,8 +153,12 @@ def _basis_bytes(kind: str, shapes: list[Shape]) -> int:
     wide = [widened(s) for s in shapes] if kind == "learned" else shapes
     cored = sum(s.dims for s in wide) > sum(s.dims for s in shapes)
     sides = sum(4 * d * r for s in wide for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d)
-    cores = sum(4 * w.product * s.dims for w, s in zip(wide, shapes, strict=True)) if cored else 0
-    return sides + cores
+    return sides + (_core_bytes(wide, sum(s.dims for s in shapes)) if cored else 0)
+
+
+def _core_bytes(wide: list[Shape], budget: int) -> int:
+    """Coordinates go where the rows' energy is, which is not known yet: taken as shared out by the widths of the products."""
+    return round(4 * budget * sum(s.product**2 for s in wide) / sum(s.product for s in wide))
 
 
 def _checkpoint_bytes(tried: Trial, steps: int, checkpoints: int | None) -> int:
