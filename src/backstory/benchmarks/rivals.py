@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class Rival(NamedTuple):
     script: str  # a module of `peers`
     environment: str
     install: tuple[Pip, ...]
-    left_out: dict[str, str] = {}  # workload -> why it is not run there  # noqa: RUF012
+    left_out: Mapping[str, str] = MappingProxyType({})  # workload -> why it is not run there
 
 
 _TORCH = f"torch=={torch.__version__.partition('+')[0]}"

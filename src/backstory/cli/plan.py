@@ -70,10 +70,10 @@ def load(name: str) -> Callable[[], Any]:
         from ..session.recipe import load_recipe
 
         return lambda: load_recipe(name)
-    make = getattr(_run_file(Path(where)), function, None)
+    make: Callable[[], Any] | None = getattr(_run_file(Path(where)), function, None)
     if not callable(make):
         raise UsageError(f"{where} has no function {function!r}. Name one that returns a backstory.Recipe.")
-    return make  # type: ignore[no-any-return]
+    return make
 
 
 def _run_file(file: Path) -> ModuleType:

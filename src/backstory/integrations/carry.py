@@ -194,7 +194,8 @@ def _column(item: Any, column: str) -> int | str:
             f"sets), pass the ids themselves, ids=dataset[{column!r}], or remove_unused_columns=False."
         )
     value = item[column]
-    return value.item() if hasattr(value, "item") else value  # type: ignore[no-any-return]
+    found_id: int | str = value.item() if hasattr(value, "item") else value
+    return found_id
 
 
 def _number(index: Any) -> int:
