@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ NUMBER = 3
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
     (tmp_path / "neighbour.py").write_text("WIDTH = 5\n")
     path = tmp_path / "my_training.py"
     path.write_text(FILE)
-    return path
+    yield path
+    for name in ("neighbour", "my_training"):
+        sys.modules.pop(name, None)
 
 
 def call(*args: str | Path) -> str:

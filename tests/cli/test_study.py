@@ -9,7 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from backstory.cli import show
-from backstory.cli.study import _seeds, app
+from backstory.cli.options import seeds_of
+from backstory.cli.study import app
 from backstory.errors import UsageError
 
 ARGS = ["fidelity", "--model", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
@@ -43,8 +44,8 @@ def test_a_set_up_can_be_scaled_down() -> None:
 
 
 def test_seeds_are_ranges_or_lists() -> None:
-    assert _seeds("0-4") == [0, 1, 2, 3, 4]
-    assert _seeds("2,0,2-3") == [2, 0, 3]
+    assert seeds_of("0-4") == [0, 1, 2, 3, 4]
+    assert seeds_of("2,0,2-3") == [2, 0, 3]
     found = CliRunner().invoke(app, ["fidelity", "--seeds", "many"])
     assert found.exit_code == 2
     assert "0-4" in found.output

@@ -5,13 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import backstory
 from backstory.cli.app import app
 from backstory.errors import StoreError
-from backstory.studies.demo import demo, spearman
+from backstory.studies.demo import demo
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +48,3 @@ def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a run"):
         demo(tmp_path, source="digits")
     assert (tmp_path / "run" / "thesis.txt").exists()
-
-
-def test_spearman_of_known_ranks() -> None:
-    a = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert spearman(a, torch.tensor([10.0, 20.0, 30.0, 40.0])) == pytest.approx(1)
-    assert spearman(a, -a) == pytest.approx(-1)
-    assert spearman(a, torch.tensor([1.0, 3.0, 2.0, 4.0])) == pytest.approx(0.8)

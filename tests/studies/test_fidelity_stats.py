@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backstory.studies.fidelity_stats import Pair, _order, _weighted, difference, interval, spearman
+from backstory.studies.fidelity_stats import Pair, difference, interval, order, spearman, weighted
 
 
 def draw(n: int, seed: int) -> Tensor:
@@ -39,7 +39,7 @@ def test_counts_give_what_the_drawn_values_give() -> None:
     x, y = draw(20, 0), draw(20, 1)
     picks = torch.randint(20, (20,), generator=torch.Generator().manual_seed(2))
     C = torch.bincount(picks, minlength=20).double()[None]
-    found = float(_weighted(_order(x), _order(y), C)[0])
+    found = float(weighted(order(x), order(y), C)[0])
     assert found == pytest.approx(counted(x[picks], y[picks]), abs=1e-12)
 
 

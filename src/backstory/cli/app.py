@@ -15,6 +15,7 @@ from . import bench, data, datasets, plan, show, study
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_gpt as study_gpt  # its commands join those of study
 from . import study_small as study_small  # its commands join those of study
+from .options import Json
 
 app = typer.Typer(
     help="Which training examples made the model do that, and when?",
@@ -27,7 +28,6 @@ app.add_typer(study.app, name="study")
 app.add_typer(datasets.app, name="data")
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
 
 
 def _version(wanted: bool) -> None:

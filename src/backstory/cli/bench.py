@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from . import show
+from .options import Json
 
 app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
 Repeats = Annotated[int, typer.Option(help="Repeats of what is short.", min=1)]
 Scale = Annotated[str, typer.Option(help="full, or tiny to try the commands.", hidden=True)]
 Venvs = Annotated[Path, typer.Option(help="Folder for the rivals' virtual environments, made when they are missing.")]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from . import show
+from .options import Json
 
 app = typer.Typer(help="The data sets that studies use: list them, fetch them.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
 
 
 @app.callback()

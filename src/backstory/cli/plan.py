@@ -15,6 +15,7 @@ import typer
 
 from ..errors import UsageError
 from . import show
+from .options import Json
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
@@ -39,7 +40,7 @@ def plan(
     max_bytes: Annotated[str | None, typer.Option(help="Disk that the run may take, such as 20GB.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Where the trial is written and removed.")] = None,
     seconds: Annotated[float, typer.Option(help="About how long each turn of steps lasts.", min=0.001)] = 1.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object last.")] = False,
+    json: Json = False,
 ) -> None:
     """What recording will cost, tried on your own model.
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from . import data, show
+from .options import Cache, Json, Methods, Samples, Seeds, names_of, seeds_of
 
 app = typer.Typer(help="Compare attribution methods with retraining; one thread, all from seeds.", no_args_is_help=True)
 KINDS = ("single", "all")
 AGAINST = "single_against_paper"
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
 
 
 @app.callback()
@@ -30,11 +30,11 @@ def fidelity(
     activation: Annotated[
         str, typer.Option(help="relu: the paper's net; gelu: a smooth one, smaller as mlp.")
     ] = "relu",
-    seeds: Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")] = "0-4",
-    removals: Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)] = 100,
-    methods: Annotated[str | None, typer.Option(help="Names of rows, with commas; without it, all.")] = None,
+    seeds: Seeds = "0-4",
+    removals: Samples = 100,
+    methods: Methods = None,
     images: Annotated[int | None, typer.Option(help="Train on fewer images than the set-up says.", min=2)] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")] = None,
+    cache: Cache = None,
     scatter: Annotated[Path | None, typer.Option(help="Write a page with every method's scores against truth.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
     json: Json = False,
@@ -51,9 +51,8 @@ def fidelity(
         data.need("plotly", extra="plot")
     torch.set_num_threads(1)
     setup = setup_of(model, activation, optimizer, epochs, images)
-    names = None if methods is None else [m.strip() for m in methods.split(",")]
     with show.progress() as say:
-        outcome = study(setup, _seeds(seeds), count=removals, only=names, cache=cache, say=say)
+        outcome = study(setup, seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
     if scatter is not None:
         scatter.write_text(page(outcome), encoding="utf-8")
     if markdown is not None:
@@ -62,15 +61,6 @@ def fidelity(
         show.emit(outcome.as_dict())
     else:
         _table(f"{model}, {activation}, {optimizer}", outcome.as_dict())
-
-
-def _seeds(text: str) -> list[int]:
-    """ "0-4" or "0,2,5" as numbers."""
-    try:
-        parts = [[int(x) for x in part.split("-")] for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"found seeds {text!r}; expected such as 0-4, or 0,2,5.") from None
-    return list(dict.fromkeys(s for part in parts for s in range(part[0], part[-1] + 1)))
 
 
 def _table(setup: str, found: Mapping[str, Any]) -> None:

@@ -4,23 +4,23 @@ Knows nothing of how anything is computed.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import show, study
+from .options import Cache, Json, Mode, Seeds, Sequences, seeds_of
 
 
 @study.app.command()
 def checkpoints(
-    mode: Annotated[str, typer.Option(help="finetune, or scratch.")] = "finetune",
-    seeds: Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")] = "0-2",
+    mode: Mode = "finetune",
+    seeds: Seeds = "0-2",
     numbers: Annotated[str, typer.Option(help="Of checkpoints, with commas; all: one after every step.")] = "5,20,all",
-    removals: Annotated[int, typer.Option(help="Sequences to remove, for each seed.", min=2)] = 40,
+    removals: Sequences = 40,
     rank: Annotated[int, typer.Option(help="Of the learned subspace.", min=1)] = 16,
-    cache: Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")] = None,
-    json: study.Json = False,
+    cache: Cache = None,
+    json: Json = False,
 ) -> None:
     """Rank correlation with retraining of runs made from checkpoints, beside the recorded run, on a small GPT."""
     import torch
@@ -31,7 +31,7 @@ def checkpoints(
     torch.set_num_threads(1)
     with show.progress() as say:
         found = run(
-            setup_named(mode), study._seeds(seeds), numbers=_numbers(numbers), count=removals, rank=rank, cache=cache,
+            setup_named(mode), seeds_of(seeds), numbers=_numbers(numbers), count=removals, rank=rank, cache=cache,
             say=say,
         )  # fmt: skip
     if json:

@@ -4,27 +4,22 @@ Knows nothing of how anything is computed.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import show, study
-
-Mode = Annotated[str, typer.Option(help="finetune, or scratch.")]
-Seeds = Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")]
-Removals = Annotated[int, typer.Option(help="Sequences to remove, for each seed.", min=2)]
-Cache = Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")]
+from .options import Cache, Json, Methods, Mode, Seeds, Sequences, names_of, seeds_of
 
 
 @study.app.command()
 def gpt(
     mode: Mode = "finetune",
     seeds: Seeds = "0-2",
-    removals: Removals = 40,
-    methods: Annotated[str | None, typer.Option(help="Names of rows, with commas; without it, all.")] = None,
+    removals: Sequences = 40,
+    methods: Methods = None,
     cache: Cache = None,
-    json: study.Json = False,
+    json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining on a small GPT, and the ceiling."""
     import torch
@@ -33,9 +28,8 @@ def gpt(
     from ..studies.gpt_setups import setup_named
 
     torch.set_num_threads(1)
-    only = None if methods is None else [m.strip() for m in methods.split(",") if m.strip()]
     with show.progress() as say:
-        found = run(setup_named(mode), study._seeds(seeds), count=removals, only=only, cache=cache, say=say)
+        found = run(setup_named(mode), seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
     if json:
         show.emit(found)
     else:
@@ -50,9 +44,9 @@ def projection(
         "16,32,48,64"
     ),
     curvature: Annotated[str, typer.Option(help="As in record.")] = "auto",
-    removals: Removals = 40,
+    removals: Sequences = 40,
     cache: Cache = None,
-    json: study.Json = False,
+    json: Json = False,
 ) -> None:
     """Random projections against the largest one and against retraining, beside those of LoGRA."""
     import torch
@@ -63,7 +57,7 @@ def projection(
     torch.set_num_threads(1)
     with show.progress() as say:
         found = run(
-            setup_named(mode), study._seeds(seeds), ranks=_ranks(ranks), curvature=curvature, count=removals,
+            setup_named(mode), seeds_of(seeds), ranks=_ranks(ranks), curvature=curvature, count=removals,
             cache=cache, say=say,
         )  # fmt: skip
     if json:

@@ -11,11 +11,9 @@ import typer
 
 from . import data, show, study
 from . import study_small_tables as tables
+from .options import Cache, Json, Samples, Seeds, seeds_of
 
-Json = study.Json
-Seeds = Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a page with the figure, such as limit.html.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")]
 Images = Annotated[int, typer.Option(help="Training images.", min=2)]
 Epochs = Annotated[int, typer.Option(min=1)]
 Model = Annotated[str, typer.Option(help="mlp or tiny.")]
@@ -37,7 +35,7 @@ def limit(
 
     _begin(plot)
     with show.progress() as say:
-        found = run(_words(models), _numbers(steps), study._seeds(seeds), rate=rate, batch=batch, say=say)
+        found = run(_words(models), _numbers(steps), seeds_of(seeds), rate=rate, batch=batch, say=say)
     _end(found, plot, limit_page, json, tables.limit_table)
 
 
@@ -47,7 +45,7 @@ def kinks(
     setup: Annotated[str, typer.Option(help="paper: the paper's run; smooth: the GELU net's.")] = "paper",
     model: Model = "mlp",
     seeds: Seeds = "0-2",
-    removals: Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)] = 20,
+    removals: Samples = 20,
     images: Images = 1500,
     epochs: Epochs = 3,
     factors: Annotated[
@@ -68,7 +66,7 @@ def kinks(
     chosen = setup_of(model, "relu" if setup == "paper" else "gelu", "sgd", epochs, images)
     with show.progress() as say:
         found = run(
-            chosen, study._seeds(seeds), _words(activation), count=removals, factors=_floats(factors), cache=cache, say=say
+            chosen, seeds_of(seeds), _words(activation), count=removals, factors=_floats(factors), cache=cache, say=say
         )  # fmt: skip
     _end(found, plot, kinks_page, json, tables.kinks_table)
 
@@ -118,7 +116,7 @@ def duplicates(
     _begin(plot)
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
     with show.progress() as say:
-        found = run(chosen, study._seeds(seeds), count=copies, rank=rank, cache=cache, say=say)
+        found = run(chosen, seeds_of(seeds), count=copies, rank=rank, cache=cache, say=say)
     _end(found, plot, duplicates_page, json, tables.duplicates_table)
 
 
@@ -130,7 +128,7 @@ def ablation(
     warmup: Annotated[str, typer.Option(help="What a subspace is learned from: steps, or epoch.")] = "20",
     model: Model = "mlp",
     seeds: Seeds = "0-1",
-    removals: Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)] = 60,
+    removals: Samples = 60,
     images: Images = 1000,
     epochs: Epochs = 3,
     cache: Cache = None,
@@ -146,7 +144,7 @@ def ablation(
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
     with show.progress() as say:
         found = run(
-            chosen, study._seeds(seeds), ranks=_numbers(ranks), subspaces=_words(subspaces),
+            chosen, seeds_of(seeds), ranks=_numbers(ranks), subspaces=_words(subspaces),
             curvatures=_words(curvatures), warmups=_words(warmup), count=removals, cache=cache, say=say,
         )  # fmt: skip
     _end(found, plot, ablation_page, json, tables.ablation_table)

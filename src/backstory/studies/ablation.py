@@ -20,7 +20,6 @@ from ..errors import UsageError
 from ..session.recipe import Recipe
 from ..truth import QuerySet, Removal, tsloo
 from ..truth.precision import in_precision
-from .demo import spearman as spearman_of_many
 from .fidelity_full import Replay, influences, replayed
 from .fidelity_setups import Setup, mean_loss, recipe, removals
 from .fidelity_stats import spearman
@@ -150,7 +149,7 @@ def _places(plan: Recipe, gone: Sequence[Removal]) -> list[list[int]]:
 
 def _against(known: Known, scores: Tensor, reference: str) -> dict[str, float]:
     """Correlations with full coordinates and with both truths."""
-    row = {"full": spearman_of_many(scores, known.full[reference])}
+    row = {"full": spearman(scores, known.full[reference])}
     for kind in KINDS:
         row[kind] = spearman(torch.stack([scores[p].sum() for p in known.places[kind]]), known.truth[kind])
     return row

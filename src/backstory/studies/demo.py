@@ -20,6 +20,7 @@ from ..session.recording import record
 from ..session.run import Run
 from ..truth import Removal, tsloo
 from .digits import RECIPE, images, loss, recipe
+from .fidelity_stats import spearman
 from .png import png
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
@@ -199,10 +200,3 @@ def _to_prove(answer: Influence, n: int) -> tuple[list[int | str], int]:
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0)).tolist()
     blind = [ids[i] for i in order if ids[i] not in named][:n]
     return named + blind, len(named)
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    """Rank correlation (no ties expected)."""
-    ranks = [x.argsort().argsort().double() for x in (a, b)]
-    centred = [r - r.mean() for r in ranks]
-    return float((centred[0] @ centred[1]) / (centred[0].norm() * centred[1].norm()).clamp_min(1e-30))

@@ -31,7 +31,9 @@ class Pair(NamedTuple):
 
 def spearman(x: Tensor, y: Tensor) -> float:
     """Rank correlation, ties at their mean rank; 0 where one side is constant."""
-    return float(_weighted(_order(x), _order(y), torch.ones(1, len(x), dtype=torch.float64))[0])
+    a, b = (r - r.mean() for r in (_mid_ranks(x), _mid_ranks(y)))
+    size = float(a.norm() * b.norm())
+    return float(a @ b) / size if size > 1e-9 else 0.0
 
 
 def interval(scores: Sequence[tuple[Tensor, Tensor]], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
@@ -39,9 +41,9 @@ def interval(scores: Sequence[tuple[Tensor, Tensor]], *, draws: int = DRAWS, see
     g = torch.Generator().manual_seed(seed)
 
     def resample(score: Tensor, truth: Tensor) -> Tensor:
-        return _weighted(_order(score), _order(truth), _counts(len(truth), draws * len(scores), g))
+        return weighted(order(score), order(truth), counts(len(truth), draws * len(scores), g))
 
-    return _bounds(torch.stack([resample(*one) for one in scores]), g)
+    return bounds(torch.stack([resample(*one) for one in scores]), g)
 
 
 def difference(pairs: Sequence[Pair], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float, float]:
@@ -49,10 +51,17 @@ def difference(pairs: Sequence[Pair], *, draws: int = DRAWS, seed: int = 0) -> t
     g = torch.Generator().manual_seed(seed)
     resampled = torch.stack([_differences(pair, draws * len(pairs), g) for pair in pairs])
     exact = sum(spearman(p.ours, p.truth) - spearman(p.theirs, p.truth) for p in pairs) / len(pairs)
-    return exact, *_bounds(resampled, g)
+    return exact, *bounds(resampled, g)
 
 
-def _bounds(resampled: Tensor, g: torch.Generator) -> tuple[float, float]:
+def _mid_ranks(x: Tensor) -> Tensor:
+    """Ranks (n,), equal values at the middle of theirs; by sorting, for any n."""
+    _, where, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    ranks: Tensor = (counts.cumsum(0) - counts.double() / 2)[where]
+    return ranks
+
+
+def bounds(resampled: Tensor, g: torch.Generator) -> tuple[float, float]:
     """Quantiles of the mean of seeds drawn with replacement; `resampled` is (seeds, draws · seeds)."""
     count, total = resampled.shape
     chosen = torch.randint(count, (total,), generator=g)
@@ -63,22 +72,22 @@ def _bounds(resampled: Tensor, g: torch.Generator) -> tuple[float, float]:
 
 def _differences(pair: Pair, draws: int, g: torch.Generator) -> Tensor:
     """Differences of the two correlations in `draws` resamples of the removals, (draws,)."""
-    C, truth = _counts(len(pair.truth), draws, g), _order(pair.truth)
-    return _weighted(_order(pair.ours), truth, C) - _weighted(_order(pair.theirs), truth, C)
+    C, truth = counts(len(pair.truth), draws, g), order(pair.truth)
+    return weighted(order(pair.ours), truth, C) - weighted(order(pair.theirs), truth, C)
 
 
-def _counts(n: int, draws: int, g: torch.Generator) -> Tensor:
+def counts(n: int, draws: int, g: torch.Generator) -> Tensor:
     """How often each of n removals is drawn, (draws, n)."""
     picks = torch.randint(n, (draws, n), generator=g)
     return torch.zeros(draws, n, dtype=torch.float64).scatter_add_(1, picks, torch.ones(draws, n, dtype=torch.float64))
 
 
-def _order(x: Tensor) -> Tensor:
+def order(x: Tensor) -> Tensor:
     """[x_j < x_i] + ½ [x_j = x_i], (n, n)."""
     return (x[None, :] < x[:, None]).double() + 0.5 * (x[None, :] == x[:, None]).double()
 
 
-def _weighted(X: Tensor, Y: Tensor, C: Tensor) -> Tensor:
+def weighted(X: Tensor, Y: Tensor, C: Tensor) -> Tensor:
     """Weighted correlations of the ranks, (R,)."""
     total = C.sum(1, keepdim=True)
     a, b = C @ X.T, C @ Y.T  # (R, n)

@@ -20,8 +20,7 @@ from ..methods import influence_function
 from ..methods.rows import gradients
 from ..session.answer import Influence
 from ..truth import tsloo, unroll
-from .demo import spearman as spearman_of_many
-from .fidelity_stats import Pair
+from .fidelity_stats import Pair, spearman
 from .gpt_problem import Method, Problem, Recording, Scores, agreement, difference, interval, recorded, trained
 from .gpt_rows import PAPERS_DAMPING, methods
 from .gpt_setups import GptSetup, domain_losses, draw, recipe, removals
@@ -238,7 +237,7 @@ def _logra(problem: Problem, rank: int) -> tuple[Influence, int]:
 
 def _same_order(ours: Influence, largest: Influence) -> float:
     """Over all occurrences, mean over the domains."""
-    each = [spearman_of_many(x, y) for x, y in zip(ours.scores, largest.scores, strict=True)]
+    each = [spearman(x, y) for x, y in zip(ours.scores, largest.scores, strict=True)]
     return sum(each) / len(each)
 
 

@@ -119,8 +119,8 @@ def interval(points: Sequence[tuple[Tensor, Tensor]], *, draws: int = stats.DRAW
     """The 95 % bootstrap interval of the mean over seeds; `points` are (scores, truth) of each."""
     g = torch.Generator().manual_seed(seed)
     total = draws * len(points)
-    resampled = [_resampled(scores, truth, stats._counts(len(truth), total, g)) for scores, truth in points]
-    lower, upper = stats._bounds(torch.stack(resampled), g)
+    resampled = [_resampled(scores, truth, stats.counts(len(truth), total, g)) for scores, truth in points]
+    lower, upper = stats.bounds(torch.stack(resampled), g)
     return {"lower": lower, "upper": upper}
 
 
@@ -129,9 +129,9 @@ def difference(pairs: Sequence[stats.Pair], *, draws: int = stats.DRAWS, seed: i
     g = torch.Generator().manual_seed(seed)
     resampled = []
     for truth, ours, theirs in pairs:
-        C = stats._counts(len(truth), draws * len(pairs), g)
+        C = stats.counts(len(truth), draws * len(pairs), g)
         resampled.append(_resampled(ours, truth, C) - _resampled(theirs, truth, C))
-    lower, upper = stats._bounds(torch.stack(resampled), g)
+    lower, upper = stats.bounds(torch.stack(resampled), g)
     exact = sum(agreement(p.ours, p.truth) - agreement(p.theirs, p.truth) for p in pairs) / len(pairs)
     return {"mean": exact, "lower": lower, "upper": upper}
 
@@ -139,4 +139,4 @@ def difference(pairs: Sequence[stats.Pair], *, draws: int = stats.DRAWS, seed: i
 def _resampled(scores: Tensor, truth: Tensor, C: Tensor) -> Tensor:
     """Agreements under resampling counts C (R, n): (R,)."""
     columns = zip(scores.T, truth.T, strict=True)
-    return torch.stack([stats._weighted(stats._order(x), stats._order(y), C) for x, y in columns]).mean(0)
+    return torch.stack([stats.weighted(stats.order(x), stats.order(y), C) for x, y in columns]).mean(0)
