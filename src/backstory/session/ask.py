@@ -31,13 +31,12 @@ def ask(
     made = load_recipe(recipe, run.config.get("recipe_args") if recipe == run.config.get("recipe") else None)
     step = run.step_of(at)
     run.load_weights(made.model, step)
-    stored = [n.removeprefix("queries-") for n in run.store.tensor_names() if n.startswith("queries-")]
-    if queries in stored:
+    if queries in run.query_sets:
         batch = run.queries(queries)
     elif queries in made.queries:
         batch = made.queries[queries]
     else:
-        known = ", ".join(sorted({*stored, *made.queries})) or "none"
+        known = ", ".join(sorted({*run.query_sets, *made.queries})) or "none"
         raise UsageError(f"there is no query set {queries!r}; the run and its recipe have: {known}.")
     answer = run.query(made.model, made.loss, batch, step, joint=joint, gamma=gamma, progress=progress)
     which: int | str | None = "mean" if index is None and answer.n_queries > 1 else index

@@ -36,7 +36,8 @@ class Contents:
         unknown = set(names or ()) - set(self.content(names or []))
         if unknown:
             raise UsageError(
-                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased."
+                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased: leave these "
+                "ids out, or pass None to erase all content."
             )
         with RunStore.open(self.path, write=True) as store:
             gone = store.erase_samples(names)
@@ -53,9 +54,14 @@ class Contents:
         with RunStore.open(self.path, write=True) as store:
             store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
 
+    @property
+    def query_sets(self) -> list[str]:
+        """Names of the stored query sets."""
+        return [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
+
     def queries(self, name: str) -> Any:
         """A stored query set, as it was given."""
-        names = [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
+        names = self.query_sets
         if name not in names:
             raise UsageError(
                 f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."

@@ -249,7 +249,9 @@ def _load(model: nn.Module, weights: State, step: int) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise MismatchError(f"the checkpoint of step {step} does not fit the recipe's model: {error}") from error
+        raise MismatchError(
+            f"the checkpoint of step {step} does not fit the recipe's model; give the model that was trained: {error}"
+        ) from error
 
 
 def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor, State]]:
@@ -259,7 +261,7 @@ def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor
     if [len(g) for g in groups] != [len(g) for g in numbers]:
         raise MismatchError(
             f"the optimizer state of step {step} has parameter groups of {[len(g) for g in numbers]} parameters; the "
-            f"recipe's optimizer has {[len(g) for g in groups]}."
+            f"recipe's optimizer has {[len(g) for g in groups]}. Build the recipe's optimizer as it was in training."
         )
     pairs = [
         (p, state.get("state", {}).get(n, {}))
@@ -268,5 +270,7 @@ def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor
     ]
     live = [(p, found) for p, found in pairs if p.requires_grad]
     if step and not all(SQUARES[0] in found for _, found in live):
-        raise MismatchError(f"the optimizer state of step {step} lacks Adam's second moment of some parameters.")
+        raise MismatchError(
+            f"the optimizer state of step {step} lacks Adam's second moment of some parameters: save optimizer.state_dict() whole."
+        )
     return live

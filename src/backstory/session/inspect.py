@@ -29,7 +29,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "checkpoints": run.checkpoints,
             "embeddings": sorted(store.embeddings()),
             "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],
-            "query sets": [n.removeprefix("queries-") for n in store.tensor_names() if n.startswith("queries-")],
+            "query sets": run.query_sets,
             "recipe": config.get("recipe"),
         },
         "settings": config["settings"],

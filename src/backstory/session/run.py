@@ -78,7 +78,7 @@ class Run(Contents):
                 + (
                     f": {waiting} warm-up steps wait for their basis. Go on recording with resume=True, start={waiting}."
                     if waiting
-                    else "."
+                    else ": record at least one."
                 )
             )
         if at == "final":
@@ -248,7 +248,9 @@ class Run(Contents):
         own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
         if not own.any(1).all():
             missing = names[int((~own.any(1)).argmax())]
-            raise UsageError(f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence.")
+            raise UsageError(
+                f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence. Leave it out, or ask later."
+            )
         return (answer.scores * torch.from_numpy(own)).sum(1)
 
     def removal(
