@@ -10,7 +10,7 @@ from backstory.maths.adjoint import Adjoint
 from backstory.maths.forward import Forward
 from backstory.maths.steps import Gamma, Step
 
-FORMS: list[Gamma] = [0.0, 1.0, None, "auto"]
+FORMS: list[Gamma] = [0.0, 1.0, None, "expanding"]
 
 
 def own_rows(step: Step, per: int) -> Step:

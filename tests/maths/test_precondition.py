@@ -227,7 +227,7 @@ def both_steps(t: int, k: Coefficients, clipped: bool, own: bool) -> tuple[Step,
     return raw, Step(G.hatted, w, k, V.hatted if own else None, clip, norm, *dots)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1.0, None, "auto"])
+@pytest.mark.parametrize("gamma", [0.0, 1.0, None, "expanding"])
 @pytest.mark.parametrize("own", [False, True], ids=["fisher", "own rows"])
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "two groups"])

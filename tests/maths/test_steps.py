@@ -192,13 +192,13 @@ def test_growth_of_many_rows_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> 
     assert steps.expands(step) == (growth(step) > 1)
 
 
-def test_auto_is_literal_where_a_step_cannot_expand_and_damped_where_it_could() -> None:
+def test_expanding_is_literal_where_a_step_cannot_expand_and_damped_where_it_could() -> None:
     V = torch.eye(4, dtype=torch.float64)
     for rate, expected in ((0.5, 0.0), (50.0, 50.0 / (1 - 0.9))):
         k = Coefficients(rate, 0.0, 0.0, 0.9, 0.0, 1.0, 0.0)
         step = Step(V[:1], torch.ones(1, dtype=torch.float64), k, V=V)
         assert steps.expands(step) == (expected > 0)
-        assert damping(step, "auto") == pytest.approx(expected)
+        assert damping(step, "expanding") == pytest.approx(expected)
 
 
 def test_clipping_takes_out_only_the_recorded_share_of_the_gradient() -> None:

@@ -20,7 +20,7 @@ def test_a_single_step_is_rate_times_weight_times_gradient(tmp_path: Path) -> No
     E = run.store.read_embeddings(1, 0, 3, dtype=torch.float64)
     assert_close(E, 0.25 / 3 * stored(tmp_path / "run").rows, 1e-12)
     assert (report.at, report.steps, report.occurrences, report.dims, report.joint) == (1, 1, 3, 26, True)
-    assert report.form == "auto"
+    assert report.form == "implicit where a step expands"
     assert report.as_dict()["seconds"] > 0
 
 

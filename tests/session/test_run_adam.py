@@ -172,6 +172,22 @@ def test_embeddings_and_adjoint_agree(case: str, joint: bool, tmp_path: Path) ->
     assert_close(run.query(*question, joint=joint, method="embeddings").scores, by_rows, 1e-5)
 
 
+@pytest.mark.parametrize(("curvature", "form"), [("empirical", "expanding"), ("empirical/2", None)])
+def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, form: Any, tmp_path: Path) -> None:
+    model = seeded(Tiny())
+    settings = {"tokens": 4, "losses": next_token, "batch": sequences, "subspace": "full", "curvature": curvature}
+    adam.record(tmp_path / "run", model, adamw(model), 6, **settings)
+    run = backstory.open(tmp_path / "run")
+    assert run.form() == run.form(form) == form
+    question = (model, next_token, sequences([20, 21, 22]))
+    found = {gamma: run.query(*question, gamma=gamma).scores for gamma in ("auto", "expanding", None, 0.0)}
+    assert torch.equal(found["auto"], found[form])
+    assert not torch.allclose(found["expanding"], found[None], rtol=1e-3)
+    run.embed()
+    assert run.query(*question).how == run.query(*question, gamma=form).how == "embeddings"
+    assert run.query(*question, gamma=0.0).how == "adjoint"
+
+
 @pytest.mark.parametrize("case", ["full", "random", "learned"])
 def test_a_question_at_a_checkpoint_is_that_to_a_run_that_ended_there(case: str, tmp_path: Path) -> None:
     """The second moment of that step, not of the last, gives the query its coordinates."""

@@ -42,7 +42,7 @@ def test_embeddings_read_in_pieces_are_the_same(tmp_path: Path, monkeypatch: pyt
     said: list[tuple[int, int]] = []
     assert torch.equal(collect(by_embeddings(store, v, 5, 15, lambda a, b: said.append((a, b))), 2, 15), whole)
     assert said == [(4, 15), (8, 15), (12, 15), (15, 15)]
-    adjoint = collect(by_adjoint(store, v, 5, joint=True, gamma="auto", progress=None), 2, 15)
+    adjoint = collect(by_adjoint(store, v, 5, joint=True, gamma="expanding", progress=None), 2, 15)
     assert_close(whole, adjoint, 1e-10)
 
 

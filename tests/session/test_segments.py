@@ -172,7 +172,7 @@ def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> N
     v = queries(run)
     run.embed(segments=3, **EXACT)
     expected = run.query_vectors(v).scores
-    segments.compute(run.path, (7, 9), segments.Form(True, "auto", "float64", "float64"), False)
+    segments.compute(run.path, (7, 9), segments.Form(True, "expanding", "float64", "float64"), False)
     run = backstory.open(run.path)
     assert (7, 9) in run.store.segments()
     told: list[tuple[int, int]] = []

@@ -54,7 +54,7 @@ def by_rows(replay: Replay, curvature: str, gamma: Gamma) -> Tensor:
     [
         ("empirical", "literal", 0.0),
         ("empirical", "implicit", None),
-        ("empirical", "auto", "auto"),
+        ("empirical", "auto", "expanding"),
         ("exact", "literal", 0.0),
     ],
 )

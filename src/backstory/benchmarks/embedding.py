@@ -29,7 +29,7 @@ def in_memory(p: int, batch: int, steps: int, repeats: int) -> dict[str, Any]:
         {
             "product": lambda: square @ square,
             "paper": lambda: literal_algorithm_1(G, batch, PLAIN.rate),
-            "ours": lambda: Propagator(p, dtype=torch.float32, gamma="auto").embed(made),
+            "ours": lambda: Propagator(p, dtype=torch.float32, gamma="expanding").embed(made),
             "damped": lambda: Propagator(p, dtype=torch.float32, gamma=None).embed(made),
         },
         repeats,

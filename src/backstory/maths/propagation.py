@@ -43,6 +43,7 @@ from .steps import (
     clipped_gradients,
     curvature_rows,
     damping,
+    share_of_limit,
     whitening,
 )
 
@@ -92,33 +93,28 @@ class Propagator:
         _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.pace * k.n)
         if _nonzero(k.l2):
             A += U * (k.l2 * (1 - k.tau))
-        A.addmm_(F.T, self._whitened(step))
+        A.addmm_(F.T, _whitened_rows(step, self.gamma))
         self.C = _scale_columns(U, k.momentum) if _nonzero(k.momentum) else None
         return E
 
     def _chunk(self, steps: Sequence[Step]) -> list[Tensor]:
         effects, a, c = _numbers([s.coefficients for s in steps])
-        JV, W = (
-            [clipped_curvature(s) for s in steps],
-            torch.cat([self._whitened(s) for s in steps]),
-        )  # rows of curvature
-        own = [None if s.V is None else clipped_gradients(s) for s in steps]  # of gradients, where these are others
-        V = torch.cat(JV)
-        of_V = torch.repeat_interleave(
-            torch.arange(len(JV)), torch.tensor([len(x) for x in JV])
-        )  # the step of each row
-        F = self._seen(V, effects, of_V)
-        F = torch.linalg.solve_triangular(-_later(V @ W.T, effects, of_V, of_V), F, upper=True, unitriangular=True)
-        E = []
-        for i, (step, f) in enumerate(zip(steps, F.split([len(x) for x in JV]), strict=True)):
-            g = own[i]
-            if g is None:
-                E.append(-step.w.sqrt()[:, None] * f)
-            else:
-                of_g = torch.full((len(g),), i)
-                E.append(-step.w[:, None] * (self._seen(g, effects, of_g) + _later(g @ W.T, effects, of_g, of_V) @ F))
+        V, sizes = _rows_of_all(steps)
+        W = self._whitened(steps, V, sizes)
+        JV = V if all(s.clip >= 1 for s in steps) else torch.cat([clipped_curvature(s) for s in steps])
+        of_V = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
+        F = self._seen(JV, effects, of_V)
+        F = torch.linalg.solve_triangular(-_later(JV @ W.T, effects, of_V, of_V), F, upper=True, unitriangular=True)
+        E = [self._embedded(i, steps[i], f, F, W, effects, of_V) for i, f in enumerate(F.split(sizes))]
         self._move(a, c, F, W, of_V)
         return E
+
+    def _embedded(self, i: int, step: Step, f: Tensor, F: Tensor, W: Tensor, effects: Tensor, of_V: Tensor) -> Tensor:
+        """−w S J g of step i of a chunk: from its own rows of F where these are the gradients'."""
+        if step.V is None:
+            return f * -step.w.sqrt()[:, None]
+        g, of_g = clipped_gradients(step), torch.full((len(step.G),), i)
+        return (self._seen(g, effects, of_g) + _later(g @ W.T, effects, of_g, of_V) @ F) * -step.w[:, None]
 
     def _seen(self, rows: Tensor, effects: Tensor, steps: Tensor) -> Tensor:
         """s₁ X Aᵀ + s₂ X Cᵀ, each row with the numbers of its own step."""
@@ -139,11 +135,34 @@ class Propagator:
         A.addmm_((F * a[each].to(F)[:, None]).T, W)
         self.C = None if before is None else before.addmm_((F * c[each].to(F)[:, None]).T, W)
 
-    def _whitened(self, step: Step) -> Tensor:
-        """W = (I + V γα Vᵀ)⁻¹ V, (R, p)."""
-        V = curvature_rows(step)
-        L = whitening(V, damping(step, self.gamma))
-        return V if L is None else torch.cholesky_solve(V, L)
+    def _whitened(self, steps: Sequence[Step], V: Tensor, sizes: Sequence[int]) -> Tensor:
+        """W = (I + V γα Vᵀ)⁻¹ V of every step, (R, p)."""
+        if self.gamma == 0 or (self.gamma == "expanding" and not _may_expand(steps, V, sizes)):
+            return V
+        filled = [s._replace(V=v) for s, v in zip(steps, V.split(list(sizes)), strict=True)]
+        return torch.cat([_whitened_rows(s, self.gamma) for s in filled])
+
+
+def _rows_of_all(steps: Sequence[Step]) -> tuple[Tensor, list[int]]:
+    """Curvature rows of consecutive steps, (R, p), and how many each has."""
+    if any(s.V is not None for s in steps):
+        rows = [curvature_rows(s) for s in steps]
+        return torch.cat(rows), [len(x) for x in rows]
+    roots = torch.cat([s.w for s in steps]).sqrt_()
+    return torch.cat([s.G for s in steps]).mul_(roots[:, None]), [len(s.w) for s in steps]
+
+
+def _may_expand(steps: Sequence[Step], V: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether the trace, an upper bound of the growth, exceeds 1 in any of these uniform steps; one pass over the rows."""
+    shares = torch.tensor([float(share_of_limit(s)) for s in steps]).repeat_interleave(torch.tensor(sizes))
+    traces = torch.linalg.vector_norm(V, dim=1).square_().mul_(shares.to(V)).split(list(sizes))
+    return bool(torch.stack([x.sum() for x in traces]).max() > 1)
+
+
+def _whitened_rows(step: Step, gamma: Gamma) -> Tensor:
+    V = curvature_rows(step)
+    L = whitening(V, damping(step, gamma))
+    return V if L is None else torch.cholesky_solve(V, L)
 
 
 def is_uniform(k: Coefficients) -> bool:

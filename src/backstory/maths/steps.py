@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Gamma = float | Literal["auto"] | None  # strength of the implicit form, see `damping`
+Gamma = float | Literal["expanding"] | None  # strength of the implicit form, see `damping`
 DIRECT_ROWS = 128  # up to so many rows an eigenvalue is computed directly
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6)
 
@@ -88,8 +88,8 @@ def clipped_curvature(step: Step) -> Tensor:
 
 
 def damping(step: Step, gamma: Gamma) -> float | Tensor:
-    """γ α: 0 is the literal form, None is γ = 1/(1−μ), "auto" the one where a step could expand and 0 elsewhere."""
-    if gamma == "auto":
+    """γ α: 0 is the literal form, None is γ = 1/(1−μ), "expanding" that where a step could expand and 0 elsewhere."""
+    if gamma == "expanding":
         gamma = None if expands(step) else 0.0
     if gamma is None:
         return step.alpha / (1 - step.coefficients.momentum)
@@ -108,8 +108,7 @@ def whitening(V: Tensor, gamma_alpha: float | Tensor) -> Tensor | None:
 
 def expands(step: Step) -> bool:
     """Whether `growth` exceeds 1; the trace, an upper bound, decides most steps."""
-    V, k = curvature_rows(step), step.coefficients
-    trace = (V.square() * (step.clip * k.pace / _stable_limit(k))).sum()
+    trace = (curvature_rows(step).square() * share_of_limit(step)).sum()
     return bool(trace > 1) and growth(step) > 1
 
 
@@ -118,8 +117,12 @@ def growth(step: Step) -> float:
 
     Exact for any parameter groups; with J = c(I − ρĝĝᵀ) taken as c and the decays left out, an upper estimate.
     """
-    k = step.coefficients
-    return _largest_eigenvalue(curvature_rows(step), step.clip * k.pace / _stable_limit(k))
+    return _largest_eigenvalue(curvature_rows(step), share_of_limit(step))
+
+
+def share_of_limit(step: Step) -> float | Tensor:
+    """c η P over the stable limit: times the curvature, how near a step is to expanding."""
+    return step.clip * step.coefficients.pace / _stable_limit(step.coefficients)
 
 
 def _largest_eigenvalue(V: Tensor, weight: float | Tensor) -> float:

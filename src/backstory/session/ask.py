@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..maths.steps import Gamma
-from .embed import Progress
+from .embed import Asked, Progress
 from .recipe import load_recipe
 from .run import Run
 
@@ -23,7 +22,7 @@ def ask(
     per: str,
     recipe: str,
     joint: bool = True,
-    gamma: Gamma = "auto",
+    gamma: Asked = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`{"hits": [...], "harmful": [...], …}`: hits highest first, harmful lowest first."""

@@ -6,7 +6,7 @@ Knows nothing of models or queries.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from .sweep import Chunk, backward, cut, slices
 from .validity import Validity, Watch
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
+Asked = Gamma | Literal["auto"]  # see `gamma_of`
 
 
 @dataclass
@@ -47,7 +48,7 @@ def embed(
     at: int,
     *,
     joint: bool = True,
-    gamma: Gamma = "auto",
+    gamma: Gamma = "expanding",
     dtype: torch.dtype = torch.float32,
     encoding: str = "float16",
     progress: Progress | None = None,
@@ -87,7 +88,14 @@ def embed(
 
 def form_of(gamma: Gamma) -> str:
     """γ in words."""
-    return "literal" if gamma == 0 else "auto" if gamma == "auto" else "implicit"
+    return "literal" if gamma == 0 else "implicit where a step expands" if gamma == "expanding" else "implicit"
+
+
+def gamma_of(asked: Asked, curvature: str) -> Gamma:
+    """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
+    if asked != "auto":
+        return asked
+    return None if "/" in curvature else "expanding"
 
 
 def _take_over(report: EmbedReport, seen: Validity) -> None:

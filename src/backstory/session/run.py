@@ -24,7 +24,7 @@ from ..store import RunStore
 from .answer import Influence
 from .contents import Contents
 from .coordinates import checkpoints, question
-from .embed import EmbedReport, Progress, embed
+from .embed import Asked, EmbedReport, Progress, embed, gamma_of
 from .occurrences import occurrences, picked, rows_before
 from .query import LossFn
 from .removal import RemovalEffect, corrected
@@ -109,7 +109,7 @@ class Run(Contents):
         at: int | str = "final",
         *,
         joint: bool = True,
-        gamma: Gamma = "auto",
+        gamma: Asked = "auto",
         dtype: torch.dtype = torch.float32,
         encoding: str = "float16",
         segments: int | None = None,
@@ -118,12 +118,12 @@ class Run(Contents):
     ) -> EmbedReport:
         """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
 
-        `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form,
-        None the implicit form with γ = 1/(1−μ). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
+        `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form, None the implicit
+        form with γ = 1/(1−μ), "expanding" that where a step could expand, "auto" what measured best (`form`). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
         `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
         from them. Complete segments are kept if the work is interrupted.
         """
-        step, how = self.step_of(at), str(dtype).removeprefix("torch.")
+        step, how, gamma = self.step_of(at), str(dtype).removeprefix("torch."), self.form(gamma)
         if workers < 1:
             raise UsageError(f"found workers={workers}; expected 1 or more processes.")
         with RunStore.open(self.path, write=True) as store:
@@ -137,9 +137,9 @@ class Run(Contents):
         self.store = RunStore.open(self.path)
         return report
 
-    def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Gamma = "auto") -> Tensor:
+    def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Asked = "auto") -> Tensor:
         """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
-        step = self.step_of(at)
+        step, gamma = self.step_of(at), self.form(gamma)
         how = self._method("embeddings", step, joint, gamma)
         if how == "embeddings":
             return self.store.read_embeddings(step, 0, rows_before(self.store, step))
@@ -155,7 +155,7 @@ class Run(Contents):
         *,
         method: str = "auto",
         joint: bool = True,
-        gamma: Gamma = "auto",
+        gamma: Asked = "auto",
         mode: str = "eval",
         keep: int | None = None,
         unverified: bool = False,
@@ -180,7 +180,7 @@ class Run(Contents):
         *,
         method: str = "auto",
         joint: bool = True,
-        gamma: Gamma = "auto",
+        gamma: Asked = "auto",
         keep: int | None = None,
         progress: Progress | None = None,
         notes: Sequence[str] = (),
@@ -193,6 +193,7 @@ class Run(Contents):
             )
         if keep is not None and keep < 1:
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
+        gamma = self.form(gamma)
         how = self._method(method, step, joint, gamma)
         n_rows = rows_before(self.store, step)
         v = v if v.dtype == torch.float64 else v.float()
@@ -261,7 +262,7 @@ class Run(Contents):
         batch: Any,
         at: int | str = "final",
         *,
-        gamma: Gamma = "auto",
+        gamma: Asked = "auto",
         mode: str = "eval",
         unverified: bool = False,
         progress: Progress | None = None,
@@ -275,9 +276,13 @@ class Run(Contents):
         names, kind = as_text(samples)
         v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
         summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
-        exact = corrected(self.store, v, step, names, gamma=gamma, progress=progress)
+        exact = corrected(self.store, v, step, names, gamma=self.form(gamma), progress=progress)
         plain = torch.stack([summed.of([x]) for x in restore(names, kind)], 1)
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
+
+    def form(self, gamma: Asked = "auto") -> Gamma:
+        """The form that "auto" stands for in this run: None where curvature rows are taken apart by groups of positions."""
+        return gamma_of(gamma, self.config["settings"]["curvature"])
 
     def validity(self, at: int | str = "final") -> Validity:
         """How far answers at `at` can be trusted: one pass over the rows."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..maths.steps import Gamma
 from ..methods import (
     gradient_cosine,
     gradient_dot,
@@ -23,6 +22,7 @@ from ..methods import (
 )
 from ..methods.rows import gradients
 from ..session.answer import Influence
+from ..session.embed import Asked, form_of
 from ..session.run import Run
 from .gpt_problem import Method, Problem, Recording, Scores, Settings
 from .gpt_setups import domain_losses
@@ -31,7 +31,6 @@ DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # losses are sums over 
 INFLUENCE_RANK = 32  # 64 takes minutes more, and the sides of this model are 48
 TRAK_RANK = 8  # fewer coordinates than sequences, as TRAK wants them
 PAPERS_DAMPING = 1e-3
-FORMS: dict[Gamma, str] = {"auto": "auto", None: "implicit", 0.0: "literal"}
 FULL: Settings = {"subspace": "full", "curvature": "empirical"}
 GROUPS = (1, 2, 4, 6, 12)
 SIX = "empirical/6"
@@ -43,17 +42,16 @@ def methods() -> list[Method]:
 
 
 def _full_rows() -> list[Method]:
-    six, twelve = {**FULL, "curvature": SIX}, {**FULL, "curvature": "empirical/12"}
+    six, sampled = {**FULL, "curvature": SIX}, {**FULL, "curvature": "sampled:1/6"}
     return [
         row("paper", {**FULL, "optimizer_model": "sgd"}, gamma=0.0),
         row("full-empirical", FULL),
         row("full-empirical-implicit", FULL, gamma=None),
         row("full-empirical/6", six),
-        row("full-empirical/6-implicit", six, gamma=None),
-        row("full-empirical/12", twelve),
-        row("full-empirical/12-implicit", twelve, gamma=None),
-        row("full-sampled-1/6", {**FULL, "curvature": "sampled:1/6"}),
-        row("full-sampled-1/6-implicit", {**FULL, "curvature": "sampled:1/6"}, gamma=None),
+        row("full-empirical/6-expanding", six, gamma="expanding"),
+        row("full-empirical/12", {**FULL, "curvature": "empirical/12"}),
+        row("full-sampled-1/6", sampled),
+        row("full-sampled-1/6-expanding", sampled, gamma="expanding"),
     ]
 
 
@@ -66,7 +64,7 @@ def _learned_rows() -> list[Method]:
         curvature = "empirical" if k == 1 else f"empirical/{k}"
         found.append(row(f"learned-16-{curvature}", learned(curvature)))
         if curvature == SIX:
-            found.append(row(f"learned-16-{SIX}-implicit", learned(SIX), gamma=None))
+            found.append(row(f"learned-16-{SIX}-expanding", learned(SIX), gamma="expanding"))
             found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), joint=False))
     sampled = ("sampled:1", "sampled:1/6", "sampled:4")
     return found + [row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)) for curvature in sampled]
@@ -98,7 +96,7 @@ def _post_hoc_rows() -> list[Method]:
     ]
 
 
-def row(name: str, settings: Settings, *, gamma: Gamma = "auto", joint: bool = True) -> Method:
+def row(name: str, settings: Settings, *, gamma: Asked = "auto", joint: bool = True) -> Method:
     """A row that records with these settings and asks in this form."""
     return Method(name, lambda p, made: asked(p, made, gamma=gamma, joint=joint), settings)
 
@@ -116,7 +114,7 @@ def asked(problem: Problem, made: Recording | None, **asking: Any) -> Scores:
     )  # fmt: skip
 
 
-def described(run: Run, *, gamma: Gamma = "auto", joint: bool = True) -> dict[str, Any]:
+def described(run: Run, *, gamma: Asked = "auto", joint: bool = True) -> dict[str, Any]:
     """What the run's config says of its rows, and how it is asked."""
     settings, optimizer = run.config["settings"], run.config["optimizer"]
     curvature, _, groups = settings["curvature"].partition("/")
@@ -133,7 +131,7 @@ def described(run: Run, *, gamma: Gamma = "auto", joint: bool = True) -> dict[st
         "subspace": ", ".join([where, *extras]),
         "curvature": curvature,
         "groups": int(groups or 1),
-        "optimizer_model": ", ".join([steps, *factored, FORMS.get(gamma, f"gamma {gamma}")]),
+        "optimizer_model": ", ".join([steps, *factored, form_of(run.form(gamma))]),
         "dims": run.store.width,
     }
 

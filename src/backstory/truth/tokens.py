@@ -32,6 +32,7 @@ from ..maths.steps import Gamma, Step, clipped_curvature
 from ..session.adaptive import Adaptive, load_scales
 from ..session.answer import Hit
 from ..session.coordinates import bases_of, blocks_of
+from ..session.embed import Asked
 from ..session.gathered import Gathered
 from ..session.query import LossFn, query_rows
 from ..session.run import Run
@@ -65,7 +66,7 @@ def tokens(
     vectors: Tensor | None = None,
     args: Mapping[str, Any] | None = None,
     positions: int | None = None,
-    gamma: Gamma = "auto",
+    gamma: Asked = "auto",
     mode: str = "eval",
     check: bool = True,
     progress: Progress | None = None,
@@ -93,7 +94,7 @@ def tokens(
             scales = load_scales(run.store, step)
             v = query_rows(model, loss, batch, found.blocks, found.bases, scales, mode=mode)
     v = _checked_vectors(v, run)
-    answers = _contracted(run, v, step, found.rows, found.dots, gamma)
+    answers = _contracted(run, v, step, found.rows, found.dots, run.form(gamma))
     return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(asked, found.order, strict=True)]
 
 
