@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -31,8 +32,10 @@ def call(*args: str) -> str:
     return found.stdout
 
 
-def test_json_has_rows_and_ceiling() -> None:
-    found = json.loads(call(*GPT, "--json").strip().splitlines()[-1])
+def test_json_has_rows_and_ceiling(tmp_path: Path) -> None:
+    written = tmp_path / "gpt.md"
+    found = json.loads(call(*GPT, "--json", "--markdown", str(written)).strip().splitlines()[-1])
+    assert f"| `paper` | {found['rows'][0]['optimizer_model']} |" in written.read_text(encoding="utf-8")
     assert [row["method"] for row in found["rows"]] == ["paper", "default", "gradient-dot"]
     assert [row["default"] for row in found["rows"]] == [False, True, False]
     assert found["rows"][0]["recording_ratio"] > 0

@@ -12,6 +12,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last."
 Seeds = Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")]
 Methods = Annotated[str | None, typer.Option(help="Names of rows, with commas; without it, all.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")]
+Markdown = Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")]
 Samples = Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)]
 Sequences = Annotated[int, typer.Option(help="Sequences to remove, for each seed.", min=2)]
 Mode = Annotated[str, typer.Option(help="finetune, or scratch.")]

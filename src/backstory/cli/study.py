@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import data, show
-from .options import Cache, Json, Methods, Samples, Seeds, names_of, seeds_of
+from .options import Cache, Json, Markdown, Methods, Samples, Seeds, names_of, seeds_of
 
 app = typer.Typer(help="Compare attribution methods with retraining; one thread, all from seeds.", no_args_is_help=True)
 KINDS = ("single", "all")
@@ -36,7 +36,7 @@ def fidelity(
     images: Annotated[int | None, typer.Option(help="Train on fewer images than the set-up says.", min=2)] = None,
     cache: Cache = None,
     scatter: Annotated[Path | None, typer.Option(help="Write a page with every method's scores against truth.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining, and the ceiling."""

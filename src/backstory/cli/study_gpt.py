@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import show, study
-from .options import Cache, Json, Methods, Mode, Seeds, Sequences, names_of, seeds_of
+from .options import Cache, Json, Markdown, Methods, Mode, Seeds, Sequences, names_of, seeds_of
 
 
 @study.app.command()
@@ -19,6 +19,7 @@ def gpt(
     removals: Sequences = 40,
     methods: Methods = None,
     cache: Cache = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining on a small GPT, and the ceiling."""
@@ -26,10 +27,13 @@ def gpt(
 
     from ..studies.gpt import study as run
     from ..studies.gpt_setups import setup_named
+    from ..studies.gpt_text import markdown as as_markdown
 
     torch.set_num_threads(1)
     with show.progress() as say:
         found = run(setup_named(mode), seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
+    if markdown is not None:
+        markdown.write_text(as_markdown(found), encoding="utf-8")
     if json:
         show.emit(found)
     else:

@@ -19,7 +19,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     each = [
         "| method | single | all |",
         "|---|---|---|",
-        *(f"| {r['method']} | {_list(r['single_seeds'])} | {_list(r['all_seeds'])} |" for r in seeds),
+        *(f"| {r['method']} | {list_text(r['single_seeds'])} | {list_text(r['all_seeds'])} |" for r in seeds),
     ]
     parts = ["\n".join(main), f"Each seed ({', '.join(map(str, found['seeds']))}):", "\n".join(each)]
     if found["contrasts"]:
@@ -32,7 +32,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    against = [_interval(row.get(f"{kind}_against_paper")) for kind in KINDS]
+    against = [interval_text(row.get(f"{kind}_against_paper")) for kind in KINDS]
     store = _size(row["store_bytes"]) if row["store_bytes"] else "–"
     cells = [f"`{row['method']}`", row["subspace"], row["curvature"], row["optimizer_model"]]
     cells += [*(f"{row[kind]:.3f}" for kind in KINDS), *against, f"{row['seconds']:.1f}", store]
@@ -40,14 +40,16 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def _contrast(row: Mapping[str, Any]) -> str:
-    return f"| `{row['method']}` − `{row['against']}` | {' | '.join(_interval(row[kind]) for kind in KINDS)} |"
+    return f"| `{row['method']}` − `{row['against']}` | {' | '.join(interval_text(row[kind]) for kind in KINDS)} |"
 
 
-def _interval(value: Mapping[str, float] | None) -> str:
+def interval_text(value: Mapping[str, float] | None) -> str:
+    """A difference with its interval; a dash where there is none."""
     return "–" if value is None else f"{value['mean']:+.3f} [{value['lower']:+.3f}, {value['upper']:+.3f}]"
 
 
-def _list(values: Sequence[float]) -> str:
+def list_text(values: Sequence[float]) -> str:
+    """Numbers of two digits, side by side."""
     return " ".join(f"{v:.2f}" for v in values)
 
 
