@@ -1,5 +1,6 @@
 """Autocast, half precision and the loss scale: rows within the rounding of the type that computed them."""
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError
+from backstory.store import RunStore
 
 NAMES = ["GPT-2", "GPT-NeoX", "Llama", "nanoGPT"]
 ROUNDING = 0.1  # of bfloat16, 2⁻⁸, through two layers
@@ -44,6 +46,39 @@ def test_a_model_in_bfloat16(name: str, tmp_path: Path) -> None:
     model, wide = make(name, torch.bfloat16), make(name, torch.bfloat16).float()
     found, expected = train(tmp_path / "run", model, adamw(model), truth=wide, steps=1)
     assert_close(found.rows, expected, ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("subspace", "curvature"), [("full", "empirical"), ("learned", "sampled:1"), ("random", "exact:3")]
+)
+def test_a_step_that_lies_in_autocast_as_a_whole_is_not_rounded_further(
+    subspace: str, curvature: str, tmp_path: Path
+) -> None:
+    """Float32 layers after the autocast ones are those of a loop with its forward pass alone in autocast."""
+
+    def rows(path: Path, whole: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, 3))
+        optimizer = adamw(model)
+        settings = {"subspace": subspace, "rank": 3, "curvature": curvature, "encoding": "float32", "warmup_steps": 2}
+        with backstory.record(model, optimizer, path, loss_reduction="mean", **settings) as rec:  # type: ignore[arg-type]
+            for t in range(4):
+                x = torch.randint(0, 7, (6, 3), generator=generator(t))
+                with contextlib.ExitStack() as stack, rec.step(range(6 * t, 6 * t + 6)) as s:
+                    if whole:
+                        stack.enter_context(bfloat16())
+                    with bfloat16():
+                        out = model(x)
+                        if curvature != "empirical":
+                            s.outputs(out.float(), "cross-entropy")
+                    F.cross_entropy(out.float(), x[:, 0] % 3).backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+        block = RunStore.open(path).read(0, 24, curvature=True)
+        assert block.rows is not None
+        return block.rows if block.curvature is None else torch.cat([block.rows, block.curvature.flatten(0, -2)])
+
+    assert_close(rows(tmp_path / "whole", True), rows(tmp_path / "forward", False), 1e-4)
 
 
 class Leaky(nn.Module):

@@ -67,12 +67,14 @@ WORDS = {
     "peers": "Every rival in an environment of its own, in a process of its own, one thread. `plain`: one epoch without it in "
     "the same process. `recording / plain`: training with the rival in the loop. `index`: what it does after training.",
 }
+CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
 TABLES: dict[str, dict[str, Columns]] = {
     "record": {"rows": RECORD},
     "embed": {"memory": MEMORY, "disk": DISK, "slopes": SLOPES},
     "query": {"rows": QUERY},
     "store": {"rows": STORE, "efficiency": EFFICIENCY},
     "peers": {"rows": PEERS},
+    "device": {"checks": CHECKS, "recording": RECORD},
 }
 
 

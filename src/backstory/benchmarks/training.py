@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..session.recording import record
@@ -33,6 +34,8 @@ class Plain:
             cut = slice(lo, min(lo + self.work.batch, self.work.samples))
             self.step(cut, self.data[0][cut], self.data[1][cut])
             self.at += 1
+        if self.work.device.startswith("cuda"):
+            torch.cuda.synchronize()
 
     def step(self, cut: slice, x: Tensor, y: Tensor) -> None:
         """One update from the samples `cut`."""

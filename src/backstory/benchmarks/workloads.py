@@ -75,6 +75,7 @@ class Workload:
     vocabulary: int = 2048
     inputs: int = 784
     classes: int = 10
+    device: str = "cpu"
 
     @property
     def language(self) -> bool:
@@ -110,7 +111,7 @@ class Workload:
         """The model at its initial weights, and its optimizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = self._model()
+            model = self._model().to(self.device)
         if self.language:
             return model, torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
         return model, torch.optim.SGD(model.parameters(), lr=0.05)
@@ -132,9 +133,10 @@ class Workload:
     def _draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         g = torch.Generator().manual_seed(seed)
         if self.language:
-            tokens = torch.randint(0, self.vocabulary, (n, self.length + 1), generator=g)
+            tokens = torch.randint(0, self.vocabulary, (n, self.length + 1), generator=g).to(self.device)
             return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        return torch.randn(n, self.inputs, generator=g), torch.randint(0, self.classes, (n,), generator=g)
+        found = torch.randn(n, self.inputs, generator=g), torch.randint(0, self.classes, (n,), generator=g)
+        return found[0].to(self.device), found[1].to(self.device)
 
     def visits(self, steps: int | None = None) -> Iterator[slice]:
         """Which samples each step takes, in order, again and again."""

@@ -17,6 +17,7 @@ from ..errors import UnsupportedError, UsageError
 from ..maths.layers import Contribution, Dense, Outer, Rule, Sum
 from ..maths.subspace import group_edges
 from .blocks import Blocks
+from .precision import own_precision
 
 Sink = Callable[[int, int, Contribution, int | None], None]  # slot, block, contribution, its group of positions if one
 Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
@@ -159,7 +160,7 @@ class Tap:
             )
         if any(x.dtype in HALF for x in (delta, *inputs)):
             self.rounded.update(numbers.values())
-        with torch.no_grad():
+        with torch.no_grad(), own_precision(delta.device):
             wide, seen = tuple(_widen(x) for x in inputs), _widen(delta.detach())
             for local, part in rule(module, wide, seen).items():
                 if local not in numbers:

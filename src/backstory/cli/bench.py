@@ -58,6 +58,24 @@ def peers(venvs: Venvs = PEERS, repeats: Repeats = 3, scale: Scale = "full", jso
     _finish("peers", _peers(scale, repeats, venvs), json)
 
 
+@app.command()
+def device(
+    name: Annotated[str, typer.Argument(help="As torch calls it: cuda, cuda:1, mps.")] = "cuda",
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Is recording right on your GPU, and what does it cost? About 5 minutes.
+
+    Backstory is tested on CPUs only: please send what this prints to the project, failures too.
+    """
+    from ..benchmarks.device import check_device
+
+    found = check_device(name, scale=scale, say=_say)
+    _finish("device", found, json)
+    if not all(check["passed"] for check in found["checks"]):
+        raise typer.Exit(1)
+
+
 @app.command(name="all")
 def everything(
     write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,

@@ -26,6 +26,7 @@ from ..capture.blocks import Block, Blocks
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.optimizer import Reading
+from ..capture.precision import own_precision
 from ..errors import NumericalError, UsageError
 from ..maths.subspace import Shape
 from ..store import RunStore, Writer
@@ -71,6 +72,7 @@ class Recorder:
     ) -> None:
         self.model, self.store, self.settings = model, store, settings
         self.blocks: list[Block] = blocks.blocks
+        self._device = self.blocks[0].parameter.device
         self._take_shapes([Shape(*b["shape"]) for b in store.config["blocks"]])
         self.skipped = 0  # steps that a GradScaler skipped
         self._form = settings.curvature_form()
@@ -125,7 +127,8 @@ class Recorder:
             if ids is not None:
                 scope.batch(ids, weights, tokens)
             yield scope
-            self._end(scope)
+            with own_precision(self._device):
+                self._end(scope)
         except BaseException:
             self._sound = self._sound and self._reader.reading is None
             raise
@@ -203,16 +206,18 @@ class Recorder:
         every = (self._at - self._began) % CHECK_EVERY < 2
         chosen = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
         scale = self._reader.loss_scale
-        check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, scale, self._tap.rounded)
+        with own_precision(self._device):
+            check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, scale, self._tap.rounded)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
         scope = self._scope
         if scope is None:
             return
-        scope.seen = self._adaptive.look(reading, self._projections)
-        if self._warming_up:
-            exact_dots(scope)
+        with own_precision(self._device):
+            scope.seen = self._adaptive.look(reading, self._projections)
+            if self._warming_up:
+                exact_dots(scope)
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading

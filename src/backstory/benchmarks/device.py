@@ -1,0 +1,122 @@
+"""Recording on another device, such as a GPU: is it right there, and what does it cost? About 5 minutes.
+
+Backstory was written and tested on CPUs. Each check takes the same small training run on the CPU and on the device, and
+compares what was recorded and what a question answers; the last one times plain and recorded training in turns.
+Knows nothing of the command line.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BackstoryError, UsageError
+from .recording import compare
+from .training import Recorded, Settings, recorded_run
+from .workloads import SCALES, Workload, sample_losses
+
+STEPS = 6
+ROUNDING = 2e-3  # largest difference over the largest value; float32, sums in another order
+Say = Callable[[str], None]
+
+
+def check_device(device: str, *, scale: str = "full", say: Say) -> dict[str, Any]:
+    """`{"device", "torch", "checks": [{"check", "passed", "found"}], "recording": [...]}`."""
+    _known(device)
+    checks: dict[str, Callable[[], str]] = {
+        "rows, SGD, random subspace": lambda: _same_rows("A", device, {"subspace": "random", "rank": 4}),
+        "rows, AdamW, token means, random subspace": lambda: _same_rows("B", device, {"subspace": "random", "rank": 4}),
+        "answers, AdamW, the default": lambda: _same_answers(device, {}),
+        "answers, AdamW, sampled:1/6": lambda: _finite(device, {"curvature": "sampled:1/6"}),
+        "autocast in bfloat16": lambda: _autocast(device),
+    }
+    found = []
+    for name, check in checks.items():
+        say(f"device: {name}")
+        found.append({"check": name, **_outcome(check)})
+    say(f"device: plain and recorded training on {device}, in turns")
+    timed = [compare(replace(SCALES[scale][w], device=device), {"default": {}})[0] for w in "BC"]
+    return {"device": _name(device), "torch": torch.__version__, "checks": found, "recording": timed}
+
+
+def _known(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"found device {device!r}, which torch cannot use ({str(error).splitlines()[0]}); expected one that "
+            "torch.zeros(1, device=...) accepts, such as cuda."
+        ) from error
+
+
+def _name(device: str) -> str:
+    return f"{device}: {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
+
+
+def _outcome(check: Callable[[], str]) -> dict[str, Any]:
+    """A failure of any kind is a finding: the report goes on."""
+    try:
+        return {"passed": True, "found": check()}
+    except Exception as error:
+        return {"passed": False, "found": f"{type(error).__name__}: {error}"}
+
+
+def _small(name: str, device: str) -> Workload:
+    return replace(SCALES["tiny"][name], device=device)
+
+
+def _same_rows(name: str, device: str, settings: Settings) -> str:
+    """The rows themselves."""
+
+    def rows(where: str, folder: Path) -> Tensor:
+        run, _ = recorded_run(_small(name, where), folder / where, {**settings, "encoding": "float32"}, STEPS)
+        found = run.store.read(0, run.store.n_rows()).rows
+        assert found is not None
+        return found.double()
+
+    return _compared(rows, device)
+
+
+def _same_answers(device: str, settings: Settings) -> str:
+    """What a question to the run answers."""
+    return _compared(lambda where, folder: _asked(where, folder / where, settings), device)
+
+
+def _finite(device: str, settings: Settings) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        scores = _asked(device, Path(folder) / "run", settings)
+    if not bool(scores.isfinite().all()) or not bool(scores.any()):
+        raise BackstoryError("expected finite influences that are not all 0.")
+    return f"{scores.numel()} finite influences"
+
+
+def _asked(device: str, path: Path, settings: Settings) -> Tensor:
+    work = _small("B", device)
+    run, model = recorded_run(work, path, {"warmup_steps": 3, **settings}, STEPS)
+    answer = run.query(model, lambda net, batch: sample_losses(net(batch[0]), batch[1]), work.queries())
+    return answer.scores.double().cpu()
+
+
+def _autocast(device: str) -> str:
+    kind = torch.device(device).type
+    with tempfile.TemporaryDirectory() as folder, torch.autocast(kind, dtype=torch.bfloat16):
+        loop = Recorded(_small("B", device), Path(folder) / "run", {"subspace": "random", "rank": 4})
+        try:
+            loop.advance(STEPS)
+        finally:
+            loop.close()
+    return f"{STEPS} steps recorded"
+
+
+def _compared(make: Callable[[str, Path], Tensor], device: str) -> str:
+    """The device's numbers beside the CPU's."""
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = make("cpu", Path(folder) / "here"), make(device, Path(folder) / "there")
+    off = float((here - there).abs().max() / here.abs().max())
+    if not off < ROUNDING:
+        raise BackstoryError(f"differs from the CPU by {off:.1e} of the largest value; expected below {ROUNDING:.0e}.")
+    return f"differs from the CPU by {off:.1e} of the largest value"
