@@ -5,13 +5,13 @@ Knows nothing of tensors.
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, datasets, plan, show, study
+from . import bench, data, datasets, demo, plan, show, study
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_gpt as study_gpt  # its commands join those of study
 from . import study_small as study_small  # its commands join those of study
@@ -45,57 +45,7 @@ def root(
     """Which training examples made the model do that, and when?"""
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run and report.html.")] = Path("demo"),
-    source: Annotated[str, typer.Option(help="mnist, digits, or auto: digits where no registry is in reach.")] = "auto",
-    json: Json = False,
-) -> None:
-    """Train a small net on digits, record it, ask it, and prove a few answers by retraining."""
-    import torch
-
-    data.need("plotly", "sklearn", extra="demo")
-    from ..session.run import Run
-    from ..studies.demo import demo as run_demo
-    from ..studies.report import html_report
-
-    torch.set_num_threads(1)
-    with show.progress() as say:
-        result = run_demo(out, source=source, say=say)
-    page = out / "report.html"
-    page.write_text(html_report(result, Run(result.run)), encoding="utf-8")
-    show_demo(result, page)
-    if json:
-        show.emit({**result.as_dict(), "report": str(page)})
-
-
-def show_demo(result: Any, page: Path) -> None:
-    """The demo's short table."""
-    show.out.print(
-        f"{result.data}: {result.steps} steps, {result.occurrences:,} occurrences, accuracy {result.accuracy:.1%}"
-    )
-    rows = [
-        (
-            k + 1,
-            f"{q['label']} (model says {q['predicted']})",
-            f"{q['helpful'][0]['sample']}  {q['helpful'][0]['influence']:+.4f}  step {q['helpful'][0]['step']}",
-            f"{q['harmful'][0]['sample']}  {q['harmful'][0]['influence']:+.4f}  step {q['harmful'][0]['step']}",
-        )
-        for k, q in enumerate(result.queries)
-    ]
-    show.table(
-        "Influence on the loss of five test images (nats; + helped, − hurt)",
-        ("question", "digit", "helped most: sample", "hurt most: sample"),
-        rows,
-    )
-    show.out.print(
-        f"Retrained without {len({p.sample for p in result.proofs})} samples: rank correlation with the prediction "
-        f"{result.spearman:.2f} (drawn at random: {result.spearman_blind:.2f}), same sign in {result.same_sign:.0%}."
-    )
-    times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
-    show.out.print(f"Time: {times}.\nRun: {result.run}\nReport: {page}", soft_wrap=True)
-
-
+app.command()(demo.demo)
 app.command()(plan.plan)
 
 

@@ -65,7 +65,7 @@ def demo(
 ) -> DemoResult:
     """Run the whole demo into the folder `out`; the recorded run is `out/run`."""
     report = say or (lambda stage, done, total: None)
-    path = _fresh(out / "run")
+    path = fresh(out / "run", RECIPE)
     args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
     plan, seconds = recipe(**args), {}
     began = time.perf_counter()
@@ -102,10 +102,10 @@ def demo(
     return result
 
 
-def _fresh(path: Path) -> Path:
-    """An empty place for the run; an earlier demo's run is replaced, anything else is left alone."""
+def fresh(path: Path, recipe: str) -> Path:
+    """An empty place for the run; an earlier run of the same demo is replaced, anything else is left alone."""
     if path.exists():
-        if not (path / "config.json").exists() or Run(path).config.get("recipe") != RECIPE:
+        if not (path / "config.json").exists() or Run(path).config.get("recipe") != recipe:
             raise StoreError(f"{path} exists and is not a run of the demo; choose another folder with --out.")
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)

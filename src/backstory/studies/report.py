@@ -78,7 +78,8 @@ def _card(hit: dict[str, Any], content: dict[str, Any]) -> str:
     )
 
 
-def _layout(figure: Any, x: str, y: str) -> str:
+def drawn(figure: Any, x: str, y: str) -> str:
+    """A figure as part of a page that has Plotly's script."""
     figure.update_layout(
         template="plotly_white", height=380, margin={"l": 60, "r": 60, "t": 20, "b": 50}, xaxis_title=x, yaxis_title=y
     )
@@ -104,7 +105,7 @@ def _timeline(result: DemoResult) -> str:
         legend={"orientation": "h", "y": 1.12},
     )
     script = f"<script>{get_plotlyjs()}</script>"
-    return script + _layout(figure, "training step", "mean |influence| (nats)")
+    return script + drawn(figure, "training step", "mean |influence| (nats)")
 
 
 def _proofs(result: DemoResult) -> str:
@@ -124,4 +125,4 @@ def _proofs(result: DemoResult) -> str:
     figure.add_scatter(
         x=[min(ends), max(ends)], y=[min(ends), max(ends)], mode="lines", name="equal", line={"dash": "dot"}
     )
-    return _layout(figure, "predicted influence (nats)", "loss retrained without − with (nats)")
+    return drawn(figure, "predicted influence (nats)", "loss retrained without − with (nats)")

@@ -1,0 +1,101 @@
+"""The run of the text demo: a small GPT on bytes of eight domains, AdamW as the paper trains its language models.
+
+Passages of one length, each used once, drawn and ordered by a seed; other passages of each domain are the questions.
+Knows nothing of recording or asking.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..session.recipe import Recipe
+from .data import Bytes, Sequences, corpus, cut
+from .gpt_model import GPT, token_losses
+
+RECIPE = "backstory.studies.texts:recipe"
+RATE, BETAS, DECAY, CLIP = 2e-3, (0.9, 0.95), 0.1, 1.0  # but for the rate, the paper's
+WARMUP, FLOOR = 0.05, 0.1  # parts of the steps, and of the rate at the end
+ASKED = 16  # passages of each domain that are kept for questions
+
+
+class Passages(NamedTuple):
+    """What the seed draws."""
+
+    ids: list[str]
+    sources: list[str]
+    tokens: Tensor  # (N, length + 1)
+    domains: list[str]
+    asked: Tensor  # (domains, ASKED, length + 1)
+
+
+def recipe(
+    steps: int = 1280,
+    batch_size: int = 16,
+    length: int = 96,
+    layers: int = 3,
+    width: int = 96,
+    megabytes: float = 0.5,
+    seed: int = 0,
+) -> Recipe:
+    """Model, optimizer, schedule, loss and batches; ids say source, document and place."""
+    found = passages(steps * batch_size, length, megabytes, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT(vocabulary=256, length=length, layers=layers, width=width, heads=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
+    parts = found.tokens.split(batch_size)
+    names = [found.ids[t * batch_size : (t + 1) * batch_size] for t in range(steps)]
+    return Recipe(
+        model=model, optimizer=optimizer, loss=loss, batches=list(zip(names, parts, strict=True)),
+        loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps)),
+        queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
+    )  # fmt: skip
+
+
+def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The sum over each passage's bytes, in nats: (B,)."""
+    return token_losses(model, tokens).sum(1)
+
+
+def counts(tokens: Tensor) -> Tensor:
+    """Bytes of each passage that have a loss."""
+    return torch.full((len(tokens),), tokens.shape[1] - 1)
+
+
+def rate_at(t: int, total: int) -> float:
+    """Part of the rate at step t: warm-up, then a cosine down to a tenth."""
+    warm = max(1, round(WARMUP * total))
+    done = max(0, t - warm) / max(1, total - warm)
+    return min(1.0, (t + 1) / warm) * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+@lru_cache(maxsize=2)
+def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
+    """`count` passages for training and ASKED others of each domain for questions."""
+    pool = _pool(length + 1, megabytes)
+    order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(seed)).tolist()
+    domains = sorted(set(pool.sources))
+    asked = {name: [i for i in order if pool.sources[i] == name][:ASKED] for name in domains}
+    kept = {i for some in asked.values() for i in some}
+    used = [i for i in order if i not in kept][:count]
+    if len(used) < count or any(len(some) < ASKED for some in asked.values()):
+        raise UsageError(
+            f"the corpus has {len(used):,} passages for training; expected {count:,}. Take fewer steps, or more megabytes."
+        )
+    texts = torch.stack([pool.tokens[asked[name]] for name in domains])
+    return Passages([pool.ids[i] for i in used], [pool.sources[i] for i in used], pool.tokens[used], domains, texts)
+
+
+@lru_cache(maxsize=2)
+def _pool(length: int, megabytes: float) -> Sequences:
+    return cut(corpus(limit=round(megabytes * 1e6)), Bytes(), length)
+
+
+def text_of(tokens: Tensor) -> str:
+    """A passage as people read it."""
+    return Bytes().decode(tokens.tolist())

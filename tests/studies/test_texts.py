@@ -1,0 +1,80 @@
+"""The text demo's run comes from its seed; here on made-up text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from backstory.errors import UsageError
+from backstory.session.recipe import take_step
+from backstory.studies import texts
+from backstory.studies.data import Document
+from backstory.studies.texts import ASKED, rate_at, recipe, text_of
+
+TINY: dict[str, Any] = {"steps": 8, "batch_size": 4, "length": 12, "layers": 1, "width": 16}
+HOSTILE = "<script>"
+
+
+def made_up(sources: object = None, limit: int = 0) -> list[Document]:
+    """Three domains, each with letters of its own and a tag: stands in for `corpus`."""
+    out = []
+    for k, source in enumerate(("law", "poems", "code")):
+        letters = torch.randint(6, (900,), generator=torch.Generator().manual_seed(k)) + 97 + 6 * k
+        out.append(Document("0", source, (HOSTILE + "".join(chr(int(x)) for x in letters))[:780]))
+    return out
+
+
+def without_network() -> Iterator[None]:
+    """`corpus` made up, and nothing remembered before or after."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "corpus", made_up)
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    texts.passages.cache_clear()
+    texts._pool.cache_clear()
+
+
+text = pytest.fixture(autouse=True)(without_network)
+
+
+def test_no_passage_is_used_twice() -> None:
+    plan = recipe(**TINY)
+    trained = torch.cat([tokens for _, tokens in plan.batches])
+    asked = torch.cat([plan.queries[name] for name in ("code", "law", "poems")])
+    assert [tuple(x.shape) for x in (trained, asked)] == [(32, 13), (3 * ASKED, 13)]
+    both = torch.cat([trained, asked])
+    assert len(both.unique(dim=0)) == len(both)
+    assert torch.equal(plan.queries["passages"], torch.stack([plan.queries[n][0] for n in ("code", "law", "poems")]))
+
+
+def test_ids_name_the_source_of_their_own_text() -> None:
+    letters = {"law": set("abcdef"), "poems": set("ghijkl"), "code": set("mnopqr")}
+    for ids, tokens in recipe(**TINY).batches:
+        for name, row in zip(ids, tokens, strict=True):
+            assert set(text_of(row)) - set(HOSTILE) <= letters[str(name).split("/")[0]]
+
+
+def test_the_seed_decides_everything_and_the_net_learns() -> None:
+    one, two, other = recipe(**TINY), recipe(**TINY), recipe(**TINY, seed=1)
+    assert [ids for ids, _ in one.batches] == [ids for ids, _ in two.batches] != [ids for ids, _ in other.batches]
+    first = [float(take_step(one, t).mean()) for t in range(8)]
+    assert first == [float(take_step(two, t).mean()) for t in range(8)]
+    assert first[-1] < first[0]
+
+
+def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
+    rates = [rate_at(t, 200) for t in range(200)]
+    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
+    assert max(rates) == pytest.approx(1.0) == rates[10]
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_corpus_that_is_too_small_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"has 132 passages for training; expected 400"):
+        recipe(**{**TINY, "steps": 100})
