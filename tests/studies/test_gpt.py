@@ -67,6 +67,12 @@ def test_differences_are_those_of_the_means(found: dict[str, Any]) -> None:
     assert ours["against_paper"]["mean"] == pytest.approx(ours["mean"] - paper["mean"])
 
 
+def test_contrasts_are_those_of_the_rows_that_were_run(found: dict[str, Any]) -> None:
+    """A swept row counts half of the removals, so that its difference is not that of the means."""
+    assert [(c["method"], c["against"]) for c in found["contrasts"]] == [("default", "influence-swept")]
+    assert found["contrasts"][0]["lower"] <= found["contrasts"][0]["mean"] <= found["contrasts"][0]["upper"]
+
+
 def test_a_swept_row_is_scored_on_the_other_half(found: dict[str, Any]) -> None:
     swept = row(found, "influence-swept")
     assert swept["removals_counted"] == 4

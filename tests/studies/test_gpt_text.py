@@ -15,6 +15,7 @@ FOUND = {
     "seeds": [0, 3],
     "ceiling": {"mean": 0.9876, "seeds": [0.98, 0.99]},
     "rows": [PAPER, OURS],
+    "contrasts": [{"method": "a", "against": "b", "mean": 0.5, "lower": 0.25, "upper": 0.75}],
     "failed": ["trak: why"],
 }
 
@@ -28,8 +29,11 @@ def test_every_figure_stands_in_its_column() -> None:
     assert lines[4] == (
         "| `default` (**the default**) | adamw, implicit | 3,056 | 0.750 | 0.70 0.80 | +0.500 [+0.250, +0.625] | 1.2 × | 55 kB | 1.3 |"
     )
+    assert "| `a` − `b` | +0.500 [+0.250, +0.750] |" in lines
     assert lines[-1] == "Left out: trak: why."
 
 
 def test_nothing_is_left_out_without_a_reason() -> None:
-    assert "Left out" not in markdown({**FOUND, "failed": []})
+    plain = markdown({**FOUND, "failed": [], "contrasts": []})
+    assert "Left out" not in plain
+    assert "difference" not in plain

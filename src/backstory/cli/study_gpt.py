@@ -90,8 +90,11 @@ def _gpt_tables(found: Mapping[str, Any]) -> None:
     lines += [(_name(r), *(r[k] for k in keys), f"{r['dims']:,}", *_agreement(r)) for r in rows]
     show.table(title, columns, lines)
     against = [(_name(r), study._interval(r["against_paper"])) for r in rows if r["against_paper"]]
+    against += [(f"{c['method']} − {c['against']}", study._interval(c)) for c in found["contrasts"]]
     if against:
-        show.table("Minus the paper, with 95 % paired bootstrap intervals", ("method", "difference"), against)
+        show.table(
+            "Minus the paper (or another row), with 95 % paired bootstrap intervals", ("method", "difference"), against
+        )
     cost = [
         (_name(r), _number(r["recording_ratio"], ".1f"), _number(r["bytes_per_occurrence"], ",.0f"), f"{r['seconds']:.1f}")
         for r in rows

@@ -28,6 +28,17 @@ from .gpt_setups import GptSetup, domain_losses, draw, recipe, removals
 Say = Callable[[str, int, int], None]
 REFERENCE = "paper"
 RANKS = (16, 32, 48, 64)
+OTHERS = ("influence-1e-3", "influence-swept")
+CONTRASTS = (
+    *((ours, other) for ours in ("default", "full-empirical/12", "full-empirical/6") for other in OTHERS),
+    ("full-empirical/6", "full-empirical/6-expanding"),
+    ("full-sampled-1/6", "full-sampled-1/6-expanding"),
+    ("learned-16-empirical/6", "learned-16-empirical/6-expanding"),
+    ("learned-16-sampled-1/6", "learned-16-empirical/6"),
+    ("learned-16-empirical/6", "learned-16-empirical/6-per-layer"),
+    ("learned-16-empirical/6", "random-16-empirical/6"),
+    ("learned-16-empirical/6-int8", "learned-16-empirical/6"),
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,7 @@ def study(
         "removals": count,
         "rows": [_row(method, found) for method in chosen if method.name not in failed],
         "ceiling": _agreements(found, None),
+        "contrasts": _contrasts(found),
         "failed": list(failed.values()),
     }
 
@@ -161,6 +173,16 @@ def _row(method: Method, found: Sequence[Seed]) -> dict[str, Any]:
         "chosen": [s.chosen for s in seen] if seen[0].chosen else None,
         "default": method.default,
     }
+
+
+def _contrasts(found: Sequence[Seed]) -> list[dict[str, Any]]:
+    """Paired differences of rows that were both run, on the removals that count for both."""
+    there = set.intersection(*(set(seed.methods) for seed in found))
+    return [
+        {"method": a, "against": b, **difference([seed.pair(a, b) for seed in found])}
+        for a, b in CONTRASTS
+        if {a, b} <= there
+    ]
 
 
 def _agreements(found: Sequence[Seed], name: str | None) -> dict[str, Any]:

@@ -12,10 +12,12 @@ HEAD = "| row | form | dimensions | mean | seeds {} | − paper | recording | an
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """One table: agreement, difference to the paper's method, and cost, on one line each."""
+    """Agreement, difference to the paper's method, and cost, on one line each; then other differences."""
     top = found["ceiling"]
     best = f"| exact unrolling: **ceiling** | – | – | {top['mean']:.3f} | {list_text(top['seeds'])} | – | – | – | – |"
     lines = [HEAD.format(", ".join(map(str, found["seeds"]))), "|---" * 9 + "|", best, *map(_row, found["rows"])]
+    contrasts = [f"| `{c['method']}` − `{c['against']}` | {interval_text(c)} |" for c in found["contrasts"]]
+    lines += ["", "| difference | mean |", "|---|---|", *contrasts] if contrasts else []
     left_out = ["", "Left out: " + "; ".join(found["failed"]) + "."] if found["failed"] else []
     return "\n".join([*lines, *left_out]) + "\n"
 
