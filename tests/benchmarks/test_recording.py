@@ -29,7 +29,10 @@ def test_figures_by_hand() -> None:
 
 def test_one_line_for_each_workload_and_configuration() -> None:
     said: list[str] = []
-    found = bench_record(workloads="AB", scale="tiny", say=said.append)
+    study = {"rows": [{"method": "default", "mean": 0.75}, {"method": "learned-16-sampled-1/6", "mean": 0.8}]}
+    found = bench_record(workloads="AB", scale="tiny", study=study, say=said.append)
+    assert [row["fidelity"] for row in found["rows"]] == [None] * 4 + [0.75, None, 0.8, None]
+    assert all(row["embedding_s"] > 0 and row["embedded"] == row["occurrences"] for row in found["rows"])
     assert [row["configuration"] for row in found["rows"][:4]] == [
         "default", "paper: random 32×32, empirical", "int8", "sampled:1",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from backstory.benchmarks import efficiency, embedding, ours, recording, rivals, storing, sweeping
 from backstory.cli.app import app
+from backstory.errors import UsageError
 
 
 def run(*args: str) -> Any:
@@ -21,6 +22,16 @@ def test_bench_record_has_its_keys() -> None:
     found = run("record", "--workloads", "A", "--scale", "tiny", "--json")
     assert found["threads"] == 1
     assert {"ratio", "cpu_ratio", "run_ratio", "one_off_s", "bytes_per_occurrence"} <= found["rows"][0].keys()
+
+
+def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path) -> None:
+    study = tmp_path / "gpt.json"
+    study.write_text('seed 0\n{"rows": [{"method": "default", "mean": 0.75}]}\n')
+    found = run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
+    assert found["rows"][0]["fidelity"] == 0.75
+    study.write_text("nothing")
+    with pytest.raises(UsageError, match="is not the output of a command with --json"):
+        run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
 
 
 def test_bench_embed_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:

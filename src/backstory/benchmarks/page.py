@@ -14,7 +14,8 @@ RECORD: Columns = (
     ("workload", "workload"), ("configuration", "configuration"), ("settings", "settings"), ("rows", "rows each"), ("dims", "dims"),
     ("ratio", "ratio"), ("cpu_ratio", "CPU ratio"), ("one_off_s", "learning, s"), ("steps", "N"),
     ("run_ratio", "ratio of N steps"), ("run_cpu_ratio", "its CPU ratio"), ("plain_ms_per_step", "plain, ms a step"),
-    ("bytes_per_occurrence", "bytes per occurrence"),
+    ("bytes_per_occurrence", "bytes per occurrence"), ("embedding_s", "embedding, s"), ("embedded", "of occurrences"), ("jointly", "jointly"),
+    ("fidelity", "fidelity, GPT study"),
 )  # fmt: skip
 MEMORY: Columns = (
     ("p", "p"), ("rows_per_step", "rows a step"), ("steps", "steps"), ("samples_per_s", "samples/s"),
@@ -54,7 +55,8 @@ PEERS: Columns = (
 
 WORDS = {
     "record": "`ratio`: recorded over plain training, disk included, median of the turns after the warm-up. `learning`: "
-    "seconds of the warm-up beyond steady recording, once a run. `ratio of N steps`: the whole run with both.",
+    "seconds of the warm-up beyond steady recording, once a run. `ratio of N steps`: the whole run with both. `fidelity`: Spearman "
+    "with retraining of the same configuration in `backstory study gpt --mode finetune` (another, smaller GPT).",
     "embed": "`share of peak`: 4 p² operations for each row, over the speed of a 2048 × 2048 float32 product in the same "
     "run; from disk with reading and writing included. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
     "transcribed line by line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
@@ -66,6 +68,7 @@ WORDS = {
     "64.6 / 0.84 GB, 667.5 samples/s, influence 640 samples/s for both.",
     "peers": "Every rival in an environment of its own, in a process of its own, one thread. `plain`: one epoch without it in "
     "the same process. `recording / plain`: training with the rival in the loop. `index`: what it does after training.",
+    "device": "Small runs on the device beside the same on the CPU, then plain and recorded training in turns.",
 }
 CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
 TABLES: dict[str, dict[str, Columns]] = {

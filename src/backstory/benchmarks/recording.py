@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..session.run import Run
 from ..session.settings import RecordSettings
 from .timing import Times, median, timed, total, turns
 from .training import Plain, Recorded, Settings, sizes
@@ -26,6 +27,7 @@ from .workloads import SCALES, Workload
 
 Say = Callable[[str], None]
 WARMUP = RecordSettings.warmup_steps
+JOINT = 10_000  # numbers a row, at most, that are embedded jointly here
 
 CONFIGURATIONS: dict[str, Settings] = {
     "default": {},
@@ -33,19 +35,34 @@ CONFIGURATIONS: dict[str, Settings] = {
     "sampled:1/6": {"curvature": "sampled:1/6"},
     "int8": {"encoding": "int8"},
 }
+STUDIED = {  # the configuration's line in `backstory study gpt`
+    "default": "default",
+    "sampled:1/6": "learned-16-sampled-1/6",
+    "int8": "learned-16-empirical/6-int8",
+}
+EMBEDDED = 1024  # occurrences whose embedding is timed, at most
 
 
 def quiet(text: str) -> None:
     """Says nothing."""
 
 
-def bench_record(*, workloads: Sequence[str] = "ABC", scale: str = "full", say: Say = quiet) -> dict[str, Any]:
-    """One line for each workload and configuration."""
+def bench_record(
+    *,
+    workloads: Sequence[str] = "ABC",
+    scale: str = "full",
+    study: Mapping[str, Any] | None = None,
+    say: Say = quiet,
+) -> dict[str, Any]:
+    """One line for each workload and configuration; `study`, what `study gpt --json` found, gives language models' fidelity."""
     rows: list[dict[str, Any]] = []
+    known = {row["method"]: row["mean"] for row in (study or {}).get("rows", [])}
     for name in workloads:
         work = SCALES[scale][name]
         say(f"record: {work.words}, {work.steps} steps, plain and {len(CONFIGURATIONS)} configurations in turns")
-        rows += compare(work, for_workload(work))
+        lines = compare(work, for_workload(work))
+        fidelity = {name: known.get(row) for name, row in STUDIED.items()} if work.language else {}
+        rows += [{**line, "fidelity": fidelity.get(line["configuration"])} for line in lines]
     return {"threads": torch.get_num_threads(), "rows": rows}
 
 
@@ -73,9 +90,26 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
                     ends[name] = total([ends[name], timed(loop.close)])
         lines = {name: figures(work, took["plain"], took[name], ends[name]) for name in configurations}
         return [
-            {"workload": work.words, "configuration": name, **lines[name], **sizes(paths[name])}
+            {
+                "workload": work.words,
+                "configuration": name,
+                **lines[name],
+                **sizes(paths[name]),
+                **embedding(paths[name]),
+            }
             for name in configurations
         ]
+
+
+def embedding(path: Path) -> dict[str, Any]:
+    """Seconds that embedding the first occurrences takes, joint; per layer where a joint matrix would be too large."""
+    run = Run(path)
+    starts = run.store.steps().row_start
+    at = max(1, int((starts < EMBEDDED).sum()))
+    joint = run.store.width <= JOINT
+    took = timed(lambda: run.embed(at, joint=joint))
+    rows = run.store.n_rows() if at == run.n_steps else int(starts[at])
+    return {"embedding_s": took.wall, "embedded": rows, "jointly": joint}
 
 
 def _open(loops: dict[str, Plain], name: str, path: Path, settings: Settings) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, datasets, demo, plan, show, study
+from . import bench, data, datasets, demo, insight, plan, show, study
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_gpt as study_gpt  # its commands join those of study
 from . import study_small as study_small  # its commands join those of study
@@ -148,6 +148,10 @@ def query(
         show.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
     for note in (*found["notes"], *((found["validity"] or {}).get("words", []))):
         show.out.print(f"note: {note}", soft_wrap=True)
+
+
+for command in insight.COMMANDS:
+    app.command()(command)
 
 
 @app.command()

@@ -9,24 +9,28 @@ from typing import Annotated, Any
 
 import typer
 
-from . import show
+from . import data, show
 from .options import Json
 
 app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
 Repeats = Annotated[int, typer.Option(help="Repeats of what is short.", min=1)]
 Scale = Annotated[str, typer.Option(help="full, or tiny to try the commands.", hidden=True)]
 Venvs = Annotated[Path, typer.Option(help="Folder for the rivals' virtual environments, made when they are missing.")]
+Study = Annotated[
+    Path | None, typer.Option(help="Output of `backstory study gpt --json`, for the fidelity of each configuration.")
+]
 PEERS = Path(".peers")
 
 
 @app.command()
 def record(
     workloads: Annotated[str, typer.Option(help="Some of A, B and C.")] = "ABC",
+    study: Study = None,
     scale: Scale = "full",
     json: Json = False,
 ) -> None:
     """Recorded against plain training, disk included."""
-    _finish("record", _record(scale, workloads), json)
+    _finish("record", _record(scale, workloads, study), json)
 
 
 @app.command()
@@ -79,6 +83,7 @@ def device(
 @app.command(name="all")
 def everything(
     write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,
+    study: Study = None,
     venvs: Venvs = PEERS,
     scale: Scale = "full",
     json: Json = False,
@@ -87,7 +92,7 @@ def everything(
     from ..benchmarks.page import page
 
     work: dict[str, Callable[[], dict[str, Any]]] = {
-        "record": lambda: _record(scale, "ABC"),
+        "record": lambda: _record(scale, "ABC", study),
         "embed": lambda: _embed(scale, 3, 1024),
         "query": lambda: _query(scale, 3),
         "store": lambda: _store(scale),
@@ -103,11 +108,12 @@ def everything(
         show.emit(found)
 
 
-def _record(scale: str, workloads: str) -> dict[str, Any]:
+def _record(scale: str, workloads: str, study: Path | None) -> dict[str, Any]:
     from ..benchmarks.recording import bench_record
 
     _one_thread()
-    return bench_record(workloads=workloads, scale=scale, say=_say)
+    found = None if study is None else data.last_json(study)
+    return bench_record(workloads=workloads, scale=scale, study=found, say=_say)
 
 
 def _embed(scale: str, repeats: int, p: int) -> dict[str, Any]:

@@ -4,8 +4,10 @@ Knows nothing of printing.
 """
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -32,6 +34,17 @@ def ids(run: Path, texts: Sequence[str]) -> list[int | str]:
         return [int(x) for x in texts]
     except ValueError as error:
         raise UsageError(f"the ids of this run are integers; {error}.") from None
+
+
+def last_json(path: Path) -> dict[str, Any]:
+    """The JSON object on the last line of what a command with --json wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
+    except (OSError, ValueError, IndexError) as error:
+        raise UsageError(f"{path} is not the output of a command with --json ({error}). Write it again.") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"found {type(found).__name__} on the last line of {path}; expected a JSON object.")
+    return found
 
 
 def confirm(run: Path, recipe: str | None, trusted: bool) -> str:

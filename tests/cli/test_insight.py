@@ -1,0 +1,132 @@
+"""The insight commands as a person types them, on a small recorded run."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import backstory
+from backstory import insight
+from backstory.cli.app import app
+from backstory.errors import UsageError
+from backstory.studies.digits import loss, recipe
+
+TRUST = ("--trust-recipe",)
+
+
+def call(*args: str | Path) -> str:
+    found = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "160"})
+    if found.exception is not None:
+        raise found.exception
+    return found.stdout
+
+
+def told(*args: str | Path) -> Any:
+    return json.loads(call(*args, *TRUST, "--json").strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def run(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with sources: even images come from one place, odd ones from another; texts with brackets in them."""
+    path = tmp_path_factory.mktemp("insight") / "run"
+    shutil.copytree(digits_run, path)
+    opened = backstory.open(path)
+    ids = [int(x["id"]) for x in opened.store.samples().to_pylist()]
+    places = [("even", "odd")[i % 2] for i in ids]
+    opened.describe(ids, text=[f"[red]image {i}[/red]" for i in ids], label=[i % 10 for i in ids], source=places)
+    x, y = recipe("digits").queries["test"]
+    opened.add_queries("more", (x[3:8], y[3:8]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Any:
+    return backstory.open(run).load_weights(recipe("digits").model)
+
+
+def test_timeline_gives_what_the_library_gives(run: Path, model: Any, tmp_path: Path) -> None:
+    opened = backstory.open(run)
+    found = told("timeline", run, "--queries", "few", "--analytic", "--plot", tmp_path / "page.html")
+    expected = insight.timeline(opened, model, loss, opened.queries("few"))
+    assert found["per_rate"] == pytest.approx(expected.per_rate.tolist(), rel=1e-6)
+    assert found["phases"]["words"] == expected.phases.words
+    assert found["analytic"]["trace"] == pytest.approx(insight.analytic(opened).trace.tolist(), rel=1e-6)
+    assert "positive: the sample helped" in found["sign"]
+    page = (tmp_path / "page.html").read_text()
+    assert "Trace of the propagator" in page
+    assert '<script src="http' not in page
+    assert found["plot"] == str(tmp_path / "page.html")
+    assert "Phases: " in call("timeline", run, "--queries", "few", *TRUST)
+
+
+def test_timeline_of_the_recipes_own_set_at_a_checkpoint(run: Path) -> None:
+    step = backstory.open(run).checkpoints[1]
+    assert len(told("timeline", run, "--queries", "test", "--at", str(step))["influence"]) == step
+
+
+def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
+    opened = backstory.open(run)
+    found = told("evolution", run, "--queries", "few")
+    expected = insight.evolution(opened, model, loss, opened.queries("few"))
+    assert found["mean"]["late"][-1] == pytest.approx(float(expected.mean[2, -1]), rel=1e-6)
+    assert list(told("evolution", run, "--queries", "few", "--by", "source")["mean"]) == ["even", "odd"]
+    some = [x["id"] for x in opened.store.samples().to_pylist()[:2]]
+    named = told("evolution", run, "--queries", "few", "--ids", ", ".join(some))
+    assert named["samples"]["named"][-1] == 2
+    assert "middle" in call("evolution", run, "--queries", "few", *TRUST)
+
+
+def test_saturation_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path: Path) -> None:
+    opened = backstory.open(run)
+    sample = int(opened.store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
+    found = told("saturation", run, "--queries", "few", "--sample", str(sample), "--plot", tmp_path / "page.html")
+    left = found["just_after"] + found["momentum"] - found["erased"] - found["decay"]
+    assert left == pytest.approx(found["influence"], rel=1e-9)
+    expected = opened.query(model, loss, opened.queries("few")).of([sample]).mean()
+    assert found["influence"] == pytest.approx(float(expected), rel=1e-3)
+    assert (tmp_path / "page.html").exists()
+    text = call("saturation", run, "--queries", "few", "--sample", str(sample), "--step", "0", "--k", "3", *TRUST)
+    assert "Erased by" in text
+    assert "just after its own steps" in text
+
+
+def test_sources_with_domains(run: Path, tmp_path: Path) -> None:
+    found = told("sources", run, "--queries", "few", "--queries", "more", "--plot", tmp_path / "page.html")
+    assert sorted(found["sources"]) == ["even", "odd"]
+    assert found["domains"] == ["few", "more"]
+    assert found["cells"][0][0]["low"] <= found["cells"][0][0]["high"]
+    assert "Value for each domain" in call("sources", run, "--queries", "few", "--queries", "more", *TRUST)
+    assert len(told("sources", run, "--queries", "few", "--by", "label")["sources"]) == 10
+
+
+def test_harmful_shows_text_as_it_is(run: Path) -> None:
+    found = told("harmful", run, "--queries", "few", "--k", "3")
+    influences = [h["influence"] for h in found["harmful"]]
+    assert influences == sorted(influences)
+    assert found["helpful"][0]["influence"] > 0 > influences[0]
+    text = call("harmful", run, "--queries", "few", "--k", "3", *TRUST)
+    assert f"[red]image {found['harmful'][0]['sample']}[/red]" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["timeline", "--queries", "nothing"], "the run and its recipe have: few, more, test"),
+        (["saturation", "--queries", "few", "--sample", "99999999"], "did not occur"),
+        (["saturation", "--queries", "few", "--sample", "abc"], "integers"),
+        (["evolution", "--queries", "few", "--by", "colour"], "expected thirds, steps, source, label"),
+        (["sources", "--queries", "few", "--queries", "few"], "named twice"),
+    ],
+)
+def test_errors_say_what_to_do(run: Path, args: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        call(args[0], run, *args[1:], *TRUST)
+
+
+def test_a_missing_package_is_said_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"plotly: pip install 'backstory\[plot\]'"):
+        call("timeline", run, "--queries", "few", "--plot", tmp_path / "page.html", *TRUST)
