@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError
+from backstory.session.run import Run
 from backstory.store import RunStore
 
 NAMES = ["GPT-2", "GPT-NeoX", "Llama", "nanoGPT"]
@@ -79,6 +80,92 @@ def test_a_step_that_lies_in_autocast_as_a_whole_is_not_rounded_further(
         return block.rows if block.curvature is None else torch.cat([block.rows, block.curvature.flatten(0, -2)])
 
     assert_close(rows(tmp_path / "whole", True), rows(tmp_path / "forward", False), 1e-4)
+
+
+class Island(nn.Module):
+    """A layer that stays in float32 within autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.island = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.tanh(self.inside(x)).float()
+        with torch.autocast("cpu", enabled=False):
+            out: Tensor = self.island(seen)
+        return out
+
+
+def island(
+    path: Path, around: Callable[[], AbstractContextManager[Any]], *, inside: bool = True, **settings: Any
+) -> tuple[Run, nn.Module]:
+    """Two steps, each as a whole inside `around`, with their forward passes in bfloat16."""
+    torch.manual_seed(0)
+    model = Island()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        around(),
+        backstory.record(model, optimizer, path, loss_reduction="mean", encoding="float32", **settings) as rec,
+    ):
+        for t in range(2):
+            x = torch.randn(6, 4, generator=generator(t))
+            with rec.step(range(6 * t, 6 * t + 6)) as s:
+                with bfloat16():
+                    out = model(x)
+                    if "curvature" in settings and inside:
+                        s.outputs(out, "cross-entropy")
+                if "curvature" in settings and not inside:
+                    s.outputs(out, "cross-entropy")
+                F.cross_entropy(out, torch.arange(6) % 3).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    return backstory.open(path), model
+
+
+@pytest.mark.parametrize("curvature", ["exact:3", "sampled:2"])
+def test_outputs_given_inside_autocast_are_those_given_after_it(curvature: str, tmp_path: Path) -> None:
+    """The extra backward passes lie outside of autocast, as the user's own does."""
+    settings: dict[str, Any] = {"subspace": "full", "curvature": curvature}
+    runs = [island(tmp_path / str(k), contextlib.nullcontext, inside=k > 0, **settings)[0] for k in range(2)]
+    after, inside = (run.store.read(0, 12, curvature=True).curvature for run in runs)
+    assert after is not None
+    assert inside is not None
+    assert torch.equal(inside, after)
+
+
+def test_a_float32_layer_in_a_step_inside_autocast_is_not_refused(tmp_path: Path) -> None:
+    """torch rounds its weight's gradient there: the sums are held to the rounding."""
+    run, _ = island(tmp_path / "run", bfloat16, subspace="full")
+    assert run.n_steps == 2
+
+
+def test_a_basis_learned_at_the_end_inside_autocast_is_not_rounded(tmp_path: Path) -> None:
+    run, _ = island(tmp_path / "run", bfloat16, subspace="learned", rank=2)
+    for name, side in run.store.load_tensors("basis").items():
+        if side.dim() == 2 and side.is_floating_point():
+            assert side.dtype != torch.bfloat16, name
+            assert_close(side.T @ side, torch.eye(side.shape[1]).to(side), 1e-5)
+
+
+def test_a_question_inside_autocast_is_rounded_in_its_forward_pass_alone(tmp_path: Path) -> None:
+    run, model = island(tmp_path / "run", contextlib.nullcontext, subspace="learned", rank=2)
+    x, y = torch.randn(5, 4, generator=generator(7)), torch.arange(5) % 3
+
+    def loss(net: nn.Module, batch: Tensor) -> Tensor:
+        with bfloat16():
+            return F.cross_entropy(net(batch), y, reduction="none")
+
+    def ask() -> list[Tensor]:
+        adjoint = run.query(model, loss, x, method="adjoint").scores
+        run.embed()
+        both = run.query(model, loss, x, method="embeddings").scores
+        return [adjoint, both, run.removal([0, 3], model, loss, x).corrected]
+
+    expected = ask()
+    with bfloat16():
+        found = ask()
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, 1e-6)
 
 
 class Leaky(nn.Module):

@@ -172,10 +172,14 @@ def test_embeddings_and_adjoint_agree(case: str, joint: bool, tmp_path: Path) ->
     assert_close(run.query(*question, joint=joint, method="embeddings").scores, by_rows, 1e-5)
 
 
-@pytest.mark.parametrize(("curvature", "form"), [("empirical", "expanding"), ("empirical/2", None)])
+@pytest.mark.parametrize(
+    ("curvature", "form"), [("empirical", "expanding"), ("empirical/1", "expanding"), ("empirical/2", None)]
+)
 def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, form: Any, tmp_path: Path) -> None:
     model = seeded(Tiny())
-    settings = {"tokens": 4, "losses": next_token, "batch": sequences, "subspace": "full", "curvature": curvature}
+    settings: dict[str, Any] = {
+        "tokens": 4, "losses": next_token, "batch": sequences, "subspace": "full", "curvature": curvature,
+    }  # fmt: skip
     adam.record(tmp_path / "run", model, adamw(model), 6, **settings)
     run = backstory.open(tmp_path / "run")
     assert run.form() == run.form(form) == form
@@ -186,6 +190,10 @@ def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, fo
     run.embed()
     assert run.query(*question).how == run.query(*question, gamma=form).how == "embeddings"
     assert run.query(*question, gamma=0.0).how == "adjoint"
+    with pytest.raises(UsageError, match=r"found gamma='literal'; expected 'auto', 'expanding', None"):
+        run.query(*question, gamma="literal")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="found gamma=-1"):
+        run.embed(gamma=-1)
 
 
 @pytest.mark.parametrize("case", ["full", "random", "learned"])

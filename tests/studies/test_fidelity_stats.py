@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from backstory.errors import NumericalError
 from backstory.studies.fidelity_stats import Pair, difference, interval, order, spearman, weighted
 
 
@@ -33,6 +34,13 @@ def test_a_perfect_predictor_scores_1_and_a_constant_0() -> None:
     assert spearman(truth.exp(), truth) == pytest.approx(1.0, abs=1e-12)
     assert spearman(-truth, truth) == pytest.approx(-1.0, abs=1e-12)
     assert spearman(torch.zeros(30, dtype=torch.float64), truth) == 0.0
+
+
+def test_what_cannot_be_ranked_is_no_correlation() -> None:
+    truth = draw(10, 0)
+    for scores in (torch.full((10,), float("nan")), torch.where(truth > 0, truth, float("inf"))):
+        with pytest.raises(NumericalError, match="not finite"):
+            spearman(scores, truth)
 
 
 def test_counts_give_what_the_drawn_values_give() -> None:

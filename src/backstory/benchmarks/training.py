@@ -34,8 +34,8 @@ class Plain:
             cut = slice(lo, min(lo + self.work.batch, self.work.samples))
             self.step(cut, self.data[0][cut], self.data[1][cut])
             self.at += 1
-        if self.work.device.startswith("cuda"):
-            torch.cuda.synchronize()
+        if self.work.device != "cpu":
+            torch.accelerator.synchronize()
 
     def step(self, cut: slice, x: Tensor, y: Tensor) -> None:
         """One update from the samples `cut`."""

@@ -3,13 +3,23 @@
 Knows nothing of layers or rows.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
-def own_precision(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Outside of any autocast that surrounds the caller on this device."""
+@contextmanager
+def own_precision(device: torch.device | str = "cpu") -> Iterator[None]:
+    """Outside of any autocast that surrounds the caller on this device; also a decorator."""
+    if not in_autocast(device):
+        yield
+        return
+    with torch.autocast(torch.device(device).type, enabled=False):
+        yield
+
+
+def in_autocast(device: torch.device | str) -> bool:
+    """Whether autocast surrounds the caller on this device."""
     kind = torch.device(device).type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -17,7 +17,7 @@ from ..errors import UnsupportedError, UsageError
 from ..maths.layers import Contribution, Dense, Outer, Rule, Sum
 from ..maths.subspace import group_edges
 from .blocks import Blocks
-from .precision import own_precision
+from .precision import in_autocast, own_precision
 
 Sink = Callable[[int, int, Contribution, int | None], None]  # slot, block, contribution, its group of positions if one
 Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
@@ -87,7 +87,8 @@ class Tap:
         self._muted = True
         try:
             edges = [edge for _, _, edge in calls]
-            deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+            with own_precision(outputs.device):
+                deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise UsageError(
                 f"the extra backward pass for curvature failed ({error}). Call s.outputs() before backward(), which frees "
@@ -158,7 +159,7 @@ class Tap:
                 "samples. The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
                 "in the batch, and keep (batch, sequence, features) apart rather than flattened."
             )
-        if any(x.dtype in HALF for x in (delta, *inputs)):
+        if any(x.dtype in HALF for x in (delta, *inputs)) or in_autocast(delta.device):
             self.rounded.update(numbers.values())
         with torch.no_grad(), own_precision(delta.device):
             wide, seen = tuple(_widen(x) for x in inputs), _widen(delta.detach())

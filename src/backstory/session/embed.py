@@ -11,10 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import NumericalError
+from ..errors import NumericalError, UsageError
 from ..maths.propagation import ALGORITHM, Propagator
 from ..maths.steps import Gamma
 from ..store import RunStore
+from .settings import CURVATURE
 from .sweep import Chunk, backward, cut, slices
 from .validity import Validity, Watch
 
@@ -93,9 +94,14 @@ def form_of(gamma: Gamma) -> str:
 
 def gamma_of(asked: Asked, curvature: str) -> Gamma:
     """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
-    if asked != "auto":
-        return asked
-    return None if "/" in curvature else "expanding"
+    if asked == "auto":
+        fits = CURVATURE.fullmatch(curvature)
+        return None if fits and int(fits["groups"] or 1) > 1 else "expanding"
+    if asked not in (None, "expanding") and not (isinstance(asked, int | float) and asked >= 0):
+        raise UsageError(
+            f"found gamma={asked!r}; expected 'auto', 'expanding', None (implicit at every step), 0.0 (literal) or a number above 0."
+        )
+    return asked
 
 
 def _take_over(report: EmbedReport, seen: Validity) -> None:

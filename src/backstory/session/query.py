@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..capture import Tap
 from ..capture.blocks import Block, Blocks
+from ..capture.precision import own_precision
 from ..errors import BackstoryError, NumericalError, UsageError
 from ..maths.layers import Contribution, Dense
 from ..maths.precondition import Scale, scaled
@@ -78,13 +79,19 @@ def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
     parameters = [x.block.parameter for x in where]
     rows = []
     for q in range(len(losses)):
-        grads = torch.autograd.grad(losses[q], parameters, retain_graph=q + 1 < len(losses), allow_unused=True)
+        grads = _gradients(losses[q], parameters, retain_graph=q + 1 < len(losses))
         if all(g is None for g in grads):
             raise UsageError(
                 f"the loss of query {q} depends on none of the recorded parameters; ask about another output."
             )
         rows.append(_project(grads, where))
     return torch.stack(rows)
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
+    """The backward pass lies outside of autocast, whatever surrounds the question."""
+    with own_precision(loss.device):
+        return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
 
 
 def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
@@ -94,7 +101,8 @@ def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
             parts.append(torch.zeros(place.dims))
             continue
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        parts.append(place.rows(Dense(wide[None]))[0].cpu())
+        with own_precision(wide.device):
+            parts.append(place.rows(Dense(wide[None]))[0].cpu())
     wide_type = torch.float64 if any(x.dtype == torch.float64 for x in parts) else torch.float32
     return torch.cat([x.to(wide_type) for x in parts])
 
@@ -115,7 +123,7 @@ def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, whe
         if len(losses) == 1:
             return None
         tap.sizes = [len(losses)]
-        torch.autograd.grad(losses.sum(), _leaves(blocks), retain_graph=True, allow_unused=True)
+        _gradients(losses.sum(), _leaves(blocks), retain_graph=True)
     except BackstoryError:
         return None  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
@@ -136,7 +144,7 @@ def _assemble(found: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tens
 
 def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
     signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
-    grads = torch.autograd.grad((losses * signs).sum(), [x.block.parameter for x in where], allow_unused=True)
+    grads = _gradients((losses * signs).sum(), [x.block.parameter for x in where])
     expected, found = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
     dims = [x.dims for x in where]

@@ -283,6 +283,7 @@ class Recorder:
         if enough or self._spooled_bytes >= self.settings.warmup_bytes:
             self._end_warmup()
 
+    @own_precision()
     def _end_warmup(self) -> None:
         self._bases, shapes = learn(self.store, self.layout, self.settings.seed)
         self._warmup = len(self.store.spooled())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..capture.precision import own_precision
 from ..errors import UsageError
 from ..maths.forward import Forward
 from ..maths.steps import Gamma
@@ -27,6 +28,7 @@ class RemovalEffect:
     corrected: Tensor  # with the sample's own curvature missing at its later occurrences
 
 
+@own_precision()
 def corrected(
     store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
 ) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..capture import canonical
 from ..capture.ids import as_text, restore
+from ..capture.precision import own_precision
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.propagation import ALGORITHM
 from ..maths.steps import Gamma
@@ -104,6 +105,7 @@ class Run(Contents):
         model.load_state_dict({names[k]: v for k, v in tensors.items()})
         return model
 
+    @own_precision()
     def embed(
         self,
         at: int | str = "final",
@@ -137,6 +139,7 @@ class Run(Contents):
         self.store = RunStore.open(self.path)
         return report
 
+    @own_precision()
     def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Asked = "auto") -> Tensor:
         """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
         step, gamma = self.step_of(at), self.form(gamma)
@@ -173,6 +176,7 @@ class Run(Contents):
             v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
         )
 
+    @own_precision()
     def query_vectors(
         self,
         v: Tensor,

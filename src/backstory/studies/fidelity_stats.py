@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import NumericalError
+
 DRAWS = 1000
 
 
@@ -31,6 +33,8 @@ class Pair(NamedTuple):
 
 def spearman(x: Tensor, y: Tensor) -> float:
     """Rank correlation, ties at their mean rank; 0 where one side is constant."""
+    if not bool((x.isfinite() & y.isfinite()).all()):
+        raise NumericalError("found scores or truths that are not finite; expected numbers that can be ranked.")
     a, b = (r - r.mean() for r in (_mid_ranks(x), _mid_ranks(y)))
     size = float(a.norm() * b.norm())
     return float(a @ b) / size if size > 1e-9 else 0.0

@@ -37,7 +37,7 @@ class TextResult:
     sources: list[str] = field(default_factory=list)  # rows of the matrix
     domains: list[str] = field(default_factory=list)  # columns
     matrix: list[list[float]] = field(default_factory=list)  # influence of all passages of a source on a domain
-    timeline: list[float] = field(default_factory=list)  # mean influence of a step's passages over its rate
+    timeline: list[float] = field(default_factory=list)  # mean |influence| of a step's passages over its rate
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -97,7 +97,10 @@ def _question(answer: Influence, k: int, domain: str, plan: Recipe) -> dict[str,
 
 
 def _by_source(result: TextResult, run: Run, plan: Recipe) -> None:
-    """Source × domain, and the mean influence of each step's passages on all domains."""
+    """Source × domain, and the mean |influence| of each step's passages on the domains.
+
+    Signed influences of a clipped step add up to 0: scaling all of its gradient changes nothing.
+    """
 
     def domain_means(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return loss(model, tokens.flatten(0, 1)).reshape(len(tokens), -1).mean(1)
@@ -107,6 +110,6 @@ def _by_source(result: TextResult, run: Run, plan: Recipe) -> None:
     result.sources = sorted(sums)
     result.matrix = [sums[name].tolist() for name in result.sources]
     at, rates = torch.from_numpy(answer.steps).long(), torch.from_numpy(run.store.steps().groups["rate"][:, 0]).double()
-    total = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, answer.scores.double().mean(0))
+    total = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, answer.scores.double().abs().mean(0))
     count = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
     result.timeline = (total / count / rates).tolist()

@@ -35,11 +35,12 @@ unseen passages {result.loss:.2f} nats a byte. This page contains training data.
 training passage the loss would be higher. Negative, <em>hurt</em>: it would be lower.</p>
 {questions}
 <h2>Which source taught which domain?</h2>
-<p class="note">Influence of all passages of a source (rows) on the mean loss of a domain's unseen passages (columns), in nats.</p>
+<p class="note">Influence of all passages of a source (rows) on the mean loss of a domain's unseen passages (columns), in nats. Within a step whose
+gradient was clipped influences add up to 0: there they say how sources trade off, not what the step was worth.</p>
 {_matrix(result)}
 <h2>When did it matter?</h2>
-<p class="note">Mean influence of a step's passages on all domains, divided by the step's learning rate (nats per unit of rate), and the
-training loss.</p>
+<p class="note">Mean absolute influence of a step's passages on the domains, divided by the step's learning rate (nats per unit of rate), and
+the training loss.</p>
 {_timeline(result)}
 </body></html>
 """
@@ -78,8 +79,8 @@ def _timeline(result: TextResult) -> str:
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    figure.add_scatter(y=result.timeline, mode="lines", name="mean influence / rate")
+    figure.add_scatter(y=result.timeline, mode="lines", name="mean |influence| / rate")
     figure.add_scatter(y=result.losses, mode="lines", name="training loss (nats a byte)", yaxis="y2", opacity=0.4)
     second = {"overlaying": "y", "side": "right", "title": "training loss (nats a byte)", "showgrid": False}
     figure.update_layout(yaxis2=second, legend={"orientation": "h", "y": 1.12})
-    return drawn(figure, "training step", "mean influence over rate (nats)")
+    return drawn(figure, "training step", "mean |influence| / rate (nats per unit of rate)")

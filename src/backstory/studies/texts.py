@@ -85,7 +85,8 @@ def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
     used = [i for i in order if i not in kept][:count]
     if len(used) < count or any(len(some) < ASKED for some in asked.values()):
         raise UsageError(
-            f"the corpus has {len(used):,} passages for training; expected {count:,}. Take fewer steps, or more megabytes."
+            f"the corpus has {len(used):,} passages for training beside {ASKED} of each domain for questions; expected {count:,}. "
+            "Take fewer steps, or more megabytes."
         )
     texts = torch.stack([pool.tokens[asked[name]] for name in domains])
     return Passages([pool.ids[i] for i in used], [pool.sources[i] for i in used], pool.tokens[used], domains, texts)
