@@ -88,6 +88,12 @@ def test_saturation_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path:
     expected = opened.query(model, loss, opened.queries("few")).of([sample]).mean()
     assert found["influence"] == pytest.approx(float(expected), rel=1e-3)
     assert (tmp_path / "page.html").exists()
+    other = opened.store.read(100, 101, rows=False, samples=True)
+    assert other.samples is not None
+    args = ("--queries", "few", "--sample", other.samples[0], "--step", str(int(other.step[0])))
+    assert told("saturation", run, *args)["steps"] == [int(other.step[0])]
+    with pytest.raises(UsageError, match="did not occur at step 0"):
+        call("saturation", run, *args[:-1], "0", *TRUST)
     text = call("saturation", run, "--queries", "few", "--sample", str(sample), "--step", "0", "--k", "3", *TRUST)
     assert "Erased by" in text
     assert "just after its own steps" in text

@@ -11,7 +11,8 @@ from tests.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import learning
-from backstory.maths.learning import allocated, spectrum, widened
+from backstory.maths.layers import Contribution, Dense, Outer, Sum
+from backstory.maths.learning import allocated, energy, spectrum, spectrum_of_rows, sufficient, widened
 from backstory.maths.subspace import Shape
 
 
@@ -146,3 +147,65 @@ def test_a_budget_that_cannot_be_shared_out_is_refused(budget: int) -> None:
         ValueError, match=rf"{budget} coordinates cannot be shared out among 2 parameters of sizes \[2, 3\]"
     ):
         allocated([torch.ones(2), torch.ones(3)], budget)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("most", [6, 100])
+def test_few_rows_have_the_spectrum_of_numpys_svd(most: int, dtype: torch.dtype) -> None:
+    X = torch.randn(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    X[7] = X[2] - 2 * X[5]
+    found = spectrum_of_rows(X, most)
+    _, S, Vt = np.linalg.svd(X.double().numpy())
+    m = min(most, 8)
+    assert found.vectors.shape == (40, m), "a row that is a sum of others gives no coordinate"
+    assert found.vectors.dtype == dtype
+    assert_close(found.values, torch.from_numpy(S[:m] ** 2), 1e-6 if dtype == torch.float32 else 1e-12)
+    V, tolerance = found.vectors.double(), 1e-6 if dtype == torch.float32 else 1e-10
+    assert_close(V.T @ V, torch.eye(m, dtype=torch.float64), tolerance, "not orthonormal")
+    cosines = (V * torch.from_numpy(Vt[:m].T.copy())).sum(0).abs()
+    assert_close(cosines, torch.ones(m, dtype=torch.float64), tolerance)
+    assert bool((V.gather(0, V.abs().argmax(0, keepdim=True)) > 0).all()), "the sign is free"
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_rows_of_nothing_have_one_coordinate(rows: int) -> None:
+    found = spectrum_of_rows(torch.zeros(rows, 5), 4)
+    assert (found.values.tolist(), tuple(found.vectors.shape)) == ([0.0], (5, 1))
+    assert float(found.vectors.norm()) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(SPECTRA, st.floats(0.01, 1.2), st.integers(0, 16))
+def test_no_fewer_coordinates_hold_the_energy(values: list[list[int]], share: float, more: int) -> None:
+    """Against every way of keeping some of each, in whole numbers, so that nothing is rounded."""
+    wanted, most = share * sum(map(sum, values)), len(values) + more
+    found = sufficient([torch.tensor(v, dtype=torch.float64) for v in values], wanted, most)
+    ways = list(product(*(range(1, len(v) + 1) for v in values)))
+    enough = [sum(w) for w in ways if sum(sum(v[:k]) for v, k in zip(values, w, strict=True)) >= wanted]
+    useful = sum(max(1, sum(x > 0 for x in v)) for v in values)  # all that is not zero, and one of each
+    assert found == min([most, min(enough) if enough else useful])
+
+
+def test_rounding_is_not_taken_for_energy() -> None:
+    """Half of the energy lies outside of all sides: what is kept ends where the eigenvalues are noise."""
+    values = torch.tensor([4.0, 1.0, 1e-8, 1e-9], dtype=torch.float64)
+    assert sufficient([values], 10.0, 4) == 2
+    assert sufficient([values], 5.0 + 1e-8, 4) == 3, "where they do add up to it, they are taken"
+
+
+@pytest.mark.parametrize("kind", ["outer", "tokens", "dense", "vector", "sum"])
+def test_energy_is_the_sum_of_squares_of_whole_gradients(kind: str) -> None:
+    g = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(3, 4, d, generator=g, dtype=torch.float64) for d in (5, 6))
+    tokens = torch.tensor([[1, 4, 1, 1], [0, 0, 2, 3], [3, 3, 3, 3]])
+    matrix, vector = Shape(5, 6, 2, 2), Shape(5, 0, 5, 0)
+    hot = torch.zeros(3, 4, 5, dtype=torch.float64).scatter_(2, tokens[:, :, None], 1.0)
+    cases: dict[str, tuple[Contribution, Shape, Tensor]] = {
+        "outer": (Outer(left, right), matrix, torch.einsum("bti,btj->bij", left, right)),
+        "tokens": (Outer(tokens, right), matrix, torch.einsum("bti,btj->bij", hot, right)),
+        "dense": (Dense(right.reshape(3, 24)[:, :18]), Shape(3, 6, 2, 2), right.reshape(3, 24)[:, :18]),
+        "vector": (Dense(left[:, 0]), vector, left[:, 0]),
+        "sum": (Sum(left), vector, left.sum(1)),
+    }
+    part, shape, G = cases[kind]
+    assert energy(part, shape) == pytest.approx(float(G.square().sum()), rel=1e-12)

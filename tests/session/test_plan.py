@@ -367,3 +367,33 @@ def test_a_recipe_is_expected() -> None:
 def test_what_a_file_costs_is_not_counted_for_every_line() -> None:
     assert _each(_Size(files=3, bytes=3 * 1000 + 7 * 500, lines=500), _Size(1, 1000 + 7 * 10, 10)) == pytest.approx(7)
     assert _each(_Size(2, 2 * 1070, 20), _Size(1, 1070, 10)) == 107, "no two sizes to tell them apart"
+
+
+@pytest.mark.parametrize(("make", "rank"), [(mlp, "auto:0.6"), (gpt, "auto:0.7/4")], ids=["mlp", "gpt"])
+def test_a_rank_that_the_warm_up_chooses_is_chosen_in_the_trial(make: Make, rank: str, tmp_path: Path) -> None:
+    p = backstory.plan(make, rank=rank, **QUICK)
+    real = recorded_bytes(make(), tmp_path / "run", rank=rank)
+    store = RunStore.open(tmp_path / "run")
+    assert p.store_bytes == pytest.approx(real, rel=0.1), f"× {p.store_bytes / real:.3f}"
+    assert p.dims == pytest.approx(store.width, rel=0.05), "the trial's first steps are the run's, but for the schedule"
+    assert p.energy == pytest.approx(store.config["energy"], rel=0.05)
+    assert p.rank == json.loads(json.dumps(p.as_dict()))["rank"] == rank
+    assert f"chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy" in str(p)
+
+
+def test_alternatives_to_a_rank_that_the_warm_up_chooses(tmp_path: Path) -> None:
+    p = backstory.plan(mlp, rank="auto:0.6", max_bytes=700_000, **QUICK)
+    first, *others = p.alternatives
+    assert (first.rank, first.dims) == ("auto:0.6", p.dims)
+    for i, other in enumerate(a for a in others if not a.curvature.startswith("sampled")):
+        assert isinstance(other.rank, int), "no other subspace has a rank that is a share"
+        theirs = {name: getattr(other, name) for name in ("subspace", "rank", "encoding", "curvature")}
+        real = recorded_bytes(mlp(), tmp_path / str(i), **theirs)
+        assert other.store_bytes == pytest.approx(real, rel=0.1), f"{theirs}: × {other.store_bytes / real:.3f}"
+    assert p.suggested_rank is not None
+
+
+def test_a_number_is_not_chosen() -> None:
+    p = backstory.plan(mlp, rank=4, **QUICK)
+    assert p.energy is None
+    assert "chosen in the trial" not in str(p)

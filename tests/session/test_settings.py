@@ -6,7 +6,7 @@ import json
 import pytest
 
 from backstory.errors import UsageError
-from backstory.session.settings import RecordSettings, curvature_of, provenance
+from backstory.session.settings import RecordSettings, auto_rank, curvature_of, provenance
 
 
 def test_unknown_words_are_refused_with_the_known_ones() -> None:
@@ -23,8 +23,8 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
             RecordSettings(loss_reduction="mean", **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rank", [4, (4, 2), {"a*": 3, "*": (1, 2)}])
-def test_settings_survive_json(rank: int | tuple[int, int] | dict[str, int | tuple[int, int]]) -> None:
+@pytest.mark.parametrize("rank", [4, (4, 2), {"a*": 3, "*": (1, 2)}, "auto:0.95", "auto:.5/8"])
+def test_settings_survive_json(rank: int | tuple[int, int] | dict[str, int | tuple[int, int]] | str) -> None:
     plain = RecordSettings(loss_reduction="sum", rank=rank).as_config()
     assert plain == json.loads(json.dumps(plain)), "a resumed run compares these with what config.json holds"
 
@@ -67,3 +67,37 @@ def test_auto_takes_sequences_apart_and_nothing_else() -> None:
     assert curvature_of("auto", "token-mean") == "empirical/6"
     assert {curvature_of("auto", x) for x in ("mean", "sum", "weights")} == {"empirical"}
     assert curvature_of("empirical", "token-mean") == "empirical"
+
+
+@pytest.mark.parametrize(
+    ("rank", "share", "most"), [("auto:0.95", 0.95, 32), ("auto:.5", 0.5, 32), ("auto:0.999/8", 0.999, 8)]
+)
+def test_a_rank_may_be_a_share_of_the_energy(rank: str, share: float, most: int) -> None:
+    assert auto_rank(rank) == (share, most)
+    assert RecordSettings(loss_reduction="mean", rank=rank).widths() == most, "shapes begin with the ceiling"
+
+
+def test_ranks_that_are_numbers_are_no_share() -> None:
+    for rank in (16, (4, 2), {"*": 3}):
+        assert auto_rank(rank) is None
+        assert RecordSettings(loss_reduction="mean", rank=rank).widths() == rank
+    assert RecordSettings(loss_reduction="mean", subspace="full").widths() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["auto", "auto:", "auto:1", "auto:1.0", "auto:0", "auto:0.0", "auto:95", "auto:-0.5", "auto:0.9/0",
+              "auto:0.9/x", "auto:0.9/", "16", "AUTO:0.9", "auto: 0.9", "auto:1e-1", ""],
+)  # fmt: skip
+def test_a_rank_that_means_nothing_is_refused(wrong: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"found rank='{wrong}'; expected a whole number.*'auto:S'.*such as 'auto:0.95'"
+    ):
+        RecordSettings(loss_reduction="mean", rank=wrong)
+
+
+@pytest.mark.parametrize("subspace", ["random", "full", "mask"])
+def test_only_a_learned_subspace_knows_the_energy(subspace: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"rank='auto:0.95' with subspace='{subspace}'; expected subspace='learned'.*as a number"
+    ):
+        RecordSettings(loss_reduction="mean", subspace=subspace, rank="auto:0.95")

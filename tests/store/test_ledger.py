@@ -6,6 +6,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,20 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.oracles import assert_close
-from tests.store.builders import LAYERS, new_run, python, record, records, rows_of, split_record, split_run
+from tests.store.builders import (
+    LAYERS,
+    diagonal_run,
+    new_run,
+    python,
+    record,
+    records,
+    rows_of,
+    split_record,
+    split_run,
+)
 
 from backstory.errors import DiskError, StoreError, UsageError
-from backstory.store import RunStore, ledger
+from backstory.store import RunStore, StepRecord, ledger
 
 
 def interrupted(*_: object) -> None:
@@ -358,3 +369,57 @@ def test_a_reader_sees_a_layout_that_was_settled_after_it_was_opened(tmp_path: P
         assert reader.n_steps() == 3
         assert reader.dims == [2, 10]
         assert torch.equal(all_rows(reader), all_rows(store))
+
+
+def narrow(step: int) -> StepRecord:
+    plain = record(step)
+    return replace(plain, rows=plain.rows[:, :4])
+
+
+@pytest.mark.parametrize("encoding", ["float64", "int8"])
+def test_a_layout_may_become_narrower_before_the_first_row(encoding: str, tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", encoding=encoding) as store:
+        reader, cost = RunStore.open(tmp_path / "run"), store.bytes_per_row
+        assert reader.n_steps() == 0
+        store.relayout([1, 3], narrower=True, seed=4)
+        assert (store.dims, store.config["seed"]) == ([1, 3], 4)
+        assert cost - store.bytes_per_row == 8 * (8 if encoding == "float64" else 1)
+        store.append([narrow(0), narrow(1)])
+        with pytest.raises(StoreError, match="found 2 steps and a layout of 2 numbers"):
+            store.relayout([1, 1], narrower=True)
+        assert (reader.n_steps(), reader.dims) == (2, [1, 3])
+        assert torch.equal(all_rows(reader), all_rows(store))
+    fresh = RunStore.open(tmp_path / "run")
+    assert fresh.verify() == []
+    true = torch.cat([narrow(t).rows for t in range(2)])
+    assert float((all_rows(fresh) - true).abs().max()) <= (
+        0 if encoding == "float64" else 0.02 * float(true.abs().max())
+    )
+
+
+@pytest.mark.parametrize("dims", [[5, 8], [12], [4, 4, 4]])
+def test_a_layout_never_becomes_wider(dims: list[int], tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store, pytest.raises(StoreError, match="no steps and 12 in 2"):
+        store.relayout(dims, narrower=True)
+
+
+def test_a_diagonal_is_as_wide_as_it_began(tmp_path: Path) -> None:
+    with diagonal_run(tmp_path / "run") as store, pytest.raises(StoreError, match="no steps and 12 in 2"):
+        store.relayout([1, 3], narrower=True)
+
+
+def test_a_death_between_the_narrower_table_and_the_config_can_be_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("backstory.store.files.write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.relayout([1, 3], narrower=True)
+    store.close(compact=False)
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        assert (store.dims, store.n_steps()) == ([5, 7], 0)
+        store.relayout([1, 3], narrower=True)
+        store.append([narrow(0)])
+        assert torch.equal(all_rows(store), narrow(0).rows)
+        assert store.verify() == []

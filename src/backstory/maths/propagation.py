@@ -154,7 +154,9 @@ def _rows_of_all(steps: Sequence[Step]) -> tuple[Tensor, list[int]]:
 
 def _may_expand(steps: Sequence[Step], V: Tensor, sizes: Sequence[int]) -> bool:
     """Whether the trace, an upper bound of the growth, exceeds 1 in any of these uniform steps; one pass over the rows."""
-    shares = torch.tensor([float(share_of_limit(s)) for s in steps], dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
+    shares = torch.tensor([float(share_of_limit(s)) for s in steps], dtype=torch.float64).repeat_interleave(
+        torch.tensor(sizes)
+    )
     traces = torch.linalg.vector_norm(V, dim=1).square_().mul_(shares.to(V)).split(list(sizes))
     return not bool(torch.stack([x.sum() for x in traces]).max() <= 1)  # a NaN counts as expanding
 

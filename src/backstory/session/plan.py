@@ -42,6 +42,7 @@ class Plan:
     encoding: str
     curvature: str
     dims: int  # numbers in a row
+    energy: float | None  # share of the energy of the trial's warm-up that they hold, where the rank is "auto:…"
     layers: int  # recorded parameters
     coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
     left_out: tuple[str, ...]  # trained parameters that would not be recorded
@@ -151,7 +152,8 @@ def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: s
         encoding=chosen.encoding,
         curvature=chosen.curvature,
         dims=dims,
-        layers=len(t.dims),
+        energy=t.energy,
+        layers=len(t.shapes),
         coverage=t.coverage,
         left_out=tuple(left_out),
         refused=refused,
@@ -191,6 +193,11 @@ def _lines(p: Plan) -> Iterator[str]:
         f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.subspace} subspace, "
         f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
     )
+    if p.energy is not None:
+        yield (
+            f"rank          chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy of its first {p.warmup_steps} "
+            "steps; other batches or a schedule at the start choose others"
+        )
     yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
     yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
     yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"

@@ -8,6 +8,7 @@ Rows of other settings differ from the trial's by their vectors, whose bytes are
     basis = 4 Σ (d_out r_out + d_in r_in + r_out r_in kept)
 
 What the trial had beyond these formulas is added for all; the basis, whose core is shared out unevenly, in proportion.
+Where the warm-up decides the rank, the trial's has decided it.
 Shapes:  p numbers in a row, L recorded parameters.
 Knows nothing of time.
 """
@@ -23,7 +24,7 @@ from ..maths.learning import widened
 from ..maths.subspace import Shape
 from .plan_trial import Trial
 from .recipe import Recipe
-from .settings import SEQUENCE_CURVATURE, RecordSettings
+from .settings import SEQUENCE_CURVATURE, RecordSettings, auto_rank
 
 RANKS = (8, 16, 32)  # of the alternatives
 MOST_RANK = 48  # that is suggested: learning a subspace holds 9 r² × 9 r² numbers, 1.7 GB at 48
@@ -121,12 +122,14 @@ class Costs:
         else:
             sequences = chosen.loss_reduction == "token-mean"
             yield replace(chosen, curvature=SEQUENCE_CURVATURE if sequences else "sampled:1")
-        yield replace(chosen, subspace="random" if chosen.subspace == "learned" else "learned")
+        numbered = chosen if auto_rank(chosen.rank) is None else replace(chosen, rank=RecordSettings.rank)
+        yield replace(numbered, subspace="random" if chosen.subspace == "learned" else "learned")
 
     def _shapes(self, settings: RecordSettings) -> list[Shape]:
-        rank: Any = None if settings.subspace == "full" else settings.rank
+        if auto_rank(settings.rank) is not None:
+            return self._trial.shapes
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        found = find_blocks(model, optimizer, rank=rank, layers=self._layers, uncovered="skip")
+        found = find_blocks(model, optimizer, rank=settings.widths(), layers=self._layers, uncovered="skip")
         return [block.shape for block in found.blocks]
 
     def _formula(self, settings: RecordSettings) -> _Bytes:
@@ -149,11 +152,18 @@ def _basis_bytes(kind: str, shapes: list[Shape]) -> int:
     if kind == "full":
         return 0
     if kind == "mask":
-        return sum(8 * (r if r < d else 0) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)))
+        return 8 * sum(r for s in shapes for _, r in _sides(s))
+    if any(s.kept for s in shapes):  # as a warm-up has left them
+        return 4 * sum(s.product * s.kept + sum(d * r for d, r in _sides(s)) for s in shapes)
     wide = [widened(s) for s in shapes] if kind == "learned" else shapes
     cored = sum(s.dims for s in wide) > sum(s.dims for s in shapes)
-    sides = sum(4 * d * r for s in wide for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d)
+    sides = 4 * sum(d * r for s in wide for d, r in _sides(s))
     return sides + (_core_bytes(wide, sum(s.dims for s in shapes)) if cored else 0)
+
+
+def _sides(s: Shape) -> list[tuple[int, int]]:
+    """(d, r) of the sides that are kept."""
+    return [(d, r) for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d]
 
 
 def _core_bytes(wide: list[Shape], budget: int) -> int:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UsageError
+from ..maths.subspace import Shape
 from ..store import RunStore
 from .adaptive import HATTED
 from .recipe import Recipe, take_step
@@ -42,7 +43,8 @@ class Trial(NamedTuple):
     """What a short recording of the user's own training cost."""
 
     settings: RecordSettings
-    dims: list[int]  # numbers of each recorded parameter in a row
+    shapes: list[Shape]  # of each recorded parameter, as the warm-up has left it
+    energy: float | None  # share of the warm-up's energy that is kept, where it decided the rank
     batch: float  # occurrences of a step
     letters: int  # of the longest id
     row_bytes: float  # of an occurrence, its curvature rows included
@@ -62,6 +64,11 @@ class Trial(NamedTuple):
     closing_seconds: float  # files are joined then
     steps: int  # recorded in all
     store_bytes: int
+
+    @property
+    def dims(self) -> list[int]:
+        """Numbers of each recorded parameter in a row."""
+        return [shape.dims for shape in self.shapes]
 
 
 class _Size(NamedTuple):
@@ -213,7 +220,8 @@ def _measured(path: Path, course: _Course, model_bytes: int) -> Trial:
     scales = [file.stat().st_size for file in path.glob("scale-*.safetensors")]
     return Trial(
         settings=course.rec.settings,
-        dims=store.dims,
+        shapes=[Shape(*b["shape"]) for b in store.config["blocks"]],
+        energy=store.config.get("energy"),
         batch=n_rows / n_steps,
         letters=max(len(str(sample)) for ids, _ in course.batches for sample in ids),
         row_bytes=each["rows"],

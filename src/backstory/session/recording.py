@@ -26,7 +26,7 @@ def record(
     *,
     loss_reduction: str,
     subspace: str = "learned",
-    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16,
+    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16,
     curvature: str = "auto",
     layers: Selection | None = None,
     uncovered: str = "error",
@@ -49,8 +49,9 @@ def record(
 
     `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
     "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
-    `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), or a dict from name
-    patterns to either. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
+    `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), a dict from name
+    patterns to either, or "auto:S": as many numbers as hold the share S of the gradients' energy in the warm-up, at most
+    as many as rank 32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
     "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
     ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!".
     `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
@@ -73,8 +74,7 @@ def record(
         raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place its K boundaries.")
     if recipe is not None and recipe.count(":") != 1:
         raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
-    chosen = None if subspace == "full" else dict(rank) if isinstance(rank, Mapping) else rank
-    blocks = find_blocks(model, optimizer, rank=chosen, layers=layers, uncovered=uncovered)
+    blocks = find_blocks(model, optimizer, rank=settings.widths(), layers=layers, uncovered=uncovered)
     reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
     adaptive = Adaptive(reader, blocks.blocks, subspace)
     extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}

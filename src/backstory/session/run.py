@@ -26,6 +26,7 @@ from .answer import Influence
 from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, embed, gamma_of
+from .index import IndexReport, build_index, index_at, index_note, labels, search
 from .occurrences import occurrences, picked, rows_before
 from .query import LossFn
 from .removal import RemovalEffect, corrected
@@ -33,7 +34,7 @@ from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
 from .validity import Validity, Watch, validity
 
-METHODS = ("auto", "adjoint", "embeddings")
+METHODS = ("auto", "adjoint", "embeddings", "index")
 
 
 def open_run(path: str | Path) -> "Run":
@@ -149,6 +150,28 @@ class Run(Contents):
         parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
         return torch.cat([parts[first] for first in sorted(parts)])
 
+    def index(
+        self,
+        at: int | str = "final",
+        *,
+        recall: float = 0.95,
+        queries: int = 64,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> IndexReport:
+        """Build an approximate index over the embeddings that `embed` has stored for `at`, for `query(…, method="index")`.
+
+        As many of its partitions will be searched as find `recall` of the 10 highest and 10 lowest influences on `queries`
+        gradient rows of the run, drawn by `seed`; the report says what was reached. It takes about as much disk as the embeddings.
+        """
+        step = self.step_of(at)
+        if step not in self.store.embeddings():
+            raise UsageError(f"no embeddings for step {step} to index: call run.embed({at!r}) first, without segments.")
+        with RunStore.open(self.path, write=True) as store:
+            report = build_index(store, step, recall=recall, queries=queries, seed=seed, progress=progress)
+        self.store = RunStore.open(self.path)
+        return report
+
     def query(
         self,
         model: nn.Module,
@@ -168,7 +191,7 @@ class Run(Contents):
 
         A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
         checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
-        and lowest occurrences of each query.
+        and lowest occurrences of each query; with `method="index"` about these, without a look at all (`index`).
         """
         step = self.step_of(at)
         v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
@@ -200,6 +223,7 @@ class Run(Contents):
         gamma = self.form(gamma)
         how = self._method(method, step, joint, gamma)
         n_rows = rows_before(self.store, step)
+        facts = index_at(self.store, step, keep) if how == "index" else {}
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
         spans = path_to(self.store, step, joint, gamma) if how == "segments" else []
@@ -210,6 +234,7 @@ class Run(Contents):
         else:
             scores = by_embeddings(self.store, v, step, n_rows, progress)
         said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
+        said += (index_note(facts),) if facts else ()
         common = {
             "id_kind": self.config.get("ids", "str"),
             "at": step,
@@ -221,8 +246,8 @@ class Run(Contents):
             found = collect(scores, len(v), n_rows)
             samples, steps = occurrences(self.store, n_rows)
             return Influence(found, samples, steps, validity=self._validity(watch, step, spans), **common)
-        values, rows = collect_best(scores, len(v), keep)
-        samples, steps = picked(self.store, rows)
+        values, rows = search(self.store, facts, v, keep) if facts else collect_best(scores, len(v), keep)
+        samples, steps = labels(self.store, rows) if facts else picked(self.store, rows)
         kept = keep if values.shape[1] < n_rows else None
         trust = self._validity(watch, step, spans)
         return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
@@ -313,9 +338,11 @@ class Run(Contents):
         asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
         fits = found is not None and all(found.get(k) == v for k, v in asked.items())
         stored = "embeddings" if fits else "segments" if path_to(self.store, step, joint, gamma) else None
-        if method == "embeddings" and stored is None:
+        if method == "index" and fits:
+            return "index"
+        if method == "index" or (method == "embeddings" and stored is None):
             raise UsageError(
-                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first, or ask "
-                "at a step where a segment ends."
+                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first"
+                + (", then run.index(...)." if method == "index" else ", or ask at a step where a segment ends.")
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from .._version import __version__
+from ..capture.blocks import Rank
 from ..errors import UsageError
 from ..maths.encoding import check as check_encoding
 from ..maths.subspace import KINDS
 
 CURVATURE = re.compile(r"(empirical|sampled(:(?P<draws>\d+))?|exact:(?P<classes>\d+))(/(?P<groups>\d+))?")
+AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
+MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
 SEQUENCE_CURVATURE = "empirical/6"  # the default where a sample's loss is a sum over tokens
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
@@ -40,13 +43,20 @@ class CurvatureForm(NamedTuple):
         return self.rows > 0 and not self.passes
 
 
+class AutoRank(NamedTuple):
+    """A rank that the energy of the warm-up chooses."""
+
+    share: float  # of the rows' energy that is to be kept, between 0 and 1
+    most: int  # the rank that bounds it
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordSettings:
     """The arguments of `record` that decide what the numbers of a run mean."""
 
     loss_reduction: str
     subspace: str = "learned"
-    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] = 16
+    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16  # text: "auto:S" or "auto:S/R"
     curvature: str = "empirical"  # or "empirical/K", "sampled:D", "sampled:D/K", "exact:N"
     encoding: str = "float16"
     seed: int = 0
@@ -60,8 +70,21 @@ class RecordSettings:
         _one_of("subspace", self.subspace, KINDS)
         check_encoding(self.encoding)
         self.curvature_form()
+        if auto_rank(self.rank) is not None and self.subspace != "learned":
+            raise UsageError(
+                f"found rank={self.rank!r} with subspace={self.subspace!r}; expected subspace='learned', the only one that knows "
+                "the energy of the gradients. Leave subspace= out, or give rank= as a number."
+            )
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
             raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
+
+    def widths(self) -> Rank | None:
+        """The ranks that shapes begin with: None where everything is kept, the ceiling where the warm-up chooses."""
+        if self.subspace == "full":
+            return None
+        if isinstance(self.rank, str):
+            return _auto(self.rank).most
+        return dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
 
     def curvature_form(self) -> "CurvatureForm":
         """The curvature rows of an occurrence."""
@@ -86,6 +109,23 @@ class RecordSettings:
         return plain
 
 
+def auto_rank(rank: Any) -> AutoRank | None:
+    """What "auto:S" and "auto:S/R" stand for; None where `rank` is no text."""
+    return _auto(rank) if isinstance(rank, str) else None
+
+
+def _auto(rank: str) -> AutoRank:
+    fits = AUTO_RANK.fullmatch(rank)
+    share, most = (float(fits["share"]), int(fits["most"] or MOST_AUTO)) if fits else (0.0, 0)
+    if not share or not most:
+        raise UsageError(
+            f"found rank={rank!r}; expected a whole number, a pair (out, in), a dict from name patterns to either, or "
+            "'auto:S' with the share S of the gradients' energy that is to be kept, between 0 and 1, such as 'auto:0.95'; "
+            f"'auto:S/R' keeps at most as much as rank R would ({MOST_AUTO} unless given)."
+        )
+    return AutoRank(share, most)
+
+
 def curvature_of(asked: str, loss_reduction: str) -> str:
     """What "auto" stands for."""
     if asked != "auto":
@@ -106,8 +146,8 @@ def provenance(device: str) -> dict[str, Any]:
     }
 
 
-def _plain(rank: int | tuple[int, int]) -> int | list[int]:
-    return rank if isinstance(rank, int) else list(rank)  # as JSON gives it back: a resumed run compares
+def _plain(rank: int | str | tuple[int, int]) -> int | str | list[int]:
+    return rank if isinstance(rank, int | str) else list(rank)  # as JSON gives it back: a resumed run compares
 
 
 def _one_of(name: str, found: str, allowed: tuple[str, ...]) -> None:

@@ -10,23 +10,21 @@ Knows nothing of hooks.
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.learning import LEADING, allocated, spectrum, widened
-from ..maths.sides import learned_basis, moments, probes
 from ..maths.subspace import Basis, Shape, mask_basis, project, random_basis
 from ..store import RunStore, StepRecord
 from .gathered import divided
+from .learned import Layout, learned
+from .settings import auto_rank
 
-LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
-
-Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
 Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
@@ -62,7 +60,8 @@ def settle_layout(store: RunStore) -> None:
         return
     blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(found), strict=True)]
     if blocks != store.config["blocks"]:
-        store.relayout([Shape(*b["shape"]).dims for b in blocks], blocks=blocks)
+        narrower = auto_rank(store.config["settings"]["rank"]) is not None
+        store.relayout([Shape(*b["shape"]).dims for b in blocks], narrower=narrower, blocks=blocks)
 
 
 def load_bases(store: RunStore, layout: Layout) -> list[Basis] | None:
@@ -106,65 +105,13 @@ def _tensors(parts: Parts) -> dict[str, Tensor]:
     }
 
 
-class Learned(NamedTuple):
-    """Bases, and the shapes that go with them."""
-
-    bases: list[Basis]
-    shapes: list[Shape]
-
-
-def learn(store: RunStore, layout: Layout, seed: int) -> Learned:
-    """Sides and cores from all spooled rows; the run keeps as many coordinates as before."""
-    wide = [(name, widened(shape)) for name, shape in layout]
-    budget = sum(shape.dims for _, shape in layout)
-    if sum(shape.dims for _, shape in wide) <= budget:  # everything fits
-        return Learned([_laid_out(x) for x in _sides(store, layout, seed)], [shape for _, shape in layout])
-    bases = _sides(store, wide, seed)
-    most = [LEADING * shape.dims for _, shape in layout]
-    spectra = [spectrum(C, m) for C, m in zip(_covariances(store, wide, bases), most, strict=True)]
-    kept = allocated([x.values for x in spectra], budget)
-    return Learned(
-        [
-            _laid_out(basis._replace(core=x.vectors[:, :n].to(torch.float32)))
-            for basis, x, n in zip(bases, spectra, kept, strict=True)
-        ],
-        [shape._replace(kept=n) for (_, shape), n in zip(wide, kept, strict=True)],
-    )
-
-
-def _laid_out(basis: Basis) -> Basis:
-    """As `load_bases` will give it: the strides of a single column would else be others, and so the rounding of products."""
-    return Basis(*(None if x is None else x.clone(memory_format=torch.contiguous_format) for x in basis))
-
-
-def _sides(store: RunStore, layout: Layout, seed: int) -> list[Basis]:
-    """Top eigenvectors of the two second moments of each block's rows."""
-    omegas = [probes(shape, seed=seed, name=name) for name, shape in layout]
-    sums: list[list[Tensor | None]] = [[None, None] for _ in layout]
-    for b, part in _weighted(store):
-        for side, found in enumerate(moments(part, layout[b][1], omegas[b])):
-            before = sums[b][side]
-            sums[b][side] = found if before is None or found is None else before.add_(found)
-    return [
-        learned_basis(left, right, shape, omega, seed=seed, name=name)
-        for (left, right), (name, shape), omega in zip(sums, layout, omegas, strict=True)
-    ]
-
-
-def _covariances(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[Tensor]:
-    """Σ κ x xᵀ of each block's rows x between its sides; as many blocks at once as memory allows."""
-    at = 0
-    while at < len(layout):
-        end, room = at, LEARNING_BYTES
-        while end < len(layout) and (end == at or 4 * layout[end][1].product ** 2 <= room):
-            room -= 4 * layout[end][1].product ** 2
-            end += 1
-        sums = {b: torch.zeros(layout[b][1].product, layout[b][1].product) for b in range(at, end)}
-        for b, part in _weighted(store, sums):
-            rows = project(part, layout[b][1], bases[b])
-            sums[b] = sums[b].to(rows.dtype).addmm_(rows.T, rows)
-        yield from (sums[b] for b in range(at, end))
-        at = end
+def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list[Shape]]:
+    """Bases from all spooled rows, and their shapes; where the rank is a share of their energy, the config says what is kept of it."""
+    auto = auto_rank(store.config["settings"]["rank"])
+    found = learned(partial(_weighted, store), layout, seed, None if auto is None else auto.share)
+    if found.energy is not None:
+        store.update_config(energy=found.energy)
+    return found.bases, found.shapes
 
 
 def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:

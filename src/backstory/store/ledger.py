@@ -150,16 +150,24 @@ class Ledger:
             files.write_json(self.path / "config.json", new)
             self.config = new
 
-    def relayout(self, dims: Sequence[int], **changes: Any) -> None:
-        """Share the numbers of a row out among the layers anew, with other entries of the config; before any row."""
+    def relayout(self, dims: Sequence[int], *, narrower: bool = False, **changes: Any) -> None:
+        """Share the numbers of a row out among the layers anew, with other entries of the config; before any row.
+
+        With `narrower`, a row may have fewer of them: the empty table is made anew before the config says so.
+        """
         self._writable()
-        if self.n_steps() or sum(dims) != self.width or len(dims) != len(self.dims):
+        fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
+        if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
                 f"found {self.n_steps()} steps and a layout of {sum(dims)} numbers in {len(dims)} layers; expected no "
                 f"steps and {self.width} in {len(self.dims)}. The layout of a run is fixed with its first row."
             )
         names = [layer["name"] for layer in self.config["layers"]]
         with self._mutex:
+            if sum(dims) != self.width:
+                schema = rows_schema(dims, self.config["encoding"], self.curvature_rows, self.split)
+                tables.commit_overwrite(self.path / "rows.lance", schema, [])
+                self._rows = self._table("rows")
             new = {**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes}
             files.write_json(self.path / "config.json", new)
             self.config = new

@@ -1,0 +1,242 @@
+"""`backstory timeline, evolution, saturation, sources, harmful`: influence over time, and what sources are worth.
+
+Knows nothing of how anything is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from . import data, show
+from .options import Json
+
+RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
+Queries = Annotated[str, typer.Option(help="A query set: stored in the run, or of the recipe.")]
+At = Annotated[str, typer.Option(help="final, or a checkpoint's step.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", help="package.module:function that gives model and loss.")]
+Trusted = Annotated[bool, typer.Option("--trust-recipe", help="Import the recipe that is named in the run.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the figure to this HTML file, which needs no network.")]
+
+
+def timeline(
+    run: RunPath,
+    queries: Queries,
+    at: At = "final",
+    analytic: Annotated[
+        bool, typer.Option(help="Also gradient norm, trace of the propagator and norm of the embedding.")
+    ] = False,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """When did training data matter? Mean influence of each step, by learning rate, and the phases of training."""
+    from .. import insight
+
+    q = _question(run, [queries], at, recipe, trust_recipe, plot)
+    with show.progress() as say:
+        found = insight.timeline(q.run, q.model, q.loss, q.batches[queries], q.at, progress=_said(say, "steps"))
+        curves = insight.analytic(q.run, q.at, progress=_said(say, "probes")) if analytic else None
+    more = {} if curves is None else {"analytic": curves.as_dict()}
+    drawn = [found.figure, *([] if curves is None else [curves.figure])]
+    page = ("When training data mattered", f"Queries: {queries}. Phases: {found.phases.words}")
+    if _written(found, drawn, page, plot, json, more):
+        return
+    show.out.print(f"Phases: {found.phases.words}", soft_wrap=True)
+    rows = [
+        (
+            w.name,
+            f"{w.first} to {w.last - 1}",
+            _number(w.level),
+            "" if w.times_basin is None else f"{w.times_basin:.2f}",
+        )
+        for w in found.phases.windows
+    ]
+    show.table("Where data selection pays", ("window", "steps", "influence by rate", "times the basin's"), rows)
+    _notes(found.notes)
+
+
+def evolution(
+    run: RunPath,
+    queries: Queries,
+    by: Annotated[
+        str, typer.Option(help="thirds (samples by first use), steps (occurrences by step), source or label.")
+    ] = "thirds",
+    ids: Annotated[str | None, typer.Option(help="Samples, with commas: these against all others.")] = None,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """How does the influence of groups of samples fade? Their mean influence on every stored checkpoint."""
+    from .. import insight
+
+    q = _question(run, [queries], "final", recipe, trust_recipe, plot)
+    groups = by if ids is None else {"named": data.ids(run, [x.strip() for x in ids.split(",") if x.strip()])}
+    with show.progress() as say:
+        found = insight.evolution(
+            q.run, q.model, q.loss, q.batches[queries], by=groups, progress=_said(say, "checkpoints")
+        )
+    page = ("How influence fades", f"Queries: {queries}. Groups: {by if ids is None else 'named samples'}.")
+    if _written(found, [found.figure], page, plot, json):
+        return
+    rows = [(c, *(_number(x) for x in line)) for c, line in zip(found.checkpoints, found.mean.T, strict=True)]
+    show.table("Mean influence of a sample on the model at each checkpoint", ("checkpoint", *found.groups), rows)
+    _notes(found.notes)
+
+
+def saturation(
+    run: RunPath,
+    queries: Queries,
+    sample: Annotated[str, typer.Option(help="The sample whose influence is followed.")],
+    step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
+    at: At = "final",
+    k: Annotated[int, typer.Option(help="How many samples and steps to show.", min=1)] = 10,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Which later samples and steps erased a sample's influence?"""
+    from .. import insight
+
+    q = _question(run, [queries], at, recipe, trust_recipe, plot)
+    (name,) = data.ids(run, [sample])
+    with show.progress() as say:
+        found = insight.saturation(
+            q.run, q.model, q.loss, q.batches[queries], name, q.at, step=step, progress=_said(say, "steps")
+        )
+    page = (f"What erased the influence of sample {name}", f"Queries: {queries}. {insight.SIGN}.")
+    if _written(found, [found.figure], page, plot, json):
+        return
+    parts = ("just_after", "momentum", "erased", "decay", "influence")
+    named = (
+        "just after its own steps",
+        "+ through momentum",
+        "− erased by later samples",
+        "− erased by decay",
+        "= left",
+    )
+    show.table(
+        f"Sample {name}",
+        ("influence", ""),
+        [(n, _number(getattr(found, p))) for n, p in zip(named, parts, strict=True)],
+    )
+    rows = [(e.sample, _number(e.erased), e.step, e.occurrences) for e in found.erasers[:k]]
+    show.table("Erased by", ("sample", "erased", "most at step", "later occurrences"), rows)
+    show.table("Erased at", ("step", "erased"), [(t, _number(x)) for t, x in found.steps_ranked(k)])
+    _notes(found.notes)
+
+
+def sources(
+    run: RunPath,
+    queries: Annotated[
+        list[str], typer.Option(help="A query set; several, each named so, are the domains of queries.")
+    ],
+    by: Annotated[str, typer.Option(help="source or label.")] = "source",
+    at: At = "final",
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """What is each source of data worth, and for which queries? With 95 % intervals."""
+    from .. import insight
+
+    q = _question(run, queries, at, recipe, trust_recipe, plot)
+    with show.progress() as say:
+        found = insight.sources(q.run, q.model, q.loss, q.batches, q.at, by=by, progress=_said(say, "steps"))
+    page = ("What each source is worth", f"Queries: {', '.join(queries)}. {insight.SIGN}.")
+    if _written(found, [found.figure], page, plot, json):
+        return
+    rows = [
+        (v.source, v.samples, _number(v.value), f"{_number(v.low)} to {_number(v.high)}", _number(v.per_sample))
+        for v in found.total
+    ]
+    show.table(f"Value of each {by}: summed influence", (by, "samples", "value", "95 % interval", "per sample"), rows)
+    if len(found.domains) > 1:
+        cells = [(name, *(_number(x) for x in line)) for name, line in zip(found.sources, found.matrix, strict=True)]
+        show.table("Value for each domain of queries", (by, *found.domains), cells)
+    _notes(found.notes)
+
+
+def harmful(
+    run: RunPath,
+    queries: Queries,
+    at: At = "final",
+    k: Annotated[int, typer.Option(help="How many samples to show on either side.", min=1)] = 10,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Which samples hurt most over a query set, and which helped? With their text where the run holds it."""
+    from .. import insight
+
+    q = _question(run, [queries], at, recipe, trust_recipe, plot)
+    with show.progress() as say:
+        found = insight.harmful(q.run, q.model, q.loss, q.batches[queries], q.at, k=k, progress=_said(say, "steps"))
+    page = (
+        "The data that hurt and helped most",
+        f"Queries: {queries}. {insight.SIGN}. This page contains training data.",
+    )
+    if _written(found, [found.figure], page, plot, json):
+        return
+    for title, side in (("Hurt most", found.harmful), ("Helped most", found.helpful)):
+        rows = [(s.sample, _number(s.influence), s.step, s.source or "", s.label or "", _short(s.text)) for s in side]
+        show.table(title, ("sample", "influence", "step", "source", "label", "text"), rows)
+    _notes(found.notes)
+
+
+COMMANDS = (timeline, evolution, saturation, sources, harmful)
+
+
+def _question(run: Path, queries: Sequence[str], at: str, recipe: str | None, trusted: bool, plot: Path | None) -> Any:
+    """The run with its model and queries; what would fail after the work fails before it."""
+    from ..insight import asked
+
+    if plot is not None:
+        data.need("plotly", extra="plot")
+    return asked(run, list(queries), data.confirm(run, recipe, trusted), data.at(at))
+
+
+def _written(
+    found: Any,
+    figures: Sequence[Callable[[], Any]],
+    page: tuple[str, str],
+    plot: Path | None,
+    json: bool,
+    more: dict[str, Any] | None = None,
+) -> bool:
+    """Write the page, and the JSON object if it is asked for; whether nothing more is to be said."""
+    if plot is not None:
+        from ..insight import page as made
+
+        plot.write_text(made(*page, *(draw() for draw in figures)), encoding="utf-8")
+    if json:
+        show.emit({**found.as_dict(), **(more or {}), "plot": None if plot is None else str(plot)})
+    elif plot is not None:
+        show.out.print(f"Figure: {plot}", soft_wrap=True)
+    return json
+
+
+def _said(say: Callable[[str, int, int], None], stage: str) -> Callable[[int, int], None]:
+    return lambda done, total: say(stage, done, total)
+
+
+def _number(x: float) -> str:
+    return "–" if x != x else f"{x:+.4g}"
+
+
+def _short(text: str | None, most: int = 80) -> str:
+    """The beginning of a text in one line, as it is: brackets in it are no markup."""
+    line = " ".join((text or "").split())
+    return escape(line if len(line) <= most else line[: most - 1] + "…")
+
+
+def _notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        show.out.print(f"note: {note}", soft_wrap=True)

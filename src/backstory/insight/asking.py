@@ -1,0 +1,89 @@
+"""What every insight begins with: a run, a model at one of its steps, and a set of queries; by hand, or by names from outside.
+
+The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that a question about the mean costs one query, however large the set.
+Knows nothing of printing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..session.answer import Influence
+from ..session.coordinates import question
+from ..session.embed import Asked, Progress
+from ..session.query import LossFn
+from ..session.recipe import load_recipe
+from ..session.run import Run
+
+SIGN = "positive: the sample helped, removing it would raise the query's loss"
+
+
+class Question(NamedTuple):
+    """A run and everything that a question needs."""
+
+    run: Run
+    model: nn.Module  # with the weights of step `at`
+    loss: LossFn
+    batches: dict[str, Any]  # query set -> batch
+    at: int
+
+
+def asked(path: str | Path, queries: list[str], recipe: str, at: int | str = "final") -> Question:
+    """A run with its recipe's model and loss, and query sets by name: stored in the run, or of the recipe."""
+    run = Run(path)
+    made = load_recipe(recipe, run.config.get("recipe_args") if recipe == run.config.get("recipe") else None)
+    step = run.step_of(at)
+    run.load_weights(made.model, step)
+    known = {**made.queries, **{name: None for name in run.query_sets}}
+    if unknown := [name for name in queries if name not in known]:
+        said = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"there is no query set {unknown[0]!r}; the run and its recipe have: {said}.")
+    if len(set(queries)) < len(queries):
+        raise UsageError("a query set is named twice; name each once.")
+    stored = {name: run.queries(name) for name in queries if name in run.query_sets}
+    return Question(run, made.model, made.loss, {n: stored.get(n, made.queries.get(n)) for n in queries}, step)
+
+
+def mean_vector(
+    run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, *, unverified: bool = False
+) -> tuple[Tensor, list[str]]:
+    """`(gradient (1, p) of the queries' mean loss, what an answer must say of it)`."""
+    v, notes = question(run.store, model, loss, batch, at, unverified=unverified)
+    return v.mean(0, keepdim=True), [*notes, f"the mean over {len(v)} {'query' if len(v) == 1 else 'queries'}"]
+
+
+def mean_answer(
+    run: Run,
+    model: nn.Module,
+    loss: LossFn,
+    batch: Any,
+    at: int | str = "final",
+    *,
+    joint: bool = True,
+    gamma: Asked = "auto",
+    unverified: bool = False,
+    progress: Progress | None = None,
+) -> Influence:
+    """Influence of every occurrence before `at` on the queries' mean loss: one query."""
+    step = run.step_of(at)
+    v, notes = mean_vector(run, model, loss, batch, step, unverified=unverified)
+    return run.query_vectors(v, step, joint=joint, gamma=gamma, notes=notes, progress=progress)
+
+
+def said(answer: Influence) -> tuple[str, ...]:
+    """What a result must say: the answer's notes, and how far it can be trusted."""
+    return *answer.notes, *(answer.validity or {}).get("words", ())
+
+
+@contextmanager
+def weights_kept(model: nn.Module) -> Iterator[None]:
+    """Whatever weights are loaded inside, the model has its own again afterwards."""
+    before = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    try:
+        yield
+    finally:
+        model.load_state_dict(before)

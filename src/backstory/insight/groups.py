@@ -1,0 +1,69 @@
+"""Groups of occurrences, for means over them: by when samples were first used, by step, by source or label, or by name.
+
+Knows nothing of influence.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..capture.ids import as_text
+from ..errors import UsageError
+from ..session.occurrences import occurrences, rows_before
+from ..session.run import Run
+
+THIRDS = ("early", "middle", "late")
+COLUMNS = ("source", "label")
+NONE = "(not given)"
+OTHERS = "(others)"
+Ids = Mapping[str, Iterable[int | str]]
+Texts = NDArray[np.str_]
+
+
+def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """`(names, group of each occurrence of the run (N,))`; samples that are in no named group are `OTHERS`."""
+    samples, steps = occurrences(run.store, rows_before(run.store, run.n_steps))
+    if not isinstance(by, str):
+        return _named(samples, by)
+    if by == "thirds":
+        return THIRDS, _thirds(samples, steps)
+    if by == "steps":
+        return THIRDS, np.minimum(2, 3 * steps // run.n_steps)
+    labels = column(run, samples, by)
+    names, inverse = np.unique(labels, return_inverse=True)
+    return tuple(names.tolist()), inverse
+
+
+def column(run: Run, samples: Texts, by: str) -> Texts:
+    """The source or label of each of these samples; `NONE` where the run does not know it."""
+    if by not in COLUMNS:
+        raise UsageError(f"found by={by!r}; expected thirds, steps, {', '.join(COLUMNS)}, or ids by name.")
+    names, inverse = np.unique(samples, return_inverse=True)
+    content = run.content(names.tolist())
+    found = [content.get(name, {}).get(by) for name in names.tolist()]
+    if all(x is None for x in found):
+        raise UsageError(f"the run holds no {by} of its samples: give it with run.describe(ids, {by}=…).")
+    return np.array([NONE if x is None else x for x in found])[inverse]
+
+
+def _thirds(samples: Texts, steps: Any) -> NDArray[np.int64]:
+    """Samples in the order of their first use, cut into three groups of equal size."""
+    _, first, inverse = np.unique(samples, return_index=True, return_inverse=True)  # rows are in time order
+    order = np.argsort(np.argsort(first))
+    return (3 * order // len(first))[inverse]
+
+
+def _named(samples: Texts, by: Ids) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    wanted: dict[str, Sequence[str]] = {name: as_text(ids)[0] for name, ids in by.items()}
+    every = [x for ids in wanted.values() for x in ids]
+    if not every or len(set(every)) < len(every):
+        raise UsageError("a sample is in two groups, or there is none; give each group samples of its own.")
+    if unknown := set(every) - set(samples.tolist()):
+        raise UsageError(
+            f"{len(unknown)} of the samples never occurred, e.g. {min(unknown)!r}; name samples of the run."
+        )
+    number = {x: k for k, ids in enumerate(wanted.values()) for x in ids}
+    group = np.array([number.get(x, len(wanted)) for x in samples.tolist()])
+    return (*wanted, *([OTHERS] if (group == len(wanted)).any() else [])), group

@@ -1,0 +1,118 @@
+r"""A subspace learned from rows: their sides, the spectrum between them, and what is kept of it.
+
+The rows are read once for the sides and once or more for the spectra, block by block where memory does not hold all. With
+a share of their energy to be kept, a pass before that counts rows and energy; rows that are fewer than their coordinates
+are then kept themselves, which is exact and much less work.
+
+Shapes:  n coordinates between the sides of a block.
+Knows nothing of steps or files.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..maths.layers import Contribution
+from ..maths.learning import LEADING, Spectrum, allocated, energy, spectrum, spectrum_of_rows, sufficient, widened
+from ..maths.sides import learned_basis, moments, probes
+from ..maths.subspace import Basis, Shape, project
+
+LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
+
+Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
+Rows = Callable[
+    [Collection[int] | None], Iterator[tuple[int, Contribution]]
+]  # all rows √κ h of these blocks (None: all)
+
+
+class Learned(NamedTuple):
+    """Bases, and the shapes that go with them."""
+
+    bases: list[Basis]
+    shapes: list[Shape]
+    energy: float | None = None  # share of the rows' energy that is kept, where one was asked for
+
+
+def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learned:
+    """As many coordinates as `layout` has, or the fewest that hold `share` of the rows' energy, and no more than these."""
+    wide = [(name, widened(shape)) for name, shape in layout]
+    budget = sum(shape.dims for _, shape in layout)
+    if share is None and sum(shape.dims for _, shape in wide) <= budget:  # everything fits
+        return Learned([_laid_out(x) for x in _sides(rows, layout, seed)], [shape for _, shape in layout])
+    whole, counts = (0.0, None) if share is None else _measured(rows, layout)
+    bases = _sides(rows, wide, seed)
+    spectra = list(_spectra(rows, wide, bases, [LEADING * shape.dims for _, shape in layout], counts))
+    values = [x.values for x in spectra]
+    kept = allocated(values, budget if share is None else sufficient(values, share * whole, budget))
+    cores = [_laid_out(x._replace(core=s.vectors[:, :n].float())) for x, s, n in zip(bases, spectra, kept, strict=True)]
+    shapes = [shape._replace(kept=n) for (_, shape), n in zip(wide, kept, strict=True)]
+    return Learned(cores, shapes, None if share is None else _held(values, kept, whole))
+
+
+def _laid_out(basis: Basis) -> Basis:
+    """As it will be loaded: the strides of a single column would else be others, and so the rounding of products."""
+    return Basis(*(None if x is None else x.clone(memory_format=torch.contiguous_format) for x in basis))
+
+
+def _held(values: Sequence[Tensor], kept: Sequence[int], whole: float) -> float:
+    held = sum(float(v[:n].sum()) for v, n in zip(values, kept, strict=True))
+    return held / whole if whole else 1.0
+
+
+def _measured(rows: Rows, layout: Layout) -> tuple[float, list[int]]:
+    """`(energy of all rows, how many each block has)`."""
+    whole, counts = 0.0, [0] * len(layout)
+    for b, part in rows(None):
+        whole += energy(part, layout[b][1])
+        counts[b] += len(part[0])
+    return whole, counts
+
+
+def _sides(rows: Rows, layout: Layout, seed: int) -> list[Basis]:
+    """Top eigenvectors of the two second moments of each block's rows."""
+    omegas = [probes(shape, seed=seed, name=name) for name, shape in layout]
+    sums: list[list[Tensor | None]] = [[None, None] for _ in layout]
+    for b, part in rows(None):
+        for side, found in enumerate(moments(part, layout[b][1], omegas[b])):
+            before = sums[b][side]
+            sums[b][side] = found if before is None or found is None else before.add_(found)
+    return [
+        learned_basis(left, right, shape, omega, seed=seed, name=name)
+        for (left, right), (name, shape), omega in zip(sums, layout, omegas, strict=True)
+    ]
+
+
+def _spectra(
+    rows: Rows, layout: Layout, bases: Sequence[Basis], most: Sequence[int], counts: Sequence[int] | None
+) -> Iterator[Spectrum]:
+    """Of Σ κ x xᵀ over each block's rows x between its sides; as many blocks at once as memory allows.
+
+    With `counts`, rows that are fewer than their coordinates are kept and not summed.
+    """
+    n = [shape.product for _, shape in layout]
+    few = [counts is not None and counts[b] < n[b] for b in range(len(n))]
+    for blocks in _at_once([4 * n[b] * (counts[b] if counts and few[b] else n[b]) for b in range(len(n))]):
+        sums = {b: torch.zeros(n[b], n[b]) for b in blocks if not few[b]}
+        held: dict[int, list[Tensor]] = {b: [torch.zeros(0, n[b])] for b in blocks if few[b]}
+        for b, part in rows(blocks):
+            found = project(part, layout[b][1], bases[b])
+            if few[b]:
+                held[b].append(found)
+            else:
+                sums[b] = sums[b].to(found.dtype).addmm_(found.T, found)
+        for b in blocks:
+            yield spectrum_of_rows(torch.cat(held.pop(b)), most[b]) if few[b] else spectrum(sums[b], most[b])
+
+
+def _at_once(sizes: Sequence[int]) -> Iterator[range]:
+    """Runs of blocks that take no more than `LEARNING_BYTES` together, or one block."""
+    at = 0
+    while at < len(sizes):
+        end, room = at, LEARNING_BYTES
+        while end < len(sizes) and (end == at or sizes[end] <= room):
+            room -= sizes[end]
+            end += 1
+        yield range(at, end)
+        at = end

@@ -1,0 +1,135 @@
+"""Terms of erasure against autograd: the step that is left out of the product, one at a time, by `tests.oracles`."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.maths.examples import RULES, P, queries, random_steps, recorded
+from tests.oracles import Recorded, unrolled
+from torch import Tensor
+
+from backstory.insight.erasure import Pay, Taken, free_path, moved, taken
+from backstory.maths.adjoint import Adjoint
+from backstory.maths.steps import Gamma, Step, expands
+
+ZERO = torch.zeros(P, dtype=torch.float64)
+FORMS: list[Gamma] = [0.0, 1.0, None, "expanding"]
+OWN = 2  # the step of the sample that is followed
+
+
+def per_sample(step: Step, per: int) -> Step:
+    """The same step with `per` curvature rows of its own for each sample."""
+    g = torch.Generator().manual_seed(len(step.w))
+    V = 0.5 * torch.randn(len(step.w) * per, P, generator=g, dtype=torch.float64)
+    return step._replace(V=V, dot_v=V @ (step.w @ step.G))
+
+
+def made(rule: str, clipped: bool, per: int) -> list[Step]:
+    return [per_sample(s, per) if per else s for s in random_steps(rule, clipped=clipped)]
+
+
+def oracle(step: Step, gamma: Gamma) -> Recorded:
+    return recorded(step, (None if expands(step) else 0.0) if gamma == "expanding" else gamma)
+
+
+def free(step: Recorded) -> Recorded:
+    """The step without anything that bends a displacement; what it pays out of the momentum stays."""
+    return step._replace(H=torch.zeros(P, P, dtype=torch.float64), l2=ZERO, decay=ZERO)
+
+
+def end_of(steps: Sequence[Recorded], t: int, row: int) -> Tensor:
+    """Where occurrence `row` of step t has moved θ at the end."""
+    return unrolled(steps)[0][t][row]
+
+
+def followed(
+    steps: Sequence[Step], gamma: Gamma, where: dict[int, int], v: Tensor
+) -> tuple[list[Tensor], list[Taken], float]:
+    """Free path, terms of each step, and the influence that is left, as `saturation` puts them together."""
+    pays = [Pay(s.coefficients.momentum, s.coefficients.pace * s.coefficients.a) for s in steps]
+    path = free_path({t: moved(steps[t], row) for t, row in where.items()}, pays)
+    terms: list[Taken] = []
+    adjoint, left = Adjoint(v, gamma=gamma), 0.0
+    for t in reversed(range(len(steps))):
+        terms.insert(0, taken(adjoint, steps[t], path[t]))
+        scores = adjoint.influence(steps[t])
+        left += float(scores[0, where[t]]) if t in where else 0.0
+    return path, terms, left
+
+
+@pytest.mark.parametrize("gamma", FORMS)
+@pytest.mark.parametrize("per", [0, 2])
+@pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("rule", RULES)
+def test_terms_add_up_to_what_was_lost(rule: str, clipped: bool, per: int, gamma: Gamma) -> None:
+    steps, v = made(rule, clipped, per), queries(1)
+    _, terms, left = followed(steps, gamma, {OWN: 3}, v)
+    true = [oracle(s, gamma) for s in steps]
+    loose = [*true[: OWN + 1], *(free(s) for s in true[OWN + 1 :])]
+    whole, rest = (float(v[0] @ end_of(x, OWN, 3)) for x in (loose, true))
+    lost = sum(float(x.rows.sum()) + x.decay for x in terms)
+    size = max(abs(whole), abs(rest), sum(float(x.rows.abs().sum()) for x in terms))
+    assert abs(left - rest) < 1e-10 * size
+    assert abs((whole - rest) - lost) < 1e-10 * size, (
+        f"terms {lost:.6g}, lost {whole - rest:.6g}. The free path and the terms must see the same momentum and clipping."
+    )
+
+
+@pytest.mark.parametrize("gamma", FORMS)
+@pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "groups", "adam, own diagonal"])
+def test_the_term_of_a_step_and_of_a_row_is_what_bending_it_changes(rule: str, gamma: Gamma) -> None:
+    """Steps before k free, steps after k true: step k free, with its decays alone, or with one row's curvature alone."""
+    steps, v = made(rule, True, 0), queries(1)
+    _, terms, _ = followed(steps, gamma, {OWN: 1}, v)
+    true = [oracle(s, gamma) for s in steps]
+    for k in range(OWN + 1, len(steps)):
+
+        def end(bent: Recorded, k: int = k) -> float:
+            mixed = [*true[: OWN + 1], *(free(s) for s in true[OWN + 1 : k]), bent, *true[k + 1 :]]
+            return float(v[0] @ end_of(mixed, OWN, 1))
+
+        none = end(free(true[k]))
+        size = abs(none) + float(terms[k].rows.abs().sum())
+        assert abs(none - end(true[k]) - float(terms[k].rows.sum()) - terms[k].decay) < 1e-10 * size
+        assert (
+            abs(none - end(free(true[k])._replace(l2=true[k].l2, decay=true[k].decay)) - terms[k].decay) < 1e-10 * size
+        )
+        kept = [r for r in range(len(steps[k].w)) if steps[k].w[r] > 0]
+        V = (steps[k].w.sqrt()[:, None] * steps[k].G)[kept]
+        W = torch.linalg.pinv(V.T) @ true[k].H  # H = Vᵀ W
+        for r, v_row, w_row in zip(kept, V, W, strict=True):
+            alone = end(free(true[k])._replace(H=torch.outer(v_row, w_row)))
+            assert abs(none - alone - float(terms[k].rows[r])) < 1e-9 * size
+
+
+@pytest.mark.parametrize("rule", ["plain", "momentum", "adam"])
+def test_several_occurrences_are_the_sum_of_each(rule: str) -> None:
+    steps, v = made(rule, False, 0), queries(1)
+    together = followed(steps, None, {0: 1, 3: 0}, v)
+    first, second = followed(steps, None, {0: 1}, v), followed(steps, None, {3: 0}, v)
+    assert together[2] == pytest.approx(first[2] + second[2], rel=1e-12)
+    for t in range(len(steps)):
+        torch.testing.assert_close(together[1][t].rows, first[1][t].rows + second[1][t].rows)
+        torch.testing.assert_close(together[0][t], first[0][t] + second[0][t])
+
+
+def test_the_papers_theorem_1() -> None:
+    """SGD, literal: the term of a later sample is its gradient's overlap with the displacement times its own influence."""
+    steps, v = made("plain", False, 0), queries(1)
+    path, terms, _ = followed(steps, 0.0, {OWN: 0}, v)
+    g = steps[OWN].G[0] * steps[OWN].w[0] * float(steps[OWN].coefficients.rate)
+    torch.testing.assert_close(path[-1], g)
+    embeddings, _ = unrolled([recorded(s, 0.0) for s in steps])
+    for k in range(OWN + 1, len(steps)):
+        expected = torch.stack([(z @ g) * (v[0] @ e) for z, e in zip(steps[k].G, embeddings[k], strict=True)])
+        torch.testing.assert_close(terms[k].rows, expected, rtol=1e-10, atol=1e-12)
+    assert all(float(x.rows.abs().sum()) == 0 for x in terms[: OWN + 1])
+
+
+def test_an_empty_buffer_takes_no_memory_and_a_full_one_pays_out_whole() -> None:
+    own = moved(made("momentum", False, 0)[0], 0)
+    path = free_path({0: own}, [Pay(0.1, 0.5)] * 200)
+    assert len({id(x) for x in path}) < 40
+    assert len(path) == 201
+    slow = free_path({0: own}, [Pay(0.95, 0.5)] * 2000)
+    torch.testing.assert_close(slow[-1], own.theta - 0.5 * 0.95 / 0.05 * own.momentum, rtol=1e-12, atol=0)

@@ -1,0 +1,71 @@
+"""Groups at every checkpoint: by hand, from segments and by adjoint."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.insight.runs import Small, loss, small
+from tests.session.loops import batch_of, ids_of, mlp, sgd, train
+
+import backstory
+from backstory.errors import UsageError
+from backstory.insight.evolution import evolution
+
+EARLY = list(dict.fromkeys(i for t in range(3) for i in ids_of(t)))
+
+
+def test_means_are_those_of_the_samples_used_so_far(plain: Small) -> None:
+    groups = {"first": EARLY[:3], "others": EARLY[3:]}
+    found = evolution(plain.run, plain.model, loss, plain.queries, by=groups)
+    assert found.checkpoints == (4, 8, 12)
+    for j, at in enumerate(found.checkpoints):
+        model = plain.run.load_weights(mlp(), at)
+        answer = plain.run.query(model, loss, plain.queries, at, method="adjoint")
+        for i, ids in enumerate(groups.values()):
+            seen = [x for x in ids if any(x in ids_of(t) for t in range(at))]
+            assert found.mean[i, j] == pytest.approx(float(answer.of(seen).mean()) / len(seen), rel=1e-9)
+            assert found.samples[i, j] == len(seen)
+
+
+def test_a_group_that_was_not_used_yet_has_no_mean(plain: Small) -> None:
+    found = evolution(plain.run, plain.model, loss, plain.queries, by="steps")
+    assert np.isnan(found.mean[1:, 0]).all()
+    assert np.isnan(found.mean[2, 1])
+    assert found.samples[:, 0].tolist() == [9 if len({*EARLY}) == 9 else len({*EARLY}), 0, 0]
+    assert np.isfinite(found.mean[:, 2]).all()
+
+
+def test_segments_give_the_same_and_the_model_keeps_its_weights(tmp_path: Path) -> None:
+    made = small("adamw, hatted, clipped", tmp_path / "run")
+    made.run.load_weights(made.model, 4)
+    before = {k: v.clone() for k, v in made.model.state_dict().items()}
+    swept = evolution(made.run, made.model, loss, made.queries)
+    made.run.embed(segments=3, dtype=torch.float64, encoding="float64")
+    stored = evolution(made.run, made.model, loss, made.queries)
+    assert set(swept.how) == {"adjoint"}
+    assert set(stored.how) == {"segments"}
+    np.testing.assert_allclose(stored.mean, swept.mean, rtol=1e-8, atol=1e-12)
+    assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
+
+
+def test_an_answer_in_plain_values(plain: Small) -> None:
+    seen: list[tuple[int, int]] = []
+    found = evolution(plain.run, plain.model, loss, plain.queries, progress=lambda *x: seen.append(x))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert list(found.as_dict()["mean"]) == ["early", "middle", "late"]
+    assert len(found.to_pandas()) == 9
+    assert len(found.figure().data) == 3
+
+
+def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 3)
+    with pytest.raises(UsageError, match="record with checkpoints=K"):
+        evolution(backstory.open(tmp_path / "run"), model, loss, batch_of([1]))
+
+
+def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
+    found = evolution(plain.run, plain.model, loss, plain.queries)
+    assert any("modelled exactly" in note for note in found.notes)
+    assert any("eval mode" in note for note in found.notes)

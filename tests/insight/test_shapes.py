@@ -1,0 +1,69 @@
+"""Closest curves against scikit-learn's isotonic regression and against all places of the turn."""
+
+import numpy as np
+import pytest
+from sklearn.isotonic import IsotonicRegression
+
+from backstory.insight.shapes import Curve, errors, falling, prefix_errors, ramps, rising, valley
+
+
+def noisy(n: int, seed: int) -> Curve:
+    g = np.random.default_rng(seed)
+    return np.asarray(g.standard_normal(n) + g.uniform(-3, 3) * np.linspace(0, 1, n))
+
+
+def isotonic(y: Curve, increasing: bool) -> Curve:
+    if len(y) == 0:
+        return y
+    return np.asarray(IsotonicRegression(increasing=increasing).fit_transform(np.arange(len(y)), y))
+
+
+def distance(y: Curve, fit: Curve) -> float:
+    return float(((y - fit) ** 2).sum())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
+def test_closest_curves_are_isotonic_regression(n: int, seed: int) -> None:
+    y = noisy(n, seed)
+    np.testing.assert_allclose(rising(y), isotonic(y, True), atol=1e-12)
+    np.testing.assert_allclose(falling(y), isotonic(y, False), atol=1e-12)
+    prefixes = [distance(y[:k], isotonic(y[:k], True)) for k in range(n + 1)]
+    np.testing.assert_allclose(prefix_errors(y.tolist()), prefixes, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_closest_valley_is_the_best_of_all_turns(seed: int) -> None:
+    y = noisy(20, seed)
+    found = errors(y)
+    every = [
+        distance(y[:c], isotonic(y[:c], False)) + distance(y[c:], isotonic(y[c:], True)) for c in range(len(y) + 1)
+    ]
+    assert found.valley == pytest.approx(min(every), abs=1e-12)
+    assert every[found.turn] == pytest.approx(min(every), abs=1e-12)
+    assert found.rising == pytest.approx(distance(y, isotonic(y, True)), abs=1e-12)
+    assert found.falling == pytest.approx(distance(y, isotonic(y, False)), abs=1e-12)
+    assert distance(y, valley(y)) == pytest.approx(found.valley, abs=1e-12)
+
+
+def test_ramps_find_the_corners_of_a_curve_that_has_them() -> None:
+    x = np.arange(40.0)
+    y = 2 + 3 * np.maximum(0, 1 - x / 8) + 1.5 * np.maximum(0, (x - 25) / 14)
+    found = ramps(y, falls=True, rises=True)
+    assert (found.end, found.start) == (8, 26), "the first that is above the level"
+    np.testing.assert_allclose([found.level, found.fall, found.rise], [2, 3, 1.5], rtol=1e-9)
+    alone = ramps(2 + 3 * np.maximum(0, 1 - x / 8), falls=True, rises=False)
+    assert (alone.end, alone.start, alone.rise) == (8, 40, 0.0)
+    upward = ramps(2 + 1.5 * np.maximum(0, (x - 25) / 14), falls=False, rises=True)
+    assert (upward.end, upward.start, upward.fall) == (0, 26, 0.0)
+    flat = ramps(np.ones(40), falls=False, rises=False)
+    assert (flat.end, flat.start, flat.level) == (0, 40, 1.0)
+
+
+def test_a_hill_is_no_valley() -> None:
+    hill = np.minimum(np.arange(30.0), np.arange(30.0)[::-1])
+    found = ramps(hill, falls=True, rises=True)
+    assert found.fall >= 0
+    assert found.rise >= 0
+    downward = ramps(-np.arange(30.0), falls=False, rises=True)
+    assert (downward.start, downward.rise) == (30, 0.0)

@@ -1,0 +1,92 @@
+"""Values of sources: sums by hand, intervals against what theory says, and reproducible draws."""
+
+import numpy as np
+import pytest
+import torch
+from tests.insight.runs import SOURCES, Small, loss
+
+from backstory.errors import UsageError
+from backstory.insight.sources import bootstrap, sources
+
+
+def test_values_are_sums_of_influence(plain: Small) -> None:
+    x, y = plain.queries
+    sets = {"a": (x[:3], y[:3]), "b": (x[3:], y[3:])}
+    found = sources(plain.run, plain.model, loss, sets, draws=50)
+    assert sorted(found.sources) == sorted(SOURCES)
+    assert found.domains == ("a", "b")
+    answers = {d: plain.run.query(plain.model, loss, batch) for d, batch in sets.items()}
+    for i, name in enumerate(found.sources):
+        ids = [k for k in range(9) if SOURCES[k % 3] == name]
+        for j, domain in enumerate(found.domains):
+            cell = found.cells[i][j]
+            assert found.matrix[i, j] == cell.value == pytest.approx(float(answers[domain].of(ids).mean()), rel=1e-9)
+            assert (cell.source, cell.domain, cell.samples, cell.queries) == (name, domain, 3, (3, 1)[j])
+            assert cell.per_sample == cell.value / 3
+            assert cell.low < cell.high
+        assert found.total[i].low < found.total[i].high
+        assert found.total[i].value == pytest.approx(found.matrix[i].mean())
+    values = [v.value for v in found.total]
+    assert values == sorted(values, reverse=True)
+
+
+def test_labels_may_take_the_place_of_sources(plain: Small) -> None:
+    found = sources(plain.run, plain.model, loss, {"all": plain.queries}, by="label", draws=50)
+    assert sorted(found.sources) == ["0", "1"]
+
+
+def test_intervals_are_those_of_theory() -> None:
+    """Sums of independent numbers: the spread of a sum over n samples is √n times that of one; of queries likewise."""
+    g = np.random.default_rng(0)
+    n, Q = 400, 300
+    of_samples, of_queries = g.normal(1.0, 2.0, n), g.normal(0.0, 1.0, Q)
+    group = np.array([0] * 100 + [1] * 300)
+    alone = bootstrap(np.broadcast_to(of_samples, (Q, n)), group, 2000, seed=0)
+    for k in (0, 1):
+        mine = of_samples[group == k]
+        assert alone[:, k].mean() == pytest.approx(mine.sum(), rel=0.02)
+        assert alone[:, k].std() == pytest.approx(mine.std() * len(mine) ** 0.5, rel=0.08)
+    shared = bootstrap(np.broadcast_to(of_queries[:, None], (Q, n)), group, 2000, seed=0)
+    for k, size in ((0, 100), (1, 300)):
+        assert shared[:, k].std() == pytest.approx(size * of_queries.std() / Q**0.5, rel=0.08)
+    correlated = np.asarray(np.corrcoef(shared.T))
+    assert correlated[0, 1] > 0.99, "all sources are asked the same queries"
+
+
+def test_groups_in_any_order_and_pieces_of_any_size() -> None:
+    g = np.random.default_rng(1)
+    scores, group = g.normal(size=(1, 30)) + np.arange(30) % 3 * 100, np.arange(30) % 3
+    whole = bootstrap(scores, group, 64, seed=3)
+    assert whole.shape == (64, 3)
+    np.testing.assert_allclose(whole.mean(0), [scores[0, group == k].sum() for k in range(3)], rtol=0.02, atol=5)
+    for at_once in (1, 30 * 7, 30 * 64):
+        np.testing.assert_allclose(bootstrap(scores, group, 64, seed=3, at_once=at_once), whole, rtol=1e-12)
+    assert not np.array_equal(bootstrap(scores, group, 64, seed=4), whole)
+
+
+def test_an_answer_in_plain_values(plain: Small) -> None:
+    x, y = plain.queries
+    found = sources(plain.run, plain.model, loss, {"a": (x[:2], y[:2]), "b": (x[2:], y[2:])}, draws=50)
+    told = found.as_dict()
+    assert told["total"][0]["low"] <= told["total"][0]["high"]
+    assert told["interval"] == "95 %"
+    assert np.array(told["matrix"]).shape == (3, 2)
+    assert len(found.to_pandas()) == 6
+    assert [d.type for d in found.figure().data] == ["bar", "heatmap"]
+    one = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
+    assert [d.type for d in one.figure().data] == ["bar"]
+    assert one.as_dict() == sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50).as_dict()
+
+
+def test_wrong_arguments(plain: Small) -> None:
+    with pytest.raises(UsageError, match="one or more, and 40"):
+        sources(plain.run, plain.model, loss, {})
+    with pytest.raises(UsageError, match="expected thirds"):
+        sources(plain.run, plain.model, loss, {"a": plain.queries}, by="colour")
+    assert torch.is_grad_enabled()
+
+
+def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
+    found = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
+    assert any("modelled exactly" in note for note in found.notes)
+    assert any("eval mode" in note for note in found.notes)

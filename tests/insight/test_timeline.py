@@ -1,0 +1,87 @@
+"""The timeline against influences, rates and losses that are put together by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.insight.runs import STEPS, Small, loss, small
+from tests.session.loops import batch_of, ids_of, mlp, sgd, train
+
+import backstory
+from backstory.insight.timeline import smooth, timeline
+
+
+def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> None:
+    found = timeline(plain.run, plain.model, loss, plain.queries)
+    scores = plain.run.query(plain.model, loss, plain.queries).scores  # (4, 36)
+    for t in range(STEPS):
+        expected = float(scores[:, 3 * t : 3 * t + 3].mean())
+        rate = 0.3 * (1 - t / (2 * STEPS))
+        assert found.influence[t] == pytest.approx(expected, rel=1e-9)
+        assert found.rate[t] == pytest.approx(rate)
+        assert found.per_rate[t] == pytest.approx(expected / rate, rel=1e-9)
+    assert found.at == STEPS
+
+
+def test_losses_are_those_of_training(plain: Small) -> None:
+    model = mlp()
+    optimizer = sgd(model, 0.3)
+    found = timeline(plain.run, plain.model, loss, plain.queries).loss
+    for t in range(STEPS):
+        optimizer.param_groups[0]["lr"] = 0.3 * (1 - t / (2 * STEPS))
+        value = loss(model, batch_of(ids_of(t))).mean()
+        assert found[t] == pytest.approx(value.item(), rel=1e-9)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+
+
+def test_at_a_checkpoint_only_what_was_before_counts(plain: Small) -> None:
+    model = plain.run.load_weights(mlp(), 4)
+    found = timeline(plain.run, model, loss, plain.queries, 4)
+    assert len(found.influence) == len(found.loss) == 4
+    expected = plain.run.query(model, loss, plain.queries, 4).scores.mean(0)
+    assert found.influence[3] == pytest.approx(float(expected[9:12].mean()), rel=1e-9)
+
+
+def test_a_rate_of_zero_and_losses_that_are_not_known(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model, 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, t / 3))
+    train(tmp_path / "run", model, optimizer, 6, schedule=schedule)
+    found = timeline(backstory.open(tmp_path / "run"), model, loss, batch_of([1, 2]))
+    assert np.isnan(found.per_rate).tolist() == [True] + [False] * 5
+    assert np.isnan(found.loss).all()
+    assert len(found.figure().data) == 2, "no plot of losses that are not known"
+
+
+def test_an_answer_in_plain_values(plain: Small) -> None:
+    found = timeline(plain.run, plain.model, loss, plain.queries)
+    told = found.as_dict()
+    assert told["phases"]["shape"] == "too short"
+    assert "per unit of learning rate" in told["unit"]
+    assert any("the mean over 4 queries" in note for note in told["notes"])
+    assert len(found.to_pandas()) == STEPS
+    assert len(found.figure().data) == 3
+
+
+def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:
+    made = small("groups", tmp_path / "run")
+    found = timeline(made.run, made.model, loss, made.queries)
+    assert found.rate[0] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 50])
+def test_smoothing_keeps_length_level_and_gaps(n: int) -> None:
+    y = np.full(n, 2.0)
+    y[0] = np.nan
+    found = smooth(y)
+    assert found.shape == (n,)
+    np.testing.assert_allclose(found[np.isfinite(found)], 2.0)
+
+
+def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
+    found = timeline(plain.run, plain.model, loss, plain.queries)
+    assert any("modelled exactly" in note for note in found.notes)
+    assert any("eval mode" in note for note in found.notes)
