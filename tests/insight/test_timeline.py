@@ -24,6 +24,23 @@ def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> No
     assert found.at == STEPS
 
 
+@pytest.mark.parametrize("name", ["momentum, decay, clipped", "adamw, hatted, clipped"])
+def test_clipped_steps_add_up_to_nothing_and_are_left_out(name: str, tmp_path: Path) -> None:
+    made = small(name, tmp_path / "run")
+    found = timeline(made.run, made.model, loss, made.queries)
+    clipped = made.run.store.steps().clip < 1
+    assert clipped.sum() > STEPS // 2
+    assert np.isnan(found.per_rate).tolist() == clipped.tolist()
+    scores = made.run.query(made.model, loss, made.queries).scores.mean(0).reshape(STEPS, 3)
+    assert found.size.tolist() == pytest.approx(
+        (scores.abs().mean(1) / torch.from_numpy(found.rate)).tolist(), rel=1e-6
+    )
+    assert np.abs(found.influence[clipped]).max() < 0.2 * (found.size * found.rate)[clipped].min(), (
+        "they nearly add up to 0"
+    )
+    assert any(f"{clipped.sum()} of {STEPS} steps were clipped" in note for note in found.notes)
+
+
 def test_losses_are_those_of_training(plain: Small) -> None:
     model = mlp()
     optimizer = sgd(model, 0.3)
@@ -53,7 +70,7 @@ def test_a_rate_of_zero_and_losses_that_are_not_known(tmp_path: Path) -> None:
     found = timeline(backstory.open(tmp_path / "run"), model, loss, batch_of([1, 2]))
     assert np.isnan(found.per_rate).tolist() == [True] + [False] * 5
     assert np.isnan(found.loss).all()
-    assert len(found.figure().data) == 2, "no plot of losses that are not known"
+    assert len(found.figure().data) == 3, "no plot of losses that are not known"
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
@@ -63,7 +80,8 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     assert "per unit of learning rate" in told["unit"]
     assert any("the mean over 4 queries" in note for note in told["notes"])
     assert len(found.to_pandas()) == STEPS
-    assert len(found.figure().data) == 3
+    assert len(found.figure().data) == 4
+    assert not any("clipped" in note for note in told["notes"])
 
 
 def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from ..errors import UsageError
 from .shapes import Curve, Ramps, errors, ramps, valley
 
-DRAWS = 499  # of random signs
+DRAWS = 499  # of noise
 CERTAIN = 0.99  # quantile of chance that must be passed
 LEAST = 0.25  # of the basin's level: what a phase must lie above it
 BINS = 50
@@ -88,7 +88,7 @@ class Phases:
             first, last = self.warm_up.boundary, self.ascent.boundary
             return f"warm-up until step {first}, basin until step {last}, then ascent ({said})."
         return (
-            f"not present: the curve is flat ({said})."
+            f"not present: the curve is flat to {LEAST:.0%} of its level ({said})."
             if self.shape == "flat"
             else f"not present: it only {self.shape} ({said})."
         )

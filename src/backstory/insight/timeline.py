@@ -2,7 +2,9 @@
 
     per_rate_t = (mean over the occurrences z of step t of the influence of z on the queries' mean loss) / η_t
 
-as the paper does, so that a step is not small merely because its rate was. η_t is the largest rate of the step's parameter
+as the paper does, so that a step is not small merely because its rate was. Where the gradient was clipped Σ w J g = 0: scaling all of it
+changes nothing, so that the influences of the step's samples add up to 0 however much they mattered. These steps have no `per_rate`;
+`size_t`, the mean of |influence| over η_t, has them all, and phases are sought in it where most steps were clipped. η_t is the largest rate of the step's parameter
 groups. With momentum or Adam a step's effect also depends on later rates; dividing by its own is then a convention.
 Knows nothing of models but for the gradient of their loss.
 """
@@ -24,6 +26,7 @@ from .shapes import Curve
 
 UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
 ROWS_AT_ONCE = 1 << 16
+CURVES = ("influence", "rate", "per_rate", "size", "loss")
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,15 @@ class Timeline:
     at: int
     influence: Curve  # (T,) mean over the step's occurrences
     rate: Curve  # (T,) η
-    per_rate: Curve  # (T,) influence over the rate; NaN where the rate was 0
+    per_rate: Curve  # (T,) influence over the rate; NaN where the rate was 0 or the gradient was clipped
+    size: Curve  # (T,) mean |influence| of an occurrence over the rate; NaN where the rate was 0
     loss: Curve  # (T,) Σ w ℓ of the step; NaN where losses were not recorded
-    phases: Phases  # of `per_rate`
+    phases: Phases  # of `per_rate`, or of `size` where most steps were clipped
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        curves = {k: getattr(self, k).tolist() for k in ("influence", "rate", "per_rate", "loss")}
+        curves = {k: getattr(self, k).tolist() for k in CURVES}
         return {
             "at": self.at,
             **curves,
@@ -73,6 +77,14 @@ class Timeline:
             row=1,
             col=1,
         )
+        drawn.add_scatter(
+            y=smooth(self.size).tolist(),
+            mode="lines",
+            name="mean size, smoothed",
+            line={"color": plots.COLOURS[1]},
+            row=1,
+            col=1,
+        )
         for window in self.phases.windows:
             drawn.add_vrect(
                 x0=window.first,
@@ -91,7 +103,7 @@ class Timeline:
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line for each step."""
-        curves = {k: getattr(self, k) for k in ("influence", "rate", "per_rate", "loss")}
+        curves = {k: getattr(self, k) for k in CURVES}
         return plots.frame({"step": np.arange(self.at), **curves})
 
 
@@ -113,10 +125,22 @@ def timeline(
         run, model, loss, batch, at, joint=joint, gamma=gamma, unverified=unverified, progress=progress
     )
     step = answer.at
-    mean = by_step(answer.scores[0].numpy(), answer.steps, step)
-    rate = run.store.steps(0, step).groups["rate"].max(1)
-    per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=rate > 0)
-    return Timeline(step, mean, rate, per_rate, losses(run.store, step), phases(per_rate, seed=seed), said(answer))
+    scores, table = answer.scores[0].numpy(), run.store.steps(0, step)
+    mean, sizes = by_step(scores, answer.steps, step), by_step(np.abs(scores), answer.steps, step)
+    rate, clipped = table.groups["rate"].max(1), np.asarray(table.clip) < 1
+    per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=(rate > 0) & ~clipped)
+    size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
+    found = phases(size if clipped.mean() > 0.5 else per_rate, seed=seed)
+    notes = (*said(answer), *_about_clipping(clipped))
+    return Timeline(step, mean, rate, per_rate, size, losses(run.store, step), found, notes)
+
+
+def _about_clipping(clipped: Any) -> tuple[str, ...]:
+    if not clipped.any():
+        return ()
+    sought = "in the sizes of influences" if clipped.mean() > 0.5 else "in the other steps"
+    said = "their samples' influences add up to 0 by construction and are left out of per_rate; phases are sought"
+    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {said} {sought}",)
 
 
 def by_step(values: Curve, steps: Any, n: int) -> Curve:
