@@ -237,7 +237,7 @@ def test_keep_gives_the_ends_of_the_whole_answer(run: Pair) -> None:
 def test_methods(run: Pair) -> None:
     opened, model = run
     assert opened.query(model, cross_entropy, QUERY).how == "adjoint"
-    with pytest.raises(UsageError, match=r"no embeddings for step 6 with joint=True, gamma=auto: call run\.embed"):
+    with pytest.raises(UsageError, match=r"no embeddings for step 6 with joint=True, gamma=expanding: call run\.embed"):
         opened.query(model, cross_entropy, QUERY, method="embeddings")
     with pytest.raises(UsageError, match="method='magic'; expected one of auto, adjoint, embeddings"):
         opened.query(model, cross_entropy, QUERY, method="magic")
