@@ -113,3 +113,4 @@ def test_sizes_and_ranks_that_mean_nothing() -> None:
         with pytest.raises(UsageError, match="such as 16"):
             ranks(text)
     assert (ranks("16"), ranks("32x8")) == (16, (32, 8))
+    assert ranks("auto:0.95/8") == "auto:0.95/8", "`record` says what it stands for, or refuses it"

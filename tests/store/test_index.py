@@ -74,6 +74,27 @@ def test_products_count_and_not_angles_or_distances(tmp_path: Path) -> None:
         assert store.nearest(facts, -q, 3, 1)[0] == 251, "the lowest product is the nearest to −q"
 
 
+def test_it_is_the_index_that_is_searched_and_by_products(tmp_path: Path) -> None:
+    """Lance reads all rows without a word where an index has another metric than the question."""
+    with run_of(tmp_path / "run") as store:
+        facts = build(store, made(0))
+    table = VectorTable(tmp_path / "run/idx-00000004.lance", version=int(str(facts["version"])))
+    assert [x["metric_type"] for x in table._ds.stats.index_stats("v_idx")["indices"]] == ["dot"]
+    asked: list[dict[str, object]] = []
+
+    class Spy:
+        def to_table(self, **given: object) -> object:
+            asked.append(given)
+            return table._ds.to_table(**given)
+
+    spied = VectorTable(tmp_path / "run/idx-00000004.lance")
+    spied._ds = Spy()
+    spied.nearest(torch.zeros(16, dtype=torch.float16), 5, 1)
+    plan = table._ds.scanner(**asked[0]).explain_plan()
+    assert "ANN" in plan, plan
+    assert "metric=Dot" in plan, plan
+
+
 @pytest.mark.parametrize("encoding", ["float16", "int8", "float64"])
 def test_scales_of_rows_and_blocks_are_in_the_products(encoding: str, tmp_path: Path) -> None:
     """Codes alone would take every row and block for equally large; and float16 ends at 65,504."""

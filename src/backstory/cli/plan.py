@@ -31,7 +31,7 @@ def plan(
     ],
     steps: Annotated[int | None, typer.Option(help="Planned steps; without it, the recipe's own.", min=1)] = None,
     subspace: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
-    rank: Annotated[str, typer.Option(help="A number, or OUTxIN.")] = "16",
+    rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
     curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
     encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
@@ -99,10 +99,12 @@ def size(text: str) -> int:
     return int(float(fits[1]) * UNITS[unit])
 
 
-def ranks(text: str) -> int | tuple[int, int]:
-    """`16`, or `32x16` for (out, in)."""
+def ranks(text: str) -> int | tuple[int, int] | str:
+    """`16`, `32x16` for (out, in), or `auto:0.95` as it is."""
+    if text.startswith("auto:"):
+        return text
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise UsageError(f"found --rank {text!r}; expected a number such as 16, or OUTxIN such as 32x16.")
+        raise UsageError(f"found --rank {text!r}; expected a number such as 16, OUTxIN such as 32x16, or auto:0.95.")
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

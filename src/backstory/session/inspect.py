@@ -33,6 +33,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "recipe": config.get("recipe"),
         },
         "settings": config["settings"],
+        **({"energy kept in the warm-up": config["energy"]} if "energy" in config else {}),
         "optimizer": {**config["optimizer"], **_ranges(table)},
         "provenance": config["provenance"],
         "parameters": {
