@@ -37,6 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
         done = CliRunner().invoke(app, ["demo", "text", "--out", str(out), "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "helped by" in done.stdout
+    assert "trained from scratch, where recorded scores are weakest" in done.stdout
     return json.loads(done.stdout.strip().splitlines()[-1]), out
 
 
@@ -72,6 +73,8 @@ def test_the_page_is_self_contained(found: tuple[dict[str, Any], Path]) -> None:
     assert re.findall(r'(?:src|href)="([^"]+)"', outside) == []
     assert not re.search(r"<script[^>]+src=", page)
     assert "This page contains training data" in page
+    assert "<li>This net was trained from scratch" in page
+    assert len(found[0]["trust"]) > 2
     assert all(f"<h3>{name}</h3>" in page for name in ("code", "law", "poems"))
 
 

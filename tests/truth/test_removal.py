@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from backstory.errors import UsageError
 from backstory.truth.removal import Removal, index, places
@@ -15,6 +17,13 @@ def test_places_are_the_hits_of_each_step() -> None:
         found = places(removal, index(IDS))
         assert found == {t: hits for t, ids in enumerate(IDS) if (hits := removal.hits(t, ids))}
         assert list(found) == sorted(found)
+
+
+def test_ids_out_of_tensors_and_arrays_are_the_numbers_they_are() -> None:
+    batches = [torch.tensor([4, 7]), np.array([9, 4])]
+    for removal in (Removal((4,)), Removal((torch.tensor(4),)), Removal((np.int64(4),))):  # type: ignore[arg-type]
+        assert places(removal, index(batches)) == {0: [0], 1: [1]}  # type: ignore[arg-type]
+        assert removal.hits(1, batches[1]) == [1]  # type: ignore[arg-type]
 
 
 def test_nothing_to_remove_is_an_error() -> None:

@@ -108,7 +108,7 @@ def embed(
         return
     show.out.print(
         f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, "
-        f"{report.form} form, {'joint' if report.joint else 'per parameter'}, "
+        f"{report.form}, {'joint' if report.joint else 'per parameter'}, "
         + (f"{report.segments} segments, " if report.segments > 1 else "")
         + f"{report.seconds:.1f} s."
     )

@@ -113,6 +113,8 @@ def show_text(result: Any, run: Any, page: Path) -> None:
         ("unseen passage of", "begins", "influence", "helped by", "at step", "which begins"),
         rows,
     )
+    for line in result.trust:
+        show.out.print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
     _where(result, page)
 
 

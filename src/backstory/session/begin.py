@@ -112,7 +112,10 @@ def _go_on(
     else:  # still in the warm-up: there is no table to cut
         store.clear_spool(start)
         store.drop_checkpoints_after(start)
-    store.update_config(closed=False, fingerprints={k: v for k, v in known.items() if int(k) <= start})
+    joins = [t for t in store.config.get("unverified_joins", []) if t < start]
+    joins += [] if str(start) in known else [start]
+    kept = {k: v for k, v in known.items() if int(k) <= start}
+    store.update_config(closed=False, fingerprints=kept, unverified_joins=joins)
 
 
 def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:

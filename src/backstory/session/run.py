@@ -323,6 +323,11 @@ class Run(Contents):
         if self.config["optimizer"]["modelled_as"] == "sgd" and self.config["optimizer"]["class"] != "SGD":
             name = self.config["optimizer"]["class"]
             out.append(f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect little agreement")
+        if joins := self.config.get("unverified_joins"):
+            where = ", ".join(map(str, joins))
+            out.append(
+                f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
+            )
         if self.config.get("left_out"):
             share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])

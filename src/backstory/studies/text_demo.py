@@ -21,6 +21,11 @@ from .texts import RECIPE, loss, recipe, text_of
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 CHECKPOINTS = 4
 BEST = 3  # passages shown on either side of an answer
+CAUTION = (
+    "This net was trained from scratch, where recorded scores are weakest: in `backstory study gpt --mode scratch` they rank the "
+    "truth at about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
+    "Check what matters by retraining (backstory.truth)."
+)
 
 
 @dataclass
@@ -37,6 +42,7 @@ class TextResult:
     sources: list[str] = field(default_factory=list)  # rows of the matrix
     domains: list[str] = field(default_factory=list)  # columns
     matrix: list[list[float]] = field(default_factory=list)  # influence of all passages of a source on a domain
+    trust: list[str] = field(default_factory=list)  # how far the answers can be trusted, in words
     timeline: list[float] = field(default_factory=list)  # mean |influence| of a step's passages over its rate
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,6 +70,7 @@ def text_demo(out: Path, *, say: Say | None = None, **args: Any) -> TextResult:
         left = torch.stack([loss(plan.model, plan.queries[n]).mean() for n in names])
     per_byte = float(left.mean()) / (plan.queries["passages"].shape[1] - 1)
     result = TextResult(str(path), run.n_steps, len(answer), per_byte, seconds, losses, domains=names)
+    result.trust = [CAUTION, *(answer.validity or {}).get("words", [])]
     result.questions = [_question(answer, k, name, plan) for k, name in enumerate(names)]
     _by_source(result, run, plan)
     return result

@@ -34,6 +34,8 @@ unseen passages {result.loss:.2f} nats a byte. This page contains training data.
 <p class="note">One unseen passage of each domain. Influence is in nats of the passage's whole loss. Positive, <em>helped</em>: without the
 training passage the loss would be higher. Negative, <em>hurt</em>: it would be lower.</p>
 {questions}
+<h2>How far to trust this</h2>
+<ul>{"".join(f"<li>{html.escape(line)}</li>" for line in result.trust)}</ul>
 <h2>Which source taught which domain?</h2>
 <p class="note">Influence of all passages of a source (rows) on the mean loss of a domain's unseen passages (columns), in nats. Within a step whose
 gradient was clipped influences add up to 0: there they say how sources trade off, not what the step was worth.</p>

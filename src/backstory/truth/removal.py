@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UsageError
 
@@ -28,12 +29,18 @@ class Removal:
     def __post_init__(self) -> None:
         if not math.isfinite(self.share) or self.share == 0:
             raise UsageError(f"found share={self.share} in a removal; expected a finite number other than 0.")
+        object.__setattr__(self, "samples", tuple(_plain(x) for x in self.samples))
 
     def hits(self, step: int, ids: Sequence[Id]) -> list[int]:
         """Positions of the removed samples in the batch of `step`."""
         if self.steps is not None and step not in self.steps:
             return []
-        return [i for i, x in enumerate(ids) if x in self.samples]
+        return [i for i, x in enumerate(ids) if _plain(x) in self.samples]
+
+
+def _plain(name: Any) -> Id:
+    """An id out of a tensor or an array as the number it is."""
+    return name.item() if hasattr(name, "item") else name  # type: ignore[no-any-return]
 
 
 def index(ids: Sequence[Sequence[Id]]) -> dict[Id, list[tuple[int, int]]]:
@@ -41,7 +48,7 @@ def index(ids: Sequence[Sequence[Id]]) -> dict[Id, list[tuple[int, int]]]:
     found: dict[Id, list[tuple[int, int]]] = defaultdict(list)
     for step, names in enumerate(ids):
         for position, name in enumerate(names):
-            found[name].append((step, position))
+            found[_plain(name)].append((step, position))
     return found
 
 
