@@ -41,7 +41,7 @@ A training image's influence is the sum over all its occurrences.</p>
 {questions}
 <h2>When did it matter?</h2>
 <p class="note">Mean absolute influence of one occurrence on the questions above, by training step (logarithmic), and the
-training loss. At a constant learning rate late steps matter most: each step overwrites some of what earlier ones taught.</p>
+training loss. Each step overwrites some of what earlier ones taught; recorded curvature overstates that for early steps.</p>
 {_timeline(result)}
 <h2>Proof: predicted against retrained</h2>
 <p class="note">Each point is one training image and one question: the change of loss that the influence predicts, and the
