@@ -98,14 +98,16 @@ def test_it_is_the_index_that_is_searched_and_by_products(tmp_path: Path) -> Non
 @pytest.mark.parametrize("encoding", ["float16", "int8", "float64"])
 def test_scales_of_rows_and_blocks_are_in_the_products(encoding: str, tmp_path: Path) -> None:
     """Codes alone would take every row and block for equally large; and float16 ends at 65,504."""
-    E = made(0) * 10 ** torch.linspace(-4, 0, ROWS, dtype=torch.float64)[torch.randperm(ROWS)][:, None]
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(5))
+    E = made(0) * 10 ** torch.linspace(-4, 0, ROWS, dtype=torch.float64)[order][:, None]
     E[:, :5] *= 100
     E *= 1e5
     with run_of(tmp_path / "run", E, encoding) as store:
         stored = store.read_embeddings(STEPS, 0, ROWS, dtype=torch.float64)
         facts = build(store, stored)
-        for q in made(2)[:5]:
-            assert len(set(store.nearest(facts, q, 60, 1)) & set(best(E, q, 10))) >= 9
+        asked = made(2)[:50]
+        found = [len(set(store.nearest(facts, q, 60, 1)) & set(best(E, q, 10))) for q in asked]
+    assert sum(found) >= 9 * len(asked), f"Lance's own draws move single questions: {found}"
 
 
 def test_single_embeddings_and_labels(tmp_path: Path) -> None:

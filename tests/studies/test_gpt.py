@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.studies.test_gpt_setups import TINY, without_network
 
+from backstory.benchmarks.recording import STUDIED
 from backstory.errors import NumericalError, UsageError
 from backstory.studies import gpt
-from backstory.studies.gpt import projection, select, study
+from backstory.studies.gpt import CONTRASTS, projection, select, study
 from backstory.studies.gpt_problem import Method, Problem, Recording, Scores
 from backstory.studies.gpt_rows import methods
 from backstory.studies.gpt_setups import domain_losses, recipe, removals
@@ -71,6 +72,12 @@ def test_contrasts_are_those_of_the_rows_that_were_run(found: dict[str, Any]) ->
     """A swept row counts half of the removals, so that its difference is not that of the means."""
     assert [(c["method"], c["against"]) for c in found["contrasts"]] == [("default", "influence-swept")]
     assert found["contrasts"][0]["lower"] <= found["contrasts"][0]["mean"] <= found["contrasts"][0]["upper"]
+
+
+def test_contrasts_and_benchmarks_name_rows_that_exist() -> None:
+    known = {m.name for m in methods()}
+    assert {name for pair in CONTRASTS for name in pair} <= known
+    assert set(STUDIED.values()) <= known
 
 
 def test_a_swept_row_is_scored_on_the_other_half(found: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ from .steps import (
 )
 
 ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored ones of another number are not used
-CHUNK_ROWS = 128  # rows taken at once for plain SGD; measured best between 96 and 256 at p = 1,024
+CHUNK_ROWS = 128  # rows of uniform steps taken at once; measured best between 96 and 256 at p = 1,024
 
 
 class Propagator:

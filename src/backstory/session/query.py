@@ -142,6 +142,7 @@ def _assemble(found: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tens
     return torch.cat([x.to(wide) for x in parts], 1)
 
 
+@own_precision()
 def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
     signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
     grads = _gradients((losses * signs).sum(), [x.block.parameter for x in where])

@@ -150,6 +150,7 @@ class Run(Contents):
         parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
         return torch.cat([parts[first] for first in sorted(parts)])
 
+    @own_precision()
     def index(
         self,
         at: int | str = "final",
