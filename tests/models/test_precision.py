@@ -61,8 +61,14 @@ def test_a_step_that_lies_in_autocast_as_a_whole_is_not_rounded_further(
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, 3))
         optimizer = adamw(model)
-        settings = {"subspace": subspace, "rank": 3, "curvature": curvature, "encoding": "float32", "warmup_steps": 2}
-        with backstory.record(model, optimizer, path, loss_reduction="mean", **settings) as rec:  # type: ignore[arg-type]
+        settings: dict[str, Any] = {
+            "subspace": subspace,
+            "rank": 3,
+            "curvature": curvature,
+            "encoding": "float32",
+            "warmup_steps": 2,
+        }
+        with backstory.record(model, optimizer, path, loss_reduction="mean", **settings) as rec:
             for t in range(4):
                 x = torch.randint(0, 7, (6, 3), generator=generator(t))
                 with contextlib.ExitStack() as stack, rec.step(range(6 * t, 6 * t + 6)) as s:

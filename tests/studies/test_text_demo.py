@@ -18,9 +18,10 @@ from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.studies import text_demo
 from backstory.studies.demo import fresh
+from backstory.studies.gpt_setups import loss
 from backstory.studies.text_demo import TextResult
 from backstory.studies.text_report import text_report
-from backstory.studies.texts import RECIPE, loss, recipe
+from backstory.studies.texts import RECIPE, recipe
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,8 @@ from backstory.errors import UsageError
 from backstory.session.recipe import take_step
 from backstory.studies import texts
 from backstory.studies.data import Document
-from backstory.studies.texts import ASKED, rate_at, recipe, text_of
+from backstory.studies.gpt_setups import rate_at
+from backstory.studies.texts import ASKED, WARMUP, recipe, text_of
 
 TINY: dict[str, Any] = {"steps": 8, "batch_size": 4, "length": 12, "layers": 1, "width": 16}
 HOSTILE = "<script>"
@@ -68,7 +69,7 @@ def test_the_seed_decides_everything_and_the_net_learns() -> None:
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
-    rates = [rate_at(t, 200) for t in range(200)]
+    rates = [rate_at(t, 200, WARMUP) for t in range(200)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     assert max(rates) == pytest.approx(1.0) == rates[10]
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)

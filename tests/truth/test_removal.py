@@ -1,6 +1,7 @@
 """Which occurrences a removal names."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ def test_places_are_the_hits_of_each_step() -> None:
 
 
 def test_ids_out_of_tensors_and_arrays_are_the_numbers_they_are() -> None:
-    batches = [torch.tensor([4, 7]), np.array([9, 4])]
-    for removal in (Removal((4,)), Removal((torch.tensor(4),)), Removal((np.int64(4),))):  # type: ignore[arg-type]
-        assert places(removal, index(batches)) == {0: [0], 1: [1]}  # type: ignore[arg-type]
-        assert removal.hits(1, batches[1]) == [1]  # type: ignore[arg-type]
+    batches: Any = [torch.tensor([4, 7]), np.array([9, 4])]
+    names: list[Any] = [4, torch.tensor(4), np.int64(4)]
+    for removal in (Removal((name,)) for name in names):
+        assert places(removal, index(batches)) == {0: [0], 1: [1]}
+        assert removal.hits(1, batches[1]) == [1]
 
 
 def test_nothing_to_remove_is_an_error() -> None:

@@ -101,9 +101,9 @@ def _recipe(
     )  # fmt: skip
 
 
-def rate_at(t: int, total: int) -> float:
-    """Part of the rate at step t: warm-up, then a cosine down to a tenth."""
-    warm = max(1, round(WARMUP * total))
+def rate_at(t: int, total: int, warmup: float = WARMUP) -> float:
+    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to a tenth."""
+    warm = max(1, round(warmup * total))
     done = max(0, t - warm) / max(1, total - warm)
     return min(1.0, (t + 1) / warm) * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
 

@@ -16,7 +16,8 @@ from ..session.recipe import Recipe, take_step
 from ..session.recording import record
 from ..session.run import Run
 from .demo import fresh
-from .texts import RECIPE, loss, recipe, text_of
+from .gpt_setups import loss
+from .texts import RECIPE, recipe, text_of
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 CHECKPOINTS = 4

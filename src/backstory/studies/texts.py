@@ -4,21 +4,20 @@ Passages of one length, each used once, drawn and ordered by a seed; other passa
 Knows nothing of recording or asking.
 """
 
-import math
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UsageError
 from ..session.recipe import Recipe
 from .data import Bytes, Sequences, corpus, cut
-from .gpt_model import GPT, token_losses
+from .gpt_model import GPT
+from .gpt_setups import BETAS, CLIP, DECAY, counts, loss, rate_at
 
 RECIPE = "backstory.studies.texts:recipe"
-RATE, BETAS, DECAY, CLIP = 2e-3, (0.9, 0.95), 0.1, 1.0  # but for the rate, the paper's
-WARMUP, FLOOR = 0.05, 0.1  # parts of the steps, and of the rate at the end
+RATE, WARMUP = 2e-3, 0.05  # the highest rate, and the part of the steps that leads to it
 ASKED = 16  # passages of each domain that are kept for questions
 
 
@@ -26,7 +25,6 @@ class Passages(NamedTuple):
     """What the seed draws."""
 
     ids: list[str]
-    sources: list[str]
     tokens: Tensor  # (N, length + 1)
     domains: list[str]
     asked: Tensor  # (domains, ASKED, length + 1)
@@ -52,26 +50,9 @@ def recipe(
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=list(zip(names, parts, strict=True)),
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP)),
         queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
     )  # fmt: skip
-
-
-def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The sum over each passage's bytes, in nats: (B,)."""
-    return token_losses(model, tokens).sum(1)
-
-
-def counts(tokens: Tensor) -> Tensor:
-    """Bytes of each passage that have a loss."""
-    return torch.full((len(tokens),), tokens.shape[1] - 1)
-
-
-def rate_at(t: int, total: int) -> float:
-    """Part of the rate at step t: warm-up, then a cosine down to a tenth."""
-    warm = max(1, round(WARMUP * total))
-    done = max(0, t - warm) / max(1, total - warm)
-    return min(1.0, (t + 1) / warm) * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 @lru_cache(maxsize=2)
@@ -89,7 +70,7 @@ def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
             "Take fewer steps, or more megabytes."
         )
     texts = torch.stack([pool.tokens[asked[name]] for name in domains])
-    return Passages([pool.ids[i] for i in used], [pool.sources[i] for i in used], pool.tokens[used], domains, texts)
+    return Passages([pool.ids[i] for i in used], pool.tokens[used], domains, texts)
 
 
 @lru_cache(maxsize=2)

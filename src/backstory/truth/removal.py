@@ -40,7 +40,8 @@ class Removal:
 
 def _plain(name: Any) -> Id:
     """An id out of a tensor or an array as the number it is."""
-    return name.item() if hasattr(name, "item") else name  # type: ignore[no-any-return]
+    plain: Id = name.item() if hasattr(name, "item") else name
+    return plain
 
 
 def index(ids: Sequence[Sequence[Id]]) -> dict[Id, list[tuple[int, int]]]:
