@@ -81,7 +81,7 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
 def test_wrong_arguments(plain: Small) -> None:
     with pytest.raises(UsageError, match="one or more, and 40"):
         sources(plain.run, plain.model, loss, {})
-    with pytest.raises(UsageError, match="expected thirds"):
+    with pytest.raises(UsageError, match="expected source or label"):
         sources(plain.run, plain.model, loss, {"a": plain.queries}, by="colour")
     assert torch.is_grad_enabled()
 

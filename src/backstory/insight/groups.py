@@ -31,6 +31,8 @@ def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]
         return THIRDS, _thirds(samples, steps)
     if by == "steps":
         return THIRDS, np.minimum(2, 3 * steps // run.n_steps)
+    if by not in COLUMNS:
+        raise UsageError(f"found by={by!r}; expected thirds, steps, {', '.join(COLUMNS)}, or ids by name.")
     labels = column(run, samples, by)
     names, inverse = np.unique(labels, return_inverse=True)
     return tuple(names.tolist()), inverse
@@ -39,7 +41,7 @@ def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]
 def column(run: Run, samples: Texts, by: str) -> Texts:
     """The source or label of each of these samples; `NONE` where the run does not know it."""
     if by not in COLUMNS:
-        raise UsageError(f"found by={by!r}; expected thirds, steps, {', '.join(COLUMNS)}, or ids by name.")
+        raise UsageError(f"found by={by!r}; expected {' or '.join(COLUMNS)}.")
     names, inverse = np.unique(samples, return_inverse=True)
     content = run.content(names.tolist())
     found = [content.get(name, {}).get(by) for name in names.tolist()]

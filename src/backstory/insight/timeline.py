@@ -60,31 +60,9 @@ class Timeline:
         titles = ("Mean influence of one occurrence, by learning rate", *(["Training loss"] if losses else []))
         names = ("loss units per unit of rate", *(["loss"] if losses else []))
         drawn = plots.figure(titles, "training step", names)
-        drawn.add_scatter(
-            y=self.per_rate.tolist(),
-            mode="lines",
-            name="each step",
-            opacity=0.35,
-            line={"color": plots.COLOURS[0]},
-            row=1,
-            col=1,
-        )
-        drawn.add_scatter(
-            y=smooth(self.per_rate).tolist(),
-            mode="lines",
-            name="smoothed",
-            line={"color": plots.COLOURS[0]},
-            row=1,
-            col=1,
-        )
-        drawn.add_scatter(
-            y=smooth(self.size).tolist(),
-            mode="lines",
-            name="mean size, smoothed",
-            line={"color": plots.COLOURS[1]},
-            row=1,
-            col=1,
-        )
+        _line(drawn, self.per_rate, "each step", 0, opacity=0.35)
+        _line(drawn, smooth(self.per_rate), "smoothed", 0)
+        _line(drawn, smooth(self.size), "mean size, smoothed", 1)
         for window in self.phases.windows:
             drawn.add_vrect(
                 x0=window.first,
@@ -96,9 +74,7 @@ class Timeline:
                 col=1,
             )
         if losses:
-            drawn.add_scatter(
-                y=self.loss.tolist(), mode="lines", name="training loss", line={"color": plots.COLOURS[6]}, row=2, col=1
-            )
+            _line(drawn, self.loss, "training loss", 6, row=2)
         return drawn
 
     def to_pandas(self) -> Any:
@@ -141,6 +117,11 @@ def _about_clipping(clipped: Any) -> tuple[str, ...]:
     sought = "in the sizes of influences" if clipped.mean() > 0.5 else "in the other steps"
     said = "their samples' influences add up to 0 by construction and are left out of per_rate; phases are sought"
     return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {said} {sought}",)
+
+
+def _line(drawn: Any, y: Curve, name: str, colour: int, row: int = 1, opacity: float = 1.0) -> None:
+    line = {"color": plots.COLOURS[colour]}
+    drawn.add_scatter(y=y.tolist(), mode="lines", name=name, opacity=opacity, line=line, row=row, col=1)
 
 
 def by_step(values: Curve, steps: Any, n: int) -> Curve:
