@@ -375,3 +375,22 @@ def test_all_tensors_follow_the_rows_device() -> None:
     for gamma in (0.0, None):
         E = Propagator(P, dtype=torch.float64, gamma=gamma, device="meta").embed(away)
         assert {e.device.type for e in E} == {"meta"}
+
+
+@pytest.mark.parametrize("gamma", [None, 0.0, "expanding"])
+@pytest.mark.parametrize("clipped", [False, True], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("momentum", [False, True], ids=["whole run", "segment"])
+@pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "adam", "plain, then momentum"])
+def test_shared_orthogonal_rows_are_a_shorter_way(rule: str, momentum: bool, clipped: bool, gamma: Any) -> None:
+    """Two stretches of steps, each with curvature of its own: as if every step had its own rows."""
+    Q = torch.linalg.qr(torch.randn(P, P, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).Q
+    shared = [Q[:4] * torch.tensor([[1.5], [1.0], [0.4], [0.1]], dtype=torch.float64), Q[2:5] * 0.8]
+    steps = random_steps(rule, clipped=clipped)
+    steps = [s._replace(V=V, dot_v=V @ (s.w @ s.G)) for t, s in enumerate(steps) for V in [shared[t >= 5]]]
+    apart = Propagator.of_segment(P, dtype=torch.float64, gamma=gamma, momentum=momentum)
+    at_once = Propagator.of_segment(P, dtype=torch.float64, gamma=gamma, momentum=momentum)
+    expected = [x for step in reversed(steps) for x in apart.embed([step])][::-1]
+    found = at_once.embed([s._replace(orthogonal=True) for s in steps])
+    for t, (x, y) in enumerate(zip(found, expected, strict=True)):
+        assert_close(x, y, 1e-11, f"step {t}: {CAUSES}")
+    assert_close(at_once.sigma, apart.sigma, 1e-11, "what comes before the steps")

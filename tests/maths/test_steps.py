@@ -12,13 +12,15 @@ from torch import Tensor
 from backstory.maths import steps
 from backstory.maths.steps import (
     Coefficients,
+    Gamma,
     Step,
     clipped_curvature,
     clipped_gradients,
     curvature_rows,
     damping,
     growth,
-    whitening,
+    implicit,
+    squares,
 )
 
 GROUPS = joined(heavy(0.3), nesterov(0.1), (2, P - 2))
@@ -83,9 +85,7 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
     """H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V, which is also H (I + γ diag(α) H)⁻¹."""
     step = random_step(generator(1), 4, k, clipped=clipped, curvature=9)  # more rows than coordinates
     V = curvature_rows(step)
-    L = whitening(V, damping(step, gamma))
-    assert L is not None
-    found = V.T @ torch.cholesky_solve(V, L)
+    found = V.T @ implicit(step, gamma, V)
     rate, _, _, mu, tau, a, n, diagonal = (torch.as_tensor(x, dtype=torch.float64).expand(P) for x in k)
     alpha = (0.6 if clipped else 1.0) * rate * diagonal * ((1 - tau) * a + n)
     D = torch.diag((1 / (1 - mu) if gamma is None else gamma) * alpha)
@@ -98,11 +98,21 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
 
 def test_gamma_zero_is_the_literal_form() -> None:
     step = random_step(generator(), 3, plain(0.2))
-    assert whitening(curvature_rows(step), damping(step, 0.0)) is None
-    in_groups = step._replace(coefficients=GROUPS)
-    L = whitening(curvature_rows(step), damping(in_groups, 0.0))
-    assert L is not None
-    assert_close(L, torch.eye(3, dtype=torch.float64), 1e-15)
+    X = normal(3, 2)
+    assert implicit(step, 0.0, X) is X
+    assert_close(implicit(step._replace(coefficients=GROUPS), 0.0, X), X, 1e-15)
+
+
+@pytest.mark.parametrize("gamma", [None, 0.7, "expanding"])
+@pytest.mark.parametrize("k", [plain(3.0), heavy(0.3), GROUPS], ids=["plain", "heavy", "groups"])
+def test_orthogonal_rows_need_no_factorisation(k: Coefficients, gamma: Gamma) -> None:
+    """The same numbers as without the flag, for the implicit form and for the growth."""
+    Q = torch.linalg.qr(normal(P, 4)).Q.T * torch.tensor([[2.0], [1.0], [0.5], [0.1]], dtype=torch.float64)
+    step = random_step(generator(1), 4, k)._replace(V=Q)
+    marked, X = step._replace(orthogonal=True), normal(4, 3)
+    assert_close(implicit(marked, gamma, X), implicit(step, gamma, X), 1e-12)
+    assert growth(marked) == pytest.approx(growth(step), rel=1e-12)
+    assert_close(squares(marked), torch.tensor([4.0, 1.0, 0.25, 0.01], dtype=torch.float64), 1e-12)
 
 
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Coefficients]] = {

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ..maths.adjoint import Adjoint
-from ..maths.steps import Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+from ..maths.steps import Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 
 FADED = 1e-20  # share of a buffer below which it pays out nothing more
 
@@ -86,9 +86,7 @@ def taken(adjoint: Adjoint, step: Step, d: Tensor) -> Taken:
     """The terms of one step for the displacement d (p,) before it; the adjoint is after the step and does not move."""
     k, V = step.coefficients, curvature_rows(step)
     s, x = adjoint.effect(step)[0], adjoint.x_theta[0]  # (p,)
-    overlap = (V @ d)[:, None]  # (R, 1)
-    L = whitening(V, damping(step, adjoint.gamma))
-    overlap = overlap if L is None else torch.cholesky_solve(overlap, L)
+    overlap = implicit(step, adjoint.gamma, (V @ d)[:, None])  # (R, 1)
     rows = -(clipped_curvature(step) @ s) * overlap[:, 0]  # (R,)
     decay = float(((x * (k.rate * k.decay) - s * k.l2) * d).sum())
     return Taken(rows.reshape(len(step.w), -1).sum(1), decay)

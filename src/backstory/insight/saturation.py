@@ -20,6 +20,7 @@ from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.steps import Gamma
+from ..session.condensed import refuse_condensed
 from ..session.embed import Asked, Progress
 from ..session.occurrences import occurrences, rows_before
 from ..session.query import LossFn
@@ -148,6 +149,7 @@ def saturation_of_vector(
     progress: Progress | None = None,
 ) -> Saturation:
     """The same for a ready query gradient (1, p) in the run's coordinates."""
+    refuse_condensed(run.store, "saturation")
     until, v = run.step_of(at), v.double()
     samples, steps = occurrences(run.store, rows_before(run.store, until))
     (name,), _ = as_text([sample])

@@ -17,7 +17,7 @@ Knows nothing of models or files.
 import torch
 from torch import Tensor
 
-from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 
 
 class Adjoint:
@@ -35,8 +35,7 @@ class Adjoint:
         scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
         V = curvature_rows(step)
         met = s @ clipped_curvature(step).T  # (Q, R)
-        L = whitening(V, damping(step, self.gamma))
-        met = met if L is None else torch.cholesky_solve(met.T, L).T
+        met = implicit(step, self.gamma, met.T).T
         self.x_theta = x * (1 - k.rate * k.decay) + met @ V + s * k.l2
         self.x_m = u * k.momentum
         return scores

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, damping, whitening
+from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 
 
 class Forward:
@@ -33,9 +33,7 @@ class Forward:
     def advance(self, step: Step, rows: Mapping[int, int]) -> None:
         """Take one step; `rows` says at which row of the step a tracked sample occurs: {tracked: row}."""
         k, V, JV = step.coefficients, curvature_rows(step), clipped_curvature(step)
-        L = whitening(V, damping(step, self.gamma))
-        met = self.x @ V.T  # (M, R)
-        met = met if L is None else torch.cholesky_solve(met.T, L).T
+        met = implicit(step, self.gamma, V @ self.x.T).T  # (M, R)
         JG = clipped_gradients(step)
         per = len(V) // max(1, len(step.w))  # curvature rows of one sample
         source = torch.zeros_like(self.x)

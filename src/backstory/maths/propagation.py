@@ -20,6 +20,12 @@ the recursion runs on its few numbers m alone. Its matrix work is, for the rows 
     F = s₁ X Aᵀ + s₂ X Cᵀ + (s_j X W_jᵀ)⊳ F        one triangular solve; ⊳ keeps products with a *later* step's rows
     A ← m₁ A + m₂ C + Σ_j m_j F_jᵀ W_j             one large product each, for A and for C
 
+Steps that share orthogonal curvature rows V (`sketch`) leave all of it in X, (p, R): with A₀, C₀ at the end of the chunk,
+
+    A = a₁ A₀ + a₂ C₀ + X V,     S Jᵀ-rows of V = (s₁ A₀ Vᵀ + s₂ C₀ Vᵀ + X diag ‖v‖²) − (S n) dᵀ,     W = V/(1 + γα ‖v‖²)
+
+so that no product with a (p, p) matrix is left but those of the gradient rows, once a chunk.
+
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
 before a to b (`carried`, `pulled`).
@@ -29,7 +35,7 @@ Shapes:  B rows, R curvature rows, p kept coordinates. Rows are samples, so equa
 Knows nothing of models, files or devices.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -42,9 +48,10 @@ from .steps import (
     clipped_curvature,
     clipped_gradients,
     curvature_rows,
-    damping,
+    implicit,
     share_of_limit,
-    whitening,
+    squares,
+    taken_out,
 )
 
 ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored ones of another number are not used
@@ -80,11 +87,18 @@ class Propagator:
         """Embeddings (B, p) of consecutive steps, given and returned in time order; moves past all of them."""
         out: list[Tensor] = []
         for group in reversed(_groups(steps)):
-            alone = len(group) == 1 and not (self.C is None and is_uniform(group[0].coefficients))
-            out = ([self._single(group[0])] if alone else self._chunk(group)) + out
+            out = self._way(group)(group) + out
         return out
 
-    def _single(self, step: Step) -> Tensor:
+    def _way(self, group: Sequence[Step]) -> Callable[[Sequence[Step]], list[Tensor]]:
+        if not is_uniform(group[0].coefficients):
+            return self._single
+        if group[0].orthogonal:
+            return self._shared
+        return self._single if len(group) == 1 and self.C is not None else self._chunk
+
+    def _single(self, steps: Sequence[Step]) -> list[Tensor]:
+        (step,) = steps
         k, A = step.coefficients, self.A
         U = _total_effect_of_momentum(A, self.C, k)  # (p, p), reuses C
         F = _times_S(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
@@ -95,7 +109,7 @@ class Propagator:
             A += U * (k.l2 * (1 - k.tau))
         A.addmm_(F.T, _whitened_rows(step, self.gamma))
         self.C = _scale_columns(U, k.momentum) if _nonzero(k.momentum) else None
-        return E
+        return [E]
 
     def _chunk(self, steps: Sequence[Step]) -> list[Tensor]:
         effects, a, c = _numbers([s.coefficients for s in steps])
@@ -108,6 +122,44 @@ class Propagator:
         E = [self._embedded(i, steps[i], f, F, W, effects, of_V) for i, f in enumerate(F.split(sizes))]
         self._move(a, c, F, W, of_V)
         return E
+
+    def _shared(self, steps: Sequence[Step]) -> list[Tensor]:
+        effects, a, c = _pairs([s.coefficients for s in steps])
+        V = curvature_rows(steps[0])
+        rows = [torch.cat([clipped_gradients(s), taken_out(s)[None] if s.clip < 1 else s.G[:0]]) for s in steps]
+        met = torch.cat(rows) @ V.T  # of the gradient rows, and of what clipping takes out
+        seen = [x.split([len(r) for r in rows]) for x in (met, *self._both(torch.cat(rows)))]
+        basis = [x.T for x in self._both(V)]  # A₀ Vᵀ, C₀ Vᵀ: (p, R)
+        X, Y, E = torch.zeros_like(basis[0]), torch.zeros_like(basis[0]), []
+        for i in reversed(range(len(steps))):
+            step, s, k = steps[i], effects[i].tolist(), steps[i].coefficients
+            U = Y - X * (k.pace * k.a)
+            Z = U * (1 - k.tau) - X * (k.pace * k.n)  # S = s₁ A₀ + s₂ C₀ + Z V
+            moved = sum(f * x[i] for f, x in zip(s, seen[1:], strict=False)) + seen[0][i] @ Z.T  # rows Sᵀ
+            SV = sum(f * x for f, x in zip(s, basis, strict=False)) + Z * squares(step)
+            if step.clip < 1:
+                assert step.dot_v is not None
+                SV = step.clip * (SV - torch.outer(moved[-1], step.dot_v))
+            E.append(moved[: len(step.w)] * -step.w[:, None])
+            X = X * (1 - k.rate * k.decay) + Z * k.l2 + implicit(step, self.gamma, SV.T).T
+            Y = U * k.momentum
+        self._take(a, c, X, Y, V)
+        return E[::-1]
+
+    def _both(self, rows: Tensor) -> list[Tensor]:
+        """rows Aᵀ, and rows Cᵀ where there is a C."""
+        return [rows @ x.T for x in (self.A, self.C) if x is not None]
+
+    def _take(self, a: Tensor, c: Tensor, X: Tensor, Y: Tensor, V: Tensor) -> None:
+        """(A, C) before the chunk: their numbers, and X V and Y V."""
+        before = self.A * float(c[0]) if bool(c.any()) or bool(Y.any()) else None
+        if before is not None and self.C is not None:
+            before.add_(self.C, alpha=float(c[1]))
+        self.A.mul_(float(a[0]))
+        if self.C is not None:
+            self.A.add_(self.C, alpha=float(a[1]))
+        self.A.addmm_(X, V)
+        self.C = None if before is None else before.addmm_(Y, V)
 
     def _embedded(self, i: int, step: Step, f: Tensor, F: Tensor, W: Tensor, effects: Tensor, of_V: Tensor) -> Tensor:
         """−w S J g of step i of a chunk: from its own rows of F where these are the gradients'."""
@@ -162,9 +214,7 @@ def _may_expand(steps: Sequence[Step], V: Tensor, sizes: Sequence[int]) -> bool:
 
 
 def _whitened_rows(step: Step, gamma: Gamma) -> Tensor:
-    V = curvature_rows(step)
-    L = whitening(V, damping(step, gamma))
-    return V if L is None else torch.cholesky_solve(V, L)
+    return implicit(step, gamma, curvature_rows(step))
 
 
 def is_uniform(k: Coefficients) -> bool:
@@ -185,6 +235,12 @@ def _numbers(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
         a[2 + i] += 1
         c = u * k.momentum
     return torch.from_numpy(effects), torch.from_numpy(a), torch.from_numpy(c)
+
+
+def _pairs(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
+    """The parts of `_numbers` that belong to (A₀, C₀): S of each step (n, 2), and A and C before the first one (2,)."""
+    effects, a, c = _numbers(steps)
+    return effects[:, :2], a[:2], c[:2]
 
 
 def _later(products: Tensor, effects: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -216,9 +272,14 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     groups: list[list[Step]] = []
     rows = 0
     for step in reversed(steps):
-        size = len(step.w) + (0 if step.V is None else len(step.V))
+        size = len(step.w) + (0 if step.V is None or step.orthogonal else len(step.V))
         fits = groups and is_uniform(step.coefficients) and is_uniform(groups[0][0].coefficients)
-        if fits and rows + size <= CHUNK_ROWS:
+        alike = (
+            groups
+            and step.orthogonal == groups[0][0].orthogonal
+            and not (step.orthogonal and step.V is not groups[0][0].V)
+        )
+        if fits and alike and (step.orthogonal or rows + size <= CHUNK_ROWS):
             groups[0].insert(0, step)
         else:
             groups.insert(0, [step])

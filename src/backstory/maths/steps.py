@@ -60,6 +60,7 @@ class Step(NamedTuple):
     dot_g: Tensor | None = None  # (B,) ⟨g, ∇L⟩ of the gradient rows; needed where clip < 1
     dot_v: Tensor | None = None  # (R,) the same of the curvature rows
     share: float = 1.0  # of ‖∇L‖² in the recorded parameters
+    orthogonal: bool = False  # whether V has orthogonal rows, the same tensor in neighbouring steps
 
     @property
     def alpha(self) -> float | Tensor:
@@ -96,14 +97,24 @@ def damping(step: Step, gamma: Gamma) -> float | Tensor:
     return gamma * step.alpha
 
 
-def whitening(V: Tensor, gamma_alpha: float | Tensor) -> Tensor | None:
-    """Lower triangular L with L Lᵀ = I + V diag(γα) Vᵀ, or None where γ = 0 (the literal form)."""
-    if not isinstance(gamma_alpha, Tensor) and gamma_alpha == 0:
-        return None
-    M = (V * gamma_alpha) @ V.T
+def implicit(step: Step, gamma: Gamma, X: Tensor) -> Tensor:
+    """(I + V γα Vᵀ)⁻¹ X for X (R, n): X itself where γ = 0, the literal form."""
+    strength = damping(step, gamma)
+    if not isinstance(strength, Tensor) and strength == 0:
+        return X
+    V = curvature_rows(step)
+    if step.orthogonal and not isinstance(strength, Tensor):
+        return X / (1 + strength * squares(step))[:, None]
+    M = (V * strength) @ V.T
     M.diagonal().add_(1)
-    L: Tensor = torch.linalg.cholesky(M)
-    return L
+    found: Tensor = torch.cholesky_solve(X, torch.linalg.cholesky(M))
+    return found
+
+
+def squares(step: Step) -> Tensor:
+    """‖v‖² of each curvature row, (R,)."""
+    found: Tensor = torch.linalg.vector_norm(curvature_rows(step), dim=1).square()
+    return found
 
 
 def expands(step: Step) -> bool:
@@ -117,7 +128,10 @@ def growth(step: Step) -> float:
 
     Exact for any parameter groups; with J = c(I − ρĝĝᵀ) taken as c and the decays left out, an upper estimate.
     """
-    return _largest_eigenvalue(curvature_rows(step), share_of_limit(step))
+    weight = share_of_limit(step)
+    if step.orthogonal and not isinstance(weight, Tensor):
+        return float(weight * squares(step).max()) if step.V is not None and len(step.V) else 0.0
+    return _largest_eigenvalue(curvature_rows(step), weight)
 
 
 def share_of_limit(step: Step) -> float | Tensor:
@@ -149,9 +163,13 @@ def _stable_limit(k: Coefficients) -> float | Tensor:
 
 def _clip(step: Step, rows: Tensor, dots: Tensor | None) -> Tensor:
     assert dots is not None, "a clipped step needs ⟨g, ∇L⟩ of its rows"
+    return step.clip * (rows - torch.outer(dots, taken_out(step)))
+
+
+def taken_out(step: Step) -> Tensor:
+    """ρ s n/‖n‖² (p,): how much of each direction a unit of ⟨g, ∇L⟩ takes out of a row, where the step was clipped."""
     assert step.dot_g is not None
-    n = step.w @ step.G  # (p,) the whole gradient in the kept coordinates, or one block's part of it
+    n = step.w @ step.G  # the whole gradient in the kept coordinates, or one block's part of it
     rho = step.norm / (step.norm + CLIP_EPS)
     square = step.w @ step.dot_g  # ‖n‖² over all kept coordinates
-    share = torch.where(square > 0, rho * step.share / torch.where(square > 0, square, 1.0), 0.0)
-    return step.clip * (rows - torch.outer(dots, n) * share)
+    return n * torch.where(square > 0, rho * step.share / torch.where(square > 0, square, 1.0), 0.0)

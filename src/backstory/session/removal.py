@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..maths.forward import Forward
 from ..maths.steps import Gamma
 from ..store import RunStore
+from .condensed import refuse_condensed
 from .embed import Progress
 from .sweep import forward
 
@@ -33,6 +34,7 @@ def corrected(
     store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
+    refuse_condensed(store, "removing samples from all their occurrences")
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
         raise UsageError("a sample is named twice; name each once.")

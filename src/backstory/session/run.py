@@ -23,6 +23,7 @@ from ..maths.propagation import ALGORITHM
 from ..maths.steps import Gamma
 from ..store import RunStore
 from .answer import Influence
+from .condense import RANK, CondenseReport, condense
 from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, embed, gamma_of
@@ -149,6 +150,22 @@ class Run(Contents):
             return self.store.read_embeddings(step, 0, rows_before(self.store, step))
         parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
         return torch.cat([parts[first] for first in sorted(parts)])
+
+    @own_precision()
+    def condense(
+        self,
+        out: str | Path,
+        *,
+        rank: int | None = RANK,
+        stretches: int | None = None,
+        progress: Progress | None = None,
+    ) -> CondenseReport:
+        """Write this run to `out` with its curvature as the mean of stretches of steps: smaller, and measured nearer to the truth.
+
+        Each stretch keeps the `rank` leading directions of its curvature (None: all of it). Without `stretches` each has
+        four times as many occurrences as the rank. This run stays as it is; embeddings are not carried over.
+        """
+        return condense(self.store, Path(out), rank=rank, stretches=stretches, progress=progress)
 
     @own_precision()
     def index(
@@ -329,6 +346,9 @@ class Run(Contents):
             out.append(
                 f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
             )
+        if condensed := self.config.get("condensed"):
+            count = len(condensed["stretches"])
+            out.append(f"condensed: curvature is the mean over {count} stretches of steps, not each step's own")
         if self.config.get("left_out"):
             share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])

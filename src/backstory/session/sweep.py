@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
+from .condensed import Condensed
 
 
 class Chunk(NamedTuple):
@@ -25,29 +26,33 @@ class Chunk(NamedTuple):
 
 def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) -> Iterator[Chunk]:
     """Chunks of the steps from `down_to` to `at`, latest first."""
+    kept = Condensed(store, dtype)
     for block in store.backward(at, dtype=dtype, lo_step=down_to):
-        yield _chunk(store, block, dtype)
+        yield _chunk(store, block, dtype, kept)
 
 
-def forward(store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 8 << 20) -> Iterator[Chunk]:
-    """Chunks of the steps before `at`, earliest first, with the ids of their samples."""
+def forward(
+    store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 8 << 20, start: int = 0
+) -> Iterator[Chunk]:
+    """Chunks of the steps from `start` to `at`, earliest first, with the ids of their samples."""
+    kept = Condensed(store, dtype)
     size = store.width * dtype.itemsize * (1 + store.curvature_rows)
     table = store.steps(0, at)
-    lo = 0
+    lo = start
     while lo < at:
         hi = lo + 1
         while hi < at and (table.row_start[hi] + table.rows[hi] - table.row_start[lo]) * size <= chunk_bytes:
             hi += 1
         first, last = int(table.row_start[lo]), int(table.row_start[hi - 1] + table.rows[hi - 1])
-        yield _chunk(store, store.read(first, last, samples=True, dtype=dtype, curvature=True), dtype)
+        yield _chunk(store, store.read(first, last, samples=True, dtype=dtype, curvature=True), dtype, kept)
         lo = hi
 
 
-def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype) -> Chunk:
+def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, kept: Condensed) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
     lo, hi = int(block.step[0]), int(block.step[-1]) + 1
-    steps = _steps(block, store.steps(lo, hi), owner, dtype)
+    steps = kept.fill(_steps(block, store.steps(lo, hi), owner, dtype), lo)
     P = store.diagonal(lo, hi)
     if P is not None:
         steps = [s._replace(coefficients=s.coefficients._replace(P=x)) for s, x in zip(steps, P.to(dtype), strict=True)]
@@ -65,7 +70,8 @@ def cut(step: Step, where: slice) -> Step:
     """The same step seen by the coordinates of one block; ⟨g, ∇L⟩ stays that of the whole."""
     parts = Coefficients(*(x[where] if isinstance(x, Tensor) else x for x in step.coefficients))
     V = None if step.V is None else step.V[:, where]
-    return step._replace(G=step.G[:, where], V=V, coefficients=parts)
+    whole = where.stop - where.start == step.G.shape[1]
+    return step._replace(G=step.G[:, where], V=V, coefficients=parts, orthogonal=step.orthogonal and whole)
 
 
 def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype) -> list[Step]:
@@ -73,6 +79,7 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
     out, lo = [], 0
     for i, n in enumerate(table.rows.tolist()):
         hi = lo + n
+        V, dot_v = _curvature(block, lo, hi, dtype)
         out.append(
             Step(
                 G=block.rows[lo:hi],
@@ -82,20 +89,21 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
                 norm=float(table.norm[i]),
                 dot_g=block.gdot[lo:hi].to(dtype),
                 share=float(table.coverage[i]),
-                **_curvature(block, lo, hi, dtype),
+                V=V,
+                dot_v=dot_v,
             )
         )
         lo = hi
     return out
 
 
-def _curvature(block: RowBlock, lo: int, hi: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def _curvature(block: RowBlock, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows."""
     if block.curvature is None or block.kappa is None or block.hdot is None:
-        return {}
+        return None, None
     root = block.kappa[lo:hi].sqrt()  # (B, R)
     V = block.curvature[lo:hi] * root.to(dtype)[..., None]
-    return {"V": V.flatten(0, 1), "dot_v": (block.hdot[lo:hi] * root).to(dtype).flatten()}
+    return V.flatten(0, 1), (block.hdot[lo:hi] * root).to(dtype).flatten()
 
 
 def _coefficients(groups: dict[str, Sequence[float]], owner: Tensor, dtype: torch.dtype) -> Coefficients:

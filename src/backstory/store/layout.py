@@ -14,6 +14,7 @@ from ..maths import encoding as enc
 from .files import TEMPORARY, read_json
 
 FORMAT = 2
+CONDENSED = 3  # of runs whose curvature is kept for stretches of steps: readers of format 2 would take it for absent
 FIXED = ("format", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
 
@@ -40,7 +41,12 @@ def new_config(
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
-    fixed = {"format": FORMAT, "layers": layer_table(layers), "encoding": encoding, "groups": n_groups}
+    fixed = {
+        "format": CONDENSED if "condensed" in extra else FORMAT,
+        "layers": layer_table(layers),
+        "encoding": encoding,
+        "groups": n_groups,
+    }
     return {**fixed, "curvature_rows": curvature_rows, "split": split, "diagonal": diagonal, **extra}
 
 
@@ -76,7 +82,7 @@ def _read_2(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1, 2: _read_2}
+READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1, 2: _read_2, CONDENSED: _read_2}
 
 
 def check_free(folder: Path) -> None:

@@ -5,8 +5,11 @@ Recorded rows train in float32 as a user would, and read their description from 
 Knows nothing of retraining or of correlations.
 """
 
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,9 +52,11 @@ def _full_rows() -> list[Method]:
         row("full-empirical-implicit", FULL, gamma=None),
         row("full-empirical/6", six),
         row("full-empirical/6-expanding", six, gamma="expanding"),
+        condensed_row("full-empirical/6-condensed", six),
         row("full-empirical/12", {**FULL, "curvature": "empirical/12"}),
         row("full-sampled-1/6", sampled),
         row("full-sampled-1/6-expanding", sampled, gamma="expanding"),
+        condensed_row("full-sampled-1/6-condensed", sampled),
     ]
 
 
@@ -66,8 +71,9 @@ def _learned_rows() -> list[Method]:
         if curvature == SIX:
             found.append(row(f"learned-16-{SIX}-expanding", learned(SIX), gamma="expanding"))
             found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), joint=False))
-    sampled = ("sampled:1", "sampled:1/6", "sampled:4")
-    return found + [row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)) for curvature in sampled]
+    for curvature in ("sampled:1", "sampled:4", "sampled:1/6"):
+        found.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
+    return [*found, condensed_row("learned-16-sampled-1/6-condensed", learned("sampled:1/6"))]
 
 
 def _other_rows() -> list[Method]:
@@ -80,6 +86,7 @@ def _other_rows() -> list[Method]:
         row("learned-16-empirical/6-int8", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         Method("default", lambda p, made: asked(p, made), {}, default=True),
+        condensed_row("default-condensed", {}),
     ]
 
 
@@ -99,6 +106,22 @@ def _post_hoc_rows() -> list[Method]:
 def row(name: str, settings: Settings, *, gamma: Asked = "auto", joint: bool = True) -> Method:
     """A row that records with these settings and asks in this form."""
     return Method(name, lambda p, made: asked(p, made, gamma=gamma, joint=joint), settings)
+
+
+def condensed_row(name: str, settings: Settings) -> Method:
+    """A row that records with these settings and asks the run after `condense`."""
+    return Method(name, condensed, settings)
+
+
+def condensed(problem: Problem, made: Recording | None) -> Scores:
+    """Ask a recorded run after `condense`; the seconds are of both."""
+    assert made is not None
+    with tempfile.TemporaryDirectory() as folder:
+        began, path = time.perf_counter(), Path(folder) / "run"
+        made.run.condense(path)
+        seconds = time.perf_counter() - began
+        found = asked(problem, replace(made, run=Run(path)))
+        return replace(found, seconds=found.seconds + seconds)
 
 
 def asked(problem: Problem, made: Recording | None, **asking: Any) -> Scores:
@@ -122,6 +145,7 @@ def described(run: Run, *, gamma: Asked = "auto", joint: bool = True) -> dict[st
     where = "full" if settings["subspace"] == "full" else f"{settings['subspace']} {rank}×{rank}"
     extras = [
         *([] if joint else ["per layer"]),
+        *(["condensed"] if "condensed" in run.config else []),
         *([] if settings["encoding"] == "float16" else [settings["encoding"]]),
         *([f"{settings['warmup_steps']} steps"] if settings["subspace"] == "learned" else []),
     ]

@@ -1,0 +1,58 @@
+r"""A sum of outer products in few rows: H = Σ v vᵀ ≈ VᵀV, V of at most r rows.
+
+Rows are gathered; once there are 4 r of them, the r leading directions of their own sum stay in their place:
+
+    Σ v vᵀ = U Λ Uᵀ,      V ← Λ_r^½ U_rᵀ
+
+Where r is at least the rank of H nothing is lost, and V is the sum itself. What is left out is counted: tr H − tr VᵀV.
+The rows of V are orthogonal, so (I + a V Vᵀ)⁻¹ is one division.
+
+Shapes:  m rows at a time, r rows kept, p coordinates.
+Knows nothing of steps or files.
+"""
+
+import torch
+from torch import Tensor
+
+GATHER = 4  # so many times r rows are gathered before they are reduced
+
+
+class Sketch:
+    """The leading `rank` directions of a sum of outer products, row by row; `rank=None` keeps the sum itself."""
+
+    def __init__(self, p: int, rank: int | None = None) -> None:
+        self.rank = p if rank is None else min(rank, p)
+        self._held: list[Tensor] = []
+        self._found: Tensor | None = None  # V, until more comes
+        self._count, self._total = 0, 0.0
+
+    def add(self, rows: Tensor) -> None:
+        """Add Σ v vᵀ over `rows` (m, p)."""
+        self._held.append(rows.clone())
+        self._found = None
+        self._count += len(rows)
+        self._total += float(rows.double().square().sum())
+        if self._count > GATHER * self.rank:
+            self.rows()
+
+    def rows(self) -> Tensor:
+        """V (at most r, p), its rows orthogonal, the largest first."""
+        if self._found is None:
+            self._found = orthogonal(torch.cat(self._held))[: self.rank]
+            self._held, self._count = [self._found], len(self._found)
+        return self._found
+
+    @property
+    def energy(self) -> float:
+        """The share tr VᵀV / tr H that `rows` holds."""
+        return float(self.rows().double().square().sum()) / self._total if self._total else 1.0
+
+
+def orthogonal(rows: Tensor) -> Tensor:
+    """Orthogonal rows with the same VᵀV, the largest first; those that are 0 but for rounding are left out."""
+    wide = len(rows) <= rows.shape[1]
+    values, U = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    values, U = values.flip(0).clamp_min(0), U.flip(1)
+    rank = int((values > values[:1] * len(values) * torch.finfo(rows.dtype).eps).sum())
+    found: Tensor = U.T @ rows if wide else U.T * values.sqrt()[:, None]
+    return found[:rank]

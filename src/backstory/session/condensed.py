@@ -1,0 +1,86 @@
+r"""Curvature that a condensed run keeps for stretches of steps, and how a step gets its share of it.
+
+Of the steps t of a stretch, the mean of their curvature is kept as few orthogonal rows (`maths.sketch`):
+
+    VᵀV ≈ 1/T Σ_t H_t,      H_t ← VᵀV  for each of them
+
+Where a step was clipped, ⟨v, ∇L_t⟩ of these rows is needed. In raw coordinates it is ⟨v, n⟩, n = Σ w g. In Adam's, ∇L_t is seen
+through the smallest vector d_t that has the recorded products with the step's own rows: ⟨h, d_t⟩ = ⟨h, ∇L_t⟩.
+
+`curvature-<from>-<to>.safetensors`:  `V`, `V/scale` encoded like rows; `d`, `d/scale` likewise, one for each step.
+Knows nothing of models.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..maths import encoding as enc
+from ..maths.sketch import orthogonal
+from ..maths.steps import Step
+from ..store import RunStore
+
+Span = tuple[int, int]  # from step, to step
+
+
+class Stretch(NamedTuple):
+    """What is kept for the steps of one stretch."""
+
+    V: Tensor  # (R, p), orthogonal rows
+    d: Tensor | None  # (T, p), in Adam's coordinates only
+
+
+class Condensed:
+    """The curvature of a condensed run while a sweep passes over it; holds one stretch at a time."""
+
+    def __init__(self, store: RunStore, dtype: torch.dtype) -> None:
+        self._store, self._dtype = store, dtype
+        self._spans: list[Span] = [(lo, hi) for lo, hi in (store.config.get("condensed") or {}).get("stretches", [])]
+        self._held: tuple[Span, Stretch] | None = None
+
+    def fill(self, steps: Sequence[Step], first: int) -> list[Step]:
+        """The steps, numbered from `first` on, with the curvature that is kept for them; as they are in other runs."""
+        return [self._filled(s, t) for t, s in enumerate(steps, first)] if self._spans else list(steps)
+
+    def _filled(self, step: Step, t: int) -> Step:
+        span = next(s for s in self._spans if s[0] <= t < s[1])
+        if self._held is None or self._held[0] != span:
+            self._held = span, read_stretch(self._store, span, self._dtype)
+        V, d = self._held[1]
+        seen = step.w @ step.G if d is None else d[t - span[0]]
+        return step._replace(V=V, dot_v=V @ seen if step.clip < 1 else None, orthogonal=True)
+
+
+def write_stretch(store: RunStore, span: Span, stretch: Stretch) -> None:
+    """Keep the curvature of one stretch, in the run's encoding."""
+    kept: dict[str, Tensor] = {}
+    for name, rows in zip(Stretch._fields, stretch, strict=True):
+        if rows is not None:
+            codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
+            kept |= (
+                {name: codes.contiguous()} if scales is None else {name: codes.contiguous(), f"{name}/scale": scales}
+            )
+    store.save_tensors(_name(span), kept)
+
+
+def read_stretch(store: RunStore, span: Span, dtype: torch.dtype) -> Stretch:
+    """The curvature of one stretch; its rows are made orthogonal again after rounding."""
+    kept = store.load_tensors(_name(span))
+    found = {k: enc.decode(kept[k], kept.get(f"{k}/scale"), store.dims, dtype) for k in Stretch._fields if k in kept}
+    return Stretch(orthogonal(found["V"]), found.get("d"))
+
+
+def refuse_condensed(store: RunStore, what: str) -> None:
+    """Raise where the curvature of single samples is needed and only that of stretches is kept."""
+    if store.config.get("condensed"):
+        raise UsageError(
+            f"{what} needs the curvature of single samples, and this run was condensed: it keeps that of stretches of steps. "
+            "Ask the run that it was made from."
+        )
+
+
+def _name(span: Span) -> str:
+    return f"curvature-{span[0]:08d}-{span[1]:08d}"
