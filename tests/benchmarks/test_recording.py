@@ -29,14 +29,20 @@ def test_figures_by_hand() -> None:
 
 def test_one_line_for_each_workload_and_configuration() -> None:
     said: list[str] = []
-    study = {"rows": [{"method": "default", "mean": 0.75}, {"method": "learned-16-sampled-1/6", "mean": 0.8}]}
+    known = {"default": 0.75, "learned-16-sampled-1/6": 0.8, "default-condensed": 0.77}
+    study = {"rows": [{"method": name, "mean": mean} for name, mean in known.items()]}
     found = bench_record(workloads="AB", scale="tiny", study=study, say=said.append)
-    assert [row["fidelity"] for row in found["rows"]] == [None] * 4 + [0.75, None, 0.8, None]
+    assert [row["fidelity"] for row in found["rows"]] == [None] * 4 + [0.75, 0.77, None, 0.8, None, None, None]
     assert all(row["embedding_s"] > 0 and row["embedded"] == row["occurrences"] for row in found["rows"])
     assert [row["configuration"] for row in found["rows"][:4]] == [
         "default", "paper: random 32×32, empirical", "int8", "sampled:1",
     ]  # fmt: skip
-    assert len(found["rows"]) == 8
+    assert [row["configuration"] for row in found["rows"][4:]] == [
+        "default", "default, condensed", "paper: random 32×32, empirical", "sampled:1/6", "sampled:1/6, condensed", "int8",
+        "int8, condensed",
+    ]  # fmt: skip
+    assert ["condense_s" in row for row in found["rows"][4:]] == [False, True, False, False, True, False, True]
+    assert found["rows"][5]["ratio"] == found["rows"][4]["ratio"], "recording is the same"
     assert len(said) == 2
     for row in found["rows"]:
         assert row.keys() >= KEYS

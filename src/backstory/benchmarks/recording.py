@@ -39,7 +39,14 @@ STUDIED = {  # the configuration's line in `backstory study gpt`
     "default": "default",
     "sampled:1/6": "learned-16-sampled-1/6",
     "int8": "learned-16-empirical/6-int8",
+    "default, condensed": "default-condensed",
+    "sampled:1/6, condensed": "learned-16-sampled-1/6-condensed",
 }
+CONDENSED = (
+    "default",
+    "sampled:1/6",
+    "int8",
+)  # configurations that are condensed afterwards, where they have curvature rows
 EMBEDDED = 1024  # occurrences whose embedding is timed, at most
 
 
@@ -88,17 +95,20 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
             for name, loop in loops.items():
                 if isinstance(loop, Recorded):
                     ends[name] = total([ends[name], timed(loop.close)])
-        lines = {name: figures(work, took["plain"], took[name], ends[name]) for name in configurations}
-        return [
-            {
-                "workload": work.words,
-                "configuration": name,
-                **lines[name],
-                **sizes(paths[name]),
-                **embedding(paths[name]),
-            }
-            for name in configurations
-        ]
+        lines = []
+        for name, path in paths.items():
+            seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
+            lines.append({**seen, "configuration": name, **sizes(path), **embedding(path)})
+            if name in CONDENSED and Run(path).store.curvature_rows:
+                lines.append({**seen, "configuration": f"{name}, condensed", **condensed(path)})
+        return lines
+
+
+def condensed(path: Path) -> dict[str, Any]:
+    """What `condense` makes of a run: its seconds, and the sizes and the embedding of what it writes."""
+    small = path.with_name(f"{path.name}-condensed")
+    took = timed(lambda: Run(path).condense(small))
+    return {"condense_s": took.wall, **sizes(small), **embedding(small)}
 
 
 def embedding(path: Path) -> dict[str, Any]:

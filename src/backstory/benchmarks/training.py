@@ -93,9 +93,11 @@ def sizes(path: Path) -> dict[str, Any]:
     """What a closed run takes on disk: rows and steps for each occurrence, and what does not grow with the run."""
     run = Run(path)
     tables = sum(_size(path / name) for name in ("rows.lance", "steps.lance"))
+    tables += sum(file.stat().st_size for file in path.glob("curvature-*"))
     rows, chosen = run.store.n_rows(), run.config["settings"]
     return {
-        "settings": f"{chosen['subspace']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}",
+        "settings": f"{chosen['subspace']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}"
+        + (", condensed" if "condensed" in run.config else ""),
         "occurrences": rows,
         "bytes_per_occurrence": tables / rows,
         "other_bytes": _size(path) - tables,
