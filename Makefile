@@ -4,7 +4,9 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-slow check bench clean
+AXE := 4.14.0
+
+.PHONY: demo test test-slow check bench clean browser
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,10 +17,17 @@ export MKL_NUM_THREADS := 1
 demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
-test: .venv/ready  ## everything but the marks `slow` and `gpu`
+browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had
+	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } > /dev/null 2>&1 \
+		|| echo "chromium is not here and could not be installed: the page is not tested in a browser"
+	@test -f .venv/axe/package/axe.min.js || { mkdir -p .venv/axe && cd .venv/axe \
+		&& npm pack --silent --ignore-scripts axe-core@$(AXE) > /dev/null 2>&1 && tar xzf axe-core-$(AXE).tgz; } \
+		|| echo "axe-core could not be fetched with npm: the page's accessibility is not tested"
+
+test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
 
-test-slow: .venv/ready  ## everything that an issue names
+test-slow: .venv/ready browser  ## everything that an issue names
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
 check: .venv/ready  ## linters and types

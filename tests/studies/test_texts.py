@@ -11,7 +11,7 @@ from backstory.session.recipe import take_step
 from backstory.studies import texts
 from backstory.studies.data import Document
 from backstory.studies.gpt_setups import rate_at
-from backstory.studies.texts import ASKED, WARMUP, recipe, text_of
+from backstory.studies.texts import ASKED, WARMUP, pieces, recipe, shown, text_of, typed
 
 TINY: dict[str, Any] = {"steps": 8, "batch_size": 4, "length": 12, "layers": 1, "width": 16}
 HOSTILE = "<script>"
@@ -79,3 +79,40 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
 def test_a_corpus_that_is_too_small_is_refused() -> None:
     with pytest.raises(UsageError, match=r"has 132 passages for training .* expected 400"):
         recipe(**{**TINY, "steps": 100})
+
+
+@pytest.mark.parametrize("n", [2, 12, 13, 14, 25, 26, 100])
+def test_typed_text_is_cut_into_rows_that_hold_every_byte(n: int) -> None:
+    text = "".join(chr(97 + k % 26) for k in range(n))
+    found = typed(text, length=12)
+    assert found.shape[1] <= 13
+    assert len(found) == -(-(n - 1) // 12)
+    rows = [bytes(row).decode() for row in found.tolist()]
+    assert all(row in text for row in rows)
+    starts = [text.index(row) if n <= 26 else None for row in rows]
+    if n <= 26:
+        covered = {
+            k
+            for start, row in zip(starts, rows, strict=True)
+            if start is not None
+            for k in range(start, start + len(row))
+        }
+        assert covered == set(range(n))
+    assert rows[0] == text[: len(rows[0])]
+    assert rows[-1] == text[-len(rows[-1]) :]
+
+
+def test_a_text_of_one_byte_is_refused() -> None:
+    for text in ("", "a"):
+        with pytest.raises(UsageError, match="expected 2 or more"):
+            typed(text, length=12)
+
+
+def test_pieces_are_the_letters_at_their_last_byte() -> None:
+    tokens = torch.tensor([list("aé€b!".encode())])
+    assert pieces(tokens, 0) == ["a", "", "é", "", "", "€", "b"]
+    assert "".join(pieces(torch.tensor([list(b"\xff\xff\xff\xffab")]), 0)).endswith("a")
+
+
+def test_queries_are_shown_as_text() -> None:
+    assert shown(torch.tensor([list(b"ab"), list(b"cd")])) == [{"text": "ab"}, {"text": "cd"}]

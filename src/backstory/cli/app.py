@@ -11,10 +11,14 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, data, datasets, demo, insight, plan, show, study
+from . import bench, condense, data, datasets, demo, insight, plan, report, serve, show, study
+from . import bench_serve as bench_serve  # its command joins those of bench
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
+from . import study_domains as study_domains  # its command joins those of study
 from . import study_gpt as study_gpt  # its commands join those of study
+from . import study_planted as study_planted  # its command joins those of study
 from . import study_small as study_small  # its commands join those of study
+from . import study_treebank as study_treebank  # its command joins those of study
 from .options import Json
 
 app = typer.Typer(
@@ -152,6 +156,9 @@ def query(
 
 for command in insight.COMMANDS:
     app.command()(command)
+app.command()(condense.condense)
+app.command()(report.report)
+app.command()(serve.serve)
 
 
 @app.command()

@@ -1,8 +1,9 @@
-"""`backstory demo`: train, record, ask, and show; with images or with text.
+"""`backstory demo`: train, record, ask, and show; with images, with text, or with a pretrained model.
 
 Knows nothing of tensors.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,10 @@ from .options import Json
 
 
 def demo(
-    what: Annotated[str, typer.Argument(help="images, or text.")] = "images",
+    what: Annotated[str, typer.Argument(help="images, text, or stories.")] = "images",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the run and report.html; demo or demo-text without it.")
+        Path | None,
+        typer.Option(help="Folder for the run and report.html; demo, demo-text or demo-stories without it."),
     ] = None,
     source: Annotated[
         str, typer.Option(help="Of images: mnist, digits, or auto: digits where no registry is in reach.")
@@ -26,14 +28,17 @@ def demo(
     """Train a small net, record it, and ask which samples made it do that.
 
     images: a net on digits; a few answers are proven by retraining. text: a small GPT on eight domains, with AdamW.
+    stories: a pretrained Llama of 15 million weights, fine-tuned on one domain; when did its data matter?
     """
     import torch
 
-    if what not in ("images", "text"):
-        raise UsageError(f"found {what!r}; expected images or text.")
+    if what not in ("images", "text", "stories"):
+        raise UsageError(f"found {what!r}; expected images or text, or stories.")
     torch.set_num_threads(1)
     if what == "text":
         _text(out or Path("demo-text"), json)
+    elif what == "stories":
+        _stories(out or Path("demo-stories"), json)
     else:
         _images(out or Path("demo"), source, json)
 
@@ -66,6 +71,25 @@ def _text(out: Path, json: bool) -> None:
     show_text(result, Run(result.run), page)
     if json:
         show.emit({**result.as_dict(), "report": str(page)})
+
+
+def _stories(out: Path, json: bool) -> None:
+    data.need("plotly", extra="demo")
+    data.need("transformers", extra="hf")
+    from ..insight import page as html_page
+    from ..studies.stories import heading, stories
+
+    with show.progress() as say:
+        found = stories(out, say=say)
+    page = out / "report.html"
+    words = " ".join(
+        f"{heading(one)} Phases {one.timeline.phases.words} In the sizes: {one.sizes.words}" for one in found
+    )
+    figures = [one.timeline.figure().update_layout(title=heading(one)) for one in found]
+    page.write_text(html_page("stories15M fine-tuned: when did data matter?", words, *figures), encoding="utf-8")
+    show_stories(found, page)
+    if json:
+        show.emit({"runs": [one.as_dict() for one in found], "report": str(page)})
 
 
 def show_demo(result: Any, page: Path) -> None:
@@ -118,6 +142,21 @@ def show_text(result: Any, run: Any, page: Path) -> None:
     _where(result, page)
 
 
+def show_stories(found: Any, page: Path) -> None:
+    """Losses and phases of each fine-tuning."""
+    rows = [
+        (one.setup.passes, one.setup.sequences, one.setup.steps, f"{one.before:.2f}", f"{one.after:.2f}", one.timeline.phases.words,
+         one.sizes.words, one.undivided.words)
+        for one in found
+    ]  # fmt: skip
+    show.table(
+        "stories15M fine-tuned; loss on unseen sequences in nats a token",
+        ("passes", "sequences", "steps", "before", "after", "phases", "in the sizes", "in the sizes, not by rate"),
+        rows,
+    )
+    show.out.print(f"Time: {sum(one.seconds for one in found):.0f} s.\nReport: {page}", soft_wrap=True)
+
+
 def _short(text: str) -> str:
     """The beginning of a passage, on one line."""
     words = " ".join(text.split())
@@ -127,3 +166,5 @@ def _short(text: str) -> str:
 def _where(result: Any, page: Path) -> None:
     times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
     show.out.print(f"Time: {times}.\nRun: {result.run}\nReport: {page}", soft_wrap=True)
+    program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
+    show.out.print(f"Look at it:  {program} serve {result.run} --trust-recipe", soft_wrap=True, highlight=False)

@@ -29,13 +29,14 @@ from ..session.embed import Asked, Progress
 from ..session.run import Run
 from ..session.sweep import backward
 from . import plots
+from .notebook import InNotebook
 from .shapes import Curve
 
 UNIT = "norms in the run's coordinates, embeddings per unit of learning rate; traces as shares of the dimensions"
 
 
 @dataclass(frozen=True)
-class Analytic:
+class Analytic(InNotebook):
     """Curves over the steps before `at`, (T,) each."""
 
     at: int
@@ -45,6 +46,11 @@ class Analytic:
     trace_simple: Curve  # in the paper's simplified setting
     embedding_norm: Curve  # √ of the mean ‖e‖² of the step's occurrences, by rate, measured
     embedding_norm_simple: Curve  # in the paper's simplified setting
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Its unit: these are no influences."""
+        return (UNIT,)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

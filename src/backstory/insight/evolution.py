@@ -19,13 +19,14 @@ from ..session.run import Run
 from . import plots
 from .asking import SIGN, mean_answer, said, weights_kept
 from .groups import Ids, grouped
+from .notebook import InNotebook
 from .shapes import Curve
 
 UNIT = "mean influence of one sample of the group (its occurrences so far summed), in units of the queries' mean loss"
 
 
 @dataclass(frozen=True)
-class Evolution:
+class Evolution(InNotebook):
     """Mean influence of each group on the model at each checkpoint."""
 
     checkpoints: tuple[int, ...]

@@ -14,6 +14,7 @@ from ..session.query import LossFn
 from ..session.run import Run
 from . import plots
 from .asking import SIGN, mean_answer, said
+from .notebook import InNotebook
 from .words import Piece, marked
 
 UNIT = "influence of a sample, its occurrences summed, in units of the queries' mean loss"
@@ -37,7 +38,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Extremes:
+class Extremes(InNotebook):
     """The ends of a ranking."""
 
     at: int

@@ -21,11 +21,12 @@ from ..session.query import LossFn
 from ..session.run import Run
 from . import plots
 from .asking import SIGN, said
+from .notebook import InNotebook
 from .shapes import Curve
 
 
 @dataclass(frozen=True)
-class Memorisation:
+class Memorisation(InNotebook):
     """The rank and influence of each query's own sample."""
 
     at: int

@@ -31,6 +31,7 @@ from ..store import RunStore
 from . import plots
 from .asking import SIGN, mean_vector
 from .erasure import Moved, Pay, Taken, free_path, moved, taken
+from .notebook import InNotebook
 from .shapes import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
@@ -48,7 +49,7 @@ class Eraser:
 
 
 @dataclass(frozen=True)
-class Saturation:
+class Saturation(InNotebook):
     """Where the influence of one sample went."""
 
     sample: int | str

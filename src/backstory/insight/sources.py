@@ -22,6 +22,7 @@ from ..session.run import Run
 from . import plots
 from .asking import SIGN, said
 from .groups import column
+from .notebook import InNotebook
 from .shapes import Curve
 
 UNIT = "summed influence of the source's samples, in units of the queries' mean loss"
@@ -49,7 +50,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Sources:
+class Sources(InNotebook):
     """Values of all sources: for each domain, and for all queries together."""
 
     at: int

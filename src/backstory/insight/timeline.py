@@ -21,6 +21,7 @@ from ..session.run import Run
 from ..store import RunStore
 from . import plots
 from .asking import SIGN, mean_answer, said
+from .notebook import InNotebook
 from .phases import Phases, phases
 from .shapes import Curve
 
@@ -30,7 +31,7 @@ CURVES = ("influence", "rate", "per_rate", "size", "loss")
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(InNotebook):
     """One number of each kind for each step before `at`."""
 
     at: int
@@ -76,6 +77,11 @@ class Timeline:
         if losses:
             _line(drawn, self.loss, "training loss", 6, row=2)
         return drawn
+
+    @property
+    def headline(self) -> str:
+        """The phases in one sentence."""
+        return f"Timeline of influence on the model at step {self.at}. Phases: {self.phases.words}"
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line for each step."""

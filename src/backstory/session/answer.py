@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
+from .notebook import shown
 
 SIGN = "positive: the sample helped, removing it would raise the query's loss; in the units of that loss"
 
@@ -80,6 +81,18 @@ class Influence:
             f"Influence of {len(self):,} occurrences on {self.n_queries} queries at step {self.at}, by {self.how}\n"
             f"  {SIGN}{notes}"
         )
+
+    def _repr_html_(self) -> str | None:
+        try:
+            import pandas as pd
+        except ImportError:
+            return None
+        mean, per = self.complete and self.n_queries > 1, "sample" if self.complete else "occurrence"
+        which: int | str = "mean" if mean else 0
+        hits = dict.fromkeys([*self.top(5, query=which, per=per), *self.bottom(5, query=which, per=per)[::-1]])
+        asked = f"the mean of {self.n_queries} queries" if mean else f"query 1 of {self.n_queries}"
+        title = f"Influence of {len(self):,} occurrences on {asked}, on the model at step {self.at}, by {self.how}"
+        return shown(title, pd.DataFrame([h.as_dict() for h in hits]), (SIGN, *self.notes))
 
     def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
         """The k most helpful, highest first; per "sample" (its occurrences summed) or per "occurrence"."""

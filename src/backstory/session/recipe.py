@@ -32,6 +32,18 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
     queries: Mapping[str, Any] = field(default_factory=dict)  # name -> batch
+    text: Callable[[str], Any] | None = (
+        None  # what a person types -> a batch; the losses of its rows add up to one query
+    )
+    image: Callable[[bytes, str | None], Any] | None = (
+        None  # PNG bytes, label (None: what the model says) -> a batch of one
+    )
+    show: Callable[[Any], Sequence[Mapping[str, Any]]] | None = (
+        None  # queries -> text, image (PNG bytes), label of each
+    )
+    pieces: Callable[[Any, int], Sequence[str]] | None = (
+        None  # (training batch, place in it) -> the text of each position
+    )
 
 
 def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:

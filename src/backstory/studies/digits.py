@@ -3,6 +3,12 @@
 Knows nothing of runs.
 """
 
+import io
+import struct
+from functools import partial
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,8 +16,10 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..session.recipe import Recipe
 from .data import DataError, Images, digits_8x8, mnist_5k
+from .png import png
 
 RECIPE = "backstory.studies.digits:recipe"
+MOST_PIXELS = 1 << 20  # of an image that somebody brings
 Batch = tuple[Tensor, Tensor]
 
 
@@ -55,8 +63,10 @@ def net(side: int, seed: int = 0) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of each image."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    """Cross-entropy of each image; a label below 0 is the model's own answer."""
+    x, y = batch
+    out = model(x)
+    return F.cross_entropy(out, torch.where(y < 0, out.argmax(1), y), reduction="none")
 
 
 def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 64, rate: float = 0.02, seed: int = 0) -> Recipe:
@@ -72,4 +82,38 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 64, rate: fl
         loss=loss,
         batches=[(b.tolist(), (found.x[b], found.y[b])) for b in order],
         queries={"test": (found.x[test], found.y[test])},
+        image=partial(brought, side=found.x.shape[-1]),
+        show=shown,
     )
+
+
+def brought(data: bytes, label: str | None, side: int) -> Batch:
+    """A PNG that somebody brings as a batch of one: a digit in the middle, dark on light or light on dark."""
+    if label is not None and label not in tuple("0123456789"):
+        raise UsageError(f"found the label {label!r}; expected a digit from 0 to 9, or none for what the model says.")
+    grey = torch.from_numpy(np.array(_grey(data).resize((side, side)), dtype=np.float32) / 255)  # (side, side)
+    border = torch.cat([grey[0], grey[-1], grey[:, 0], grey[:, -1]]).mean()
+    ink = 1 - grey if border > 0.5 else grey
+    return ink[None, None], torch.tensor([-1 if label is None else int(label)])
+
+
+def _grey(data: bytes) -> Any:
+    """The image in shades of grey, on white where it is transparent; too large a one is refused before it is decoded."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageError("reading an image needs Pillow: pip install 'backstory[web]'.") from error
+    head = data[:24].ljust(24, b"\0")
+    width, height = struct.unpack(">II", head[16:])  # where every PNG says its size
+    if head.startswith(b"\x89PNG") and width * height > MOST_PIXELS:
+        raise UsageError(f"found an image of {width} × {height} pixels; expected at most {MOST_PIXELS:,}.")
+    try:
+        whole = Image.open(io.BytesIO(data), formats=("PNG",)).convert("RGBA")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError("these bytes are not a whole PNG image; save the image as PNG, and send that file.") from error
+    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
+
+
+def shown(batch: Batch) -> list[dict[str, Any]]:
+    """What a person sees of queries."""
+    return [{"image": png(x[0]), "label": str(int(y))} for x, y in zip(*batch, strict=True)]

@@ -4,7 +4,9 @@ Passages of one length, each used once, drawn and ordered by a seed; other passa
 Knows nothing of recording or asking.
 """
 
-from functools import lru_cache
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -52,6 +54,7 @@ def recipe(
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP)),
         queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
+        text=partial(typed, length=length), show=shown, pieces=pieces,
     )  # fmt: skip
 
 
@@ -81,3 +84,33 @@ def _pool(length: int, megabytes: float) -> Sequences:
 def text_of(tokens: Tensor) -> str:
     """A passage as people read it."""
     return Bytes().decode(tokens.tolist())
+
+
+def typed(text: str, length: int) -> Tensor:
+    """What a person types as sequences of at most `length` + 1 bytes; a long text is cut evenly, (n, ≤ length + 1)."""
+    found = torch.tensor(Bytes().encode(text), dtype=torch.int64)
+    if len(found) < 2:
+        raise UsageError(
+            f"found a text of {len(found)} bytes; expected 2 or more, for each is asked after those before it."
+        )
+    n = math.ceil((len(found) - 1) / length)  # each byte but the first has a loss
+    size = math.ceil((len(found) - 1) / n) + 1
+    starts = [round(k * (len(found) - size) / max(1, n - 1)) for k in range(n)]
+    return torch.stack([found[lo : lo + size] for lo in starts])
+
+
+def shown(tokens: Tensor) -> list[dict[str, str]]:
+    """What a person sees of queries."""
+    return [{"text": text_of(x)} for x in tokens]
+
+
+def pieces(tokens: Tensor, place: int) -> Sequence[str]:
+    """The text of each position of one sequence of a batch; a character of several bytes stands at its last one."""
+    out, waiting = [], b""
+    for value in tokens[place][:-1].tolist():
+        waiting += bytes([value])
+        whole = waiting.decode(errors="ignore")
+        broken = len(waiting) > 3 and not whole
+        out.append("\ufffd" if broken else whole)
+        waiting = b"" if whole or broken else waiting
+    return out

@@ -1,0 +1,52 @@
+"""`backstory report`: a run as one HTML file to send to a colleague, and as PDF.
+
+Knows nothing of how anything is computed or drawn.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from . import data, show
+from .insight import RecipeName, RunPath, Trusted
+from .options import Json
+
+
+def report(
+    run: RunPath,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    queries: Annotated[
+        str | None, typer.Option(help="A query set of the run or its recipe; without it, the first.")
+    ] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Also print it to this file; needs Chromium.")] = None,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    json: Json = False,
+) -> None:
+    """Write what a run tells into one HTML file that needs no network. The file contains training data."""
+    data.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
+    from ..web import report as made
+    from ..web.opened import Opened
+
+    for file in filter(None, (out, pdf)):
+        _writable(file)
+    if pdf is not None:
+        made.browser()
+    name = data.confirm(run, recipe, trust_recipe)
+    found = made.gathered(Opened(run, name), queries)
+    out.write_text(made.report(found), encoding="utf-8")
+    if pdf is not None:
+        made.pdf(out, pdf)
+    if json:
+        show.emit({"report": str(out), "pdf": None if pdf is None else str(pdf)})
+        return
+    show.out.print(f"Report: {out} (it contains training data)", soft_wrap=True)
+    if pdf is not None:
+        show.out.print(f"PDF: {pdf}", soft_wrap=True)
+
+
+def _writable(file: Path) -> None:
+    if not file.resolve().parent.is_dir():
+        raise UsageError(f"there is no folder {file.resolve().parent} for {file.name}. Make it first, or name another.")

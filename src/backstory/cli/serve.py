@@ -1,0 +1,98 @@
+"""`backstory serve`: a run over HTTP, as pages and as JSON.
+
+Knows nothing of how anything is answered.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from . import data, show
+from .insight import RecipeName, RunPath, Trusted
+
+TOKEN = "BACKSTORY_TOKEN"
+SHORTEST = 16  # characters of a token
+
+
+def serve(
+    run: RunPath,
+    recipe: RecipeName = None,
+    trust_recipe: Trusted = False,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine a token is required.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8321,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the token that requests must carry; or set {TOKEN}.")
+    ] = None,
+    queue: Annotated[
+        int, typer.Option(help="Questions that may wait or run; more are told to come again.", min=1)
+    ] = 32,
+    timeout: Annotated[float, typer.Option(help="Seconds for one question.", min=0.1)] = 30.0,
+    max_bytes: Annotated[int, typer.Option(help="The largest request.", min=1024)] = 1 << 20,
+    memory: Annotated[float, typer.Option(help="GiB of embeddings and weights in memory.", min=0)] = 4.0,
+) -> None:
+    """Show a run as a web page, and answer programs in JSON at the same paths. Read-only.
+
+    Without --recipe or --trust-recipe the run's code is not imported, and what needs the model cannot be asked.
+    """
+    data.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
+    import torch
+
+    from ..session.run import Run
+    from ..web.limits import Limits, loopback
+
+    token = _token(token_file)
+    if not loopback(host) and token is None:
+        raise UsageError(
+            f"{host} can be reached from other machines, and there is no token. Give one with --token-file or {TOKEN} "
+            "(such as `openssl rand -hex 32`), or listen on 127.0.0.1."
+        )
+    name = recipe or (data.confirm(run, None, True) if trust_recipe else None)
+    torch.set_num_threads(1)  # answers of several threads at once; replays repeat bit for bit
+    Run(run)  # a path that is no run is refused before anything is loaded
+    limits = Limits(token=token, most_bytes=max_bytes, any_host=token is not None)
+    _listen(run, name, host, port, limits, queue, timeout, int(memory * 2**30))
+
+
+def _listen(
+    run: Path, recipe: str | None, host: str, port: int, limits: object, queue: int, timeout: float, room: int
+) -> None:
+    import uvicorn
+
+    from ..web.app import make_app
+    from ..web.limits import Limits
+    from ..web.opened import Opened
+
+    assert isinstance(limits, Limits)
+    opened = Opened(run, recipe, room=room)
+    for line in opened.missing():
+        show.out.print(f"note: {line}", soft_wrap=True, highlight=False, markup=False)
+    config = uvicorn.Config(
+        make_app(opened, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
+        log_level="warning", server_header=False, timeout_graceful_shutdown=3,
+    )  # fmt: skip
+    socket = config.bind_socket()
+    socket.listen(128)  # whoever comes from now on is answered as soon as the service runs
+    place = f"[{host}]" if ":" in host else host
+    show.out.print(
+        f"{opened.name}: http://{place}:{socket.getsockname()[1]}  (Ctrl+C ends it)", soft_wrap=True, highlight=False
+    )
+    uvicorn.Server(config).run(sockets=[socket])
+
+
+def _token(file: Path | None) -> str | None:
+    """The token of the file, or of the environment; too short a one is refused."""
+    try:
+        found = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the token file {file} cannot be read ({error}). Give a text file with one line.") from None
+    if found is None or (not found and file is None):
+        return None
+    if len(found) < SHORTEST or not found.isascii() or not found.isprintable() or " " in found:
+        raise UsageError(
+            f"the token has {len(found)} characters; expected {SHORTEST} or more printable ASCII characters without spaces, "
+            "such as `openssl rand -hex 32` gives."
+        )
+    return found

@@ -1,0 +1,79 @@
+"""`backstory study treebank`: influence over three epochs of a small GPT on the Penn Treebank.
+
+Knows nothing of how anything is computed.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import data, show, study
+from .options import Json
+
+
+@study.app.command()
+def treebank(
+    out: Annotated[Path, typer.Option(help="Folder for the run and the pages.")] = Path("treebank"),
+    sequences: Annotated[int, typer.Option(help="Sequences to train on.", min=16)] = 4800,
+    epochs: Annotated[int, typer.Option(help="How often each is used.", min=1)] = 3,
+    copies: Annotated[int, typer.Option(help="Training sequences that are asked about as queries.", min=3)] = 240,
+    seed: Annotated[int, typer.Option(help="Of the sequences, their order, the start and the copies.")] = 0,
+    json: Json = False,
+) -> None:
+    """When data mattered, how it faded, and whether copies of training sequences find their originals."""
+    import torch
+
+    from ..studies.treebank import study as run
+    from ..studies.treebank_pages import pages
+    from ..studies.treebank_run import TreebankSetup
+
+    data.need("plotly", extra="plot")
+    torch.set_num_threads(1)
+    setup = TreebankSetup(sequences=sequences, epochs=epochs, seed=seed)
+    with show.progress() as say:
+        found = run(setup, out, count=copies, say=say)
+    for name, text in pages(found).items():
+        (out / name).write_text(text, encoding="utf-8")
+    if json:
+        show.emit(found.as_dict())
+    else:
+        _tables(found.as_dict(), out)
+
+
+def _tables(found: Mapping[str, Any], out: Path) -> None:
+    for name, phases in (
+        ("by learning rate", found["timeline"]["phases"]),
+        ("in the sizes, by learning rate", found["phases_of_sizes"]),
+        ("in the sizes as they are", found["phases_of_undivided_sizes"]),
+    ):
+        show.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
+    _evolution(found)
+    rows = [
+        (c["epoch"], c["method"], f"{c['share_first']:.1%}", f"{c['median_rank']:g}", f"{max(c['rank']):.0f}")
+        for c in found["copies"]
+    ]
+    title = f"{len(found['copies'][0]['rank'])} copies: the original among {found['copies'][0]['samples']:,} sequences"
+    show.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
+    losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in found["losses"]]
+    show.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
+    times = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    show.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
+    show.out.print(found["caution"], soft_wrap=True, highlight=False)
+
+
+def _evolution(found: Mapping[str, Any]) -> None:
+    """Sizes, and means with their sign."""
+    signed, sizes = found["evolution"], found["evolution_of_sizes"]
+    rows = [
+        (at, *(_number(sizes[g][k], ".2g") for g in sizes), *(_number(signed["mean"][g][k], "+.2g") for g in sizes))
+        for k, at in enumerate(signed["checkpoints"])
+    ]
+    title = "Influence of what each third of the steps used on the model at each checkpoint (nats a word)"
+    show.table(title, ("checkpoint", *(f"{g}: size" for g in sizes), *(f"{g}: mean" for g in sizes)), rows)
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)

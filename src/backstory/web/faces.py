@@ -1,0 +1,72 @@
+"""The two faces of a path: a page where the request prefers HTML, JSON otherwise.
+
+Knows nothing of how a shape is made, or what a page looks like.
+"""
+
+import importlib.util
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from .errors import Refused, failure
+from .opened import Opened
+from .views import query_sets
+
+
+def wants_html(request: Request) -> bool:
+    """Whether the request prefers text/html, unless format= says otherwise."""
+    if (asked := request.query_params.get("format")) in ("json", "html"):
+        return asked == "html"
+    weights = _accepted(request.headers.get("accept", "*/*"))
+    return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
+
+
+def _accepted(header: str) -> dict[str, float]:
+    """Media types of an Accept header with their weights."""
+    out: dict[str, float] = {}
+    for part in header.split(",")[:50]:
+        kind, *more = (x.strip().lower() for x in part.split(";"))
+        given = next((x[2:] for x in more if x.startswith("q=")), "1")
+        out[kind] = float(given) if given.replace(".", "", 1).isdigit() else 0.0
+    return out
+
+
+class Faces:
+    """Makes responses out of shapes, for one opened run."""
+
+    def __init__(self, opened: Opened) -> None:
+        recipe, able = opened.recipe, opened.can_ask
+        self._prefix: dict[str, Any] = {
+            "run": opened.name,
+            "overview_name": opened.name,
+            "query_sets": query_sets(opened),
+            "checkpoints": opened.checkpoints,
+            "has": opened.catalogue.has,
+            "can_type": able and recipe is not None and recipe.text is not None,
+            "can_upload": able and recipe is not None and recipe.image is not None,
+            "can_shade": able and recipe is not None and recipe.pieces is not None,
+        }
+        self._pages = importlib.util.find_spec("backstory.web.pages") is not None
+
+    def response(self, request: Request, page: str, shape: BaseModel, code: int = 200) -> Response:
+        """The shape as the page `page`, or as JSON."""
+        if not (self._pages and wants_html(request)):
+            return Response(shape.model_dump_json(), code, media_type="application/json")
+        from .pages import render
+
+        known = {} if code == 401 else self._prefix  # who has no token is told nothing of the run
+        return HTMLResponse(render(page, shape, prefix={**known, **_where(request)}), code)
+
+    def error(self, request: Request, error: Refused) -> Response:
+        """An error, in the face that was asked for."""
+        made = self.response(request, "error", failure(error), error.code)
+        made.headers.update(error.headers)
+        return made
+
+
+def _where(request: Request) -> dict[str, Any]:
+    found = request.query_params
+    every = {key: found.getlist(key) for key in found}
+    return {"path": request.url.path, "params": {k: v if len(v) > 1 else v[0] for k, v in every.items()}}

@@ -1,0 +1,252 @@
+"""A run opened for a service: recipe, models, embeddings and samples in memory once, and what was computed from them.
+
+Everything here may be called from several threads. What sweeps over the run uses a model of its own, `spare`, so that quick
+questions need not wait for it; sweeps take turns.
+Knows nothing of HTTP.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import insight
+from ..errors import BackstoryError
+from ..session.coordinates import bases_of
+from ..session.recipe import Recipe, load_recipe
+from ..session.run import Run
+from .catalogue import Catalogue
+from .errors import Refused
+from .held import Checkpoint, Floats, Gradients, Scored
+from .kept import Kept
+from .reader import Reader
+
+MOST_QUERIES = 1000  # of a set
+MOST_EACH = 200  # of a set, where each counts
+ROOM = 4 << 30  # bytes of embeddings and weights in memory
+NEEDS_RECIPE = (
+    "Questions about query sets, and everything made from them, need the model: start the service with --trust-recipe, if you "
+    "trust the code that the run names, or with --recipe package.module:function."
+)
+
+
+class Stopped(BackstoryError):
+    """The service ends; work in progress is given up."""
+
+
+class Opened:
+    """One run, ready to be asked."""
+
+    def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
+        self._reader = Reader(path)
+        config = self.run.config
+        self.name, self.recipe_name = self.run.path.resolve().name, recipe
+        self.final = self.run.step_of("final")
+        args = config.get("recipe_args") if recipe == config.get("recipe") else None
+        self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, args)
+        self.bases = None if self.recipe is None else bases_of(self.run.store)
+        self.catalogue = Catalogue(self._reader)
+        self.checkpoints = sorted({c for c in self.run.checkpoints if c > 0} | {self.final})
+        self.stopping = Event()
+        self._sweeping, self._spare = Lock(), None if self.recipe is None else copy.deepcopy(self.recipe.model)
+        self._final = Checkpoint(self._reader, self.final, self._asked(self.final), self.bases, room)
+        self._room = max(0, room - self._final.nbytes)
+        self._checkpoints: Kept[Checkpoint] = Kept(self._room, lambda c: c.nbytes)
+        self.results: Kept[Any] = Kept(256)
+        self._vectors: Kept[Tensor] = Kept(256 << 20, lambda v: v.nbytes)
+        self._scores: Kept[Scored] = Kept(256 << 20, lambda s: s.scores.nbytes)
+        self.sets = self._sets()
+
+    @property
+    def run(self) -> Run:
+        """The run, as this thread may read it."""
+        return self._reader.run
+
+    def _sets(self) -> dict[str, Any]:
+        """Query sets by name: those of the recipe first, in its order, then those that only the run has."""
+        made = {} if self.recipe is None else dict(self.recipe.queries)
+        stored = {name: self.run.queries(name) for name in self.run.query_sets}
+        return {name: _part(stored.get(name, made.get(name)), MOST_QUERIES) for name in {**made, **stored}}
+
+    def _asked(self, step: int) -> Recipe | None:
+        """The recipe, where the run has the weights of this step to ask it with."""
+        return self.recipe if step in self.run.checkpoints else None
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether the final model is there."""
+        return self._final.gradients is not None
+
+    @property
+    def default(self) -> str | None:
+        """The query set that is meant where none is named."""
+        return next(iter(self.sets), None) if self.can_ask else None
+
+    def missing(self) -> list[str]:
+        """What cannot be asked, and how to get it."""
+        out = []
+        if self.recipe is None:
+            out.append(NEEDS_RECIPE)
+        elif not self.can_ask:
+            out.append("The run stores no weights of its end, so its model cannot be asked: record with checkpoints=K.")
+        if self.recipe is not None and self.recipe.text is None:
+            out.append("Typed text cannot be asked about: the recipe has no text=, a function from text to a batch.")
+        if self.recipe is not None and self.recipe.image is None:
+            out.append("Images cannot be uploaded: the recipe has no image=, a function from a PNG file to a batch.")
+        if self._final.E is None:
+            why = (
+                "they do not fit into --memory"
+                if self.final in self.run.store.embeddings()
+                else "run `backstory embed RUN`"
+            )
+            out.append(
+                f"The final model's embeddings are not in memory ({why}): questions read the run; no neighbours."
+            )
+        return out
+
+    def step(self, at: int | None) -> int:
+        """A checkpoint that can be asked; None is the final one."""
+        step = self.final if at is None else at
+        if step not in self.checkpoints:
+            known = ", ".join(map(str, self.checkpoints))
+            raise Refused(422, f"found at={step}; the run can be asked at the steps {known}.", "Choose one of them.")
+        return step
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The model and embeddings of a checkpoint."""
+        if step == self.final:
+            return self._final
+        return self._checkpoints.get(
+            step, lambda: Checkpoint(self._reader, step, self._asked(step), self.bases, self._room)
+        )
+
+    def quick(self, step: int) -> bool:
+        """Whether a question at a checkpoint needs no sweep, as far as is known."""
+        return (step == self.final or step in self._checkpoints) and self.checkpoint(step).ready
+
+    def named(self, name: str | None) -> str:
+        """A query set that exists; None is the default one."""
+        if not self.can_ask:
+            raise Refused(422, "the service runs without a model that can be asked.", " ".join(self.missing()[:1]))
+        found = self.default if name is None else name
+        if found is None or found not in self.sets:
+            known = ", ".join(self.sets) or "none"
+            raise Refused(
+                404, f"there is no such query set; the run and its recipe have: {known}.", "Name one of them."
+            )
+        return found
+
+    def gradients(self, step: int) -> Gradients:
+        """The model of a checkpoint, to be asked."""
+        found = self.checkpoint(step).gradients
+        if found is None:
+            raise Refused(422, f"the model at step {step} cannot be asked.", " ".join(self.missing()[:1]))
+        return found
+
+    def vectors(self, name: str, step: int) -> Tensor:
+        """v (Q, p) of a query set."""
+        return self._vectors.get((name, step), lambda: self.gradients(step).of(self.sets[name]))
+
+    def mean(self, name: str, step: int) -> Scored:
+        """Influence of every occurrence on the mean loss of a query set, (1, N); a sweep answers for all sets at once."""
+        if self.checkpoint(step).ready:
+            return self._scores.get(("mean", name, step), lambda: self._means([name], step))
+        found = self._scores.get(("means", step), lambda: self._means(list(self.sets), step))
+        which = list(self.sets).index(name)
+        return found._replace(scores=found.scores[which : which + 1])
+
+    def _means(self, names: list[str], step: int) -> Scored:
+        v = torch.cat([self.gradients(step).of_mean(self.sets[name]) for name in names])  # (sets, p)
+        return self.checkpoint(step).scores(v, self.going_on)
+
+    def each(self, name: str, rows: Any) -> Floats:
+        """Influence of some occurrences together on each of the first queries of a set at the end, (Q,)."""
+        v, E = self.vectors(name, self.final)[:MOST_EACH], self._final.E
+        if E is not None:
+            out: Floats = (v @ E[torch.from_numpy(rows)].sum(0)).double().numpy()
+            return out
+        found = self._scores.get(("each", name), lambda: self._final.scores(v, self.going_on))
+        summed: Floats = found.scores[:, rows].sum(1)
+        return summed
+
+    def value(self, name: str, step: int) -> Floats:
+        """Influence of each sample, its occurrences summed, on the mean loss of a query set, (M,)."""
+        return self.summed(self.mean(name, step).scores[0])
+
+    def summed(self, scores: Floats) -> Floats:
+        """Scores of the first occurrences (n,) summed over each sample's, (M,)."""
+        inverse = self.catalogue.inverse[: len(scores)]
+        return np.bincount(inverse, weights=scores, minlength=len(self.catalogue)).astype(np.float64)
+
+    def scored(self, key: Any, v: Tensor, step: int) -> Scored:
+        """Influence on one query v (1, p); kept under `key` where it took a sweep."""
+        if self.checkpoint(step).E is not None:
+            return self.checkpoint(step).scores(v)
+        return self._scores.get(("one", key, step), lambda: self.checkpoint(step).scores(v, self.going_on))
+
+    @contextmanager
+    def spare(self, step: int) -> Iterator[tuple[nn.Module, Any]]:
+        """`(model, loss)` at a checkpoint for work that takes long; one at a time."""
+        with self._sweeping:
+            if self._spare is None or self.recipe is None or step not in self.run.checkpoints:
+                raise Refused(422, f"the model at step {step} cannot be asked.", " ".join(self.missing()[:1]))
+            yield self.run.load_weights(self._spare, step), self.recipe.loss
+
+    def timeline(self, name: str, step: int) -> insight.Timeline:
+        """When data mattered for a query set."""
+
+        def ask() -> insight.Timeline:
+            with self.spare(step) as (model, loss):
+                return insight.timeline(self.run, model, loss, self.sets[name], step, progress=self.going_on)
+
+        found: insight.Timeline = self.results.get(("timeline", name, step), ask)
+        return found
+
+    def timeline_known(self, name: str | None, at: int | None) -> bool:
+        """Whether the timeline of a query set has been computed."""
+        return ("timeline", name or self.default, at or self.final) in self.results
+
+    def means_known(self, name: str | None) -> bool:
+        """Whether the means of a query set are known at every checkpoint, or can never be."""
+        asked = [c for c in self.checkpoints if c in self.run.checkpoints] if self.can_ask else []
+        found = name or self.default
+        return all(("mean", found, c) in self._scores or ("means", c) in self._scores for c in asked)
+
+    def validity(self) -> Mapping[str, Any]:
+        """How far answers about the final model can be trusted."""
+        kept = self.run.store.embeddings().get(self.final, {}).get("validity") or self._final.validity
+        return kept or self.results.get("validity", lambda: self.run.validity().as_dict())
+
+    def going_on(self, done: int, total: int) -> None:
+        """Called by work in progress: gives it up where the service ends."""
+        if self.stopping.is_set():
+            raise Stopped("the service ends.")
+
+    def warm(self) -> None:
+        """What most pages need, before somebody asks; the latest checkpoints first."""
+        if self.default is None:
+            return
+        self.timeline(self.default, self.final)
+        for step in reversed([c for c in self.checkpoints if c in self.run.checkpoints]):
+            self.mean(self.default, step)
+
+
+def size(batch: Any) -> int:
+    """How many queries a batch holds."""
+    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+    return len(first[0]) if isinstance(first, tuple | list) else len(first)
+
+
+def _part(batch: Any, most: int) -> Any:
+    """The first queries of a batch: a tensor, a tuple or a dict of tensors; anything else as it is."""
+    if isinstance(batch, Tensor):
+        return batch[:most]
+    if isinstance(batch, Mapping):
+        return {k: _part(v, most) for k, v in batch.items()}
+    return tuple(_part(x, most) for x in batch) if isinstance(batch, tuple | list) else batch

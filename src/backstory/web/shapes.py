@@ -1,0 +1,253 @@
+"""What every path takes and returns, once: the same shapes are the JSON, the OpenAPI document, and what pages are made of.
+
+Here are questions, answers and errors; those that show the run are taken from `shapes_run`, so that all have one name.
+Knows nothing of runs or of HTTP.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .shapes_run import (
+    HELPED,
+    HURT,
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    MOST_A_PAGE,
+    MOST_HITS,
+    SIGN,
+    AtCheckpoint,
+    Eraser,
+    Has,
+    Life,
+    Neighbour,
+    Number,
+    Occurrence,
+    OnQuery,
+    Overview,
+    Phases,
+    QuerySet,
+    Sample,
+    Samples,
+    Saturation,
+    Shape,
+    Side,
+    Sources,
+    SourceValue,
+    Timeline,
+    Trust,
+    Window,
+)
+
+__all__ = [
+    "HELPED",
+    "HURT",
+    "LONGEST_NAME",
+    "LONGEST_TEXT",
+    "MOST_A_PAGE",
+    "MOST_HITS",
+    "SIGN",
+    "Answer",
+    "AskForm",
+    "AtCheckpoint",
+    "Comparison",
+    "Eraser",
+    "Failure",
+    "Harmful",
+    "Has",
+    "Health",
+    "Hit",
+    "Life",
+    "Neighbour",
+    "Number",
+    "Occurrence",
+    "OnQuery",
+    "Overview",
+    "Pace",
+    "Phases",
+    "Piece",
+    "Problem",
+    "Query",
+    "QuerySet",
+    "Question",
+    "Ranking",
+    "Sample",
+    "Samples",
+    "Saturation",
+    "Shading",
+    "Shape",
+    "Side",
+    "SourceValue",
+    "Sources",
+    "Stored",
+    "StoredSet",
+    "Timeline",
+    "Tokens",
+    "Trust",
+    "Window",
+]
+
+
+class Piece(Shape):
+    """A token of a training sequence, and its part of the influence; positive: it helped."""
+
+    text: str
+    influence: float
+
+
+class Hit(Shape):
+    """A sample, all its occurrences together, and its influence on the query."""
+
+    sample: Sample
+    step: int = Field(description="where it was used; of several occurrences, where it mattered most")
+    influence: float
+    words: str
+    occurrences: int
+    common: list[str] = Field(description="words of its text that are in the query's text too")
+    tokens: list[Piece] | None = None
+
+
+class Harmful(Shape):
+    """The samples with the most negative influence on the mean loss of a query set."""
+
+    queries: str
+    at: int
+    items: list[Hit]
+    notes: list[str]
+    sign: str = SIGN
+    unit: str
+
+
+class Query(Shape):
+    """What was asked."""
+
+    kind: str = Field(description="stored, text, image or gradient")
+    set: str | None = None
+    index: int | None = None
+    text: str | None = None
+    image: str | None = Field(default=None, description="a data URL, or null")
+    label: str | None = None
+
+
+class Pace(Shape):
+    """The query's own timeline: the summed influence of each step's occurrences."""
+
+    steps: list[int]
+    influence: list[Number]
+    size: list[Number] = Field(description="mean |influence| of the step's occurrences; clipped steps add up to 0")
+
+
+class Ranking(Shape):
+    """The ids that a question names at one checkpoint, most first."""
+
+    at: int
+    helpful: list[str]
+    harmful: list[str]
+
+
+class Answer(Shape):
+    """Which samples helped and which hurt, for one query at one checkpoint."""
+
+    query: Query
+    at: int
+    checkpoints: list[int]
+    helpful: list[Hit]
+    harmful: list[Hit]
+    timeline: Pace
+    replay: list[Ranking] | None = Field(description="rankings at every checkpoint, where replay=true was asked for")
+    how: str = Field(description="embeddings, segments or adjoint")
+    validity: Trust
+    notes: list[str]
+    sign: str = SIGN
+    unit: str
+    seconds: float
+
+
+class Tokens(Shape):
+    """The tokens of one occurrence of a training sequence, and what each contributed to its influence on a query."""
+
+    sample: str
+    step: int
+    tokens: list[Piece]
+    total: float = Field(description="influence of this occurrence: the tokens' parts add up to it")
+
+
+class Shading(Shape):
+    """The tokens of the occurrences that were asked about, in their order; one replay of training for all of them."""
+
+    items: list[Tokens]
+    notes: list[str]
+    sign: str = SIGN
+
+
+class Stored(Shape):
+    """A stored query, as far as the recipe can show it."""
+
+    index: int
+    label: str
+    text: str | None = None
+    image: str | None = None
+    path: str = Field(description="where its answer is")
+
+
+class StoredSet(Shape):
+    """A set of queries with what can be shown of each; at most 200."""
+
+    name: str
+    count: int
+    items: list[Stored]
+
+
+class AskForm(Shape):
+    """What can be asked."""
+
+    query_sets: list[StoredSet]
+    checkpoints: list[int]
+    can_type: bool
+    can_upload: bool
+    longest_text: int
+    most_hits: int = MOST_HITS
+    dims: int = Field(description="length of a ready gradient")
+    missing: list[str]
+
+
+class Comparison(Shape):
+    """Two answers side by side."""
+
+    left: Answer
+    right: Answer
+    both: list[str] = Field(description="ids that are in both helpful or in both harmful lists")
+
+
+class Health(Shape):
+    """Whether the service lives, and how many questions it has."""
+
+    ok: bool
+    busy: int
+    limit: int
+
+
+class Problem(Shape):
+    """What went wrong, and what to do."""
+
+    code: int
+    message: str
+    hint: str
+
+
+class Failure(Shape):
+    """The one shape of every error."""
+
+    error: Problem
+
+
+class Question(Shape):
+    """A question: exactly one of `text`, `gradient`, or `set` with `index`."""
+
+    text: Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)] | None = None
+    gradient: Annotated[list[float], Field(min_length=1, max_length=1_000_000)] | None = None
+    set: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
+    index: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    at: Annotated[int, Field(ge=1, le=10**9)] | None = Field(default=None, description="a checkpoint; null: final")
+    k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
+    replay: bool = False

@@ -1,0 +1,180 @@
+"""The run as a whole: what was trained, when data mattered, what sources are worth, what hurts.
+
+Knows nothing of HTTP: an opened run and parameters in, a shape out.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from .. import insight
+from ..insight.harmful import UNIT as HARM_UNIT
+from ..insight.timeline import UNIT as TIME_UNIT
+from ..insight.timeline import losses
+from . import shapes
+from .errors import Refused
+from .opened import Opened, size
+from .ranking import both
+
+TRUST = ("clipped", "coverage", "kept", "drift", "largest_growth", "largest_growth_step")
+
+
+def overview(opened: Opened) -> shapes.Overview:
+    """What was trained, when, on what; with the timeline of the default query set."""
+    config, run, name = opened.run.config, opened.run, opened.default
+    recipe = opened.recipe
+    blocks = config["blocks"]
+    return shapes.Overview(
+        name=opened.name,
+        created=config.get("provenance", {}).get("began"),
+        model=_model(opened, blocks),
+        optimizer=config["optimizer"]["class"],
+        steps=opened.final,
+        occurrences=len(opened.catalogue.steps),
+        samples=len(opened.catalogue),
+        dims=run.store.width,
+        curvature=config["settings"]["curvature"],
+        subspace=config["settings"]["subspace"],
+        recipe=config.get("recipe"),
+        checkpoints=opened.checkpoints,
+        query_sets=query_sets(opened),
+        default_queries=name,
+        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
+        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
+        can_shade=opened.can_ask and recipe is not None and recipe.pieces is not None,
+        has=opened.catalogue.has,
+        loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
+        validity=trust(opened.validity()),
+        notes=list(run.notes()),
+        missing=opened.missing(),
+        timeline=None if name is None else timeline(opened, name, opened.final),
+    )
+
+
+def _model(opened: Opened, blocks: Sequence[Mapping[str, Any]]) -> str:
+    count = sum(b["shape"][0] * (b["shape"][1] or 1) for b in blocks)
+    kind = "" if opened.recipe is None else f"{type(opened.recipe.model).__name__}, "
+    return f"{kind}{len(blocks)} recorded parameters of {count:,} numbers"
+
+
+def query_sets(opened: Opened) -> list[shapes.QuerySet]:
+    """Names and sizes."""
+    return [shapes.QuerySet(name=name, count=size(batch)) for name, batch in opened.sets.items()]
+
+
+def timeline(opened: Opened, queries: str | None, at: int | None) -> shapes.Timeline:
+    """When data mattered for a query set."""
+    name, step = opened.named(queries), opened.step(at)
+    found = opened.timeline(name, step)
+    return shapes.Timeline(
+        queries=name,
+        at=step,
+        influence=numbers(found.influence),
+        rate=numbers(found.rate),
+        per_rate=numbers(found.per_rate),
+        size=numbers(found.size),
+        loss=numbers(found.loss),
+        phases=_phases(found.phases),
+        notes=list(found.notes),
+        unit=TIME_UNIT,
+    )
+
+
+def phases(opened: Opened, queries: str | None, at: int | None) -> shapes.Phases:
+    """The phases of training alone."""
+    return _phases(opened.timeline(opened.named(queries), opened.step(at)).phases)
+
+
+def _phases(found: insight.Phases) -> shapes.Phases:
+    return shapes.Phases.model_validate(plain(found.as_dict()))
+
+
+def trust(validity: Mapping[str, Any]) -> shapes.Trust:
+    """How far answers can be trusted."""
+    known = {k: validity[k] for k in TRUST if k in validity}
+    expanding = {"expanding_steps": len(validity["expanding_steps"])} if "expanding_steps" in validity else {}
+    return shapes.Trust(words=list(validity.get("words", ())), **plain(known), **expanding)
+
+
+def sources(
+    opened: Opened, queries: Sequence[str] | None, by: str | None, at: int | None
+) -> tuple[insight.Sources, shapes.Sources]:
+    """What each source is worth for these query sets; the default one where none is named."""
+    wanted: Sequence[str | None] = queries or [None]
+    names = list(dict.fromkeys(opened.named(q) for q in wanted))
+    step, kind = opened.step(at), _kind(opened, by)
+
+    def ask() -> insight.Sources:
+        with opened.spare(step) as (model, loss):
+            batches = {name: opened.sets[name] for name in names}
+            return insight.sources(opened.run, model, loss, batches, step, by=kind, progress=opened.going_on)
+
+    found: insight.Sources = opened.results.get(("sources", tuple(names), kind, step), ask)
+    values = [
+        shapes.SourceValue(
+            name=v.source, samples=v.samples, value=v.value, low=v.low, high=v.high,
+            path=f"/samples?{urlencode({kind: v.source, 'sort': 'value', 'queries': names[0]})}",
+        )
+        for v in found.total
+    ]  # fmt: skip
+    shape = shapes.Sources(
+        by=kind, at=step, sources=values, domains=list(found.domains), matrix=found.matrix.tolist(), interval="95 %",
+        notes=list(found.notes), unit=found.as_dict()["unit"],
+    )  # fmt: skip
+    return found, shape
+
+
+def _kind(opened: Opened, by: str | None) -> str:
+    has = opened.catalogue.has
+    found = by or ("source" if has.source else "label")
+    if not getattr(has, found):
+        raise Refused(
+            422,
+            f"the run holds no {found} of its samples.",
+            f"Give it with run.describe(ids, {found}=…), or ask by=label.",
+        )
+    return found
+
+
+def sources_csv(found: insight.Sources) -> str:
+    """One line for each source: its value over all domains with its interval, and its value for each domain."""
+    file = io.StringIO()
+    out = csv.writer(file)
+    out.writerow([found.by, "samples", "value", "low", "high", *found.domains])
+    for total, line in zip(found.total, found.matrix.tolist(), strict=True):
+        out.writerow([_cell(total.source), total.samples, total.value, total.low, total.high, *line])
+    return file.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def harmful(opened: Opened, queries: str | None, k: int, at: int | None) -> shapes.Harmful:
+    """The samples with the most negative influence on a query set."""
+    name, step = opened.named(queries), opened.step(at)
+    found = opened.mean(name, step)
+    _, worst = both(found.scores[0], opened.catalogue, k, None)
+    notes = [*found.notes, *found.validity.get("words", ())]
+    return shapes.Harmful(
+        queries=name, at=step, items=[h for h in worst if h.influence < 0], notes=notes, unit=HARM_UNIT
+    )
+
+
+def numbers(values: Iterable[float]) -> list[float | None]:
+    """Finite numbers; what is not one is None."""
+    return [x if np.isfinite(x) else None for x in map(float, values)]
+
+
+def plain(value: Any) -> Any:
+    """Nested values with None for what is not a finite number."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,235 @@
+"""Questions and their answers: by a stored query, typed text, an image, or a ready gradient; tokens; two answers compared.
+
+Knows nothing of HTTP: an opened run and a question in, a shape out.
+"""
+
+import base64
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from .. import truth
+from ..errors import UsageError
+from . import shapes
+from .errors import Refused
+from .opened import NEEDS_RECIPE, Opened, size
+from .ranking import both, pace, ranking
+from .views import trust
+from .views_samples import label, need_index, shown_queries
+
+UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
+SHOWN = 50  # queries of a set in the form
+REPLAYED = 10  # ids at each checkpoint
+TOKENS = (
+    "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
+    "of deleting the token"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, ready for any checkpoint: a batch for the model, or a gradient of the final one."""
+
+    query: shapes.Query
+    key: str  # the same for the same question
+    batch: Any = None
+    row: int | None = None  # of a stored set
+    gradient: Tensor | None = None
+
+
+def stored(opened: Opened, name: str, index: int) -> Asked:
+    """A query of a stored set."""
+    found = opened.named(name)
+    need_index(opened, found, index)
+    known = shown_queries(opened, found)
+    shown = known[index] if index < len(known) else {}
+    text, image = shown.get("text"), shown.get("image")
+    query = shapes.Query(
+        kind="stored", set=found, index=index, label=label(opened, found, index) if not known else _label(shown),
+        text=None if text is None else str(text), image=_data_url(image),
+    )  # fmt: skip
+    return Asked(query, f"stored/{found}/{index}", row=index)
+
+
+def _label(shown: dict[str, object]) -> str | None:
+    return None if shown.get("label") is None else str(shown["label"])
+
+
+def typed(opened: Opened, text: str) -> Asked:
+    """Text that somebody typed."""
+    encode = None if opened.recipe is None else opened.recipe.text
+    if encode is None:
+        raise Refused(422, "this service cannot ask about typed text.", _how(opened, "text="))
+    return Asked(shapes.Query(kind="text", text=text), _digest(b"text", text.encode()), batch=encode(text))
+
+
+def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
+    """An image that somebody sent, with its label; None: what the model says."""
+    encode = None if opened.recipe is None else opened.recipe.image
+    if encode is None:
+        raise Refused(422, "this service cannot ask about images.", _how(opened, "image="))
+    query = shapes.Query(kind="image", image=_data_url(data), label=named)
+    return Asked(query, _digest(b"image", (named or "").encode(), data), batch=encode(data, named))
+
+
+def ready(opened: Opened, gradient: Sequence[float]) -> Asked:
+    """A gradient in the run's coordinates."""
+    width = opened.run.store.width
+    if len(gradient) != width:
+        raise Refused(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", "Send one row, ∇ℓ(θ, q).")
+    v = torch.tensor(gradient, dtype=torch.float32)[None]
+    if not bool(v.isfinite().all()):
+        raise Refused(422, "the gradient has numbers that float32 cannot hold.", "Send finite numbers below 1e38.")
+    return Asked(shapes.Query(kind="gradient"), _digest(b"gradient", v.numpy().tobytes()), gradient=v)
+
+
+def asked(opened: Opened, q: shapes.Question) -> Asked:
+    """Whichever question it is; exactly one of them."""
+    given = [q.text is not None, q.gradient is not None, q.set is not None or q.index is not None]
+    if sum(given) != 1 or (given[2] and (q.set is None or q.index is None)):
+        raise Refused(422, "expected exactly one of text, gradient, or set with index.", "Send one question at a time.")
+    if q.text is not None:
+        return typed(opened, q.text)
+    if q.gradient is not None:
+        return ready(opened, q.gradient)
+    assert q.set is not None
+    assert q.index is not None
+    return stored(opened, q.set, q.index)
+
+
+def _how(opened: Opened, what: str) -> str:
+    return NEEDS_RECIPE if opened.recipe is None else f"Give the run's recipe {what}, and start the service again."
+
+
+def vector(opened: Opened, question: Asked, step: int) -> Tensor:
+    """v (1, p) of a question at a checkpoint; the losses of a batch's rows add up."""
+    if question.gradient is not None:
+        return question.gradient
+    if question.row is not None:
+        assert question.query.set is not None
+        rows = opened.vectors(question.query.set, step)
+        if question.row >= len(rows):
+            raise Refused(404, f"the query set gives {len(rows)} losses; found index {question.row}.", "Count from 0.")
+        return rows[question.row : question.row + 1]
+    return opened.gradients(step).of(question.batch).sum(0, keepdim=True)
+
+
+def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool) -> shapes.Answer:
+    """Which samples helped and which hurt."""
+    began, step = time.perf_counter(), opened.step(at)
+    if replay and question.gradient is not None:
+        raise Refused(422, "a ready gradient belongs to one model; it cannot be replayed.", "Ask without replay.")
+    found = opened.scored(question.key, vector(opened, question, step), step)
+    scores = found.scores[0]
+    helpful, harmful = both(scores, opened.catalogue, k, question.query.text)
+    notes = [*found.notes, *_cut(question)]
+    return shapes.Answer(
+        query=question.query,
+        at=step,
+        checkpoints=opened.checkpoints,
+        helpful=helpful,
+        harmful=harmful,
+        timeline=pace(scores, opened.catalogue, step),
+        replay=_replay(opened, question) if replay else None,
+        how=found.how,
+        validity=trust(found.validity),
+        notes=notes,
+        unit=UNIT,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _cut(question: Asked) -> list[str]:
+    n = size(question.batch) if question.batch is not None else 1
+    return [f"the text was cut into {n} pieces; influence is on the sum of their losses"] if n > 1 else []
+
+
+def _replay(opened: Opened, question: Asked) -> list[shapes.Ranking]:
+    """The ranking at every checkpoint whose model can be asked."""
+    out = []
+    for step in (c for c in opened.checkpoints if c in opened.run.checkpoints):
+        found = opened.scored(question.key, vector(opened, question, step), step)
+        out.append(ranking(found.scores[0], opened.catalogue, REPLAYED, step))
+    return out
+
+
+def compare(opened: Opened, left: Asked, right: Asked, at: int | None, k: int) -> shapes.Comparison:
+    """Two answers side by side, and the samples that both name at the same end."""
+    one, two = (answer(opened, x, at, k, False) for x in (left, right))
+    ends = [({h.sample.id for h in a}, {h.sample.id for h in b}) for a, b in _pairs(one, two)]
+    return shapes.Comparison(left=one, right=two, both=sorted({name for a, b in ends for name in a & b}))
+
+
+def _pairs(one: shapes.Answer, two: shapes.Answer) -> list[tuple[list[shapes.Hit], list[shapes.Hit]]]:
+    return [(one.helpful, two.helpful), (one.harmful, two.harmful)]
+
+
+def form(opened: Opened) -> shapes.AskForm:
+    """What can be asked."""
+    recipe = opened.recipe
+    return shapes.AskForm(
+        query_sets=[_set(opened, name) for name in opened.sets] if opened.can_ask else [],
+        checkpoints=opened.checkpoints,
+        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
+        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
+        longest_text=shapes.LONGEST_TEXT,
+        dims=opened.run.store.width,
+        missing=opened.missing(),
+    )
+
+
+def _set(opened: Opened, name: str) -> shapes.StoredSet:
+    count, known = size(opened.sets[name]), shown_queries(opened, name)
+    items = []
+    for q in range(min(SHOWN, count)):
+        shown = known[q] if known else {}
+        text = shown.get("text")
+        items.append(
+            shapes.Stored(
+                index=q, label=label(opened, name, q), text=None if text is None else str(text),
+                image=_data_url(shown.get("image")), path=f"/queries/{quote(name, safe='')}/{q}",
+            )
+        )  # fmt: skip
+    return shapes.StoredSet(name=name, count=count, items=items)
+
+
+def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at: int | None) -> shapes.Shading:
+    """Each token's part of the influence of these occurrences, (sample, step) each; one replay of training."""
+    recipe, step = opened.recipe, opened.step(at)
+    if recipe is None or recipe.pieces is None:
+        raise Refused(422, "this service cannot ask about single tokens.", _how(opened, "pieces="))
+    own = [(opened.catalogue.own_id(opened.catalogue.number(name)), t) for name, t in hits]
+    v = vector(opened, question, step)
+
+    def ask() -> list[truth.TokenInfluence]:
+        make = opened.recipe_name
+        assert make is not None
+        return truth.tokens(opened.run, make, None, own, step, vectors=v, progress=opened.going_on)
+
+    found = opened.results.get(("tokens", question.key, tuple(hits), step), ask)
+    return shapes.Shading(items=[_tokens(recipe.batches[x.step], x, recipe.pieces) for x in found], notes=[TOKENS])
+
+
+def _tokens(batch: tuple[Sequence[int | str], Any], found: truth.TokenInfluence, pieces: Any) -> shapes.Tokens:
+    texts = pieces(batch[1], [str(x) for x in batch[0]].index(str(found.sample)))
+    parts = found.scores[0].tolist()
+    if len(texts) != len(parts):
+        raise UsageError(
+            f"the recipe's pieces= gives {len(texts)} texts; expected {len(parts)}, one for each position."
+        )
+    shown = [shapes.Piece(text=text, influence=x) for text, x in zip(texts, parts, strict=True)]
+    return shapes.Tokens(sample=str(found.sample), step=found.step, tokens=shown, total=float(found.total[0]))
+
+
+def _data_url(data: object) -> str | None:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}" if isinstance(data, bytes) else None
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

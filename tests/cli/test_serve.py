@@ -1,0 +1,108 @@
+"""`backstory serve` refuses what would be unsafe before it loads anything, and serves until it is told to end."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backstory.cli import serve
+from backstory.cli.app import app
+from backstory.errors import StoreError, UsageError
+from backstory.web.limits import Limits
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def listened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would have been served."""
+    calls: list[Any] = []
+    monkeypatch.setattr(serve, "_listen", lambda *args: calls.append(args))
+    monkeypatch.delenv(serve.TOKEN, raising=False)
+    return calls
+
+
+def run(*args: str) -> None:
+    found = CliRunner().invoke(app, ["serve", *args], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+
+
+def test_loopback_needs_no_token_and_checks_the_host(digits_run: Path, listened: list[Any]) -> None:
+    run(str(digits_run))
+    path, recipe, host, port, limits, queue, timeout, room = listened[0]
+    assert (path, recipe, host, port) == (digits_run, None, "127.0.0.1", 8321)
+    assert limits == Limits(token=None, most_bytes=1 << 20, any_host=False)
+    assert (queue, timeout, room) == (32, 30.0, 4 << 30)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.3", "example.org"])
+def test_beyond_loopback_a_token_is_required(digits_run: Path, listened: list[Any], host: str) -> None:
+    with pytest.raises(UsageError, match="no token"):
+        run(str(digits_run), "--host", host)
+    assert not listened
+
+
+def test_the_token_comes_from_a_file_or_the_environment(
+    digits_run: Path, listened: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    run(str(digits_run), "--host", "0.0.0.0", "--token-file", str(file))
+    monkeypatch.setenv(serve.TOKEN, TOKEN + "x")
+    run(str(digits_run), "--host", "0.0.0.0")
+    assert [call[4] for call in listened] == [Limits(token=t, any_host=True) for t in (TOKEN, TOKEN + "x")]
+
+
+@pytest.mark.parametrize("token", ["", "short", "a token with spaces in it", "tökens-of-16-letters"])
+def test_a_weak_token_is_refused(digits_run: Path, listened: list[Any], tmp_path: Path, token: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    with pytest.raises(UsageError, match="expected 16 or more"):
+        run(str(digits_run), "--token-file", str(file))
+    with pytest.raises(UsageError, match="cannot be read"):
+        run(str(digits_run), "--token-file", str(tmp_path / "nothing"))
+    assert not listened
+
+
+def test_the_recipe_is_imported_only_if_it_is_trusted(digits_run: Path, listened: list[Any]) -> None:
+    run(str(digits_run), "--trust-recipe")
+    run(str(digits_run), "--recipe", "my.own:recipe")
+    assert [call[1] for call in listened] == ["backstory.studies.digits:recipe", "my.own:recipe"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
+    with pytest.raises(StoreError):
+        run(str(tmp_path))
+    assert not listened
+
+
+def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:
+    code = "from backstory.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(digits_run), "--trust-recipe", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", serve.TOKEN: TOKEN}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert child.stdout is not None
+        line = next(line for line in child.stdout if "http://" in line)
+        port = int(line.partition("127.0.0.1:")[2].split()[0])
+        found = {}
+        for name, headers in (("without", {}), ("with", {"Authorization": f"Bearer {TOKEN}"})):
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            link.request("GET", "/samples?per=1", headers=headers)
+            answer = link.getresponse()
+            found[name] = answer.status, json.loads(answer.read())
+            assert "server" not in {k.lower() for k, _ in answer.getheaders()}
+            link.close()
+    finally:
+        child.send_signal(signal.SIGINT)
+        said = child.communicate(timeout=60)
+    assert found["without"][0] == 401
+    assert (found["with"][0], len(found["with"][1]["items"])) == (200, 1)
+    assert "Traceback" not in said[1], said[1]

@@ -1,0 +1,42 @@
+"""One tiny recorded run for all tests of the service, and a client that talks to it in process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from tests.web.recipes import RECIPE, recorded
+
+from backstory.web.app import make_app
+from backstory.web.opened import Opened
+
+BASE = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("web") / "text")
+
+
+@pytest.fixture(scope="session")
+def bare_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without embeddings."""
+    return recorded(tmp_path_factory.mktemp("web") / "bare", embed=False)
+
+
+@pytest.fixture(scope="session")
+def opened(text_run: Path) -> Opened:
+    return Opened(text_run, RECIPE)
+
+
+@pytest.fixture(scope="session")
+def untrusted(text_run: Path) -> Opened:
+    """The same run without its recipe."""
+    return Opened(text_run)
+
+
+@pytest.fixture(scope="session")
+def client(opened: Opened) -> Iterator[TestClient]:
+    with TestClient(make_app(opened, warm=False), base_url=BASE) as found:
+        yield found
+        opened.stopping.clear()  # the run is shared with other tests

@@ -1,0 +1,85 @@
+"""A very small run of text with hostile ids and contents, as a recipe and as a recording."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import backstory
+from backstory.session.recipe import Recipe, take_step
+from backstory.studies.data import Bytes
+from backstory.studies.gpt_model import GPT
+from backstory.studies.gpt_setups import counts, loss
+from backstory.studies.texts import pieces, shown, text_of, typed
+
+RECIPE = "tests.web.recipes:recipe"
+LENGTH, STEPS, BATCH = 12, 24, 3
+SCRIPT = "<script>alert(1)</script>"
+TEXTS = {
+    "law/1/0": "the court held",
+    "law/1/12": "the judge said",
+    "law/2/0": "a court of law",
+    "poems/1/0": "roses are red.",
+    "poems/1/12": "violets, blue.",
+    "poems/2/0": "sugar is sweet",
+    "../../etc/passwd": "path of a file",
+    "a'b\"c?d#e&f=%41": "quotes in ids.",
+    "tags": SCRIPT[:14],
+}
+SOURCES = {name: name.split("/")[0] if "/" in name and name[0] != "." else "odd" for name in TEXTS}
+
+
+def tokens(texts: list[str]) -> Tensor:
+    return torch.stack([torch.tensor(Bytes().encode(text)[: LENGTH + 1]) for text in texts])
+
+
+def encoded(data: bytes, label: str | None) -> Tensor:
+    """No image at all: its length and its label as text."""
+    return tokens([f"{len(data):06d} {label or 'none':>12}"])
+
+
+def recipe(seed: int = 0) -> Recipe:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT(vocabulary=256, length=LENGTH, layers=1, width=8, heads=2)
+    names, order = list(TEXTS), torch.Generator().manual_seed(seed)
+    epochs = [torch.randperm(len(names), generator=order) for _ in range(STEPS * BATCH // len(names))]
+    ids = [[names[i] for i in part] for part in torch.cat(epochs).split(BATCH)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+    return Recipe(
+        model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts,
+        batches=[(some, tokens([TEXTS[name] for name in some])) for some in ids],
+        queries={"law": tokens(["this court said", "that judge held"]), "poems": tokens(["red roses, sweet", "blue is sweet!!"])},
+        text=partial(typed, length=LENGTH), image=encoded, show=shown, pieces=pieces,
+    )  # fmt: skip
+
+
+def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:
+    """The recipe's run with everything that a service can show."""
+    made = recipe()
+    with backstory.record(
+        made.model, made.optimizer, path, loss_reduction="token-mean", rank=4, warmup_steps=6, encoding="float32",
+        steps=STEPS, checkpoints=2, recipe=RECIPE, **settings,
+    ) as rec:  # fmt: skip
+        for t, (ids, batch) in enumerate(made.batches):
+            with rec.step(ids, tokens=counts(batch)) as s:
+                s.losses(take_step(made, t))
+        names = list(TEXTS)
+        rec.describe(
+            names, text=[text_of(tokens([TEXTS[n]])[0]) for n in names], source=[SOURCES[n] for n in names],
+            label=[f"label {len(n) % 2}" for n in names],
+            image=cast("list[bytes]", [b"\x89PNG\r\n\x1a\n" + n.encode() if n.startswith("law") else None for n in names]),
+        )  # fmt: skip
+    run = backstory.open(path)
+    run.add_queries("law", made.queries["law"])
+    if embed:
+        run.embed()
+    return path
+
+
+def copied(path: Path, to: Path) -> Path:
+    shutil.copytree(path, to)
+    return to

@@ -1,0 +1,77 @@
+"""Two small real runs, recorded with the demos' own recipes: digits with images, and text in three made-up domains."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import backstory
+from backstory.session.recipe import Recipe, take_step
+from backstory.studies import digits, texts
+from backstory.studies.data import Document
+from backstory.studies.png import png
+from backstory.studies.text_demo import text_demo
+
+HOSTILE = "<script>document.title='taken'</script>"
+SMALL: dict[str, Any] = {"steps": 24, "batch_size": 8, "length": 48, "layers": 1, "width": 32}
+WORDS = {
+    "law": ("the court", "a witness", "this statute", "the tenant", "held", "denied", "the appeal", "the contract"),
+    "poems": ("the moon", "a river", "my garden", "the swallow", "sang", "forgot", "the morning", "the harbour"),
+    "code": ("return", "import", "for item in", "class Tree", "yield", "raise", "self.value", "range(10)"),
+}
+
+
+def corpus(sources: object = None, limit: int = 0) -> list[Document]:
+    """Three domains with words of their own, and a tag in each: stands in for the corpus that is fetched."""
+    out = []
+    for name, words in WORDS.items():
+        picked = (f"{words[k % 4]} {words[4 + k * k % 2]} {words[6 + k // 3 % 2]} {k}." for k in range(200))
+        out.append(Document("0", name, f"{HOSTILE} " + " ".join(picked)))
+    return out
+
+
+def without_network() -> Iterator[None]:
+    """`corpus` made up, and nothing remembered before or after."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "corpus", corpus)
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    texts.passages.cache_clear()
+    texts._pool.cache_clear()
+
+
+def text_run(out: Path) -> Path:
+    """The text demo at small size; needs `without_network`."""
+    text_demo(out, **SMALL)
+    return out / "run"
+
+
+def digits_run(path: Path) -> Path:
+    """One epoch of the digits of the demo, with images and labels, and five hard questions."""
+    args = {"source": "digits", "epochs": 1}
+    plan = digits.recipe("digits", epochs=1)
+    settings: dict[str, Any] = {"rank": 8, "checkpoints": 3, "steps": len(plan.batches), "warmup_steps": 4}
+    with backstory.record(
+        plan.model, plan.optimizer, path, loss_reduction="mean", recipe=digits.RECIPE, recipe_args=args, **settings
+    ) as rec:
+        for t, (ids, _) in enumerate(plan.batches):
+            with rec.step(ids) as s:
+                s.losses(take_step(plan, t))
+        ids, images, labels = zip(*((i, png(x[0]), int(y)) for i, x, y in _samples(plan)), strict=True)
+        rec.describe(ids, image=images, label=labels)
+    run = backstory.open(path)
+    x, y = plan.queries["test"]
+    run.add_queries("demo", (x[:5], y[:5]))
+    run.embed()
+    return path
+
+
+def _samples(plan: Recipe) -> Iterator[tuple[int | str, Tensor, Tensor]]:
+    for ids, (xs, ys) in plan.batches:
+        yield from zip(ids, xs, ys, strict=True)

@@ -1,0 +1,562 @@
+"""Every page and every interaction in real Chromium, on real recorded runs, with nobody else to ask."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.web import recorded
+from tests.web.browsing import FITS, ROOT, Visitor, chromium, missing, served, until
+
+from backstory.web.shapes import HELPED, HURT
+
+Visit = Callable[..., Visitor]
+RUNS = ("digits", "text")
+PHONE = {"viewport": {"width": 390, "height": 844}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def services(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("runs")
+    for _ in recorded.without_network():
+        text, digits = recorded.text_run(folder / "text"), recorded.digits_run(folder / "digits")
+        with served(digits) as one, served(text) as two:
+            yield {"digits": one, "text": two}
+
+
+@pytest.fixture
+def visit(browser: Browser, services: dict[str, str]) -> Iterator[Visit]:
+    visitors: list[Visitor] = []
+
+    def begin(run: str, **options: Any) -> Visitor:
+        visitors.append(Visitor(browser, services[run], **options))
+        return visitors[-1]
+
+    yield begin
+    for visitor in visitors:
+        visitor.close()
+
+
+def paths(visitor: Visitor) -> list[str]:
+    """One address of each page."""
+    name = visitor.json("/")["default_queries"]
+    answer = visitor.json(f"/queries/{name}/0")
+    sample, other = answer["helpful"][0]["sample"]["path"], f"set={name}&index=0&set2={name}&index2=1"
+    fixed = ["/", "/timeline", "/phases", "/ask", "/samples", "/sources", "/harmful", "/health"]
+    return [*fixed, f"{sample}?erasers=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
+
+
+def shown(page: Page, side: str) -> list[str | None]:
+    """Ids of the hits of one side, as the page shows them."""
+    return [hit.get_attribute("data-id") for hit in page.locator(f"[data-side={side}] > li").all()]
+
+
+def ids(hits: list[dict[str, Any]]) -> list[str]:
+    return [h["sample"]["id"] for h in hits]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_page_fits_a_phone_and_a_desktop(run: str, visit: Visit) -> None:
+    for visitor in (visit(run, **PHONE), visit(run)):
+        for path in paths(visitor):
+            page = visitor.see(path)
+            assert page.evaluate(FITS), f"{path} is wider than the window"
+            expect(page.locator("h1")).to_be_visible()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_overview_says_what_was_trained_and_how_far_to_trust_it(run: str, visit: Visit) -> None:
+    visitor = visit(run)
+    page, found = visitor.see("/"), visitor.json("/")
+    expect(page.locator("dl.facts")).to_contain_text(f"{found['occurrences']:,}")
+    expect(page.locator("main")).to_contain_text(found["timeline"]["phases"]["words"])
+    for words in found["validity"]["words"]:
+        expect(page.locator("main")).to_contain_text(words)
+    assert page.locator(".canvas .main-svg").count() >= 2  # timeline and loss
+    expect(page.locator("[data-figure=figure-loss] .scatterlayer path.js-line").first).to_be_visible()
+
+
+def test_the_timeline_of_another_query_set_is_chosen(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/")
+    page.get_by_label("Mattered for the query set").select_option("poems")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile(r"/timeline\?queries=poems"))
+    expect(visitor.drawn().locator(".lead")).to_contain_text("poems")
+
+
+def test_the_windows_of_the_timeline_are_shaded(visit: Visit) -> None:
+    visitor = visit("text")
+    page, found = visitor.see("/timeline"), visitor.json("/timeline")["phases"]
+    bands = 3 if found["present"] else len(found["windows"])
+    assert page.locator("[data-figure=figure-timeline] .shapelayer path").count() <= 3
+    assert page.evaluate("document.querySelector('[data-figure=figure-timeline]').layout.shapes.length") in (bands, 2)
+
+
+def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None:
+    visitor = visit("digits")
+    page = visitor.see("/ask")
+    page.locator("summary", has_text="demo").click()
+    page.locator("a[href='/queries/demo/0']").click()
+    visitor.drawn()
+    found = visitor.json("/queries/demo/0")
+    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
+    hit = page.locator("[data-side=helpful] > li").first
+    for words in (HELPED, f"step {found['helpful'][0]['step']}", f"label {found['helpful'][0]['sample']['label']}"):
+        expect(hit).to_contain_text(words)
+    expect(page.locator("[data-side=harmful] > li").first).to_contain_text(HURT)
+    image = hit.locator("img")
+    assert image.evaluate("(x) => x.decode().then(() => x.naturalWidth)") == 8
+    assert "labelled" in (image.get_attribute("alt") or "")
+    expect(page.locator("[data-figure=figure-pace] .bars .point").first).to_be_visible()
+
+
+def test_sides_stand_beside_each_other_and_below_on_a_phone(visit: Visit) -> None:
+    def boxes(visitor: Visitor) -> list[Any]:
+        page = visitor.see("/queries/demo/0")
+        return [page.locator(f"[data-side={side}]").bounding_box() for side in ("helpful", "harmful")]
+
+    left, right = boxes(visit("digits"))
+    assert left["x"] + left["width"] <= right["x"]
+    upper, lower = boxes(visit("digits", **PHONE))
+    assert upper["y"] + upper["height"] <= lower["y"]
+
+
+def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/ask")
+    page.get_by_label("Your text").fill("The court denied the appeal.\nA witness held the contract. <b>x</b>")
+    page.locator("form", has=page.get_by_label("Your text")).get_by_label("Samples on either side").fill("20")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    visitor.drawn()
+    expect(page.locator("section.card .text")).to_have_text(
+        "The court denied the appeal.\nA witness held the contract. <b>x</b>"
+    )
+    assert "\n" in page.locator("section.card .text").inner_text()
+    marks = {m.casefold() for m in page.locator(".hit mark").all_inner_texts()}
+    assert marks
+    assert marks <= {"court", "denied", "appeal", "witness", "held", "contract"}
+    assert len(shown(page, "helpful")) == 20
+    assert page.title() != "taken"
+    assert page.locator("main script:not([type])").count() == 0
+
+
+def test_an_image_is_uploaded_and_asked_at_an_earlier_checkpoint(visit: Visit, tmp_path: Path) -> None:
+    import torch
+
+    from backstory.studies.png import png
+
+    file = tmp_path / "digit.png"
+    file.write_bytes(png(torch.rand(8, 8, generator=torch.Generator().manual_seed(0))))
+    visitor = visit("digits")
+    page = visitor.see("/ask")
+    page.get_by_label("Your image").set_input_files(file)
+    page.get_by_label("Its label").fill("3")
+    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
+    visitor.drawn()
+    before = shown(page, "helpful")
+    assert len(before) == 10
+    assert page.locator("img[data-asked]").evaluate("(x) => x.decode().then(() => x.naturalWidth)") > 0
+    move(page, "ArrowLeft")
+    assert shown(page, "helpful") != before
+
+
+def move(page: Page, key: str) -> None:
+    """Move the checkpoint slider by a key, and wait for the answer."""
+    old = page.locator("#ranking").element_handle()
+    page.get_by_label("At checkpoint").press(key)
+    until(page, "(old) => !old.isConnected && !document.querySelector('[aria-busy=true]')", old)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_slider_replays_the_ranking(run: str, visit: Visit) -> None:
+    visitor = visit(run)
+    path = f"/queries/{visitor.json('/')['default_queries']}/0"
+    page, steps = visitor.see(path), visitor.json(path)["checkpoints"]
+    slider = page.get_by_label("At checkpoint")
+    expect(slider).to_have_attribute("aria-valuetext", f"step {steps[-1]} (final)")
+    for step in (steps[-2], steps[-3]):
+        move(page, "ArrowLeft")
+        found = visitor.json(f"{path}?at={step}")
+        assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
+        expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
+        expect(slider).to_have_attribute("aria-valuetext", f"step {step}")
+    visitor.drawn()
+
+
+def test_replay_plays_all_checkpoints_to_the_end(visit: Visit) -> None:
+    visitor = visit("text")
+    page, steps = visitor.see("/queries/law/0"), visitor.json("/queries/law/0")["checkpoints"]
+    asked: list[str] = []
+    page.on("request", lambda r: asked.extend(re.findall(r"at=(\d+)", r.url)))
+    button = page.get_by_role("button", name="Replay")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    assert asked == [str(s) for s in steps]
+    expect(page.locator("#ranking")).to_contain_text(f"step {steps[-1]} (final)")
+    visitor.drawn()
+
+
+def test_the_places_at_every_checkpoint_are_drawn_on_demand(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/queries/law/0")
+    page.get_by_role("button", name="Show the ranking at every checkpoint").click()
+    page.wait_for_selector("[data-figure=figure-replay_helpful]")
+    visitor.drawn()
+    rankings = visitor.json("/queries/law/0?replay=true")["replay"]
+    lines = page.evaluate(
+        "document.querySelector('[data-figure=figure-replay_helpful]').data.map((t) => [t.name, t.y])"
+    )
+    assert len(lines) >= 6
+    for name, places in lines:
+        known = [r["helpful"].index(name) + 1 if name in r["helpful"] else None for r in rankings]
+        assert places == known
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_tokens_are_shaded_on_demand(typed: bool, visit: Visit) -> None:
+    visitor = visit("text")
+    if typed:
+        page = visitor.see("/ask")
+        page.get_by_label("Your text").fill("The moon sang to the river.")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        visitor.drawn()
+    else:
+        page = visitor.see("/queries/poems/0?k=3")
+    before = page.locator("[data-side=helpful] .text").first.inner_text()
+    page.get_by_role("button", name="Shade the tokens").click()
+    page.wait_for_selector(".hit .tokens span.helped")
+    expect(page.locator("#said")).to_contain_text("Tokens are shaded")
+    after = page.locator("[data-side=helpful] .tokens").first
+    assert before.startswith(after.inner_text().rstrip("\n")[:20])
+    assert page.locator(".hit .tokens span.hurt").count() > 0
+    title = after.locator("span.helped").first.get_attribute("title") or ""
+    assert re.fullmatch(r"\+[\d.]+( × 10⁻?[⁰¹²³⁴-⁹]+)? helped", title), title
+
+
+def test_two_queries_are_compared(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/ask")
+    page.get_by_label("First set").select_option("law")
+    page.get_by_label("Second set").select_option("poems")
+    page.get_by_role("button", name="Compare").click()
+    visitor.drawn()
+    found = visitor.json("/compare?set=law&index=0&set2=poems&index2=0")
+    hits = [h.get_attribute("data-id") for h in page.locator("section.side").first.locator(".hit").all()]
+    assert hits == ids(found["left"]["helpful"]) + ids(found["left"]["harmful"])
+    assert page.locator(".hit.both").count() == 2 * len(found["both"])
+    assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
+
+
+def test_an_answer_leads_to_a_comparison(visit: Visit) -> None:
+    visitor = visit("digits")
+    page = visitor.see("/queries/demo/1")
+    page.get_by_label("Its number in the set").fill("2")
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(re.compile(r"/compare\?set=demo&index=1&.*set2=demo&index2=2"))
+    visitor.drawn()
+
+
+def test_samples_are_searched_filtered_sorted_and_opened(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/samples")
+    page.get_by_label("Text contains").fill("moon")
+    page.get_by_label("Source").select_option("poems")
+    page.get_by_label("Sort by").select_option("value")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("p[role=status]").first).to_contain_text("sample")
+    found = visitor.json("/samples?text=moon&source=poems&sort=value")
+    assert found["total"] > 1
+    rows = page.locator("main tbody tr")
+    assert rows.count() == len(found["items"])
+    assert all("moon" in text.casefold() for text in rows.locator(".text").all_inner_texts())
+    expect(page.get_by_label("Text contains")).to_have_value("moon")
+    values = [x["value"] for x in found["items"]]
+    assert values == sorted(values)
+    rows.first.locator("a").first.click()
+    visitor.drawn()
+    expect(page.locator("h1")).to_contain_text(found["items"][0]["id"])
+
+
+def test_pages_of_samples_follow_each_other(visit: Visit) -> None:
+    visitor = visit("digits")
+    page = visitor.see("/samples?per=20&sort=step&label=3")
+    page.get_by_role("link", name="Later").click()
+    expect(page).to_have_url(re.compile("per=20.*page=2"))
+    expect(page.locator("p[role=status]").first).to_contain_text("page 2 of")
+    assert page.locator("main tbody tr").count() == 20
+    page.get_by_role("link", name="Earlier").click()
+    expect(page).to_have_url(re.compile("page=1"))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -> None:
+    visitor = visit(run)
+    path = visitor.json("/samples?sort=step&per=1")["items"][0]["path"]
+    page, found = visitor.see(path), visitor.json(path)
+    expect(page.locator("[data-figure=figure-evolution] .main-svg").first).to_be_visible()
+    expect(page.locator("[data-figure=figure-occurrences] .bars .point").first).to_be_visible()
+    assert page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]) > 0
+    page.get_by_role("link", name="Find out").click()
+    page.wait_for_selector("#erasers table")
+    visitor.drawn()
+    left = visitor.json(f"{path}?erasers=true")["saturation"]["left"]
+    expect(page.locator("#erasers tbody tr").last).to_contain_text(f"{abs(left):.4g}"[:6])
+    expect(page).to_have_url(visitor.address + path)
+
+
+def test_sources_have_a_matrix_a_table_and_lead_to_samples(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/sources")
+    for name in ("law", "poems"):
+        page.get_by_label(name, exact=True).check()
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_selector("[data-figure=figure-matrix]")
+    visitor.drawn()
+    found = visitor.json("/sources?queries=passages&queries=law&queries=poems")
+    drawn = page.evaluate("document.querySelector('[data-figure=figure-matrix]').data[0].z")
+    np.testing.assert_allclose(drawn, found["matrix"])
+    expect(page.locator("[data-figure=figure-sources] .errorbar").first).to_be_attached()
+    page.locator("[data-figure=figure-sources] .bars .point path").first.click(force=True)
+    expect(page).to_have_url(re.compile(r"/samples\?source="))
+    visitor.drawn()
+
+
+def test_sources_are_downloaded_as_csv(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/sources?queries=law&queries=poems")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="Download as CSV").click()
+    rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
+    found = visitor.json("/sources?queries=law&queries=poems")
+    assert rows[0][0] == "source"
+    assert [row[0] for row in rows[1:]] == [s["name"] for s in found["sources"]]
+
+
+def test_harmful_samples_are_selected_and_their_ids_exported(visit: Visit) -> None:
+    visitor = visit("text", permissions=["clipboard-read", "clipboard-write"])
+    page, found = visitor.see("/harmful?k=6"), visitor.json("/harmful?k=6")["items"]
+    button = page.get_by_role("button", name="Export ids as CSV")
+    expect(button).to_be_disabled()
+    for hit in (found[0], found[2]):
+        page.get_by_label(f"Select sample {hit['sample']['id']}", exact=True).check()
+    expect(page.locator("[data-count]")).to_have_text(f"2 of {len(found)} selected")
+    with page.expect_download() as waiting:
+        button.click()
+    rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
+    assert [r[0] for r in rows] == ["id", found[0]["sample"]["id"], found[2]["sample"]["id"]]
+    assert [float(r[1]) for r in rows[1:]] == [found[0]["influence"], found[2]["influence"]]
+    page.get_by_label("All", exact=True).check()
+    expect(page.locator("[data-count]")).to_have_text(f"{len(found)} of {len(found)} selected")
+    page.get_by_role("button", name="Copy ids").click()
+    expect(page.locator("#said")).to_have_text(f"{len(found)} ids copied")
+    assert page.evaluate("navigator.clipboard.readText()").split() == [h["sample"]["id"] for h in found]
+
+
+def colours(page: Page) -> tuple[str, str]:
+    """Of the page, and of the words in its first figure."""
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return paper, page.evaluate("document.querySelector('[data-figure]').layout.font.color")
+
+
+def test_the_theme_follows_the_system_until_somebody_chooses(visit: Visit) -> None:
+    visitor = visit("digits", color_scheme="light")
+    page = visitor.see("/")
+    light = colours(page)
+    page.emulate_media(color_scheme="dark")
+    until(page, "(old) => document.querySelector('[data-figure]').layout.font.color !== old", light[1])
+    dark = colours(page)
+    assert dark[0] != light[0]
+    button = page.get_by_role("button", name=re.compile("^Theme"))
+    expect(button).to_have_text("Theme: system")
+    button.click()
+    expect(button).to_have_text("Theme: light")
+    until(page, "(old) => document.querySelector('[data-figure]').layout.font.color === old", light[1])
+    assert colours(page) == light
+    visitor.see("/")  # it is remembered, though the system is dark
+    expect(button).to_have_text("Theme: light")
+    assert colours(page) == light
+    button.click()
+    expect(button).to_have_text("Theme: dark")
+    until(page, "(old) => document.querySelector('[data-figure]').layout.font.color === old", dark[1])
+
+
+def test_keys_lead_to_pages_but_not_while_somebody_types(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/")
+    for key, path in (("a", "/ask"), ("s", "/samples"), ("r", "/sources"), ("h", "/harmful"), ("o", "/")):
+        page.keyboard.press(key)
+        expect(page).to_have_url(visitor.address + path)
+        visitor.drawn()
+    page.keyboard.press("s")
+    expect(page).to_have_url(f"{visitor.address}/samples")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Text contains")).to_be_focused()
+    page.keyboard.type("hoa?/t")
+    expect(page.get_by_label("Text contains")).to_have_value("hoa?/t")
+    expect(page).to_have_url(f"{visitor.address}/samples")
+    expect(page.locator("dialog")).to_be_hidden()
+
+
+def test_keys_are_explained_and_can_be_switched_off(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/harmful")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_be_visible()
+    expect(page.locator("dialog")).to_contain_text("Keys do nothing while you type")
+    page.get_by_label("Keys are on").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("a")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_be_hidden()
+    expect(page).to_have_url(f"{visitor.address}/harmful")
+    page.get_by_role("button", name="Keys", exact=True).click()
+    expect(page.get_by_label("Keys are on")).not_to_be_checked()
+
+
+def test_brackets_move_the_checkpoint(visit: Visit) -> None:
+    visitor = visit("text")
+    page, steps = visitor.see("/queries/law/0"), visitor.json("/queries/law/0")["checkpoints"]
+    page.keyboard.press("[")
+    expect(page.locator("#ranking")).to_contain_text(f"On the model at step {steps[-2]}")
+    page.keyboard.press("]")
+    expect(page.locator("#ranking")).to_contain_text(f"On the model at step {steps[-1]} (final)")
+    visitor.drawn()
+
+
+def test_the_first_key_of_tab_leads_past_the_head(visit: Visit) -> None:
+    visitor = visit("digits")
+    page = visitor.see("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    expect(page.get_by_text("Skip to the content")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    focused = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert focused == "solid"
+
+
+def test_everything_but_figures_works_without_a_script(visit: Visit) -> None:
+    visitor = visit("text", java_script_enabled=False)
+    page = visitor.page
+    page.goto(f"{visitor.address}/ask")
+    page.get_by_label("Your text").fill("The court held.")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    assert len(shown(page, "helpful")) == 10
+    step = visitor.json("/")["checkpoints"][0]
+    page.get_by_label("Ask the model at step").select_option(str(step))
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
+    page.goto(f"{visitor.address}/samples")
+    page.get_by_label("Text contains").fill("court")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("main tbody tr").first).to_contain_text("court")
+    page.locator("main tbody a").first.click()
+    page.get_by_role("link", name="Find out").click()
+    expect(page.locator("#erasers table")).to_be_visible()
+
+
+def test_text_of_samples_is_never_run(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/samples?text=script")
+    expect(page.locator("main tbody tr .text").first).to_contain_text("<script>")
+    assert "Samples" in page.title()
+    page.locator("main tbody a").first.click()
+    visitor.drawn()
+    assert page.title().startswith("Sample ")
+
+
+def test_an_error_in_a_part_is_said_in_its_place_and_can_be_tried_again(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/queries/law/0")
+    words = '<div class="banner problem">Too many questions at once. Try again.</div>'
+    page.route("**/queries/law/0?*replay=true*", lambda r: r.fulfill(status=503, content_type="text/html", body=words))
+    button = page.get_by_role("button", name="Show the ranking at every checkpoint")
+    for _ in range(2):
+        button.click()
+        expect(page.locator("#replay .problem")).to_have_count(1)
+        expect(page.locator("#replay .problem")).to_contain_text("Try again")
+    page.unroute("**/queries/law/0?*replay=true*")
+    assert [w for w in visitor.wrong if "503" not in w] == []
+    visitor.wrong.clear()
+    button.click()
+    page.wait_for_selector("[data-figure=figure-replay_helpful]")
+    visitor.drawn()
+
+
+def test_an_error_is_said_in_the_words_of_the_service(visit: Visit) -> None:
+    visitor = visit("digits")
+    page = visitor.see("/queries/nothing/0")
+    found = visitor.json("/queries/nothing/0")["error"]
+    expect(page.locator(".problem")).to_contain_text(found["message"])
+    expect(page.locator(".problem")).to_contain_text(found["hint"])
+    assert page.evaluate(FITS)
+    assert [w for w in visitor.wrong if "404" not in w] == []
+    visitor.wrong.clear()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    file = Path(os.environ.get("AXE_CORE", ROOT / ".venv" / "axe" / "package" / "axe.min.js"))
+    if not file.exists():
+        missing(f"axe-core is not at {file.name}: make .venv/axe, or name it with AXE_CORE")
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("scheme", "window"), [("light", {}), ("dark", PHONE)], ids=["light", "dark, on a phone"])
+@pytest.mark.parametrize("run", RUNS)
+def test_axe_finds_nothing_serious(run: str, scheme: str, window: dict[str, Any], visit: Visit, axe: str) -> None:
+    visitor = visit(run, color_scheme=scheme, **window)
+    for path in paths(visitor):
+        page = visitor.see(path)
+        page.evaluate(axe)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert len(found["passes"]) > 20, "axe has looked at nothing"
+        bad = [
+            (v["id"], v["impact"], [n["html"][:200] + n["failureSummary"] for n in v["nodes"][:3]])
+            for v in found["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert not bad, f"{path}: {bad}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screens_are_kept(scheme: str, width: int, browser: Browser, screened: dict[str, str]) -> None:
+    folder = ROOT / "build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for run, address in screened.items():
+        visitor = Visitor(browser, address, color_scheme=scheme, viewport={"width": width, "height": 900})
+        for path in paths(visitor):
+            page = visitor.see(path)
+            page.evaluate("document.querySelectorAll('img').forEach((x) => { x.loading = 'eager'; })")
+            page.wait_for_load_state("networkidle")
+            name = "sample" if path.startswith("/samples/") else path.split("?")[0].split("/")[1] or "overview"
+            page.screenshot(path=folder / f"{run}-{name}-{scheme}-{width}.png", full_page=True)
+            assert page.evaluate(FITS), f"{path} is wider than the window"
+        visitor.close()
+
+
+@pytest.fixture(scope="module")
+def screened(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The runs of the fixtures, or those in the folders that SCREENSHOT_RUNS names, such as demo:demo-text."""
+    named = [Path(x) for x in os.environ.get("SCREENSHOT_RUNS", "").split(":") if x]
+    with ExitStack() as stack:
+        found = {x.name: stack.enter_context(served(x / "run")) for x in named}
+        yield found or request.getfixturevalue("services")

@@ -1,0 +1,72 @@
+"""Figures as plain values: thinned curves, colours by name, and names that Plotly cannot take for markup."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from backstory.web import drawing
+from backstory.web.drawing import across, bars, figure, line, named, smoothed, thinned
+
+
+def valid(drawn: Any) -> go.Figure:
+    """The figure as Plotly's own checker sees it; the page puts colours in place of their names."""
+    text = re.sub(r'"var\(--[a-z-]+\)"', '"#123456"', json.dumps(drawn, allow_nan=False))
+    return go.Figure(json.loads(text))
+
+
+def test_a_short_curve_stays_as_it_is() -> None:
+    assert thinned([1.0, None, 3.0]) == ([0, 1, 2], [1.0, None, 3.0])
+    assert thinned([]) == ([], [])
+
+
+def test_a_long_curve_is_drawn_as_means_over_equal_parts() -> None:
+    y = np.random.default_rng(0).standard_normal(5000)
+    places, values = thinned(y.tolist(), 100)
+    assert values == pytest.approx(y.reshape(100, 50).mean(1).tolist())
+    assert places == pytest.approx((np.arange(5000).reshape(100, 50).mean(1)).tolist())
+
+
+def test_parts_of_unequal_length_hold_every_step_once() -> None:
+    places, values = thinned([float(k) for k in range(1003)], 10)
+    assert values == places  # the mean of consecutive numbers is the middle of their places
+    ends = [-0.5]
+    for place in places:  # a part reaches as far after its middle as before it
+        ends.append(2 * place - ends[-1])
+    assert ends == sorted(ends)
+    assert ends[-1] == 1002.5
+
+
+def test_what_is_not_known_is_left_out_of_means() -> None:
+    assert thinned([1.0, None, None, None], 2)[1] == [1.0, None]
+    assert smoothed([1.0, None, 3.0], 0.4) == [1.0, 2.0, 3.0]
+    assert smoothed([None, None]) == [None, None]
+
+
+def test_signs_have_colours() -> None:
+    assert drawing.signed([1.0, -1.0, None]) == [drawing.HELPED, drawing.HURT, drawing.HELPED]
+
+
+def test_names_hold_no_markup_and_are_short() -> None:
+    assert named('<a href="x">y</a>') == '&lt;a href="x"&gt;y&lt;/a&gt;'
+    assert named("x" * 100) == "x" * 27 + "…"
+
+
+def test_several_lines_have_a_key_and_one_has_none() -> None:
+    one, two = line([0], [1.0], "one", drawing.INK), line([0], [1.0], "two", drawing.WARM, dash="dot")
+    assert figure([one], "x", "y", height=200)["layout"]["meta"]["key"] == []
+    found = figure([one, two], "x", "y", height=200)["layout"]["meta"]["key"]
+    assert found == [
+        {"name": "one", "colour": drawing.INK, "dash": "solid"},
+        {"name": "two", "colour": drawing.WARM, "dash": "dot"},
+    ]
+
+
+def test_plotly_accepts_what_is_drawn() -> None:
+    lying = across(["a", "b"], [1.0, -2.0], "influence", ["/a", "/b"], error={"type": "data", "array": [1, 1]})
+    assert lying["layout"]["meta"]["links"] == ["/a", "/b"]
+    assert valid(lying).layout.height == 110 + 2 * 32
+    assert len(valid(figure([bars([1, 2], [0.5, None], "%{y}")], "x", "y", height=200)).data) == 1

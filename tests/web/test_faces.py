@@ -1,0 +1,53 @@
+"""A browser gets a page, a program gets JSON, at the same path."""
+
+import pytest
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+from backstory.web.faces import wants_html
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+
+
+def request(accept: str | None, query: bytes = b"") -> Request:
+    headers = [] if accept is None else [(b"accept", accept.encode())]
+    return Request({"type": "http", "headers": headers, "query_string": query, "method": "GET", "path": "/"})
+
+
+@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML", "application/json;q=0.5, text/html"])
+def test_html_is_preferred(accept: str) -> None:
+    assert wants_html(request(accept))
+    assert not wants_html(request(accept, b"format=json"))
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [None, "*/*", "application/json", "text/html;q=0.5,application/json", "text/html;q=0", "text/html;q=x", "", ",;,"],
+)
+def test_json_is_preferred(accept: str | None) -> None:
+    assert not wants_html(request(accept))
+    assert wants_html(request(accept, b"format=html"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/timeline", "/samples", "/ask", "/harmful", "/sources", "/samples/tags", "/queries/law/0"]
+)
+def test_every_page_has_a_twin(client: TestClient, path: str) -> None:
+    page = client.get(path, headers={"accept": BROWSER})
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    twin = client.get(f"{path}?format=json", headers={"accept": BROWSER})
+    assert (twin.status_code, twin.headers["content-type"]) == (200, "application/json")
+    assert twin.json() is not None
+
+
+def test_an_error_has_two_faces_too(client: TestClient) -> None:
+    page = client.get("/samples/nobody", headers={"accept": BROWSER})
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "no sample of this id" in page.text
+    assert client.get("/samples/nobody").json()["error"]["code"] == 404
+
+
+def test_script_in_a_sample_is_escaped_on_the_page(client: TestClient) -> None:
+    page = client.get("/samples/tags", headers={"accept": BROWSER}).text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page

@@ -1,0 +1,264 @@
+"""Pages from shapes filled by hand: everything is escaped, signs are in words, and nothing leads outside."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from tests.web import examples
+
+from backstory.web import pages, shapes
+from backstory.web.pages import count, marked, render, share, shortened, signed, when
+
+VOID = {"meta", "link", "img", "input", "br"}
+
+
+class Reader(HTMLParser):
+    """What a browser would find: elements with attributes, text, and data blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text, self.blocks = "", list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.blocks.append(data)
+        else:
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [a for t, a in self.elements if t == tag]
+
+
+def read(html: str) -> Reader:
+    found = Reader()
+    found.feed(html)
+    found.close()
+    assert not found.open, f"left open: {found.open}"
+    return found
+
+
+def page(name: str, shape: Any = None, **place: Any) -> str:
+    made = examples.PAGES[name]() if shape is None else shape
+    return render(name.split()[0], made, prefix={**examples.PLACE, "path": f"/{name}", **place})
+
+
+@pytest.fixture(params=examples.PAGES)
+def named(request: pytest.FixtureRequest) -> tuple[str, Reader]:
+    return request.param, read(page(request.param))
+
+
+def test_what_users_can_fill_is_only_text(named: tuple[str, Reader]) -> None:
+    name, found = named
+    assert "x" not in [a.get("src") for a in found.all("img")], f"an image of {name} came out of a text"
+    assert all(a.get("type") == "application/json" or a.get("src") == "/static/page.js" for a in found.all("script"))
+    assert not [a for _, a in found.elements if any(k.startswith("on") for k in a)], "inline handlers"
+    assert not found.all("b"), "the run's name is markup"
+
+
+def test_the_hostile_text_is_shown_as_it_is() -> None:
+    for name in ("overview", "samples", "sample", "sources", "harmful", "ask", "answer", "compare", "error"):
+        assert examples.HOSTILE in read(page(name)).text, name
+
+
+def test_data_blocks_are_json_that_cannot_end_early(named: tuple[str, Reader]) -> None:
+    raw = page(named[0])
+    blocks = re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', raw, flags=re.S)
+    assert all("<" not in text for _, text in blocks)
+    assert all(set(json.loads(text)) >= {"data", "layout"} for _, text in blocks)
+    ids = [a["data-figure"] for _, a in named[1].elements if "data-figure" in a]
+    assert ids == [name for name, _ in blocks]
+
+
+def test_every_page_has_landmarks_one_heading_and_a_way_past_the_head(named: tuple[str, Reader]) -> None:
+    found = named[1]
+    assert all(len(found.all(tag)) == 1 for tag in ("main", "h1", "title"))
+    assert found.all("nav")
+    assert found.all("a")[0] == {"class": "skip", "href": "#main"}
+    assert found.all("html")[0]["lang"] == "en"
+
+
+def test_fields_have_labels_and_images_words(named: tuple[str, Reader]) -> None:
+    found = named[1]
+    labelled = {a.get("for") for a in found.all("label")}
+    ids = [a.get("id") for _, a in found.elements if a.get("id")]
+    assert len(ids) == len(set(ids)), "an id is there twice"
+    for tag in ("input", "select", "textarea"):
+        for a in found.all(tag):
+            inside = a.get("type") == "checkbox"  # inside its label, or with words of its own
+            assert a.get("type") == "hidden" or inside or a.get("id") in labelled, f"{tag} {a} has no label"
+    assert all(a.get("alt") for a in found.all("img"))
+
+
+def test_nothing_leads_outside(named: tuple[str, Reader]) -> None:
+    for tag, a in named[1].elements:
+        for key in ("href", "src", "action"):
+            if (value := a.get(key)) is not None:
+                assert value.startswith(("/", "#", "data:image/")), f"<{tag} {key}={value}>"
+                assert not value.startswith("//")
+
+
+def test_signs_are_in_words_on_every_hit() -> None:
+    text = read(page("answer")).text
+    assert text.count(shapes.HELPED) == 3
+    assert text.count(shapes.HURT) == 3
+    assert "+0.05" in text
+    assert "−0.03" in text
+    assert "nats of the query's loss" in text
+
+
+def test_words_in_common_are_marked_and_line_breaks_stay() -> None:
+    html = page("answer")
+    assert html.count("<mark>court</mark> <mark>held</mark>") == 6
+    assert "sample 0\nkeeps its line breaks" in html
+
+
+def test_marks_are_escaped_too() -> None:
+    assert marked("a <b> & c", ["b", "C"]) == "a &lt;<mark>b</mark>&gt; &amp; <mark>c</mark>"
+    assert marked("Straße", ["strasse"]) == "<mark>Straße</mark>"
+    assert marked("<", []) == "&lt;"
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"),
+    [
+        (0.0123456, "+0.01235"),
+        (-2.0, "−2"),
+        (0.0, "+0"),
+        (None, "not known"),
+        (1.5e-7, "+1.5 × 10⁻⁷"),
+        (-3e12, "−3 × 10¹²"),
+    ],
+)
+def test_numbers_have_their_sign(x: float | None, shown: str) -> None:
+    assert signed(x) == shown
+
+
+def test_small_filters() -> None:
+    assert count(1234567) == "1,234,567"
+    assert when("2025-11-16T09:05:00+00:00") == "16 November 2025, 09:05 UTC"
+    assert when("yesterday") == "yesterday"
+    assert shortened("x" * 10, 4) == "xxx…"
+    assert shortened("xxxx", 4) == "xxxx"
+    assert (share(-1.0, 4.0), share(5.0, 4.0), share(1.0, 0.0)) == ("0.250", "1.000", "0")
+
+
+def test_a_checkpoint_can_be_chosen_without_a_script() -> None:
+    found = read(page("answer"))
+    form = next(a for a in found.all("form") if "data-question" in a)
+    assert (form["method"], form["action"]) == ("get", "/queries/law/0")
+    steps = [a["value"] for a in found.all("option") if (a.get("value") or "").isdigit()]
+    assert steps == ["40", "80", "120"]
+
+
+def test_a_typed_text_is_asked_again_by_post() -> None:
+    typed = examples.answer(query=shapes.Query(kind="text", text=examples.HOSTILE))
+    found = read(page("answer", typed))
+    form = next(a for a in found.all("form") if "data-question" in a)
+    assert (form["method"], form["action"]) == ("post", "/ask")
+    texts = [a["value"] for a in found.all("input") if a.get("name") == "text"]
+    assert texts == [examples.HOSTILE] * 3  # the slider, the ranking at every checkpoint, the tokens
+    assert "This page as JSON" not in read(page("answer", typed, path="/ask")).text
+
+
+def test_tokens_can_be_asked_about_where_the_service_can() -> None:
+    found = read(page("answer"))
+    form = next(a for a in found.all("form") if "data-shade" in a)
+    assert (form["method"], form["action"]) == ("get", "/ask/tokens")
+    asked = [(a["name"], a["value"]) for a in found.all("input") if a.get("name") in ("sample", "step")]
+    assert asked[:2] == [("sample", "law/0"), ("step", "40")]
+    assert "data-shade" not in page("answer", can_shade=False)
+
+
+def test_tokens_are_shaded_by_sign_and_size() -> None:
+    html = page("tokens")
+    assert '<span class="helped" style="--share: 0.500" title="+0.01 helped">The </span>' in html
+    assert '<span class="hurt" style="--share: 1.000" title="−0.02 hurt">&lt;script&gt;</span>' in html
+    assert "<span> court</span>" in html
+
+
+def test_pages_of_samples_keep_the_filters() -> None:
+    found = read(page("samples", params={"source": "law", "text": "a&b", "sort": "value", "page": "2"}))
+    links = {a["rel"]: a["href"] for a in found.all("a") if a.get("rel")}
+    assert links["prev"] == "/samples?source=law&text=a%26b&sort=value&page=1"
+    assert links["next"] == "/samples?source=law&text=a%26b&sort=value&page=3"
+    assert next(a for a in found.all("input") if a.get("id") == "text")["value"] == "a&b"
+
+
+def test_values_have_a_column_where_a_query_set_is_named() -> None:
+    assert "not known" in read(page("samples")).text
+    plain = read(page("samples", examples.samples(queries=None))).text
+    assert "not known" not in plain
+    assert "Sample" in plain
+
+
+def test_no_sample_is_said_in_words() -> None:
+    text = read(page("samples", examples.samples(total=0, page=1, items=[]))).text
+    assert "0 samples" in text
+    assert "No sample fits" in text
+
+
+def test_what_saturated_a_sample_is_asked_for_by_a_link() -> None:
+    found = read(page("sample", params={"queries": "law"}))
+    link = next(a for a in found.all("a") if a.get("data-replace") == "erasers")
+    assert link["href"] == "/samples/law%2F1?queries=law&erasers=true"
+    text = read(page("sample saturated")).text
+    assert "erased by later samples" in text
+    assert "took influence away, most at step 60" in text
+
+
+def test_sources_come_as_csv_for_the_same_query_sets() -> None:
+    found = read(page("sources"))
+    link = next(a for a in found.all("a") if "download" in a)
+    assert link["href"] == "/sources.csv?queries=law&queries=poems&by=source"
+    ticked = [a["value"] for a in found.all("input") if a.get("name") == "queries" and "checked" in a]
+    assert ticked == ["law", "poems"]
+
+
+def test_harmful_samples_can_be_ticked() -> None:
+    found = read(page("harmful"))
+    ticks = [(a["value"], a["data-influence"]) for a in found.all("input") if a.get("name") == "id"]
+    assert ticks[:2] == [("law/0", "-0.02"), ("law/1", "-0.01")]
+    assert read(page("harmful", examples.harmful(items=[]))).text.count("No sample hurt") == 1
+
+
+def test_samples_in_both_answers_are_said() -> None:
+    text = read(page("compare")).text
+    assert "1 sample is in both answers" in text
+    assert text.count("in both answers") == 3
+
+
+def test_a_page_has_its_twin() -> None:
+    found = read(page("sources", path="/sources", params={"queries": ["law", "poems"]}))
+    twin = next(a["href"] for a in found.all("a") if "format=json" in (a["href"] or ""))
+    assert twin == "/sources?queries=law&queries=poems&format=json"
+
+
+def test_images_are_shown_with_words() -> None:
+    shown = examples.sample(1, text=None, image="/images/law%2F1")
+    found = read(page("sample", examples.life(sample=shown)))
+    image = next(a for a in found.all("img") if a["src"] == "/images/law%2F1")
+    assert image["alt"] == "Training image law/1, labelled label 1"
+
+
+def test_static_files_are_a_fixed_table() -> None:
+    found = pages.static()
+    assert set(found) == {"style.css", "page.js", "plotly.min.js"}
+    assert b"light-dark(" in found["style.css"][1]
+    assert len(found["plotly.min.js"][1]) > 1_000_000
+    assert all(
+        b"http://" not in body and b"https://" not in body for n, (_, body) in found.items() if n != "plotly.min.js"
+    )

@@ -1,0 +1,130 @@
+"""Every path that shows the run, asked over HTTP, kindly and not."""
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+from tests.web.conftest import BASE
+from tests.web.recipes import TEXTS
+
+from backstory.web.app import make_app
+from backstory.web.opened import Opened
+
+
+def refused(client: TestClient, path: str, code: int) -> dict[str, object]:
+    found = client.get(path)
+    assert found.status_code == code, f"{path} gave {found.status_code}: {found.text[:200]}"
+    error: dict[str, object] = found.json()["error"]
+    assert set(error) == {"code", "message", "hint"}
+    assert error["code"] == code
+    return error
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/timeline?queries=poems&at=16", "/phases", "/health", "/samples?text=court", "/sources?queries=law&queries=poems", "/harmful?k=3", "/openapi.json"]
+)  # fmt: skip
+def test_paths_answer_in_json(client: TestClient, path: str) -> None:
+    found = client.get(path)
+    assert found.status_code == 200, found.text
+    assert found.headers["content-type"] == "application/json"
+    assert "nosniff" in found.headers["x-content-type-options"]
+
+
+def test_the_path_of_every_sample_leads_to_it(opened: Opened) -> None:
+    async def main() -> None:  # not by TestClient, which unquotes a path twice
+        carrier = httpx.ASGITransport(make_app(opened, warm=False))
+        async with httpx.AsyncClient(transport=carrier, base_url=BASE) as client:
+            items = (await client.get("/samples?per=200")).json()["items"]
+            assert {shown["id"] for shown in items} == set(TEXTS)
+            for shown in items:
+                assert (await client.get(shown["path"])).json()["sample"]["id"] == shown["id"]
+                image = await client.get(f"/images/{shown['path'].removeprefix('/samples/')}")
+                assert image.status_code == (404 if shown["image"] is None else 200)
+                assert shown["image"] is None or image.headers["content-type"] == "image/png"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../config.json",
+        "%2e%2e%2fconfig.json",
+        "..%2F..%2F..%2Fetc%2Fhosts",
+        "law/1/0%00",
+        "law",
+        "rows.lance",
+        "%ff",
+        "a" * 900,
+    ],
+)
+@pytest.mark.parametrize("path", ["/samples/", "/images/", "/static/"])
+def test_no_path_reaches_a_file(client: TestClient, path: str, name: str) -> None:
+    said = refused(client, path + name, 404)
+    assert "config" not in str(said)
+
+
+@pytest.mark.parametrize(
+    "path", ["/queries/..%2F..%2Fconfig/0", "/queries/checkpoint-00000000/0", "/timeline?queries=../law"]
+)
+def test_no_name_of_a_set_reaches_a_file(client: TestClient, path: str) -> None:
+    refused(client, path, 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/samples?per=201", "/samples?per=0", "/samples?page=0", "/samples?page=1e3", "/samples?sort=text", "/samples?first_step=-1",
+        "/harmful?k=1000000000", "/harmful?k=-1", "/harmful?k=nan", "/timeline?at=7", "/timeline?at=99999999999999999999",
+        "/sources?by=text", "/samples?format=xml", f"/samples?source={'a' * 1001}", f"/samples/{'a' * 1001}", "/samples/tags?erasers=perhaps",
+    ],
+)  # fmt: skip
+def test_what_is_out_of_bounds_is_refused(client: TestClient, path: str) -> None:
+    refused(client, path, 422)
+
+
+def test_empty_fields_of_a_form_mean_nothing(client: TestClient) -> None:
+    found = client.get("/samples?text=&source=&label=&first_step=&last_step=&sort=&queries=&page=&per=")
+    assert found.status_code == 200
+    assert found.json()["total"] == len(TEXTS)
+
+
+def test_letters_with_a_meaning_elsewhere_are_letters_here(client: TestClient) -> None:
+    for text in ("' OR 1=1 --", "%", "_", "\\", "(", "*", "[a", "\x00"):
+        found = client.get("/samples", params={"text": text})
+        assert found.status_code == 200, text
+        assert found.json()["total"] <= 1, text
+
+
+def test_json_keeps_script_as_text(client: TestClient) -> None:
+    found = client.get("/samples/tags")
+    assert found.headers["content-type"] == "application/json"
+    assert found.json()["sample"]["text"] == "<script>alert"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ["/", "/samples", "/samples/tags", "/sources", "/health"])
+def test_nothing_can_be_changed(client: TestClient, method: str, path: str) -> None:
+    found = client.request(method, path)
+    assert found.status_code == 405
+    assert "read-only" in found.json()["error"]["hint"]
+
+
+def test_a_path_that_is_not_there(client: TestClient) -> None:
+    assert "/openapi.json" in str(refused(client, "/nothing", 404)["hint"])
+    refused(client, "/docs", 404)
+
+
+def test_the_table_of_sources(client: TestClient) -> None:
+    found = client.get("/sources.csv?queries=law&queries=poems")
+    assert found.headers["content-type"].startswith("text/csv")
+    assert found.text.splitlines()[0] == "source,samples,value,low,high,law,poems"
+
+
+def test_files_of_the_pages_come_from_a_table(client: TestClient) -> None:
+    for name, kind in (("style.css", "text/css"), ("page.js", "text/javascript"), ("plotly.min.js", "text/javascript")):
+        found = client.get(f"/static/{name}")
+        assert found.status_code == 200
+        assert found.headers["content-type"].startswith(kind)
+        assert "max-age" in found.headers["cache-control"]

@@ -1,0 +1,81 @@
+"""The run as a whole: shapes say what the library says."""
+
+import csv
+import io
+
+import pytest
+from tests.web.recipes import STEPS, recipe
+
+import backstory
+from backstory import insight
+from backstory.web import views
+from backstory.web.errors import Refused
+from backstory.web.opened import Opened
+
+
+def test_the_overview(opened: Opened) -> None:
+    found = views.overview(opened)
+    assert (found.steps, found.occurrences, found.samples) == (24, 72, 9)
+    assert (found.checkpoints, found.optimizer, found.curvature) == ([8, 16, 24], "SGD", "empirical/6")
+    assert [(s.name, s.count) for s in found.query_sets] == [("law", 2), ("poems", 2)]
+    assert (found.can_type, found.can_upload, found.can_shade) == (True, True, True)
+    assert len(found.loss) == STEPS
+    assert all(x is not None and x > 0 for x in found.loss)
+    assert found.validity.words == backstory.open(opened.run.path).validity().words()
+    assert found.timeline is not None
+    assert found.timeline.queries == "law"
+    assert found.created is not None
+
+
+def test_the_overview_without_a_recipe(untrusted: Opened) -> None:
+    found = views.overview(untrusted)
+    assert (found.timeline, found.default_queries, found.can_type, found.can_shade) == (None, None, False, False)
+    assert "--trust-recipe" in found.missing[0]
+    assert found.validity.words
+
+
+def test_the_timeline_has_null_where_there_is_no_number(opened: Opened) -> None:
+    found = views.timeline(opened, "poems", 16)
+    assert (found.queries, found.at, len(found.per_rate)) == ("poems", 16, 16)
+    assert views.numbers([1.0, float("nan"), -float("inf")]) == [1.0, None, None]
+    assert views.plain({"a": [float("nan"), 2], "b": (1.5,)}) == {"a": [None, 2], "b": [1.5]}
+    assert views.phases(opened, "poems", 16) == found.phases
+
+
+def test_sources_are_those_of_insight(opened: Opened) -> None:
+    made, run = recipe(), backstory.open(opened.run.path)
+    expected = insight.sources(run, run.load_weights(made.model), made.loss, made.queries)
+    _, found = views.sources(opened, ["law", "poems"], None, None)
+    assert [s.name for s in found.sources] == list(expected.sources)
+    assert [s.value for s in found.sources] == pytest.approx([v.value for v in expected.total])
+    assert [s.low for s in found.sources] == pytest.approx([v.low for v in expected.total])
+    assert found.matrix == [pytest.approx(line) for line in expected.matrix.tolist()]
+    assert (found.by, found.domains) == ("source", ["law", "poems"])
+    assert views.sources(opened, None, "label", None)[1].by == "label"
+
+
+def test_sources_as_a_table_hold_no_formula(opened: Opened) -> None:
+    found, shape = views.sources(opened, ["law", "poems"], None, None)
+    lines = list(csv.reader(io.StringIO(views.sources_csv(found))))
+    assert lines[0] == ["source", "samples", "value", "low", "high", "law", "poems"]
+    assert [line[0] for line in lines[1:]] == [s.name for s in shape.sources]
+    assert [float(line[2]) for line in lines[1:]] == [s.value for s in shape.sources]
+    assert views._cell("=1+1") == "'=1+1"
+    assert views._cell("law") == "law"
+
+
+def test_harmful_samples_are_negative_and_lowest_first(opened: Opened) -> None:
+    made, run = recipe(), backstory.open(opened.run.path)
+    expected = insight.harmful(run, run.load_weights(made.model), made.loss, made.queries["law"], k=9).harmful
+    found = views.harmful(opened, None, 9, None)
+    below = [s for s in expected if s.influence < 0]
+    assert [h.sample.id for h in found.items] == [s.sample for s in below]
+    assert [h.influence for h in found.items] == pytest.approx([s.influence for s in below], rel=1e-3)
+    assert len(views.harmful(opened, None, 1, None).items) == 1
+
+
+def test_a_run_without_sources_says_so(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened.catalogue, "has", opened.catalogue.has.model_copy(update={"source": False}))
+    assert views.sources(opened, None, None, None)[1].by == "label"
+    with pytest.raises(Refused, match="holds no source"):
+        views.sources(opened, None, "source", None)

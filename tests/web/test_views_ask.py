@@ -1,0 +1,161 @@
+"""Answers are those of the run's own queries, for stored queries, typed text, images and gradients."""
+
+import numpy as np
+import pytest
+import torch
+from tests.web.recipes import TEXTS, encoded, recipe
+
+import backstory
+from backstory import truth
+from backstory.errors import UsageError
+from backstory.web import shapes, views_ask
+from backstory.web.errors import Refused
+from backstory.web.opened import Opened
+from backstory.web.views_ask import answer, asked, compare, ready, stored, typed, uploaded
+
+
+def expected(opened: Opened, batch: torch.Tensor, at: int = 24) -> backstory.Influence:
+    made, run = recipe(), backstory.open(opened.run.path)
+    return run.query(run.load_weights(made.model, at), lambda m, b: made.loss(m, b).sum(), batch, at)
+
+
+def same(found: shapes.Answer, right: backstory.Influence, k: int) -> None:
+    for hits, told in ((found.helpful, right.top(k)), (found.harmful, right.bottom(k))):
+        assert [h.influence for h in hits] == pytest.approx([h.influence for h in told], rel=1e-3)
+        assert [h.sample.id for h in hits] == [h.sample for h in told]
+        assert [(h.step, h.occurrences, h.words) for h in hits] == [(h.step, h.occurrences, h.words) for h in told]
+
+
+@pytest.mark.parametrize("at", [None, 8, 16])
+def test_a_stored_query(opened: Opened, at: int | None) -> None:
+    found = answer(opened, stored(opened, "law", 1), at, 4, False)
+    same(found, expected(opened, recipe().queries["law"][1:2], at or 24), 4)
+    assert (found.query.kind, found.query.text, found.replay) == ("stored", "that judge he", None)
+    assert found.timeline.influence == pytest.approx(
+        expected(opened, recipe().queries["law"][1:2], at or 24).scores[0].reshape(-1, 3).sum(1).tolist(),
+        rel=1e-3,
+        abs=1e-6,
+    )
+    assert found.validity.words
+    assert found.seconds > 0
+
+
+@pytest.mark.parametrize("text", ["the court", "a long text about roses, courts, judges and violets"])
+def test_typed_text(opened: Opened, text: str) -> None:
+    made = recipe()
+    assert made.text is not None
+    found = answer(opened, typed(opened, text), None, 3, False)
+    same(found, expected(opened, made.text(text)), 3)
+    assert any("cut into" in note for note in found.notes) == (len(text) > 13)
+    assert (found.query.kind, found.query.text) == ("text", text)
+
+
+def test_common_words_are_those_of_the_query(opened: Opened) -> None:
+    found = answer(opened, typed(opened, "The Court of judges"), None, 9, False)
+    marked = {h.sample.id: h.common for h in found.helpful}
+    assert marked["law/1/0"] == ["court"]
+    assert marked["poems/2/0"] == []
+
+
+def test_an_image(opened: Opened) -> None:
+    found = answer(opened, uploaded(opened, b"bytes", "seven"), None, 3, False)
+    same(found, expected(opened, encoded(b"bytes", "seven")), 3)
+    assert (found.query.image, found.query.label) == ("data:image/png;base64,Ynl0ZXM=", "seven")
+
+
+def test_a_ready_gradient(opened: Opened) -> None:
+    v = torch.randn(136, generator=torch.Generator().manual_seed(0))
+    right = backstory.open(opened.run.path).query_vectors(v[None])
+    same(answer(opened, ready(opened, v.tolist()), None, 3, False), right, 3)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "words"), [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136")]
+)
+def test_a_gradient_that_does_not_fit(opened: Opened, gradient: list[float], words: str) -> None:
+    with pytest.raises(Refused, match=words) as error:
+        ready(opened, gradient)
+    assert error.value.code == 422
+
+
+@pytest.mark.parametrize(
+    "q", [{}, {"text": "a", "set": "law", "index": 0}, {"set": "law"}, {"index": 0}, {"text": "a", "gradient": [1.0]}]
+)
+def test_exactly_one_question(opened: Opened, q: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="exactly one"):
+        asked(opened, shapes.Question.model_validate(q))
+
+
+def test_the_replay_is_the_ranking_at_every_checkpoint(opened: Opened) -> None:
+    found = answer(opened, stored(opened, "poems", 0), None, 2, True)
+    assert found.replay is not None
+    assert [r.at for r in found.replay] == [8, 16, 24]
+    for line in found.replay:
+        right = expected(opened, recipe().queries["poems"][:1], line.at)
+        assert line.helpful == [h.sample for h in right.top(10)]
+        assert line.harmful == [h.sample for h in right.bottom(10)]
+    with pytest.raises(Refused, match="cannot be replayed"):
+        answer(opened, ready(opened, [1.0] * 136), None, 2, True)
+
+
+def test_two_answers_share_what_is_at_the_same_end(opened: Opened) -> None:
+    found = compare(opened, stored(opened, "law", 0), stored(opened, "law", 0), None, 3)
+    assert found.both == sorted({h.sample.id for h in (*found.left.helpful, *found.left.harmful)})
+    other = compare(opened, stored(opened, "law", 0), stored(opened, "poems", 0), None, 2)
+    ends = [
+        {h.sample.id for h in getattr(other.left, end)} & {h.sample.id for h in getattr(other.right, end)}
+        for end in ("helpful", "harmful")
+    ]
+    assert other.both == sorted(ends[0] | ends[1])
+
+
+def test_tokens_are_those_of_the_truth_and_add_up(opened: Opened) -> None:
+    steps = opened.catalogue.sample(opened.catalogue.number("tags")).steps
+    hits = [("tags", steps[0]), ("law/1/0", opened.catalogue.sample(opened.catalogue.number("law/1/0")).steps[1])]
+    found = views_ask.tokens(opened, stored(opened, "law", 0), hits, None)
+    run = backstory.open(opened.run.path)
+    right = truth.tokens(run, recipe, recipe().queries["law"][:1], hits)
+    for shown, told, (name, step) in zip(found.items, right, hits, strict=True):
+        assert (shown.sample, shown.step) == (name, step)
+        assert [p.influence for p in shown.tokens] == pytest.approx(told.scores[0].tolist(), rel=1e-3, abs=1e-6)
+        assert "".join(p.text for p in shown.tokens) == TEXTS[name][:12]
+        assert sum(p.influence for p in shown.tokens) == pytest.approx(shown.total, rel=1e-2, abs=1e-4)
+
+
+def test_pieces_that_do_not_fit_are_refused(opened: Opened) -> None:
+    found = truth.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1))
+    with pytest.raises(UsageError, match="gives 2 texts; expected 3"):
+        views_ask._tokens((["tags"], None), found, lambda batch, place: ["a", "b"])
+
+
+def test_without_a_recipe_only_gradients_can_be_asked(untrusted: Opened) -> None:
+    assert answer(untrusted, ready(untrusted, [1.0] * 136), None, 2, False).helpful
+    refused = (
+        lambda: typed(untrusted, "a text"),
+        lambda: uploaded(untrusted, b"", None),
+        lambda: stored(untrusted, "law", 0),
+        lambda: views_ask.tokens(untrusted, ready(untrusted, [1.0] * 136), [("tags", 0)], None),
+    )
+    for ask in refused:
+        with pytest.raises(Refused) as error:
+            ask()
+        assert error.value.code == 422
+        assert "--trust-recipe" in error.value.hint
+    found = views_ask.form(untrusted)
+    assert (found.query_sets, found.can_type, found.dims) == ([], False, 136)
+
+
+def test_the_form_shows_the_stored_queries(opened: Opened) -> None:
+    found = views_ask.form(opened)
+    assert [(s.name, s.count) for s in found.query_sets] == [("law", 2), ("poems", 2)]
+    assert [(q.index, q.text, q.path) for q in found.query_sets[0].items] == [
+        (0, "this court sa", "/queries/law/0"),
+        (1, "that judge he", "/queries/law/1"),
+    ]
+
+
+def test_the_same_question_has_one_key_and_another_another(opened: Opened) -> None:
+    assert typed(opened, "one").key == typed(opened, "one").key != typed(opened, "two").key
+    assert uploaded(opened, b"x", "1").key != uploaded(opened, b"x", "2").key
+    v = np.ones(136)
+    assert ready(opened, v.tolist()).key != ready(opened, (2 * v).tolist()).key
