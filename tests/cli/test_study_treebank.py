@@ -13,7 +13,7 @@ from backstory.cli import show
 from backstory.cli.app import app
 from backstory.studies import treebank_run
 
-COMMAND = ["study", "treebank", "--sequences", "16", "--epochs", "2", "--copies", "4"]
+COMMAND = ["study", "treebank", "--sequences", "16", "--epochs", "2", "--copies", "4", "--proofs", "2"]
 SMALL = {k: v for k, v in TINY.items() if k not in ("sequences", "epochs")}
 
 
@@ -32,6 +32,9 @@ def test_tables_pages_and_json_say_the_same(tmp_path: Path) -> None:
     assert "4 copies: the original among 16 sequences" in printed
     assert found["timeline"]["phases"]["words"] in printed
     assert found["setup"]["ends"] == [4, 8]
+    assert found["proven"]["originals"] == 2
+    assert f"the original was worth more in {found['proven']['original_was_worth_more']} of" in printed
+    assert f"{found['proven']['originals_truth']:+.3f}" in printed
     for name in ("timeline", "evolution", "copies", "examples"):
         assert (tmp_path / "a" / f"{name}.html").read_text().startswith("<!doctype html>")
     rows = [line for line in printed.splitlines() if "gradient cosine" in line]
@@ -40,5 +43,5 @@ def test_tables_pages_and_json_say_the_same(tmp_path: Path) -> None:
 
 
 def test_too_many_copies_are_refused(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, [*COMMAND[:-1], "17", "--out", str(tmp_path)])
+    found = CliRunner().invoke(app, [*COMMAND, "--copies", "17", "--out", str(tmp_path)])
     assert "expected 3 to 16" in str(found.exception)

@@ -10,7 +10,7 @@ import torch
 from tests.session.test_answer import answer
 
 import backstory
-from backstory.session.notebook import of_run, shown
+from backstory.session.notebook import shown
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -60,7 +60,7 @@ def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
             optimizer.step()
     run = backstory.open(path)
     run.add_queries("few", torch.ones(2, 3))
-    found = of_run(run)
+    found = run._repr_html_()
     assert found is not None
     assert "&lt;b&gt;run" in found
     assert "<td>SGD</td>" in found

@@ -22,7 +22,7 @@ def text() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> TreebankResult:
-    return study(SETUP, tmp_path_factory.mktemp("treebank"), count=5)
+    return study(SETUP, tmp_path_factory.mktemp("treebank"), count=5, checked=2)
 
 
 def test_a_run_is_left_with_a_checkpoint_at_each_epoch_s_end_and_between(found: TreebankResult) -> None:
@@ -85,5 +85,7 @@ def test_plain_values_hold_everything(found: TreebankResult) -> None:
     assert plain["setup"]["ends"] == SETUP.ends
     assert len(plain["copies"]) == 9
     assert len(plain["examples"]) == 3
-    assert set(plain["seconds"]) == {"train and record", "timeline", "evolution", "rank copies"}
+    assert set(plain["seconds"]) == {"train and record", "timeline", "evolution", "rank copies", "retrain"}
+    assert [one["copy"] for one in plain["proofs"] if one["own"]] == [one["id"] for one in plain["examples"][:2]]
+    assert plain["proven"]["originals"] == 2
     assert "about 0.3" in plain["caution"]

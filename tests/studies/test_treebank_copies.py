@@ -74,6 +74,8 @@ def test_ours_ranks_by_the_influence_on_the_model_of_that_epoch(found: list[Rank
         for q, name in enumerate(asked.ids):
             sums = {s: float(answer.scores[q, answer.samples == s].sum()) for s in set(answer.samples.tolist())}
             assert one.found.rank[q] == 1 + sum(x > sums[name] for x in sums.values())
+            assert one.first[q].sample == max(sums, key=sums.__getitem__)
+            assert one.first[q].influence == pytest.approx(max(sums.values()))
 
 
 def test_the_other_methods_see_the_weights_of_that_epoch(

@@ -13,13 +13,14 @@ from backstory.insight.timeline import smooth
 from backstory.studies.treebank import TreebankResult, study
 from backstory.studies.treebank_copies import FUNCTION, METHODS, OURS
 from backstory.studies.treebank_pages import copies_figure, examples_page, faded_figure, pages, sizes_figure
+from backstory.studies.treebank_proofs import Proof
 from backstory.studies.treebank_run import TreebankSetup
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TreebankResult]:
     for _ in without_network():
-        yield study(TreebankSetup(**{**TINY, "epochs": 2}), tmp_path_factory.mktemp("pages"), count=4)
+        yield study(TreebankSetup(**{**TINY, "epochs": 2}), tmp_path_factory.mktemp("pages"), count=4, checked=0)
 
 
 def test_every_page_needs_no_network_and_says_how_far_to_trust_it(found: TreebankResult) -> None:
@@ -66,6 +67,15 @@ def test_examples_show_ours_after_each_epoch_and_the_influence_function_after_th
     assert page.count("mattered most") == 3 * 2 * 3, "the influence function knows no step"
     assert "<mark>" in page
     assert "This page contains training data" in page
+
+
+def test_pages_say_what_retraining_found(found: TreebankResult) -> None:
+    told = [Proof("a", "a", True, 0.1, 2.0), Proof("a", "x", False, 0.3, 1.0)]
+    made = pages(replace(found, proofs=told))
+    for name in ("copies.html", "examples.html"):
+        assert "+2 nats at the median, where ours says +0.1" in made[name]
+        assert "worth more in 1 of the 1 cases" in made[name]
+        assert "Retraining" not in pages(found)[name]
 
 
 def test_text_is_only_text(found: TreebankResult) -> None:

@@ -102,7 +102,8 @@ class Visitor:
         return self.drawn()
 
     def drawn(self) -> Page:
-        """The page once its figures are drawn."""
+        """The page once its script is there and its figures are drawn."""
+        self.page.wait_for_load_state()
         expect(self.page.locator("[data-figure]:not([data-drawn])")).to_have_count(0, timeout=1000 * SECONDS)
         return self.page
 

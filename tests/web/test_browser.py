@@ -404,6 +404,7 @@ def test_keys_lead_to_pages_but_not_while_somebody_types(visit: Visit) -> None:
         visitor.drawn()
     page.keyboard.press("s")
     expect(page).to_have_url(f"{visitor.address}/samples")
+    visitor.drawn()
     page.keyboard.press("/")
     expect(page.get_by_label("Text contains")).to_be_focused()
     page.keyboard.type("hoa?/t")

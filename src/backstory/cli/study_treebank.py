@@ -20,6 +20,9 @@ def treebank(
     sequences: Annotated[int, typer.Option(help="Sequences to train on.", min=16)] = 4800,
     epochs: Annotated[int, typer.Option(help="How often each is used.", min=1)] = 3,
     copies: Annotated[int, typer.Option(help="Training sequences that are asked about as queries.", min=3)] = 240,
+    proofs: Annotated[
+        int, typer.Option(help="Copies that are also checked by retraining the first epoch.", min=0)
+    ] = 12,
     seed: Annotated[int, typer.Option(help="Of the sequences, their order, the start and the copies.")] = 0,
     json: Json = False,
 ) -> None:
@@ -34,7 +37,7 @@ def treebank(
     torch.set_num_threads(1)
     setup = TreebankSetup(sequences=sequences, epochs=epochs, seed=seed)
     with show.progress() as say:
-        found = run(setup, out, count=copies, say=say)
+        found = run(setup, out, count=copies, checked=proofs, say=say)
     for name, text in pages(found).items():
         (out / name).write_text(text, encoding="utf-8")
     if json:
@@ -57,11 +60,26 @@ def _tables(found: Mapping[str, Any], out: Path) -> None:
     ]
     title = f"{len(found['copies'][0]['rank'])} copies: the original among {found['copies'][0]['samples']:,} sequences"
     show.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
+    _proven(found["proven"])
     losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in found["losses"]]
     show.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
     times = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
     show.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
     show.out.print(found["caution"], soft_wrap=True, highlight=False)
+
+
+def _proven(found: Mapping[str, Any] | None) -> None:
+    """What retraining says of originals, and of other sequences that were named before them."""
+    if found is None:
+        return
+    rows = [
+        (name, found[key], *("–" if found[f"{key}_{k}"] is None else f"{found[f'{key}_{k}']:+.3f}" for k in ("said", "truth")))
+        for name, key in (("originals", "originals"), ("others, named first", "others"))
+    ]  # fmt: skip
+    title = (
+        f"First epoch retrained: the original was worth more in {found['original_was_worth_more']} of {found['others']}"
+    )
+    show.table(title, ("left out", "how many", "said, median", "truth, median"), rows)
 
 
 def _evolution(found: Mapping[str, Any]) -> None:

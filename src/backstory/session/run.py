@@ -28,6 +28,7 @@ from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, embed, gamma_of
 from .index import IndexReport, build_index, index_at, index_note, labels, search
+from .notebook import of_run
 from .occurrences import occurrences, picked, rows_before
 from .query import LossFn
 from .removal import RemovalEffect, corrected
@@ -49,6 +50,9 @@ class Run(Contents):
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
         return f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['subspace']} dimensions)"
+
+    def _repr_html_(self) -> str | None:
+        return of_run(self)
 
     def __enter__(self) -> "Run":
         return self

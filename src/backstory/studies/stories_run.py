@@ -1,8 +1,8 @@
 """The runs of the fine-tuning demo: stories15M, pretrained on children's stories, trained on one domain of the corpus.
 
 The same number of steps either way: each sequence once, or few sequences several times. All weights are trained, with AdamW, warm-up and
-cosine. There is no clipping: the pretrained model's gradients are so large that every step would be clipped, and a
-clipped step's influences add up to 0.
+cosine. There is no clipping: the pretrained model's first gradients have norms of 20 and more, and the influences of a step that is
+clipped add up to 0.
 Knows nothing of recording or asking.
 """
 

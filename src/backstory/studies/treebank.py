@@ -25,6 +25,7 @@ from ..session.run import Run
 from .demo import fresh
 from .gpt_setups import counts
 from .treebank_copies import Asked, Ranks, copies, draw_copies, examples
+from .treebank_proofs import PROOFS, Proof, proofs, summary
 from .treebank_run import RECIPE, TreebankSetup, drawn, per_word, recipe
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
@@ -50,6 +51,7 @@ class TreebankResult:
     faded: Curve  # (3, C) the same groups and checkpoints: mean |influence| of one occurrence
     ranks: list[Ranks]
     examples: list[dict[str, Any]]
+    proofs: list[Proof]  # of the first epoch, by retraining
     seconds: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,12 +66,16 @@ class TreebankResult:
             "evolution": self.evolution.as_dict(),
             "evolution_of_sizes": dict(zip(self.evolution.groups, self.faded.tolist(), strict=True)),
             "copies": [one.as_dict() for one in self.ranks],
+            "proofs": [one.as_dict() for one in self.proofs],
+            "proven": summary(self.proofs) if self.proofs else None,
             "caution": CAUTION,
         }
 
 
-def study(setup: TreebankSetup, out: Path, *, count: int = COPIES, say: Say | None = None) -> TreebankResult:
-    """Run the whole study into the folder `out`; the recorded run is `out/run`. `count` copies are asked."""
+def study(
+    setup: TreebankSetup, out: Path, *, count: int = COPIES, checked: int = PROOFS, say: Say | None = None
+) -> TreebankResult:
+    """Run the whole study into the folder `out`; the recorded run is `out/run`. `count` copies are asked, `checked` of them by retraining too."""
     report, seconds = say or (lambda stage, done, total: None), dict[str, float]()
     found, plan = drawn(setup), recipe(**asdict(setup))
     asked = draw_copies(found.ids, found.tokens, count, setup.seed)
@@ -85,10 +91,12 @@ def study(setup: TreebankSetup, out: Path, *, count: int = COPIES, say: Say | No
         faded = sizes_by_third(run, plan)
     with _timed(seconds, "rank copies"):
         ranks = copies(run, plan, asked, setup.ends, seed=setup.seed, say=report)
+    with _timed(seconds, "retrain"):
+        proven = proofs(setup, asked, ranks[0], min(checked, count), report)
     texts = dict(zip(found.ids, found.texts, strict=True))
     return TreebankResult(
         setup, str(run.path), [_losses(run, plan, asked, at) for at in setup.ends], when,
-        phases(when.size, seed=setup.seed), phases(when.size * when.rate, seed=setup.seed), groups, faded, ranks, examples(ranks, asked, texts), seconds,
+        phases(when.size, seed=setup.seed), phases(when.size * when.rate, seed=setup.seed), groups, faded, ranks, examples(ranks, asked, texts), proven, seconds,
     )  # fmt: skip
 
 

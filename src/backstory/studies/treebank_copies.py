@@ -13,7 +13,7 @@ Knows nothing of printing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,13 @@ class Asked:
     tokens: Tensor  # (Q, length + 1)
 
 
+class Named(NamedTuple):
+    """A training sequence and its influence."""
+
+    sample: str
+    influence: float
+
+
 @dataclass(frozen=True)
 class Ranks:
     """What one method says of all copies at one epoch's end."""
@@ -49,6 +56,7 @@ class Ranks:
     method: str
     found: Memorisation
     best: list[list[dict[str, Any]]]  # of the first EXAMPLES copies: the BEST sequences, highest first
+    first: list[Named]  # of each copy: the sequence that ranks first
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -73,7 +81,7 @@ def copies(run: Run, plan: Recipe, asked: Asked, ends: Sequence[int], *, seed: i
         last = replace(plan, batches=plan.batches[at - ends[0] : at])  # each sequence once, as it was in this epoch
         for k, method in enumerate(METHODS, 1):
             answer = answered(method, run, last, asked.tokens, at, seed)
-            found.append(Ranks(epoch, method, self_ranks(answer, asked.ids), _best(answer)))
+            found.append(Ranks(epoch, method, self_ranks(answer, asked.ids), _best(answer), _first(answer)))
             say("rank copies", len(METHODS) * (epoch - 1) + k, len(METHODS) * len(ends))
     return found
 
@@ -90,6 +98,12 @@ def answered(method: str, run: Run, plan: Recipe, tokens: Tensor, at: int, seed:
 def _best(answer: Influence) -> list[list[dict[str, Any]]]:
     """The sequences with the most influence on each example, without their texts."""
     return [[hit.as_dict() for hit in answer.top(BEST, query=k)] for k in range(EXAMPLES)]
+
+
+def _first(answer: Influence) -> list[Named]:
+    names, scores = answer.per_sample()  # (Q, N)
+    highest = scores.max(1)
+    return [Named(str(names[i]), x) for i, x in zip(highest.indices.tolist(), highest.values.tolist(), strict=True)]
 
 
 def examples(found: Sequence[Ranks], asked: Asked, texts: dict[str, str]) -> list[dict[str, Any]]:

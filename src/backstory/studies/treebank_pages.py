@@ -12,6 +12,7 @@ from ..insight.plots import COLOURS, figure
 from ..insight.timeline import smooth
 from .treebank import CAUTION, TreebankResult
 from .treebank_copies import COSINE, FUNCTION, METHODS, OURS
+from .treebank_proofs import summary
 
 WHEN = "Influence of one occurrence on the mean loss of unseen sequences, divided by the step's learning rate."
 FADE = (
@@ -49,7 +50,9 @@ def pages(found: TreebankResult) -> dict[str, str]:
         "evolution.html": page(
             "Penn Treebank: how influence fades", f"{FADE} {CAUTION}", faded_figure(found), found.evolution.figure()
         ),
-        "copies.html": page("Penn Treebank: do copies find their originals?", NAMED, copies_figure(found)),
+        "copies.html": page(
+            "Penn Treebank: do copies find their originals?", f"{NAMED} {_proven(found)}", copies_figure(found)
+        ),
         "examples.html": examples_page(found),
     }
 
@@ -68,7 +71,7 @@ def sizes_figure(found: TreebankResult) -> Any:
     for side, text in ((found.sizes.warm_up, "warm-up ends"), (found.sizes.ascent, "ascent begins")):
         if side.boundary is not None:
             drawn.add_vline(x=side.boundary, line_dash="dot", annotation_text=text, row=1, col=1)
-    drawn.update_yaxes(type="log")
+    drawn.update_yaxes(type="log", dtick="D2")  # ticks at 1, 2 and 5
     return drawn
 
 
@@ -81,7 +84,7 @@ def faded_figure(found: TreebankResult) -> Any:
     for colour, name, y in groups:
         x = list(found.evolution.checkpoints)
         drawn.add_scatter(x=x, y=y.tolist(), mode="lines+markers", name=name, line={"color": colour})
-    drawn.update_yaxes(type="log")
+    drawn.update_yaxes(type="log", dtick="D2")  # ticks at 1, 2 and 5
     return drawn
 
 
@@ -110,10 +113,21 @@ def examples_page(found: TreebankResult) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>Penn Treebank: three copies</title><style>{STYLE}</style></head><body>
 <h1>Which training sequences does a copy of one name?</h1>
 <p>The first {len(found.examples)} copies that the seed drew. Green: the original. Marked: words of four letters or more that also stand in the
-copy. Influence in nats of the copy's whole loss. {html.escape(CAUTION)} This page contains training data.</p>
+copy. Influence in nats of the copy's whole loss. {html.escape(f"{_proven(found)} {CAUTION}")} This page contains training data.</p>
 {parts}
 </body></html>
 """
+
+
+def _proven(found: TreebankResult) -> str:
+    """What retraining says of the ranks after the first epoch."""
+    if not found.proofs:
+        return ""
+    told = summary(found.proofs)
+    return (
+        f"Retraining the first epoch without the original, for {told['originals']} copies: {told['originals_truth']:+.2g} nats at the median, where ours says "
+        f"{told['originals_said']:+.2g}; the original was worth more in {told['original_was_worth_more']} of the {told['others']} cases in which ours names another first."
+    )
 
 
 def _example(k: int, example: Mapping[str, Any], last: int) -> str:
