@@ -16,6 +16,8 @@ from backstory.errors import StoreError, UsageError
 from backstory.session import condense
 from backstory.session.condensed import Condensed, read_stretch
 from backstory.session.run import Run
+from backstory.session.sweep import forward
+from backstory.store import RunStore
 
 STEPS = 8
 EXACT: dict[str, Any] = {"dtype": torch.float64, "encoding": "float64"}
@@ -107,6 +109,7 @@ def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
     assert V.shape[0] == report.rows == 3
     assert float(V.square().sum()) == pytest.approx(float(values[:3].sum()), rel=0.05)  # gathered in several pieces
     assert report.energy == pytest.approx(float(V.square().sum() / values.sum()), rel=1e-9)
+    assert backstory.open(tmp_path / "small").config["condensed"]["energy"] == report.energy
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -122,8 +125,9 @@ def test_embeddings_and_segments_equal_the_adjoint(name: str, joint: bool, tmp_p
         assert found.how == "embeddings"
         assert_close(found.scores, expected, 1e-9)
     small.embed(joint=joint, segments=3, **EXACT)
-    again = small.query_vectors(v, 4, joint=joint)
-    assert_close(again.scores, small.query_vectors(v, 4, method="adjoint", joint=joint).scores, 1e-9)
+    again = small.query_vectors(v, 5, joint=joint)
+    assert again.how == "segments"
+    assert_close(again.scores, small.query_vectors(v, 5, method="adjoint", joint=joint).scores, 1e-9)
 
 
 def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
@@ -147,9 +151,55 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
     assert same.keys() == {"format", "curvature_rows"}
     assert small.config["format"] == 3
-    assert any("condensed" in note for note in small.query_vectors(queries(small)).notes)
+    assert any("100.0% of the trace is kept" in note for note in small.query_vectors(queries(small)).notes)
     assert report.path == str(tmp_path / "small")
     assert not (tmp_path / "small.partial").exists()
+
+
+def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> None:
+    """⟨n, d⟩ = Σ w ⟨g, ∇L⟩: else clipping would not shrink along the step's own gradient."""
+    run = recorded("adamw, hatted, clipped", tmp_path / "run")
+    steps = [s for chunk in forward(run.store, STEPS, dtype=torch.float64) for s in chunk.steps]
+    assert all(s.clip < 1 for s in steps)
+    for step in steps:
+        d = condense.smallest(step)
+        assert step.dot_g is not None
+        assert step.dot_v is not None
+        assert step.V is not None
+        assert float((step.w @ step.G) @ d) == pytest.approx(float(step.w @ step.dot_g), rel=1e-3)
+        assert_close((step.V @ d)[None], step.dot_v[None], 1e-2)
+
+
+def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
+    recorded("adamw, hatted", tmp_path / "run").condense(tmp_path / "small", stretches=2)
+    recorded("adamw, hatted, clipped", tmp_path / "run2").condense(tmp_path / "small2", stretches=2)
+    free, clipped = (backstory.open(tmp_path / name).store for name in ("small", "small2"))
+    assert read_stretch(free, (0, 4), torch.float64).d is None
+    d = read_stretch(clipped, (0, 4), torch.float64).d
+    assert d is not None
+    assert len(d) == 4
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run").condense(tmp_path / "small", stretches=2)
+    (file,) = (tmp_path / "small").glob("curvature-00000004-*")
+    file.unlink()
+    assert backstory.open(tmp_path / "small").store.verify() == [f"{file.name} is missing."]
+
+
+def test_the_config_is_that_of_now(tmp_path: Path) -> None:
+    """A run that was opened while it was still being recorded knows how it ended."""
+    run = recorded("sgd", tmp_path / "run")
+    run.store.config = {k: v for k, v in run.store.config.items() if k != "closed"}
+    run.condense(tmp_path / "small")
+    assert backstory.open(tmp_path / "small").config["closed"] is True
+
+
+def test_it_is_not_condensed_while_somebody_records(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    with RunStore.open(tmp_path / "run", write=True), pytest.raises(StoreError):
+        run.condense(tmp_path / "small")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 
 def test_it_is_smaller(tmp_path: Path) -> None:
@@ -193,6 +243,8 @@ def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
         small.removal([1], model, cross_entropy, batch_of([1]))
     with pytest.raises(UsageError, match="single samples"):
         insight.saturation(small, model, cross_entropy, batch_of([1]), 1)
+    with pytest.raises(UsageError, match="single samples"):
+        insight.analytic(small)
     with pytest.raises(UsageError, match="cannot be recorded into"):
         backstory.record(
             model, sgd(model, 0.1), tmp_path / "small", loss_reduction="mean", resume=True, start=STEPS

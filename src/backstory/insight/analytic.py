@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.steps import Step, curvature_rows
+from ..session.condensed import refuse_condensed
 from ..session.embed import Asked, Progress
 from ..session.run import Run
 from ..session.sweep import backward
@@ -95,6 +96,7 @@ def analytic(
     progress: Progress | None = None,
 ) -> Analytic:
     """Measured and simplified curves up to `at`, by one sweep with `probes` random queries (None: exact, p of them)."""
+    refuse_condensed(run.store, "the paper's simplified curve")
     step, p = run.step_of(at), run.store.width
     if probes is not None and probes < 1:
         raise UsageError(f"found probes={probes}; expected at least 1, or None for all {p} dimensions.")

@@ -1,7 +1,7 @@
 """What each source of data is worth, with an uncertainty, and for which kind of queries.
 
 The value of a source is the sum of the influences of its samples on the mean loss of the queries: a first-order estimate of what
-removing the whole source would do. It overstates sources whose samples could stand in for each other. The 95 % interval is that
+removing the whole source would do. It understates sources whose samples stand in for each other. The 95 % interval is that
 of a bootstrap: samples are drawn anew inside each source, and queries inside each domain.
 
 Shapes:  S sources, D domains, Q queries of a domain, M samples.

@@ -24,14 +24,15 @@ class Sketch:
         self.rank = p if rank is None else min(rank, p)
         self._held: list[Tensor] = []
         self._found: Tensor | None = None  # V, until more comes
-        self._count, self._total = 0, 0.0
+        self._count = 0
+        self.total = 0.0  # tr H of all that was added
 
     def add(self, rows: Tensor) -> None:
         """Add Σ v vᵀ over `rows` (m, p)."""
         self._held.append(rows.clone())
         self._found = None
         self._count += len(rows)
-        self._total += float(rows.double().square().sum())
+        self.total += float(rows.double().square().sum())
         if self._count > GATHER * self.rank:
             self.rows()
 
@@ -43,16 +44,19 @@ class Sketch:
         return self._found
 
     @property
-    def energy(self) -> float:
-        """The share tr VᵀV / tr H that `rows` holds."""
-        return float(self.rows().double().square().sum()) / self._total if self._total else 1.0
+    def kept(self) -> float:
+        """tr VᵀV of `rows`."""
+        return float(self.rows().double().square().sum())
 
 
 def orthogonal(rows: Tensor) -> Tensor:
-    """Orthogonal rows with the same VᵀV, the largest first; those that are 0 but for rounding are left out."""
-    wide = len(rows) <= rows.shape[1]
-    values, U = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    """Orthogonal rows with the same VᵀV, the largest first; those that are 0 but for rounding are left out.
+
+    The eigenvalues are found in float64: those that float32 would round away add up over many rows.
+    """
+    wide, V = len(rows) <= rows.shape[1], rows.double()
+    values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
     values, U = values.flip(0).clamp_min(0), U.flip(1)
-    rank = int((values > values[:1] * len(values) * torch.finfo(rows.dtype).eps).sum())
-    found: Tensor = U.T @ rows if wide else U.T * values.sqrt()[:, None]
-    return found[:rank]
+    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
+    found: Tensor = U.T @ V if wide else U.T * values.sqrt()[:, None]
+    return found[:rank].to(rows)

@@ -105,7 +105,7 @@ class Influence:
     def of(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
         """Influence (Q,) of removing these samples together, at all their occurrences or only in `steps`.
 
-        A first-order sum: it overstates groups whose members could stand in for each other.
+        A first-order sum: it understates groups whose members stand in for each other.
         """
         self._need_all("of()")
         wanted = set(as_text(samples)[0])

@@ -1,7 +1,7 @@
 r"""Condense a run: its curvature rows, several to an occurrence, become a few for each stretch of steps.
 
 Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a stretch takes less room and is
-nearer to the truth (`docs/studies.md`). Of a stretch of N occurrences with R rows each, p coordinates, what is smaller is kept:
+nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a stretch of N occurrences with R rows each, p coordinates, what is smaller is kept:
 
     min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
 
@@ -24,14 +24,15 @@ from torch import Tensor
 from ..errors import StoreError, UsageError
 from ..maths.sketch import Sketch
 from ..maths.steps import NAMES, Step
-from ..store import RowBlock, RunStore, StepRecord, StepTable
+from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
+from ..store.files import fsync
 from .condensed import Span, Stretch, write_stretch
 from .embed import Progress
 from .sweep import Chunk, forward
 
 RANK = 512  # of a sketch: lost nothing to the truth where it was measured
 OCCURRENCES = 4  # times the rank make a stretch: its curvature then takes at most a quarter of its gradient rows' room
-OWN = ("format", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")  # keys that the store fills in
+OWN = layout.FIXED  # keys that the store fills in
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
@@ -54,30 +55,41 @@ class CondenseReport:
 def condense(
     store: RunStore, out: Path, *, rank: int | None, stretches: int | None, progress: Progress | None
 ) -> CondenseReport:
-    """Write the condensed run to `out`."""
+    """Write the condensed run to `out`; `store` is open for writing, so that nobody records into it meanwhile."""
     _check(store, out, rank, stretches)
     spans = stretches_of(store, stretches or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
-    partial = out.with_name(out.name + ".partial")
-    if partial.exists():
-        raise StoreError(
-            f"{partial} is there already, from a condensing that was interrupted or is under way. Delete it, and run again."
-        )
+    partial = _claimed(out)
     try:
         with _made(store, partial, spans, rank) as new:
-            kept, total, rows = _fill(store, new, spans, rank, progress)
+            energy, rows = _fill(store, new, spans, rank, progress)
+            new.update_config(condensed={**new.config["condensed"], "energy": energy})
             _beside(store, new)
         os.rename(partial, out)
+        fsync(out.absolute().parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     after = RunStore.open(out).size_bytes()
     before = store.size_bytes() - _embedded_bytes(store)
-    return CondenseReport(str(out), len(spans), rows, kept / total if total else 1.0, before, after)
+    return CondenseReport(str(out), len(spans), rows, energy, before, after)
+
+
+def _claimed(out: Path) -> Path:
+    """A new folder beside `out`, ours alone."""
+    partial = out.with_name(out.name + ".partial")
+    try:
+        partial.mkdir(parents=True)
+    except FileExistsError as error:
+        raise StoreError(
+            f"{partial} is there already, from a condensing that was interrupted or is under way. Delete it, and run again."
+        ) from error
+    return partial
 
 
 def stretches_of(store: RunStore, count: int) -> list[Span]:
     """`count` stretches of about as many rows each; fewer where there are fewer steps."""
-    ends = store.steps().row_start + store.steps().rows
+    table = store.steps()
+    ends = table.row_start + table.rows
     wanted = np.linspace(0, float(ends[-1]), count + 1)[1:-1]
     cuts = sorted({0, len(ends), *(int(np.searchsorted(ends, x)) + 1 for x in wanted)})
     return list(pairwise(cuts))
@@ -103,7 +115,7 @@ def _check(store: RunStore, out: Path, rank: int | None, stretches: int | None) 
 
 def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> RunStore:
     """An empty run with the same gradient rows and no curvature rows."""
-    config = {k: v for k, v in store.config.items() if k not in OWN}
+    config = {k: v for k, v in store.read_config().items() if k not in OWN}
     config["condensed"] = {"stretches": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
     return RunStore.create(
         path,
@@ -117,39 +129,40 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> R
 
 def _fill(
     store: RunStore, new: RunStore, spans: list[Span], rank: int | None, progress: Progress | None
-) -> tuple[float, float, int]:
-    """Rows and curvature of all stretches; the trace that is kept, the whole trace, and the rows of curvature."""
+) -> tuple[float, int]:
+    """Rows and curvature of all stretches; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
-    hatted = store.config["optimizer"]["coordinates"] == "hatted"
+    hatted = store.config["optimizer"].get("coordinates") == "hatted"
     kept = total = 0.0
     count = 0
     for span in spans:
-        sketch, d = Sketch(store.width, rank), []
+        sketch, d = Sketch(store.width, rank), list[Tensor]()
         for chunk in forward(store, span[1], dtype=dtype, start=span[0]):
             new.append(list(_records(store, chunk)))
             for step in chunk.steps:
                 assert step.V is not None
                 sketch.add(step.V / (span[1] - span[0]) ** 0.5)
-                d.append(_smallest(step) if hatted else None)
+                d += [smallest(step)] if hatted and step.clip < 1 else []
             if progress is not None:
                 progress(chunk.first_step + len(chunk.steps), spans[-1][1])
         V = sketch.rows()
-        write_stretch(new, span, Stretch(V, torch.stack([x for x in d if x is not None]) if hatted else None))
-        trace = float(V.double().square().sum())
-        kept, total, count = kept + trace, total + trace / sketch.energy, count + len(V)
-    return kept, total, count
+        write_stretch(new, span, Stretch(V, torch.stack(d) if d else None))
+        kept, total, count = kept + sketch.kept, total + sketch.total, count + len(V)
+    return kept / total if total else 1.0, count
 
 
-def _smallest(step: Step) -> Tensor:
-    """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the step's curvature rows; 0 where the step was not clipped, and it is not needed."""
-    assert step.V is not None and step.dot_v is not None  # noqa: PT018
-    if step.clip >= 1 or not len(step.V):
-        return torch.zeros_like(step.V[:1].sum(0))
-    V = step.V.double()
-    M = V @ V.T
+def smallest(step: Step) -> Tensor:
+    """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the rows of a clipped step: its curvature rows, and its gradient rows, whose sum J must shrink."""
+    assert step.V is not None
+    assert step.dot_v is not None
+    assert step.dot_g is not None
+    root = step.w.sqrt()
+    rows = torch.cat([step.V, root[:, None] * step.G]).double()
+    dots = torch.cat([step.dot_v, root * step.dot_g]).double()
+    M = rows @ rows.T
     M.diagonal().add_(SOLVE * M.diagonal().mean())
-    found: Tensor = torch.cholesky_solve(step.dot_v.double()[:, None], torch.linalg.cholesky(M))
-    return (V.T @ found)[:, 0].to(step.V)
+    found: Tensor = torch.cholesky_solve(dots[:, None], torch.linalg.cholesky(M))
+    return (rows.T @ found)[:, 0].to(step.V)
 
 
 def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
@@ -163,7 +176,8 @@ def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
 
 
 def _record(block: RowBlock, table: StepTable, i: int, rows: slice, P: Tensor | None) -> StepRecord:
-    assert block.samples is not None and block.rows is not None  # noqa: PT018
+    assert block.samples is not None
+    assert block.rows is not None
     return StepRecord(
         step=int(table.step[i]),
         samples=block.samples[rows],

@@ -5,15 +5,16 @@ Of the steps t of a stretch, the mean of their curvature is kept as few orthogon
     VᵀV ≈ 1/T Σ_t H_t,      H_t ← VᵀV  for each of them
 
 Where a step was clipped, ⟨v, ∇L_t⟩ of these rows is needed. In raw coordinates it is ⟨v, n⟩, n = Σ w g. In Adam's, ∇L_t is seen
-through the smallest vector d_t that has the recorded products with the step's own rows: ⟨h, d_t⟩ = ⟨h, ∇L_t⟩.
+through the smallest vector d_t that has the recorded products with the step's own rows, gradient rows among them: ⟨h, d_t⟩ = ⟨h, ∇L_t⟩.
 
-`curvature-<from>-<to>.safetensors`:  `V`, `V/scale` encoded like rows; `d`, `d/scale` likewise, one for each step.
+`curvature-<from>-<to>.safetensors`:  `V`, `V/scale` encoded like rows; `d`, `d/scale` likewise, one for each clipped step.
 Knows nothing of models.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class Stretch(NamedTuple):
     """What is kept for the steps of one stretch."""
 
     V: Tensor  # (R, p), orthogonal rows
-    d: Tensor | None  # (T, p), in Adam's coordinates only
+    d: Tensor | None  # one row for each clipped step, in Adam's coordinates only
 
 
 class Condensed:
@@ -39,7 +40,7 @@ class Condensed:
     def __init__(self, store: RunStore, dtype: torch.dtype) -> None:
         self._store, self._dtype = store, dtype
         self._spans: list[Span] = [(lo, hi) for lo, hi in (store.config.get("condensed") or {}).get("stretches", [])]
-        self._held: tuple[Span, Stretch] | None = None
+        self._held: tuple[Span, Stretch, dict[int, int]] | None = None  # and the row of `d` of each clipped step
 
     def fill(self, steps: Sequence[Step], first: int) -> list[Step]:
         """The steps, numbered from `first` on, with the curvature that is kept for them; as they are in other runs."""
@@ -48,10 +49,17 @@ class Condensed:
     def _filled(self, step: Step, t: int) -> Step:
         span = next(s for s in self._spans if s[0] <= t < s[1])
         if self._held is None or self._held[0] != span:
-            self._held = span, read_stretch(self._store, span, self._dtype)
-        V, d = self._held[1]
-        seen = step.w @ step.G if d is None else d[t - span[0]]
-        return step._replace(V=V, dot_v=V @ seen if step.clip < 1 else None, orthogonal=True)
+            clipped = np.flatnonzero(self._store.steps(*span).clip < 1).tolist()
+            self._held = (
+                span,
+                read_stretch(self._store, span, self._dtype),
+                {span[0] + k: i for i, k in enumerate(clipped)},
+            )
+        _, (V, d), row = self._held
+        if step.clip >= 1:
+            return step._replace(V=V, dot_v=None, orthogonal=True)
+        seen = step.w @ step.G if d is None else d[row[t]]
+        return step._replace(V=V, dot_v=V @ seen, orthogonal=True)
 
 
 def write_stretch(store: RunStore, span: Span, stretch: Stretch) -> None:
@@ -67,7 +75,7 @@ def write_stretch(store: RunStore, span: Span, stretch: Stretch) -> None:
 
 
 def read_stretch(store: RunStore, span: Span, dtype: torch.dtype) -> Stretch:
-    """The curvature of one stretch; its rows are made orthogonal again after rounding."""
+    """The curvature of one stretch; its rows are made orthogonal again after their rounding."""
     kept = store.load_tensors(_name(span))
     found = {k: enc.decode(kept[k], kept.get(f"{k}/scale"), store.dims, dtype) for k in Stretch._fields if k in kept}
     return Stretch(orthogonal(found["V"]), found.get("d"))

@@ -164,12 +164,13 @@ class Run(Contents):
         stretches: int | None = None,
         progress: Progress | None = None,
     ) -> CondenseReport:
-        """Write this run to `out` with its curvature as the mean of stretches of steps: smaller, and measured nearer to the truth.
+        """Write this run to `out` with its curvature as the mean of stretches of steps: smaller, and no further from the truth.
 
         Each stretch keeps the `rank` leading directions of its curvature (None: all of it). Without `stretches` each has
         four times as many occurrences as the rank. This run stays as it is; embeddings are not carried over.
         """
-        return condense(self.store, Path(out), rank=rank, stretches=stretches, progress=progress)
+        with RunStore.open(self.path, write=True) as store:
+            return condense(store, Path(out), rank=rank, stretches=stretches, progress=progress)
 
     @own_precision()
     def index(
@@ -351,8 +352,10 @@ class Run(Contents):
                 f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
             )
         if condensed := self.config.get("condensed"):
-            count = len(condensed["stretches"])
-            out.append(f"condensed: curvature is the mean over {count} stretches of steps, not each step's own")
+            count, energy = len(condensed["stretches"]), condensed["energy"]
+            out.append(
+                f"condensed: curvature is the mean over {count} stretches of steps, of which {energy:.1%} of the trace is kept"
+            )
         if self.config.get("left_out"):
             share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])
