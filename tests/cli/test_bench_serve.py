@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from backstory.benchmarks import serving
+from backstory.cli import show
 from backstory.cli.app import app
 
 ROW = {"occurrences": 20480, "warm_median_s": 0.0375, "errors": 0, "memory_growth": None}
@@ -21,13 +23,14 @@ def test_figures_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return {"rows": [ROW]}
 
     monkeypatch.setattr(serving, "bench_serve", found)
+    monkeypatch.setattr(show, "out", Console(width=300))
     plain = CliRunner().invoke(
         app, ["bench", "serve", str(tmp_path), "--clients", "3", "--json"], catch_exceptions=False
     )
     assert json.loads(plain.stdout) == {"rows": [ROW]}
     assert asked[0][0] == tmp_path
     assert (asked[0][1]["clients"], asked[0][1]["seconds"]) == (3, 60.0)
-    table = CliRunner().invoke(app, ["bench", "serve"], catch_exceptions=False, env={"COLUMNS": "300"})
+    table = CliRunner().invoke(app, ["bench", "serve"], catch_exceptions=False)
     assert "20,480" in table.stdout
     assert "0.0375" in table.stdout
     assert asked[1][0] is None

@@ -39,4 +39,11 @@ def untrusted(text_run: Path) -> Opened:
 def client(opened: Opened) -> Iterator[TestClient]:
     with TestClient(make_app(opened, warm=False), base_url=BASE) as found:
         yield found
-        opened.stopping.clear()  # the run is shared with other tests
+
+
+@pytest.fixture(autouse=True)
+def _going_on(request: pytest.FixtureRequest) -> None:
+    """An app that has ended in another test leaves its run, which all share, stopping."""
+    for name in ("opened", "untrusted", "client"):
+        if name in request.fixturenames:
+            request.getfixturevalue("untrusted" if name == "untrusted" else "opened").stopping.clear()
