@@ -25,7 +25,7 @@ from tests.web.conftest import BASE
 from tests.web.recipes import RECIPE, copied
 
 from backstory.web import views
-from backstory.web.app import make_app
+from backstory.web.app import _warm, make_app
 from backstory.web.limits import Limits
 from backstory.web.opened import Opened
 
@@ -159,7 +159,7 @@ def test_a_full_queue_and_slow_answers(opened: Opened, monkeypatch: pytest.Monke
     monkeypatch.setattr(views, "harmful", slow)
 
     async def main() -> None:
-        carrier = httpx.ASGITransport(make_app(opened, warm=False, queue=3, timeout=0.3))
+        carrier = httpx.ASGITransport(make_app(opened, warm=False, queue=3, timeout=3))
         async with httpx.AsyncClient(transport=carrier, base_url=BASE, timeout=60) as client:
             waiting = [asyncio.ensure_future(client.get("/harmful")) for _ in range(3)]
             while (await client.get("/health")).json()["busy"] < 3:
@@ -176,7 +176,11 @@ def test_a_full_queue_and_slow_answers(opened: Opened, monkeypatch: pytest.Monke
                 await asyncio.sleep(0.001)
             assert (await client.get("/harmful")).status_code == 200
 
-    asyncio.run(main())
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main()
+
+    asyncio.run(bounded())
 
 
 def test_many_clients_at_once_get_the_same_right_answers(opened: Opened) -> None:
@@ -201,3 +205,16 @@ def test_the_service_warms_up_and_ends(text_run: Path) -> None:
         assert client.get("/").status_code == 200
         assert not opened.stopping.is_set()
     assert opened.stopping.is_set()
+
+
+def test_what_fails_in_the_background_is_logged(
+    text_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("out of order")
+
+    opened = Opened(text_run, RECIPE)
+    monkeypatch.setattr(opened, "warm", fails)
+    _warm(opened)
+    assert "not computed in advance" in caplog.text
+    assert "out of order" in caplog.text

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from tests.web import recorded
 from tests.web.browsing import FITS, ROOT, Visitor, chromium, missing, served, until
 
@@ -292,6 +292,20 @@ def test_samples_are_searched_filtered_sorted_and_opened(visit: Visit) -> None:
     expect(page.locator("h1")).to_contain_text(found["items"][0]["id"])
 
 
+def test_samples_are_filtered_by_value(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/samples")
+    page.get_by_label("Value for").select_option("law")
+    page.get_by_label("Value to").fill("0")
+    page.get_by_role("button", name="Search").click()
+    expect(page).to_have_url(re.compile("max_value=0"))
+    found, whole = (visitor.json(f"/samples?queries=law{more}&per=200") for more in ("&max_value=0", ""))
+    assert [x["id"] for x in found["items"]] == [x["id"] for x in whole["items"] if x["value"] <= 0]
+    assert 0 < found["total"] < whole["total"] <= 200
+    assert page.locator("main tbody tr").count() == min(50, found["total"])
+    expect(page.get_by_label("Value to")).to_have_value("0")
+
+
 def test_pages_of_samples_follow_each_other(visit: Visit) -> None:
     visitor = visit("digits")
     page = visitor.see("/samples?per=20&sort=step&label=3")
@@ -439,6 +453,48 @@ def test_brackets_move_the_checkpoint(visit: Visit) -> None:
     visitor.drawn()
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "the first one late"])
+def test_of_two_quick_moves_the_last_one_stays(order: tuple[int, int], visit: Visit) -> None:
+    visitor = visit("text")
+    page, steps = visitor.see("/queries/law/0"), visitor.json("/queries/law/0")["checkpoints"]
+    held: list[Route] = []
+    page.route("**/queries/law/0?*at=*", lambda route: held.append(route))
+    page.keyboard.press("[")
+    page.keyboard.press("[")
+    for _ in range(600):  # until both questions are held
+        if len(held) < 2:
+            page.wait_for_timeout(50)
+    assert [f"at={step}" in route.request.url for step, route in zip(steps[-2:-4:-1], held, strict=True)] == [True] * 2
+    for n in order:
+        with page.expect_response(held[n].request.url) as answer:
+            held[n].continue_()
+        answer.value.finished()
+        page.wait_for_timeout(200)  # for the page to do with it what it will
+    expect(page.locator("#ranking")).to_contain_text(f"On the model at step {steps[-3]}")
+    expect(page.locator("#ranking")).not_to_have_attribute("aria-busy", "true")
+    visitor.drawn()
+
+
+def test_a_service_that_does_not_answer_is_said(visit: Visit) -> None:
+    visitor = visit("text")
+    page = visitor.see("/queries/law/0")
+    page.route("**/queries/law/0?*", lambda route: route.abort())
+    page.keyboard.press("[")
+    expect(page.locator("#ranking > .problem")).to_have_text("The service does not answer.")
+    expect(page.locator("#said")).to_have_text("The service does not answer.")
+    expect(page.locator("#ranking")).not_to_have_attribute("aria-busy", "true")
+    assert [w for w in visitor.wrong if "ERR_FAILED" not in w] == []
+    visitor.wrong.clear()
+
+
+def test_ids_are_copied_only_where_the_browser_can(visit: Visit) -> None:
+    visitor = visit("text")
+    visitor.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page = visitor.see("/harmful?k=6")
+    expect(page.get_by_role("button", name="Export ids as CSV")).to_be_visible()
+    expect(page.locator("[data-copy]")).to_be_hidden()
+
+
 def test_the_first_key_of_tab_leads_past_the_head(visit: Visit) -> None:
     visitor = visit("digits")
     page = visitor.see("/")
@@ -489,7 +545,8 @@ def test_an_error_in_a_part_is_said_in_its_place_and_can_be_tried_again(visit: V
     page.route("**/queries/law/0?*replay=true*", lambda r: r.fulfill(status=503, content_type="text/html", body=words))
     button = page.get_by_role("button", name="Show the ranking at every checkpoint")
     for _ in range(2):
-        button.click()
+        with page.expect_console_message(lambda said: "503" in said.text), page.expect_response("**replay=true*"):
+            button.click()
         expect(page.locator("#replay .problem")).to_have_count(1)
         expect(page.locator("#replay .problem")).to_contain_text("Try again")
     page.unroute("**/queries/law/0?*replay=true*")

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from backstory.errors import StoreError, UsageError
 from backstory.web import shapes
 from backstory.web.errors import Refused, failure, refused
+from backstory.web.opened import Stopped
 
 
 def test_an_expected_error_keeps_its_words() -> None:
@@ -17,7 +18,13 @@ def test_an_expected_error_keeps_its_words() -> None:
         assert (found.code, found.message) == (422, str(error))
     given = Refused(429, "full.", "wait", {"Retry-After": "1"})
     assert refused(given) is given
+    assert str(given) == "full. wait"
     assert failure(given).model_dump() == {"error": {"code": 429, "message": "full.", "hint": "wait"}}
+
+
+def test_who_asks_while_the_service_ends_may_ask_again() -> None:
+    found = refused(Stopped())
+    assert (found.code, found.headers) == (503, {"Retry-After": "5"})
 
 
 def test_an_error_of_the_framework_keeps_its_number_and_headers() -> None:

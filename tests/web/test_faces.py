@@ -1,16 +1,23 @@
 """A browser gets a page, a program gets JSON, at the same path."""
 
+import asyncio
+
+import httpx
 import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
+from tests.web.conftest import BASE
 
+from backstory.web import pages
+from backstory.web.app import make_app
 from backstory.web.faces import wants_html
+from backstory.web.opened import Opened
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
 
 def request(accept: str | None, query: bytes = b"") -> Request:
-    headers = [] if accept is None else [(b"accept", accept.encode())]
+    headers = [] if accept is None else [(b"accept", accept.encode("latin-1"))]
     return Request({"type": "http", "headers": headers, "query_string": query, "method": "GET", "path": "/"})
 
 
@@ -22,7 +29,17 @@ def test_html_is_preferred(accept: str) -> None:
 
 @pytest.mark.parametrize(
     "accept",
-    [None, "*/*", "application/json", "text/html;q=0.5,application/json", "text/html;q=0", "text/html;q=x", "", ",;,"],
+    [
+        None,
+        "*/*",
+        "application/json",
+        "text/html;q=0.5,application/json",
+        "text/html;q=0",
+        "text/html;q=x",
+        "text/html;q=\xb2",
+        "",
+        ",;,",
+    ],
 )
 def test_json_is_preferred(accept: str | None) -> None:
     assert not wants_html(request(accept))
@@ -45,6 +62,27 @@ def test_an_error_has_two_faces_too(client: TestClient) -> None:
     assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert "no sample of this id" in page.text
     assert client.get("/samples/nobody").json()["error"]["code"] == 404
+
+
+def test_a_weight_that_only_looks_like_a_number_is_none(opened: Opened) -> None:
+    async def main() -> None:  # not by TestClient, which encodes headers anew
+        carrier = httpx.ASGITransport(make_app(opened, warm=False))
+        async with httpx.AsyncClient(transport=carrier, base_url=BASE) as client:
+            for path, code in (("/health", 200), ("/nothing", 404)):
+                found = await client.get(path, headers=[(b"accept", b"text/html;q=\xb2")])
+                assert (found.status_code, found.headers["content-type"]) == (code, "application/json")
+
+    asyncio.run(main())
+
+
+def test_where_the_page_of_an_error_fails_it_is_json(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(pages, "render", fails)
+    found = client.get("/samples/nobody", headers={"accept": BROWSER})
+    assert (found.status_code, found.headers["content-type"]) == (404, "application/json")
+    assert set(found.json()["error"]) == {"code", "message", "hint"}
 
 
 def test_script_in_a_sample_is_escaped_on_the_page(client: TestClient) -> None:

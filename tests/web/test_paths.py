@@ -31,6 +31,13 @@ def test_paths_answer_in_json(client: TestClient, path: str) -> None:
     assert "nosniff" in found.headers["x-content-type-options"]
 
 
+def test_samples_are_bounded_by_value(client: TestClient) -> None:
+    whole = client.get("/samples?queries=law").json()["items"]
+    found = client.get("/samples?queries=law&min_value=0").json()
+    assert [x["id"] for x in found["items"]] == [x["id"] for x in whole if x["value"] >= 0]
+    assert 0 < found["total"] < len(whole)
+
+
 def test_the_path_of_every_sample_leads_to_it(opened: Opened) -> None:
     async def main() -> None:  # not by TestClient, which unquotes a path twice
         carrier = httpx.ASGITransport(make_app(opened, warm=False))
@@ -76,6 +83,7 @@ def test_no_name_of_a_set_reaches_a_file(client: TestClient, path: str) -> None:
     "path",
     [
         "/samples?per=201", "/samples?per=0", "/samples?page=0", "/samples?page=1e3", "/samples?sort=text", "/samples?first_step=-1",
+        "/samples?min_value=0", "/samples?max_value=0", "/samples?queries=law&min_value=nan", "/samples?queries=law&max_value=inf",
         "/harmful?k=1000000000", "/harmful?k=-1", "/harmful?k=nan", "/timeline?at=7", "/timeline?at=99999999999999999999",
         "/sources?by=text", "/samples?format=xml", f"/samples?source={'a' * 1001}", f"/samples/{'a' * 1001}", "/samples/tags?erasers=perhaps",
     ],

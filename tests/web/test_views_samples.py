@@ -34,6 +34,20 @@ def test_values_are_influences_on_the_mean_loss(opened: Opened) -> None:
     assert values == sorted(values)
 
 
+def test_samples_between_two_values(opened: Opened) -> None:
+    whole = samples(opened, sort="value", queries="poems").items
+    low, high = whole[2].value, whole[5].value
+    for least, most, expected in ((low, high, whole[2:6]), (low, None, whole[2:]), (None, high, whole[:6])):
+        found = samples(opened, sort="value", queries="poems", min_value=least, max_value=most)
+        assert [s.id for s in found.items] == [s.id for s in expected]
+        assert found.total == len(expected)
+    assert samples(opened, queries="poems", min_value=high, max_value=low).items == []
+    for least, most in ((0.0, None), (None, 0.0)):
+        with pytest.raises(Refused, match="found no queries") as error:
+            samples(opened, sort="value", min_value=least, max_value=most)
+        assert error.value.code == 422
+
+
 def test_the_life_of_a_sample(opened: Opened) -> None:
     made, run = recipe(), backstory.open(opened.run.path)
     found = life(opened, "law/1/0", "poems", erasers=True)

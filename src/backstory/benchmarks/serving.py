@@ -31,7 +31,12 @@ SCALES: dict[str, dict[str, Any]] = {
     "full": {"steps": 1280, "batch_size": 16, "length": 48, "layers": 2, "width": 48},
     "tiny": {"steps": 12, "batch_size": 8, "length": 24, "layers": 1, "width": 16, "megabytes": 0.05},
 }
+WARM_SECONDS = 1800.0  # for what the service computes in the background
 Say = Callable[[str], None]
+
+
+class NotReady(BackstoryError):
+    """The service asks to come again."""
 
 
 class Service:
@@ -57,7 +62,8 @@ class Service:
         body = json.loads(found.read())
         link.close()
         if found.status != 200:
-            raise BackstoryError(f"{path} gave {found.status}: {body['error']['message']}")
+            kind = NotReady if found.status == 503 else BackstoryError
+            raise kind(f"{path} gave {found.status}: {body['error']['message']}")
         return body
 
     def link(self) -> http.client.HTTPConnection:
@@ -82,7 +88,7 @@ def service(run: Path, *, timeout: float = 120.0) -> Iterator[Service]:
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())
         try:
-            port = _port(child, errors)
+            port = _port(child, errors, timeout)
             _ready(port, began + timeout)
             yield Service(port, child.pid, time.perf_counter() - began)
         finally:
@@ -100,14 +106,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def _port(child: "subprocess.Popen[str]", errors: Any) -> int:
-    """The port that the service prints."""
+def _port(child: "subprocess.Popen[str]", errors: Any, seconds: float) -> int:
+    """The port that the service prints; one that prints none in time is ended, which ends the reading."""
     assert child.stdout is not None
-    for line in child.stdout:
-        if "http://127.0.0.1:" in line:
-            return int(line.partition("http://127.0.0.1:")[2].split()[0])
+    ending = threading.Timer(seconds, child.kill)
+    ending.start()
+    try:
+        for line in child.stdout:
+            if "http://127.0.0.1:" in line:
+                return int(line.partition("http://127.0.0.1:")[2].split()[0])
+    finally:
+        ending.cancel()
     errors.seek(0)
-    raise BackstoryError(f"the service did not start: {errors.read().strip()[-500:]}")
+    said = errors.read().strip()[-500:] or f"it printed no address within {seconds:g} s; look at `backstory serve`."
+    raise BackstoryError(f"the service did not start: {said}")
 
 
 def _ready(port: int, until: float) -> None:
@@ -199,16 +211,20 @@ def _texts(live: Service, facts: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _until_warm(live: Service, facts: Mapping[str, Any]) -> None:
+def _until_warm(live: Service, facts: Mapping[str, Any], seconds: float = WARM_SECONDS) -> None:
     """Wait for what the service computes in the background, so that it is not measured along."""
-    if facts["samples"]:
-        sample = live.get("/samples?per=1")["items"][0]
-        while True:
-            try:
-                live.get(sample["path"])
-                return
-            except BackstoryError:  # not ready within the service's time-out
-                time.sleep(1)
+    if not facts["samples"]:
+        return
+    until = time.perf_counter() + seconds
+    path = live.get("/samples?per=1")["items"][0]["path"]
+    while True:
+        try:
+            live.get(path)
+            return
+        except NotReady:  # within the service's time-out
+            if time.perf_counter() >= until:
+                raise
+            time.sleep(1)
 
 
 def _one_by_one(live: Service, texts: Sequence[str], n: int) -> list[float]:

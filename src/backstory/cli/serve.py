@@ -79,7 +79,10 @@ def _listen(
     show.out.print(
         f"{opened.name}: http://{place}:{socket.getsockname()[1]}  (Ctrl+C ends it)", soft_wrap=True, highlight=False
     )
-    uvicorn.Server(config).run(sockets=[socket])
+    try:
+        uvicorn.Server(config).run(sockets=[socket])
+    finally:
+        opened.stopping.set()  # also where the service has not come up: Python waits for its threads
 
 
 def _token(file: Path | None) -> str | None:

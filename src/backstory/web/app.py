@@ -77,3 +77,5 @@ def _warm(opened: Opened) -> None:
         pass
     except BackstoryError as error:
         log.warning("not computed in advance: %s", error)
+    except Exception:  # nobody else would see it: the thread is the service's own
+        log.exception("not computed in advance")

@@ -31,7 +31,7 @@ class Refused(BackstoryError):
     """A request that is answered with an error."""
 
     def __init__(self, code: int, message: str, hint: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+        super().__init__(f"{message} {hint}")
         self.code, self.message, self.hint, self.headers = code, message, hint, dict(headers or {})
 
 

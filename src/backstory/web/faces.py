@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from .errors import Refused, failure
+from .errors import Refused, failure, log
 from .opened import Opened
 from .views import query_sets
 
@@ -29,7 +29,7 @@ def _accepted(header: str) -> dict[str, float]:
     for part in header.split(",")[:50]:
         kind, *more = (x.strip().lower() for x in part.split(";"))
         given = next((x[2:] for x in more if x.startswith("q=")), "1")
-        out[kind] = float(given) if given.replace(".", "", 1).isdigit() else 0.0
+        out[kind] = float(given) if given.replace(".", "", 1).isdecimal() else 0.0
     return out
 
 
@@ -61,7 +61,12 @@ class Faces:
 
     def error(self, request: Request, error: Refused) -> Response:
         """An error, in the face that was asked for."""
-        made = self.response(request, "error", failure(error), error.code)
+        shape = failure(error)
+        try:
+            made = self.response(request, "error", shape, error.code)
+        except Exception:
+            log.exception("the page of an error failed")
+            made = Response(shape.model_dump_json(), error.code, media_type="application/json")
         made.headers.update(error.headers)
         return made
 

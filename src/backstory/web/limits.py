@@ -96,7 +96,7 @@ class Guard:
     async def _whole(self, scope: Scope, receive: Receive) -> Receive:
         """The body, read within its bounds, for the application to read again."""
         told = Headers(scope=scope).get("content-length", "0")
-        if told.isdigit() and int(told) > self.limits.most_bytes:
+        if told.isdecimal() and (len(told) > 18 or int(told) > self.limits.most_bytes):
             raise self._too_large()
         try:
             body = await asyncio.wait_for(self._read(receive), self.limits.body_seconds)

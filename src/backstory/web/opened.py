@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import insight
-from ..errors import BackstoryError
 from ..session.coordinates import bases_of
 from ..session.recipe import Recipe, load_recipe
 from ..session.run import Run
@@ -36,8 +35,11 @@ NEEDS_RECIPE = (
 )
 
 
-class Stopped(BackstoryError):
+class Stopped(Refused):
     """The service ends; work in progress is given up."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the service ends.", "Ask again once it has been started again.", {"Retry-After": "5"})
 
 
 class Opened:
@@ -226,7 +228,7 @@ class Opened:
     def going_on(self, done: int, total: int) -> None:
         """Called by work in progress: gives it up where the service ends."""
         if self.stopping.is_set():
-            raise Stopped("the service ends.")
+            raise Stopped
 
     def warm(self) -> None:
         """What most pages need, before somebody asks; the latest checkpoints first."""

@@ -27,6 +27,7 @@ K = Annotated[int, Query(ge=1, le=MOST_HITS)]
 Format = Annotated[Literal["json", "html"] | None, Query(description="a face, whatever the Accept header prefers")]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
 By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
+Value = Annotated[float | None, Query(allow_inf_nan=False, description="a bound of the value; needs queries")]
 Sort = Annotated[Literal["id", "step", "value"], Query(description="value: most negative first")]
 PNG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}, "description": "the image"}
@@ -110,16 +111,18 @@ def _add_samples(app: FastAPI, served: Served) -> None:
         last_step: Step = None,
         sort: Sort = "id",
         queries: Name = None,
+        min_value: Value = None,
+        max_value: Value = None,
         page: Annotated[int, Query(ge=1, le=10**7)] = 1,
         per: Annotated[int, Query(ge=1, le=MOST_A_PAGE)] = 50,
         format: Format = None,
     ) -> Response:
-        """Samples by text, source, label and step, sorted; with their values where a query set is named."""
+        """Samples by text, source, label, step and value, sorted; with their values where a query set is named."""
 
         def view() -> shapes.Samples:
             return views_samples.samples(
                 opened, text=text, source=source, label=label, first_step=first_step, last_step=last_step,
-                sort=sort, queries=queries or None, page=page, per=per,
+                sort=sort, queries=queries or None, min_value=min_value, max_value=max_value, page=page, per=per,
             )  # fmt: skip
 
         lane = served.asking(None) if queries or sort == "value" else QUICK

@@ -19,7 +19,6 @@ from .work import REPLAY, SWEEP
 
 Text = Annotated[str | None, Query(min_length=1, max_length=LONGEST_TEXT)]
 Set = Annotated[str, Query(max_length=LONGEST_NAME)]
-SetOrNone = Annotated[str | None, Query(max_length=LONGEST_NAME)]
 Index = Annotated[int, Query(ge=0, le=10**9)]
 IndexOrNone = Annotated[int | None, Query(ge=0, le=10**9)]
 Ids = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(min_length=1, max_length=MOST_SHADED)]

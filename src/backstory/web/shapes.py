@@ -104,7 +104,6 @@ class Hit(Shape):
     words: str
     occurrences: int
     common: list[str] = Field(description="words of its text that are in the query's text too")
-    tokens: list[Piece] | None = None
 
 
 class Harmful(Shape):

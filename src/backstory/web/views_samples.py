@@ -29,15 +29,19 @@ def samples(
     last_step: int | None = None,
     sort: str = "id",
     queries: str | None = None,
+    min_value: float | None = None,
+    max_value: float | None = None,
     page: int = 1,
     per: int = 50,
 ) -> shapes.Samples:
     """A page of the samples that fit; with values where a query set is named, or sorted by."""
+    _need_queries(queries, min_value, max_value)
     valued = queries is not None or sort == "value"
     name = opened.named(queries) if valued else None
     values = None if name is None else opened.value(name, opened.final)
     catalogue = opened.catalogue
-    found = catalogue.sorted(catalogue.found(text, source, label, first_step, last_step), sort, values)
+    fits = _between(catalogue.found(text, source, label, first_step, last_step), values, min_value, max_value)
+    found = catalogue.sorted(fits, sort, values)
     shown = found[(page - 1) * per : page * per]
     return shapes.Samples(
         total=len(found),
@@ -50,6 +54,23 @@ def samples(
         labels=catalogue.values("label"),
         notes=[] if name is None else list(opened.mean(name, opened.final).notes),
     )
+
+
+def _need_queries(queries: str | None, *bounds: float | None) -> None:
+    if queries is None and any(x is not None for x in bounds):
+        raise Refused(
+            422,
+            "min_value and max_value are bounds of the influence on a query set; found no queries.",
+            "Name a query set with queries=, or leave both out.",
+        )
+
+
+def _between(found: Ints, values: Floats | None, low: float | None, high: float | None) -> Ints:
+    """Those of the samples found whose values are from low to high, both included."""
+    if values is None or (low is None and high is None):
+        return found
+    own = values[found]
+    return found[(own >= (-np.inf if low is None else low)) & (own <= (np.inf if high is None else high))]
 
 
 def life(opened: Opened, name: str, queries: str | None, erasers: bool) -> shapes.Life:

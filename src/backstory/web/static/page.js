@@ -71,26 +71,38 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
 
   // -- a part of the page replaced by what the service says -----------------------------------------------------
+  const SILENT = '<p class="banner problem">The service does not answer.</p>';
   async function asked(url, options = {}) {
-    const answer = await fetch(url, { ...options, headers: { Accept: "text/html", ...(options.headers ?? {}) } });
-    return new DOMParser().parseFromString(await answer.text(), "text/html");
+    const read = (text) => new DOMParser().parseFromString(text, "text/html");
+    try {
+      const answer = await fetch(url, { ...options, headers: { Accept: "text/html", ...(options.headers ?? {}) } });
+      return read(await answer.text());
+    } catch {
+      return read(SILENT);
+    }
   }
   function say(words) { const place = one("#said"); if (place) place.textContent = words; }
+  function complain(place, page) {
+    one(":scope > .problem", place)?.remove();
+    place.prepend(document.adoptNode(one(".problem", page) ?? document.createTextNode("No answer.")));
+    say(one(".problem", place)?.textContent.trim() ?? "No answer.");
+  }
+  const latest = {}; // of several questions for one place, only the last may fill it
   async function replace(id, url, options) {
-    const old = one(`#${id}`);
-    old.setAttribute("aria-busy", "true");
+    const mine = (latest[id] = Symbol(id));
+    one(`#${id}`).setAttribute("aria-busy", "true");
     try {
-      const page = await asked(url, options), fresh = one(`#${id}`, page);
-      one(":scope > .problem", old)?.remove();
+      const page = await asked(url, options);
+      if (latest[id] !== mine) return;
+      const old = one(`#${id}`), fresh = one(`#${id}`, page);
       if (!fresh) {
-        old.prepend(document.adoptNode(one(".problem", page) ?? document.createTextNode("No answer.")));
-        say(one(".problem", old)?.textContent.trim() ?? "No answer.");
+        complain(old, page);
         return;
       }
       old.replaceWith(document.adoptNode(fresh));
       await begin(fresh);
     } finally {
-      one(`#${id}`)?.removeAttribute("aria-busy");
+      if (latest[id] === mine) one(`#${id}`)?.removeAttribute("aria-busy");
     }
   }
 
@@ -150,7 +162,11 @@
         const text = all("#ranking .hit").find((x) => x.dataset.id === item.dataset.id)?.querySelector(".text");
         text?.replaceWith(document.adoptNode(one(".tokens", item)));
       }
-      const words = found.length ? "Tokens are shaded: solid underline helped, dotted underline hurt." : one(".problem", page)?.textContent.trim() ?? "No answer.";
+      if (!found.length) {
+        complain(form, page);
+        return;
+      }
+      const words = "Tokens are shaded: solid underline helped, dotted underline hurt.";
       form.replaceWith(words);
       say(words);
     } finally {
@@ -181,6 +197,7 @@
       await navigator.clipboard.writeText(chosen().map((x) => x.value).join("\n"));
       say(`${chosen().length} ids copied`);
     });
+    one("[data-copy]", form).hidden = !navigator.clipboard; // a browser has it on loopback and over TLS only
     all(".needs-script", form).forEach((x) => { x.hidden = false; });
     show();
   }
