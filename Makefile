@@ -42,4 +42,4 @@ bench: .venv/ready  ## writes docs/benchmarks.md; the rivals' environments are m
 	$(BIN)/backstory bench all --venvs .peers --write docs/benchmarks.md
 
 clean:
-	rm -rf .venv .peers demo runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .peers build demo demo-text runs .pytest_cache .mypy_cache .ruff_cache
