@@ -10,7 +10,7 @@ from backstory.benchmarks.workloads import FULL, TINY, Workload, sample_losses, 
 def test_sizes_are_those_of_the_table() -> None:
     A, B, C = FULL.values()
     assert (A.samples, A.batch, A.n_queries, A.epoch) == (6000, 64, 100, 94)
-    assert (B.samples, B.batch, B.n_queries, B.steps, B.terms) == (1024, 16, 32, 192, 128)
+    assert (B.samples, B.batch, B.n_queries, B.steps, B.terms) == (1024, 16, 32, 320, 128)
     assert (C.layers, C.width, C.batch, C.vocabulary) == (2, 768, 8, 2048)
     assert [w.loss_reduction for w in (A, B, C)] == ["mean", "token-mean", "token-mean"]
 

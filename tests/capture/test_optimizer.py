@@ -153,6 +153,28 @@ def test_clipping_by_value_is_refused(make: Any, limit: float) -> None:
             optimizer.step()
 
 
+def test_clipping_by_value_that_hardly_moves_a_norm_is_refused_within_a_round() -> None:
+    """After the first steps largest entries are looked at in turn: a change that norms do not tell is found when its turn comes."""
+    net = nn.Linear(40, 50)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    c = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    found = []
+    with Watched(net, optimizer) as watched:
+        for step in range(6):
+            watched.reader.begin()
+            optimizer.zero_grad()
+            ((net.weight * c).sum() + net.bias.sum()).backward()
+            assert net.weight.grad is not None
+            if step >= 2:  # before, both are looked at
+                net.weight.grad.clamp_(-0.98 * c.abs().max(), 0.98 * c.abs().max())
+            try:
+                optimizer.step()
+            except UnsupportedError:
+                found.append(step)
+            watched.reader.end()
+    assert found == [2, 4], "never: nobody looks; always: all are looked at in every step, or norms tell it"
+
+
 def test_clipping_of_some_parameters_only_is_refused() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

@@ -45,10 +45,10 @@ def test_the_numbers_replay_torchs_own_steps(name: str, max_norm: float | None, 
             grads = torch.autograd.grad(loss(twin, t), list(twin.parameters()))
             with torch.no_grad():
                 for i, (p, q, g) in enumerate(zip(twin.parameters(), net.parameters(), grads, strict=True)):
-                    v_hat, eps = watched.reader.second_moment(q)
+                    v, eps, correction = watched.reader.second_moment(q)
                     u = r.clip * g + k["l2"] * p
                     m[i] = k["momentum"] * m[i] + (1 - k["tau"]) * u
-                    moved = (k["a"] * m[i] + k["n"] * u) / (v_hat.sqrt() + eps)
+                    moved = (k["a"] * m[i] + k["n"] * u) / ((v / correction).sqrt() + eps)
                     p.mul_(1 - k["rate"] * k["decay"]).sub_(k["rate"] * moved)
             schedule.step()
             for p, q in zip(net.parameters(), twin.parameters(), strict=True):

@@ -11,10 +11,11 @@ from tests.maths.examples import P, adam, joined, plain, queries
 from tests.oracles import assert_close
 from torch import Tensor
 
+from backstory.maths import precondition
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.forward import Forward
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
-from backstory.maths.precondition import Scale, drift, factored, scaled, scaled_dense
+from backstory.maths.precondition import Scale, drift, factored, scaled, scaled_dense, size
 from backstory.maths.propagation import Propagator
 from backstory.maths.steps import Coefficients, Step
 from backstory.maths.subspace import Basis, Shape, project, shape_of
@@ -60,6 +61,26 @@ def test_any_other_diagonal_is_adafactors() -> None:
     found = written_out(factored(v_hat, eps, MATRIX))
     assert_close(found.square(), torch.tensor(expected, dtype=torch.float64), 1e-12)
     assert not torch.allclose(found.square(), 1 / u.sqrt(), rtol=0.05), "too close to rank one to show anything"
+
+
+@pytest.mark.parametrize("piece", [1, 2 * D_IN, 3 * D_IN + 1])
+def test_pieces_add_up(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """Matrices are read some rows at a time; 7 rows in pieces of 1, 2 and 3."""
+    v, gradient = positive(D_OUT, D_IN), normal(D_OUT, D_IN, seed=2)
+    v[2] = v[:, 1] = 0.0
+    whole = factored(v, 0.1, MATRIX)
+    length = size(gradient, whole, MATRIX)
+    assert_close(length[None], (gradient * written_out(whole)).square().sum()[None], 1e-13)
+    monkeypatch.setattr(precondition, "PIECE", piece)
+    assert_close(written_out(factored(v, 0.1, MATRIX)), written_out(whole), 1e-14)
+    assert_close(size(gradient, whole, MATRIX)[None], length[None], 1e-14)
+
+
+@pytest.mark.parametrize("shape", [MATRIX, VECTOR], ids=["matrix", "vector"])
+def test_adams_correction_divides_v(shape: Shape) -> None:
+    v = positive(*((D_OUT, D_IN) if shape.d_in else (D_OUT,)))
+    found, expected = factored(v, 0.1, shape, 0.271), factored(v / 0.271, 0.1, shape)
+    assert_close(written_out(found), written_out(expected), 1e-13)
 
 
 @pytest.mark.parametrize("size", [(9,), ()], ids=["vector", "scalar"])

@@ -136,3 +136,11 @@ def test_weights_given_must_be_finite_and_complete() -> None:
 def test_the_inverse_of_no_weight_is_zero() -> None:
     found: Tensor = safe_inverse(torch.tensor([0.0, 4.0]))
     assert found.tolist() == [0.0, 0.25]
+
+
+def test_rows_whose_sum_overflows_are_finite_all_the_same() -> None:
+    """The sum of all is looked at first, because it is quicker; it says nothing where it overflows."""
+    opened = scope("mean")
+    opened.batch([0, 1])
+    opened.check_finite(torch.full((2, 3), 3e38))
+    opened.check_finite(torch.zeros(2, 0))

@@ -161,8 +161,8 @@ def train_step(work: Workload, model: nn.Module, optimizer: Optimizer, x: Tensor
 
 
 A = Workload(name="A", samples=6000, batch=64, n_queries=100, turn=8, steps=280)
-B = Workload(name="B", samples=1024, batch=16, n_queries=32, turn=8, steps=192, layers=4)
-C = Workload(name="C", samples=64, batch=8, n_queries=8, turn=4, steps=40, layers=2, width=768, heads=12)
+B = Workload(name="B", samples=1024, batch=16, n_queries=32, turn=64, steps=320, layers=4)
+C = Workload(name="C", samples=64, batch=8, n_queries=8, turn=16, steps=80, layers=2, width=768, heads=12)
 FULL = {w.name: w for w in (A, B, C)}
 TINY = {
     "A": replace(A, samples=24, batch=8, n_queries=3, turn=1, steps=6, inputs=6, width=5, classes=3),

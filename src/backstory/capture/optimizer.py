@@ -1,7 +1,8 @@
 """Reading a torch optimizer at the moment it steps: rates, momentum, decay, clipping, and after it Adam's second moment.
 
 Gradients are measured twice: when backward has added to them, and when the optimizer is about to use them.
-The ratio is the clipping factor; anything but one factor for all parameters is refused.
+The ratio is the clipping factor; anything but one factor for all parameters is refused. Norms are compared at every step; largest
+entries, which tell clipping by value that hardly moves a norm, of all parameters at first, later of one in turn.
 Knows nothing of rows or files.
 """
 
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import CoverageError, UnsupportedError, UsageError
 
 OPTIMIZER_MODELS = ("auto", "sgd")
+CHECK_EVERY = 100  # steps after which the largest entries of all gradients are looked at again, twice
 Sizes = tuple[float, float]  # of one gradient: its norm, its largest entry
 
 
@@ -55,7 +57,10 @@ class OptimizerReader:
         self.on_step: Callable[[Reading], None] = lambda reading: None  # before the update
         self.on_stepped: Callable[[Reading], None] = lambda reading: None  # after it; gradients are still there
         self._scale = 1.0
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # id of parameter -> its gradient's sizes
+        self._before: dict[int, Tensor] = {}  # id of parameter -> its gradient's norm
+        self._largest: dict[int, Tensor] = {}  # likewise its largest entry, of those that are looked at in a step
+        self._looked_at: set[int] = set()
+        self._steps = 0  # begun so far
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
             _check_modelled(optimizer)
@@ -82,6 +87,10 @@ class OptimizerReader:
         self.watching = True
         self.reading = None
         self._before.clear()
+        self._largest.clear()
+        every, turn = self._steps % CHECK_EVERY < 2, self._steps % max(1, len(self.parameters))
+        self._looked_at = {id(p) for p in (self.parameters if every else self.parameters[turn : turn + 1])}
+        self._steps += 1
         self._scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     @property
@@ -94,12 +103,12 @@ class OptimizerReader:
         """Whether the optimizer divides by a second moment, and that is modelled."""
         return not self.proxy and type(self.optimizer) in (Adam, AdamW)
 
-    def second_moment(self, p: Tensor) -> tuple[Tensor, float]:
-        """`(v̂, ε)` with P = 1/(√v̂ + ε), as Adam used them in the step that has just been taken."""
+    def second_moment(self, p: Tensor) -> tuple[Tensor, float, float]:
+        """`(v, ε, c)` with P = 1/(√(v/c) + ε), as Adam used them in the step that has just been taken."""
         group = next(g for g in self.optimizer.param_groups if any(p is x for x in g["params"]))
         state = self.optimizer.state[p]
         v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        return v / (1 - group["betas"][1] ** float(state["step"])), float(group["eps"])
+        return v.detach(), float(group["eps"]), 1 - group["betas"][1] ** float(state["step"])
 
     def _done(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.watching and self.reading is not None:
@@ -107,7 +116,9 @@ class OptimizerReader:
 
     def _measure(self, p: Tensor) -> None:
         assert p.grad is not None
-        self._before[id(p)] = _sizes(p.grad)
+        self._before[id(p)] = _norm(p.grad)
+        if id(p) in self._looked_at:
+            self._largest[id(p)] = _largest(p.grad)
 
     def _read(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.watching:
@@ -222,38 +233,41 @@ class OptimizerReader:
 
     def _measured(self) -> tuple[dict[int, Sizes], dict[int, Sizes]]:
         """Sizes of the gradients when backward was done (loss scale taken out) and now."""
-        held = [p for p in self.parameters if p.grad is not None and id(p) in self._before]
+        held = {id(p): p.grad for p in self.parameters if p.grad is not None and id(p) in self._before}
         if not held:
             raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
-        then = _listed([self._before[id(p)] for p in held])
-        norms = torch.stack([_norm(p.grad).double() for p in held if p.grad is not None]).tolist()
-        before = {id(p): (x / self._scale, y / self._scale) for p, (x, y) in zip(held, then, strict=True)}
-        changed = [p for p, norm in zip(held, norms, strict=True) if norm != before[id(p)][0]]
-        now = _listed([_sizes(p.grad) for p in changed if p.grad is not None])  # the same norm: nothing was changed
-        found = {id(p): (x, y) for p, (x, y) in zip(changed, now, strict=True)}
-        return before, before | found
+        looked = [k for k in held if k in self._largest]
+        then = _numbers([*(self._before[k] for k in held), *(self._largest[k] for k in looked)])
+        now = _numbers([*map(_norm, held.values()), *(_largest(held[k]) for k in looked)])
+        return _paired([*held], looked, [x / self._scale for x in then]), _paired([*held], looked, now)
 
 
-def _sizes(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The Euclidean norm and the largest entry; clipping by value changes the two by different factors."""
-    values = grad.coalesce().values() if grad.is_sparse else grad
+def _paired(keys: list[int], looked: list[int], sizes: list[float]) -> dict[int, Sizes]:
+    """Norms of all, then largest entries of those that were looked at, as pairs; 0 where an entry was not."""
+    largest = dict(zip(looked, sizes[len(keys) :], strict=True))
+    return {key: (norm, largest.get(key, 0.0)) for key, norm in zip(keys, sizes[: len(keys)], strict=True)}
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    found: list[float] = torch.stack([x.double() for x in values]).tolist()
+    return found
+
+
+def _values(grad: Tensor) -> Tensor:
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
+def _largest(grad: Tensor) -> Tensor:
+    """The largest entry: clipping by value changes it by another factor than the norm."""
+    values = _values(grad)
     if not values.numel():
-        zero = torch.zeros((), dtype=torch.float64, device=values.device)
-        return zero, zero
+        return torch.zeros((), dtype=torch.float64, device=values.device)
     least, most = torch.aminmax(values)  # the norm of order ∞ is ten times slower on a CPU
-    return _norm(values), torch.maximum(-least, most)
-
-
-def _listed(sizes: list[tuple[Tensor, Tensor]]) -> list[list[float]]:
-    return (
-        torch.stack([torch.stack([x.double() for x in column]) for column in zip(*sizes, strict=True)], 1).tolist()
-        if sizes
-        else []
-    )
+    return torch.maximum(-least, most)
 
 
 def _norm(grad: Tensor) -> Tensor:
-    values = grad.coalesce().values() if grad.is_sparse else grad
+    values = _values(grad)
     norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
     return norm
 

@@ -103,7 +103,10 @@ def scaled_embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor
 def layer_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
     """y = w ∘ x̂ + b over the last dimensions."""
     assert isinstance(layer, nn.LayerNorm)
-    normal = F.layer_norm(inputs[0], layer.normalized_shape, eps=layer.eps)
+    x, shape = inputs[0], layer.normalized_shape
+    normal = F.layer_norm(
+        x, shape, x.new_ones(shape), x.new_zeros(shape), layer.eps
+    )  # faster on a CPU than without them
     return _scale_and_shift(layer, normal, delta, len(layer.normalized_shape))
 
 
@@ -201,7 +204,7 @@ def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features
     delta = delta.reshape(len(delta), -1, size)  # (B, S, d)
     out: dict[str, Contribution] = {}
     if layer.weight is not None:
-        out["weight"] = _vector(delta * normal.reshape(delta.shape))
+        out["weight"] = _vector(normal.reshape(delta.shape).mul_(delta))  # in place: `normal` is of no other use
     if getattr(layer, "bias", None) is not None:
         out["bias"] = _vector(delta)
     return out

@@ -13,6 +13,7 @@ Shapes:  d_out × d_in a parameter as a matrix, B samples, S positions.
 Knows nothing of optimizers' classes or of files.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from .layers import Contribution, Dense, Outer, Sum
 from .subspace import Basis, Shape, Side, project_dense
+
+PIECE = 1 << 16  # numbers that are looked at together on a CPU
 
 
 class Scale(NamedTuple):
@@ -29,17 +32,38 @@ class Scale(NamedTuple):
     right: Tensor | None  # (d_in,)
 
 
-def factored(v_hat: Tensor, eps: float, shape: Shape) -> Scale:
-    """P^½ from v̂ and ε, in at least float32."""
-    v = v_hat.to(torch.promote_types(v_hat.dtype, torch.float32))
+def factored(v: Tensor, eps: float, shape: Shape, correction: float = 1.0) -> Scale:
+    """P^½ from v̂ = v / `correction` and ε, in at least float32."""
+    v = v.to(torch.promote_types(v.dtype, torch.float32))
     if not shape.d_in:
-        return Scale(_power((v.sqrt() + eps).flatten(), v.flatten(), -0.5), None)
-    v = v.reshape(shape.d_out, shape.d_in)
-    u, rows, columns = v.sqrt().add_(eps).square_(), v.sum(1), v.sum(0)
-    if not bool((rows > 0).all()) or not bool((columns > 0).all()):
-        u = torch.where((rows > 0)[:, None] & (columns > 0), u, 0.0)  # unseen rows must not weigh in the columns' sums
-    r, c = u.sum(1), u.sum(0)
-    return Scale(_power(r, rows, -0.25) * r.sum() ** 0.25, _power(c, columns, -0.25))
+        v_hat = v.flatten() / correction
+        return Scale(_power(v_hat.sqrt() + eps, v_hat, -0.5), None)
+    (rows, columns), (row_roots, column_roots) = _sums(v.reshape(shape.d_out, shape.d_in))
+    eps *= correction**0.5  # (√v̂ + ε)² = (√v + ε √correction)² / correction
+    r = _squares(rows, row_roots, eps, columns)
+    c = _squares(columns, column_roots, eps, rows)
+    return Scale(_power(r, rows, -0.25) * r.sum() ** 0.25, _power(c, columns, -0.25) * correction**0.25)
+
+
+def _sums(v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The sums of v over each row and each column, and those of √v."""
+    pieces = _pieces(v)
+    out, across, space = [], v.new_ones(v.shape[1]), torch.empty_like(pieces[0])
+    for piece in pieces:
+        root, down = torch.sqrt(piece, out=space[: len(piece)]), v.new_ones(len(piece))
+        out.append((piece @ across, down @ piece, root @ across, down @ root))
+    rows, columns, row_roots, column_roots = zip(*out, strict=True)
+    return (torch.cat(rows), torch.stack(columns).sum(0)), (torch.cat(row_roots), torch.stack(column_roots).sum(0))
+
+
+def _squares(v: Tensor, root: Tensor, eps: float, others: Tensor) -> Tensor:
+    """Σ (√v + ε)² from Σ v and Σ √v, over the `others` that ever had a gradient; 0 for a row or column without any."""
+    return torch.where(v > 0, v + 2 * eps * root + eps**2 * (others > 0).sum(dtype=v.dtype), 0.0)
+
+
+def _pieces(x: Tensor) -> Sequence[Tensor]:
+    """Some rows at a time on a CPU, few enough to stay in its cache while they are looked at more than once."""
+    return x.split(max(1, PIECE // max(1, x.shape[1]))) if x.device.type == "cpu" else [x]
 
 
 def _power(x: Tensor, v: Tensor, exponent: float) -> Tensor:
@@ -93,8 +117,12 @@ def size(gradient: Tensor, scale: Scale, shape: Shape) -> Tensor:
     """‖P^½ g‖² of one gradient."""
     left, right = (None if x is None else x.square() for x in scale)
     assert left is not None
-    squares = gradient.to(torch.promote_types(gradient.dtype, left.dtype)).square()
-    return squares.flatten() @ left if right is None else left @ (squares.reshape(shape.d_out, shape.d_in) @ right)
+    wide = gradient.to(torch.promote_types(gradient.dtype, left.dtype))
+    if right is None:
+        return wide.flatten().square() @ left
+    pieces = _pieces(wide.reshape(shape.d_out, shape.d_in))
+    space = torch.empty_like(pieces[0])
+    return left @ torch.cat([torch.mul(piece, piece, out=space[: len(piece)]) @ right for piece in pieces])
 
 
 def drift(before: Scale, now: Scale) -> Tensor:

@@ -151,8 +151,7 @@ def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) 
     if isinstance(part, Outer):
         left = _index_side(part.left, basis.left, shape.d_out, part.right.dtype)  # (B, S, r_out)
         right = apply(part.right, basis.right)  # (B, S, r_in)
-        together: Tensor = _padded(left, groups).mT @ _padded(right, groups)  # (B, K, r_out, r_in)
-        return apply(together.flatten(2), basis.core)
+        return apply(_meet(left, right, groups).flatten(2), basis.core)
     if isinstance(part, Sum):
         sums = group_sums(part.values, groups)  # (B, K, d)
         return project_dense(sums.flatten(0, 1), shape, basis).reshape(len(sums), groups, -1)
@@ -200,16 +199,12 @@ def group_sums(x: Tensor, groups: int) -> Tensor:
     return sums
 
 
-def _padded(x: Tensor, groups: int) -> Tensor:
-    """(B, S, r) -> (B, K, longest, r): each group's positions, with zeros after those of a shorter one."""
-    S = x.shape[1]
-    if S % groups == 0:
-        return x.reshape(len(x), groups, S // groups, -1)
-    edges = group_edges(S, groups)
-    longest = max(hi - lo for lo, hi in edges)
-    index = torch.tensor([[t if t < hi else S for t in range(lo, lo + longest)] for lo, hi in edges], device=x.device)
-    padded: Tensor = F.pad(x, (0, 0, 0, 1))[:, index]
-    return padded
+def _meet(left: Tensor, right: Tensor, groups: int) -> Tensor:
+    """Σ_t l_t r_tᵀ over each group's positions: (B, K, r_out, r_in)."""
+    together = right.new_empty(len(left), groups, left.shape[2], right.shape[2])
+    for k, (lo, hi) in enumerate(group_edges(left.shape[1], groups)):
+        torch.bmm(left[:, lo:hi].mT, right[:, lo:hi], out=together[:, k])
+    return together
 
 
 def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..capture.blocks import Block
 from ..capture.optimizer import OptimizerReader, Reading
 from ..errors import UnsupportedError, UsageError
-from ..maths.precondition import Scale, drift, factored, size
+from ..maths.precondition import Scale, drift, dual, factored, size
 from ..maths.subspace import Basis, project_dense
 from ..store import RunStore
 
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     P: Tensor | None = None  # (Σ dims,) the diagonal, where rows are kept without it
     size: float | None = None  # ‖∇L‖² of the recorded parameters in the run's coordinates
     before: list[Scale] | None = None  # P^½ at the step before
-    wholes: list[Tensor | None] | None = None  # ∇L of each block before clipping, where it is needed
+    duals: list[Tensor | None] | None = None  # (product,) of each block, where the step was clipped: ⟨h, ∇L⟩ needs them
 
     @property
     def drift(self) -> float:
@@ -64,16 +64,32 @@ class Adaptive:
         grads = [b.parameter.grad for b in self._blocks]
         found = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
         whole = float(torch.stack([x.cpu().double() for x in found]).sum()) / reading.clip**2 if found else 0.0
-        wholes = [None if g is None else g / reading.clip for g in grads] if reading.clip < 1 else None
-        return Seen(scales, None, whole, before, wholes)
+        duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
+        return Seen(scales, None, whole, before, duals)
+
+    def wholes(self, reading: Reading) -> list[Tensor | None] | None:
+        """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""
+        if not self.hatted or reading.clip >= 1:
+            return None
+        grads = [b.parameter.grad for b in self._blocks]
+        return [None if g is None else g / reading.clip for g in grads]
+
+    def _duals(self, reading: Reading, bases: Sequence[Basis], scales: Sequence[Scale]) -> list[Tensor | None]:
+        """Of ∇L before clipping, through the sides: far fewer numbers to hold on to than the gradients."""
+        out: list[Tensor | None] = []
+        for block, basis, scale in zip(self._blocks, bases, scales, strict=True):
+            grad = block.parameter.grad
+            wide = None if grad is None else grad.to(torch.promote_types(grad.dtype, torch.float32))
+            out.append(None if wide is None else dual(wide, basis, scale, block.shape) / reading.clip)
+        return out
 
     def _scale(self, block: Block) -> Scale:
-        v_hat, eps = self._reader.second_moment(block.parameter)
-        return factored(v_hat.detach(), eps, block.shape)
+        v, eps, correction = self._reader.second_moment(block.parameter)
+        return factored(v, eps, block.shape, correction)
 
     def _diagonal(self, block: Block, basis: Basis) -> Tensor:
-        v_hat, eps = self._reader.second_moment(block.parameter)
-        return project_dense(1 / (v_hat.detach().sqrt() + eps)[None], block.shape, basis)[0].cpu()
+        v, eps, correction = self._reader.second_moment(block.parameter)
+        return project_dense(1 / ((v / correction).sqrt() + eps)[None], block.shape, basis)[0].cpu()
 
     def check(self, reading: Reading) -> None:
         """Before the optimizer moves: can its step be followed in these coordinates?"""

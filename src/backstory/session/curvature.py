@@ -72,11 +72,11 @@ class CurvatureRows:
         return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
 
     def settle(
-        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, wholes: Sequence[Tensor | None] | None
+        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None
     ) -> None:
         """Project what was kept of all passes."""
         for found in self.passes:
-            found.settle(bases, scales, wholes)
+            found.settle(bases, scales, duals)
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""

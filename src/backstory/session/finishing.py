@@ -86,17 +86,16 @@ def record_of(done: Done, bases: Sequence[Basis]) -> StepRecord:
 
 
 def _settle(scope: StepScope, bases: Sequence[Basis]) -> None:
-    wholes = scope.seen.wholes
-    scope.gradients.settle(bases, scope.seen.scales, wholes)
-    scope.gdots = None if wholes is None else scope.gradients.settled_dots(scope.sizes)
+    duals = scope.seen.duals
+    scope.gradients.settle(bases, scope.seen.scales, duals)
+    scope.gdots = None if duals is None else scope.gradients.settled_dots(scope.sizes)
     if scope.curvature is not None:
-        scope.curvature.settle(bases, scope.seen.scales, wholes)
-        scope.hdots = None if wholes is None else scope.curvature.settled_dots(scope.sizes)
+        scope.curvature.settle(bases, scope.seen.scales, duals)
+        scope.hdots = None if duals is None else scope.curvature.settled_dots(scope.sizes)
 
 
-def exact_dots(scope: StepScope) -> None:
-    """⟨h, ∇L⟩ of everything that was kept, during a warm-up."""
-    wholes = scope.seen.wholes
+def exact_dots(scope: StepScope, wholes: Sequence[Tensor | None] | None) -> None:
+    """⟨h, ∇L⟩ of everything that was kept, with ∇L of each block, during a warm-up."""
     if wholes is None:
         return
     scope.gdots = scope.gradients.dots(wholes, scope.sizes)

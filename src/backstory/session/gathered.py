@@ -13,6 +13,7 @@ Knows nothing of optimizers or files.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..capture.blocks import Block
 from ..errors import UsageError
 from ..maths.layers import Contribution, Outer
-from ..maths.precondition import Scale, absorbed, dual, scaled
+from ..maths.precondition import Scale, absorbed, scaled
 from ..maths.subspace import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
@@ -48,19 +49,19 @@ class Gathered:
             self._put((slot, block), self._projected(part, group, block, self._bases[block]))
 
     def settle(
-        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, wholes: Sequence[Tensor | None] | None = None
+        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None = None
     ) -> None:
-        """Project what was kept, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `wholes`."""
+        """Project what was kept, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
         self._check_unchanged()
         for (slot, b), parts in self._kept.items():
             sides = bases[b]._replace(core=None)
             sides = sides if scales is None else absorbed(sides, scales[b])
-            wide = sum(self._projected(part, group, b, sides) for part, group in parts)  # (B, K, product)
-            assert isinstance(wide, Tensor)
-            whole = None if wholes is None else wholes[b]
-            if whole is not None and scales is not None:
-                met = dual(whole.to(wide.dtype), bases[b], scales[b], self._blocks[b].shape)  # (product,)
-                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ met).double().cpu()
+            wide = reduce(
+                torch.add, (self._projected(part, group, b, sides) for part, group in parts)
+            )  # (B, K, product)
+            met = None if duals is None else duals[b]  # (product,)
+            if met is not None:
+                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ met.to(wide.dtype)).double().cpu()
             self._put((slot, b), apply(wide, bases[b].core))
         self._check_unchanged()  # the training went on meanwhile
         self._kept.clear()

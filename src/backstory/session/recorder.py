@@ -101,6 +101,8 @@ class Recorder:
         if self._bases is None:
             self._end_warmup_if_enough()  # a death may have come between the last spooled step and the basis
         self._move_bases()
+        if self._device.type == "cpu":
+            _keep_freed_memory()
         self._tap.attach()
         self._reader.attach()
         self._open = True
@@ -217,7 +219,7 @@ class Recorder:
         with own_precision(self._device):
             scope.seen = self._adaptive.look(reading, self._projections)
             if self._warming_up:
-                exact_dots(scope)
+                exact_dots(scope, self._adaptive.wholes(reading))
 
     def _end(self, scope: StepScope) -> None:
         reading = self._reader.reading
@@ -329,6 +331,15 @@ class Recorder:
             self._behind.close()
             self._writer.close()
             self.store.close()
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep up to 64 MiB that were freed, rather than hand them back and ask for them again at every step.
+
+    Recording holds activations a step longer, so more is freed at once. glibc keeps twice the largest block that it has
+    seen freed, and looks at blocks below 32 MiB only. Without it a step of 0.7 s paid for 20,000 page faults.
+    """
+    torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
 
 def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
