@@ -302,11 +302,12 @@ def test_chunks_equal_steps_one_at_a_time(rule: str, cuts: list[int], gamma: flo
     assert_close(in_parts(steps, cuts, gamma)[1], A, 1e-11, CAUSES)
 
 
+SOME = 2 * CHUNK_ROWS // 5  # two of them fit, three do not
 CHUNKS = {
     "exactly full": [[CHUNK_ROWS - 1, 1]],
     "one row more": [[CHUNK_ROWS - 1], [1, 1]],
     "a step larger than a chunk": [[3], [CHUNK_ROWS + 1], [2]],
-    "many": [[50, 50], [50, 50], [1, CHUNK_ROWS - 1], [CHUNK_ROWS], [1]],
+    "many": [[SOME, SOME], [SOME, SOME], [1, CHUNK_ROWS - 1], [CHUNK_ROWS], [1]],
 }
 
 

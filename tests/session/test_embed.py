@@ -9,7 +9,7 @@ from tests.session.loops import cross_entropy, mlp, sgd, stored, train
 
 import backstory
 from backstory.errors import NumericalError
-from backstory.store import RunStore
+from backstory.session import sweep
 
 
 def test_a_single_step_is_rate_times_weight_times_gradient(tmp_path: Path) -> None:
@@ -34,8 +34,7 @@ def test_small_chunks_give_the_same(
     run = backstory.open(tmp_path / "run")
     run.embed(joint=joint, dtype=torch.float64, encoding="float64")
     whole = run.store.read_embeddings(6, 0, 18, dtype=torch.float64)
-    plain = RunStore.backward
-    monkeypatch.setattr(RunStore, "backward", lambda self, at, **k: plain(self, at, chunk_bytes=1, **k))
+    monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
     run.embed(joint=joint, dtype=torch.float64, encoding="float64", progress=lambda a, b: said.append((a, b)))
     assert_close(run.store.read_embeddings(6, 0, 18, dtype=torch.float64), whole, 1e-12)

@@ -8,6 +8,7 @@ import torch
 from tests.session.loops import mlp, stored, train
 from torch import Tensor
 
+from backstory.session import sweep
 from backstory.session.sweep import backward, cut, slices
 from backstory.store import RunStore
 
@@ -23,8 +24,7 @@ def recorded(path: Path) -> RunStore:
 @pytest.mark.parametrize("chunk_bytes", [1, 26 * 8 * 7, 1 << 20])
 def test_steps_come_whole_and_last_first(chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, found = recorded(tmp_path / "run"), stored(tmp_path / "run")
-    plain = RunStore.backward
-    monkeypatch.setattr(RunStore, "backward", lambda self, at, **k: plain(self, at, chunk_bytes=chunk_bytes, **k))
+    monkeypatch.setattr(sweep, "CHUNK_BYTES", chunk_bytes)
     seen: list[int] = []
     for chunk in backward(store, 6, dtype=torch.float64):
         for i, step in reversed(list(enumerate(chunk.steps))):

@@ -121,6 +121,15 @@ def test_backward_gives_whole_steps_latest_first(tmp_path: Path) -> None:
     assert [s for b in reversed(got) for s in b.samples or []] == [s for r in records(1, 7) for s in r.samples]
 
 
+def test_backward_takes_a_multiple_of_rows_where_there_is_room(tmp_path: Path) -> None:
+    """Steps of 1, 2, 3, 1 … rows; room for 5 rows is cut to 4, and room for fewer than a multiple is left as it is."""
+    with new_run(tmp_path / "run", 8) as store:
+        fours = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=2))
+        fives = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=9))
+    assert [b.step.tolist() for b in fours] == [[5, 5, 5, 6], [3, 4, 4], [2, 2, 2], [1, 1]]
+    assert [b.step.tolist() for b in fives] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
+
+
 def test_backward_yields_a_step_larger_than_the_chunk_whole(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 4) as store:
         got = list(store.backward(4, dtype=torch.float32, chunk_bytes=1))

@@ -36,6 +36,11 @@ def check(name: str) -> str:
     return name
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether no number is NaN or Inf: their sum tells, in a tenth of the time, unless it overflows itself."""
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+
+
 def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor | None]:
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
     if name not in SCALED:

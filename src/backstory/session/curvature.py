@@ -18,6 +18,7 @@ from ..capture.blocks import Block
 from ..capture.tap import Sink
 from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
+from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.precondition import Scale
 from ..maths.subspace import Basis
@@ -89,7 +90,7 @@ class CurvatureRows:
     def rows(self, scope: StepScope) -> Tensor:
         """(B, R, Σ dims), on the CPU."""
         found = torch.cat([x.rows(scope.sizes) for x in self.passes], 1)
-        if not bool(found.isfinite().all()):
+        if not all_finite(found):
             bad = int((~found.flatten(1).isfinite()).any(1).nonzero()[0])
             raise NumericalError(
                 f"a curvature row of sample {scope.ids[bad]!r} in step {scope.number} is not finite. The step was not "

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError, UsageError
+from ..maths.encoding import all_finite
 from ..maths.propagation import ALGORITHM, Propagator
 from ..maths.steps import Gamma
 from ..store import RunStore
+from .ahead import ahead
 from .settings import CURVATURE
 from .sweep import Chunk, backward, cut, slices
 from .validity import Validity, Watch
@@ -81,7 +83,7 @@ def embed(
     name = str(dtype).removeprefix("torch.")
     settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
     settings["algorithm"] = ALGORITHM
-    store.write_embeddings(at, blocks(), settings, encoding)
+    store.write_embeddings(at, ahead(blocks()), settings, encoding)
     _take_over(report, watch.done())
     report.seconds = time.perf_counter() - began
     return report
@@ -117,7 +119,7 @@ def embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool)
 
 def check_finite(E: Tensor, chunk: Chunk) -> None:
     """Raise where the propagator has overflowed."""
-    if not bool(E.isfinite().all()):
+    if not all_finite(E):
         raise NumericalError(
             f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
             "in the literal form noisy curvature can expand step after step. Use the default form (gamma='auto'), or "

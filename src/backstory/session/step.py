@@ -20,6 +20,7 @@ from ..capture.blocks import Block
 from ..capture.ids import as_text, check_unique, counts
 from ..errors import NumericalError, UsageError
 from ..maths.curvature import KINDS
+from ..maths.encoding import all_finite
 from ..maths.subspace import Basis
 from .adaptive import Seen
 from .gathered import Gathered
@@ -177,7 +178,7 @@ class StepScope:
 
     def check_finite(self, rows: Tensor) -> None:
         """NaN or Inf in a row (B, …, Σ dims): name step, layer and sample."""
-        if bool(rows.sum().isfinite()) or bool(rows.isfinite().all()):  # a sum that overflows says nothing
+        if all_finite(rows):
             return
         rows = rows.flatten(1, -2).sum(1) if rows.dim() > 2 else rows
         bad = (~rows.isfinite()).nonzero()[0].tolist()

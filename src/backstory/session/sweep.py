@@ -10,9 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..maths.propagation import CHUNK_ROWS
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
+from .ahead import ahead
 from .condensed import Condensed
+
+CHUNK_BYTES = 32 << 20  # of rows read at once: enough of them for large products, little beside a propagator
 
 
 class Chunk(NamedTuple):
@@ -27,8 +31,8 @@ class Chunk(NamedTuple):
 def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) -> Iterator[Chunk]:
     """Chunks of the steps from `down_to` to `at`, latest first."""
     kept = Condensed(store, dtype)
-    for block in store.backward(at, dtype=dtype, lo_step=down_to):
-        yield _chunk(store, block, dtype, kept)
+    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS)
+    return ahead(_chunk(store, block, dtype, kept) for block in blocks)
 
 
 def forward(

@@ -116,7 +116,7 @@ class Embeddings:
                 f"embeddings for {self._of(at)}: a block covers rows {row_start} to {end}, expected one "
                 f"that ends at {expected_end}; nothing was changed. Give every row once, last block first."
             )
-        if not bool(E.isfinite().all()):
+        if not enc.all_finite(E):
             raise NumericalError(
                 f"embeddings for {self._of(at)} have a NaN or Inf in rows {row_start} to {end}; nothing was "
                 "changed. The recursion overflowed: embed an earlier checkpoint, or damp the curvature."

@@ -318,11 +318,16 @@ class Ledger:
         lo_step: int = 0,
         samples: bool = False,
         curvature: bool = True,
+        multiple: int = 1,
     ) -> Iterator[RowBlock]:
-        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first."""
+        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first.
+
+        A chunk has a `multiple` of so many rows, where there is room for more than one.
+        """
         steps = self.steps(lo_step, hi_step)
         copies = 1 + (self.curvature_rows if curvature or self.split else 0)
         most = max(1, chunk_bytes // (self.width * dtype.itemsize * copies))
+        most -= most % multiple if most > multiple else 0
         ends = (steps.row_start + steps.rows).tolist()
         starts = steps.row_start.tolist()
         hi = len(starts)

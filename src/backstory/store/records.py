@@ -159,7 +159,7 @@ def check_record(
             f"{where} has a diagonal P of shape {found}, expected {(width,) if diagonal else None}. "
             "All steps of a run have one, or none."
         )
-    if not all(bool(x.isfinite().all()) for x in (record.rows, record.curvature, record.P) if x is not None):
+    if not all(enc.all_finite(x) for x in (record.rows, record.curvature, record.P) if x is not None):
         raise NumericalError(
             f"{where} has a NaN or Inf in its rows or the optimizer's diagonal; expected finite numbers. Nothing of that step "
             "was kept. Look for a diverging loss or an overflowing precision at that step."

@@ -1,0 +1,53 @@
+"""Work done ahead: the same items, one ahead and no more, errors in their place, and an end that leaves no thread."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from backstory.session.ahead import ahead
+
+
+def test_items_come_in_order_and_none_is_lost() -> None:
+    assert list(ahead(iter(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(ahead(iter([None, None]))) == [None, None], "None is an item, not the end"
+    assert list(ahead(iter(()))) == []
+
+
+def test_the_next_item_is_made_while_one_is_used_and_no_other() -> None:
+    made: list[int] = []
+    second = threading.Event()
+
+    def items() -> Iterator[int]:
+        for i in range(4):
+            made.append(i)
+            if i == 1:
+                second.set()
+            yield i
+
+    found = ahead(items())
+    assert next(found) == 0
+    assert second.wait(10), "nothing was made ahead"
+    assert next(found) == 1
+    assert max(made) <= 2, "made more than one ahead: memory is bounded by that"
+    assert list(found) == [2, 3]
+
+
+def test_an_error_is_raised_where_its_item_would_be() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("the second")
+
+    found = ahead(items())
+    assert next(found) == 1
+    with pytest.raises(ValueError, match="the second"):
+        next(found)
+
+
+def test_closing_early_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    found = ahead(iter(range(100)))
+    next(found)
+    assert set(threading.enumerate()) > before
+    found.close()  # type: ignore[attr-defined]
+    assert set(threading.enumerate()) == before
