@@ -96,6 +96,16 @@ def test_sources_have_intervals_and_links() -> None:
     valid(drawn)
 
 
+def test_a_source_whose_interval_includes_zero_is_grey() -> None:
+    drawn = figures.sources(examples.sources())
+    assert drawn is not None
+    assert drawn["data"][0]["marker"]["color"] == ["var(--helped)", "var(--plain)", "var(--plain)"]
+    cells = figures.matrix(examples.sources(clear=[[True, False], [False, True], [True, False]]))
+    assert cells is not None
+    assert cells["data"][0]["z"] == [[0.5, None], [None, 0.3], [-0.2, None]]
+    valid(cells)
+
+
 def test_the_matrix_is_drawn_around_zero() -> None:
     drawn = figures.matrix(examples.sources())
     assert drawn is not None

@@ -235,6 +235,36 @@ def test_harmful_samples_can_be_ticked() -> None:
     assert read(page("harmful", examples.harmful(items=[]))).text.count("No sample hurt") == 1
 
 
+def test_harmful_samples_say_when_they_were_last_used() -> None:
+    html = page("harmful", examples.harmful(late=3, late_from=108, without_last=20))
+    assert "3 of these 4 samples were last used in the last tenth" in html
+    assert "Uses from step 100 on are left out" in html
+    assert '<td class="number" data-name="Last used">1</td>' in page("harmful", examples.harmful(at=41))
+    assert 'name="without_last" type="number" min="0" max="119" value="20"' in html
+
+
+@pytest.mark.parametrize("name", ["overview", "answer", "sources", "harmful"])
+def test_a_badge_says_how_far_to_trust_it_and_why(name: str) -> None:
+    known = shapes.Trust(
+        verdict="weak", reason="The subspace keeps 13%.", early="Early steps are understated.", words=[]
+    )
+    html = page(name, examples.PAGES[name](validity=known))
+    assert 'data-verdict="weak"' in html
+    for said in ("Trust: weak", "The subspace keeps 13%.", "Early steps are understated."):
+        assert said in html
+
+
+def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None:
+    html = page("sources", examples.sources(clear=[[True, False], [False, True], [True, False]]))
+    table = html[html.index("<tbody>") : html.index("</tbody>")]
+    assert table.count(">not clear<") == 2
+    assert table.count(">helps<") == 1
+    assert "hurt-ink" not in table
+    cells = html[html.index("<caption>Rows") :]
+    assert cells.count(">not clear<") == 3
+    assert cells.count("hurt-ink") == 1
+
+
 def test_samples_in_both_answers_are_said() -> None:
     text = read(page("compare")).text
     assert "1 sample is in both answers" in text

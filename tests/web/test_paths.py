@@ -92,6 +92,14 @@ def test_what_is_out_of_bounds_is_refused(client: TestClient, path: str) -> None
     refused(client, path, 422)
 
 
+def test_the_last_steps_are_left_out_of_harmful_data(client: TestClient) -> None:
+    found = client.get("/harmful?without_last=10").json()
+    assert found["without_last"] == 10
+    assert found["items"] != client.get("/harmful").json()["items"]
+    assert "expected 0 to 23" in str(refused(client, "/harmful?without_last=24", 422)["message"])
+    refused(client, "/harmful?without_last=-1", 422)
+
+
 def test_empty_fields_of_a_form_mean_nothing(client: TestClient) -> None:
     found = client.get("/samples?text=&source=&label=&first_step=&last_step=&sort=&queries=&page=&per=")
     assert found.status_code == 200

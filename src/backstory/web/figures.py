@@ -27,6 +27,7 @@ from .drawing import (
 )
 from .shapes import Number
 
+SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}
 SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT, "early": WARM, "late": ACCENT}
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}
 NARROW = 0.08  # of the run: a band whose name would run into the next
@@ -167,7 +168,7 @@ def erasers(found: Sequence[shapes.Eraser]) -> Figure | None:
 
 
 def sources(found: shapes.Sources) -> Figure | None:
-    """The value of each source, with its interval."""
+    """The value of each source, with its interval; grey where that includes 0."""
     if not found.sources:
         return None
     reach: Figure = {"type": "data", "symmetric": False, "color": MUTED, "thickness": 1.5, "width": 4}
@@ -176,17 +177,18 @@ def sources(found: shapes.Sources) -> Figure | None:
         "arrayminus": [s.value - s.low for s in found.sources],
     }
     names, links = [s.name for s in found.sources], [s.path for s in found.sources]
-    return across(names, [s.value for s in found.sources], "summed influence", links, error=reach)
+    colours = [SIGNS[s.words] for s in found.sources]
+    return across(names, [s.value for s in found.sources], "summed influence", links, colours=colours, error=reach)
 
 
 def matrix(found: shapes.Sources) -> Figure | None:
-    """Sources down, domains across; green helped, red hurt."""
+    """Sources down, domains across; green helped, red hurt, empty where the interval of a cell includes 0."""
     if len(found.domains) < 2 or not found.sources:
         return None
     most = max((abs(x) for row in found.matrix for x in row), default=0.0) or 1.0
     words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
-    cells: Figure = {"type": "heatmap", "z": found.matrix, "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
+    cells: Figure = {"type": "heatmap", "z": _clear(found), "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
     cells |= {"x": [named(x) for x in found.domains], "y": [named(s.name) for s in found.sources], "colorbar": bar}
     cells |= {
         "colorscale": [[0.0, HURT], [0.5, SURFACE], [1.0, HELPED]],
@@ -196,6 +198,14 @@ def matrix(found: shapes.Sources) -> Figure | None:
     out["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
     out["layout"]["xaxis"] |= {"side": "top", "showgrid": False, "tickangle": -35, "type": "category"}
     return out
+
+
+def _clear(found: shapes.Sources) -> list[list[float | None]]:
+    """The matrix without the numbers whose sign is not clear."""
+    if not found.clear:
+        return [list(line) for line in found.matrix]
+    both = zip(found.matrix, found.clear, strict=True)
+    return [[x if sure else None for x, sure in zip(line, known, strict=True)] for line, known in both]
 
 
 def harmful(found: Sequence[shapes.Hit]) -> Figure | None:

@@ -220,10 +220,13 @@ class Opened:
         found = name or self.default
         return all(("mean", found, c) in self._scores or ("means", c) in self._scores for c in asked)
 
-    def validity(self) -> Mapping[str, Any]:
-        """How far answers about the final model can be trusted."""
-        kept = self.run.store.embeddings().get(self.final, {}).get("validity") or self._final.validity
-        return kept or self.results.get("validity", lambda: self.run.validity().as_dict())
+    def validity(self, step: int | None = None) -> Mapping[str, Any]:
+        """How far answers about the model at a checkpoint can be trusted; None is the final one."""
+        at = self.final if step is None else step
+        kept = self.run.store.embeddings().get(at, {}).get("validity") or (
+            self._final.validity if at == self.final else {}
+        )
+        return kept or self.results.get(("validity", at), lambda: self.run.validity(at).as_dict())
 
     def going_on(self, done: int, total: int) -> None:
         """Called by work in progress: gives it up where the service ends."""

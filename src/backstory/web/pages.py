@@ -20,8 +20,9 @@ from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from ..insight.words import WORD
-from . import figures, shapes
+from . import figures, shapes, words
 from .drawing import HELPED, HURT, Figure
+from .ranking import last_use
 
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
@@ -131,7 +132,7 @@ def share(x: float, largest: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (signed, sign_words, count, when, shortened, marked, most, share)
+    f.__name__: f for f in (signed, sign_words, count, when, shortened, marked, most, share, last_use)
 }
 
 
@@ -191,11 +192,16 @@ def _answer(it: shapes.Answer, prefix: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(it: shapes.Life, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True)}
+    said = {"evolution_words": words.evolution(it), "occurrences_words": words.occurrences(it)}
+    return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True), **said}
 
 
 def _sources(it: shapes.Sources, prefix: Mapping[str, Any]) -> dict[str, Any]:
     return {"csv_query": "?" + urlencode({"queries": it.domains, "by": it.by}, doseq=True)}
+
+
+def _harmful(it: shapes.Harmful, prefix: Mapping[str, Any]) -> dict[str, Any]:
+    return {"lateness": words.lateness(it)}
 
 
 OWN: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
@@ -203,6 +209,7 @@ OWN: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "answer": _answer,
     "sample": _sample,
     "sources": _sources,
+    "harmful": _harmful,
 }
 
 

@@ -24,6 +24,7 @@ Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]] | None, Q
 At = Annotated[int | None, Query(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
 Step = Annotated[int | None, Query(ge=0, le=10**9)]
 K = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Last = Annotated[int, Query(ge=0, le=10**9, description="leave out uses in so many of the last steps")]
 Format = Annotated[Literal["json", "html"] | None, Query(description="a face, whatever the Accept header prefers")]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
 By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
@@ -163,10 +164,15 @@ def _add_values(app: FastAPI, served: Served) -> None:
 
     @app.get("/harmful", response_model=shapes.Harmful, responses=RESPONSES)
     async def harmful(
-        request: Request, queries: Name = None, k: K = 50, at: At = None, format: Format = None
+        request: Request,
+        queries: Name = None,
+        k: K = 50,
+        at: At = None,
+        without_last: Last = 0,
+        format: Format = None,
     ) -> Response:
         """The samples that hurt most over a query set."""
-        view = lambda: views.harmful(opened, queries or None, k, at)  # noqa: E731
+        view = lambda: views.harmful(opened, queries or None, k, at, without_last)  # noqa: E731
         return await served.shown(request, "harmful", view, lane=served.asking(at))
 
 

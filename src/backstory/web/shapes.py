@@ -111,7 +111,13 @@ class Harmful(Shape):
 
     queries: str
     at: int
+    without_last: int = Field(default=0, description="uses in so many of the last steps before `at` are left out")
+    late: int = Field(
+        default=0, description="how many of the items were last used in the last tenth of the steps before `at`"
+    )
+    late_from: int = Field(default=0, description="the first step of that last tenth")
     items: list[Hit]
+    validity: Trust = Trust(words=[])
     notes: list[str]
     sign: str = SIGN
     unit: str

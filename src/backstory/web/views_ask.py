@@ -20,7 +20,7 @@ from . import shapes
 from .errors import Refused
 from .opened import NEEDS_RECIPE, Opened, size
 from .ranking import both, pace, ranking
-from .views import trust
+from .trust import trust
 from .views_samples import label, need_index, shown_queries
 
 UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
