@@ -1,9 +1,11 @@
 """Answers are those of the run's own queries, for stored queries, typed text, images and gradients."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
-from tests.web.recipes import TEXTS, encoded, recipe
+from tests.web.recipes import LENGTH, TEXTS, encoded, recipe
 
 import backstory
 from backstory import truth
@@ -11,7 +13,7 @@ from backstory.errors import UsageError
 from backstory.web import shapes, views_ask
 from backstory.web.errors import Refused
 from backstory.web.opened import Opened
-from backstory.web.views_ask import answer, asked, compare, ready, stored, typed, uploaded
+from backstory.web.views_ask import MOST_PIECES, answer, asked, compare, ready, stored, typed, uploaded
 
 
 def expected(opened: Opened, batch: torch.Tensor, at: int = 24) -> backstory.Influence:
@@ -70,12 +72,40 @@ def test_a_ready_gradient(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradient", "words"), [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136")]
+    ("gradient", "words"),
+    [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136"), ([0.0] * 136, "0 everywhere")],
 )
 def test_a_gradient_that_does_not_fit(opened: Opened, gradient: list[float], words: str) -> None:
     with pytest.raises(Refused, match=words) as error:
         ready(opened, gradient)
     assert error.value.code == 422
+
+
+def test_the_way_to_make_a_gradient_works(opened: Opened) -> None:
+    with pytest.raises(Refused) as error:
+        ready(opened, [1.0])
+    line = error.value.hint.split("`")[1]
+    made, run = recipe(), backstory.open(opened.run.path)
+    scope = {"run": run, "model": run.load_weights(made.model), "loss": made.loss, "batch": made.queries["law"]}
+    exec(line, scope)
+    v = cast("Any", scope["v"])
+    found = answer(opened, ready(opened, v[1].tolist()), None, 3, False)
+    assert found.helpful == answer(opened, stored(opened, "law", 1), None, 3, False).helpful
+
+
+def test_white_space_is_no_question(opened: Opened) -> None:
+    with pytest.raises(Refused, match="only white space") as error:
+        typed(opened, " \n\t ")
+    assert error.value.code == 422
+
+
+def test_a_text_fills_only_so_many_contexts(opened: Opened) -> None:
+    longest = MOST_PIECES * LENGTH + 1  # each byte but the first has a loss
+    assert len(typed(opened, "a" * longest).batch) == MOST_PIECES
+    with pytest.raises(
+        Refused, match=f"fills the model's context {MOST_PIECES + 1} times; expected at most {MOST_PIECES}"
+    ):
+        typed(opened, "a" * (longest + 1))
 
 
 @pytest.mark.parametrize(

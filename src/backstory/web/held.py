@@ -25,9 +25,11 @@ from ..session.occurrences import rows_before
 from ..session.query import LossFn, query_rows
 from ..session.recipe import Recipe
 from ..session.run import Run
+from .batches import parts, size
 from .reader import Reader
 
 Floats = NDArray[np.float64]
+AT_ONCE = 8  # queries whose losses are summed in one pass
 MODE = "the model was asked in eval mode"
 
 
@@ -58,6 +60,15 @@ class Gradients:
     def of_mean(self, batch: Any) -> Tensor:
         """v (1, p) of their mean loss, by one backward pass."""
         return self._rows(lambda model, some: self._loss(model, some).mean(), batch)
+
+    def of_sum(self, batch: Any, progress: Progress) -> Tensor:
+        """v (1, p) of the sum of their losses, some queries at a time; `progress` may end it between them."""
+        n, done, out = size(batch), 0, []
+        for some in parts(batch, AT_ONCE):
+            progress(done, n)
+            out.append(self._rows(lambda model, few: self._loss(model, few).sum(), some))
+            done += AT_ONCE
+        return torch.cat(out).sum(0, keepdim=True)
 
     def _rows(self, loss: LossFn, batch: Any) -> Tensor:
         with self._lock:

@@ -82,14 +82,16 @@ def _add_asked(app: FastAPI, served: Served) -> None:
         """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
         q = await asking.read(request, Question)
         view = lambda: views_ask.answer(opened, views_ask.asked(opened, q), q.at, q.k, q.replay)  # noqa: E731
-        return await served.shown(request, "answer", view, lane=SWEEP if q.replay else served.asking(q.at))
+        lane = SWEEP if q.replay else served.asking(q.at)
+        return await served.shown(request, "answer", view, lane=lane, keeps=q.set is not None)
 
     @app.post("/ask/image", response_model=shapes.Answer, responses=RESPONSES, openapi_extra=asking.documented_upload())
     async def upload(request: Request, format: Format = None) -> Response:
         """The same for a PNG image, with a label or for what the model says of it."""
         data, q = await asking.read_upload(request)
         view = lambda: views_ask.answer(opened, views_ask.uploaded(opened, data, q.label), q.at, q.k, q.replay)  # noqa: E731
-        return await served.shown(request, "answer", view, lane=SWEEP if q.replay else served.asking(q.at))
+        lane = SWEEP if q.replay else served.asking(q.at)
+        return await served.shown(request, "answer", view, lane=lane, keeps=False)
 
 
 def _add_tokens(app: FastAPI, served: Served) -> None:

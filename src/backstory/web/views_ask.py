@@ -25,6 +25,7 @@ from .views_samples import label, need_index, shown_queries
 
 UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
 SHOWN = 50  # queries of a set in the form
+MOST_PIECES = 64  # contexts of the model that a typed text may fill
 REPLAYED = 10  # ids at each checkpoint
 TOKENS = (
     "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
@@ -66,7 +67,16 @@ def typed(opened: Opened, text: str) -> Asked:
     encode = None if opened.recipe is None else opened.recipe.text
     if encode is None:
         raise Refused(422, "this service cannot ask about typed text.", _how(opened, "text="))
-    return Asked(shapes.Query(kind="text", text=text), _digest(b"text", text.encode()), batch=encode(text))
+    if not text.strip():
+        raise Refused(422, "your text (text): found only white space; expected words.", "Type what to ask about.")
+    batch = encode(text)
+    if (n := size(batch)) > MOST_PIECES:
+        raise Refused(
+            422,
+            f"your text (text): found a text that fills the model's context {n} times; expected at most {MOST_PIECES} times.",
+            f"Ask about a part of it: about {len(text) * MOST_PIECES // n:,} characters.",
+        )
+    return Asked(shapes.Query(kind="text", text=text), _digest(b"text", text.encode()), batch=batch)
 
 
 def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
@@ -82,11 +92,24 @@ def ready(opened: Opened, gradient: Sequence[float]) -> Asked:
     """A gradient in the run's coordinates."""
     width = opened.run.store.width
     if len(gradient) != width:
-        raise Refused(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", "Send one row, ∇ℓ(θ, q).")
+        raise Refused(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", _made(width))
     v = torch.tensor(gradient, dtype=torch.float32)[None]
     if not bool(v.isfinite().all()):
         raise Refused(422, "the gradient has numbers that float32 cannot hold.", "Send finite numbers below 1e38.")
+    if not bool(v.any()):
+        raise Refused(
+            422,
+            "the gradient is 0 everywhere, so all influence on it is 0; expected a loss that the model can change.",
+            _made(width),
+        )
     return Asked(shapes.Query(kind="gradient"), _digest(b"gradient", v.numpy().tobytes()), gradient=v)
+
+
+def _made(width: int) -> str:
+    return (
+        f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
+        "`from backstory.session.coordinates import question; v, notes = question(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
+    )
 
 
 def asked(opened: Opened, q: shapes.Question) -> Asked:
@@ -117,7 +140,7 @@ def vector(opened: Opened, question: Asked, step: int) -> Tensor:
         if question.row >= len(rows):
             raise Refused(404, f"the query set gives {len(rows)} losses; found index {question.row}.", "Count from 0.")
         return rows[question.row : question.row + 1]
-    return opened.gradients(step).of(question.batch).sum(0, keepdim=True)
+    return opened.gradients(step).of_sum(question.batch, opened.going_on)
 
 
 def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool) -> shapes.Answer:
