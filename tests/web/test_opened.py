@@ -6,7 +6,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from tests.web.recipes import RECIPE, copied, recipe
+from tests.web.recipes import RECIPE, TOLD, copied, recipe
 from torch import Tensor
 
 import backstory
@@ -16,6 +16,20 @@ from backstory.web.errors import Refused
 from backstory.web.held import Scored
 from backstory.web.opened import Opened, Stopped, size
 from backstory.web.wanted import GivenUp, carrying
+
+
+def test_a_folder_that_is_just_called_run_has_the_name_of_its_parent(opened: Opened, tmp_path: Path) -> None:
+    assert Opened(copied(opened.run.path, tmp_path / "mnist" / "run")).name == "mnist"
+    assert opened.name == "text"
+
+
+def test_whether_the_model_s_answers_are_known(opened: Opened) -> None:
+    telling = Opened(opened.run.path, TOLD)
+    assert opened.own_known()  # there is nothing to know
+    assert not telling.own_known()
+    for name in telling.sets:
+        telling.own(name, 24)
+    assert telling.own_known()
 
 
 def test_query_sets_of_the_recipe_come_first(opened: Opened) -> None:

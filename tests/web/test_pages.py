@@ -9,7 +9,7 @@ import pytest
 from tests.web import examples
 
 from backstory.web import pages, shapes
-from backstory.web.pages import count, marked, render, share, shortened, signed, when
+from backstory.web.pages import count, labelled, marked, plain, render, share, shortened, signed, when
 
 VOID = {"meta", "link", "img", "input", "br"}
 
@@ -135,7 +135,7 @@ def test_marks_are_escaped_too() -> None:
 @pytest.mark.parametrize(
     ("x", "shown"),
     [
-        (0.0123456, "+0.01235"),
+        (0.0123456, "+0.0123"),
         (-2.0, "−2"),
         (0.0, "+0"),
         (None, "not known"),
@@ -145,6 +145,53 @@ def test_marks_are_escaped_too() -> None:
 )
 def test_numbers_have_their_sign(x: float | None, shown: str) -> None:
     assert signed(x) == shown
+
+
+def test_numbers_without_a_sign_and_labels_with_their_word() -> None:
+    assert (plain(104.26), plain(None), plain(-1.5e-7)) == ("104", "not known", "−1.5 × 10⁻⁷")
+    assert (labelled("2"), labelled("law 0"), labelled("2", "source")) == ("label 2", "law 0", "2")
+    html = page(
+        "sources",
+        examples.sources(by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]),
+    )
+    assert ">label 2</a>" in html
+
+
+def test_the_model_s_own_answer_and_loss_are_said() -> None:
+    known: dict[str, Any] = {
+        "kind": "image",
+        "image": examples.picture(),
+        "seen": examples.picture(),
+        "says": "7",
+        "loss": 104.26,
+        "loss_words": "the sum",
+    }
+    html = page("answer", examples.answer(query=shapes.Query(**known)))
+    assert "The model says: label 7" in html
+    assert "Its own loss on this: 104 (the sum)" in html
+    assert html.count("data-asked") == 1
+    assert "as the model sees it" in html
+    assert "The model says" not in page("answer")
+
+
+def test_a_list_that_is_cut_says_so() -> None:
+    many = [{"name": "law", "count": 1000}]
+    assert "Queries that it helped (of the first 200 of 1,000)" in page("sample", examples.life(), query_sets=many)
+    assert "of the first" not in page("sample")
+
+
+def test_mistakes_are_listed_alone() -> None:
+    wrong = shapes.Stored(
+        index=4, label="test 4: label 2", image=examples.picture(), path="/queries/test/4", says="7", mistake=True
+    )
+    some = shapes.StoredSet(name="test", count=90, fits=60, items=[wrong])
+    html = page("ask", examples.ask(query_sets=[some], can_tell=True, mistakes=True))
+    assert "60 of 90 queries" in html
+    assert "<strong>the model says 7</strong>" in html
+    assert "These are the first 1 of 60." in html
+    assert '<a href="/ask">Show all</a>' in html
+    assert "/ask?mistakes=true" in page("ask", examples.ask(can_tell=True))
+    assert "mistakes" not in page("ask")
 
 
 def test_small_filters() -> None:

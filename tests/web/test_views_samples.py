@@ -121,5 +121,7 @@ def test_life_without_embeddings(bare_run: Path) -> None:
 
 def test_queries_in_a_few_words(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     assert views_samples.label(opened, "law", 1) == "law 1: that judge he"
+    monkeypatch.setattr(views_samples, "shown_queries", lambda *_: [{"label": 7}])
+    assert views_samples.label(opened, "law", 0) == "law 0: label 7"
     monkeypatch.setattr(views_samples, "shown_queries", lambda *_: [])
     assert views_samples.label(opened, "law", 1) == "law 1"

@@ -19,6 +19,7 @@ NAMES = {
     "queries": "the query set",
     "at": "the model's step",
     "k": "how many samples",
+    "mistakes": "only mistakes",
     "replay": "the ranking at every checkpoint",
     "erasers": "what saturated it",
     "first_step": "from step",

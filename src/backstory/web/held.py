@@ -43,13 +43,20 @@ class Scored(NamedTuple):
     validity: Mapping[str, Any]
 
 
+class Own(NamedTuple):
+    """What the model itself makes of some queries: its losses, and its answers where the recipe can tell."""
+
+    losses: list[float]
+    says: list[str]
+
+
 class Gradients:
     """The recipe's model with the weights of one checkpoint; one question at a time, for hooks belong to the model."""
 
     def __init__(self, run: Run, recipe: Recipe, bases: Any, step: int) -> None:
         self.model = run.load_weights(copy.deepcopy(recipe.model), step)
         check_model(run.store, self.model, step)
-        self._loss, self._bases = recipe.loss, bases
+        self._loss, self._says, self._bases = recipe.loss, recipe.says, bases
         self._blocks, self._scales = blocks_of(run.store, self.model), load_scales(run.store, step)
         self._lock = Lock()
 
@@ -69,6 +76,17 @@ class Gradients:
             out.append(self._rows(lambda model, few: self._loss(model, few).sum(), some))
             done += AT_ONCE
         return torch.cat(out).sum(0, keepdim=True)
+
+    def own(self, batch: Any) -> Own:
+        """The model's own losses and answers, in eval mode."""
+        with self._lock, torch.no_grad():
+            training = self.model.training
+            self.model.eval()
+            try:
+                losses = self._loss(self.model, batch).reshape(-1).double().tolist()
+                return Own(losses, [] if self._says is None else [str(x) for x in self._says(self.model, batch)])
+            finally:
+                self.model.train(training)
 
     def _rows(self, loss: LossFn, batch: Any) -> Tensor:
         with self._lock:

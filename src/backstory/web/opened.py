@@ -24,14 +24,14 @@ from . import wanted
 from .batches import part, size
 from .catalogue import Catalogue
 from .errors import Refused
-from .held import Checkpoint, Floats, Gradients, Scored
+from .held import Checkpoint, Floats, Gradients, Own, Scored
 from .kept import Kept
 from .reader import Reader
+from .shapes_run import MOST_EACH
 from .wanted import Stopped
 
 __all__ = ["MOST_EACH", "MOST_QUERIES", "NEEDS_RECIPE", "ROOM", "Opened", "Stopped", "size"]
 MOST_QUERIES = 1000  # of a set
-MOST_EACH = 200  # of a set, where each counts
 ROOM = 4 << 30  # bytes of embeddings and weights in memory
 NEEDS_RECIPE = (
     "Questions about query sets, and everything made from them, need the model: start the service with --trust-recipe, if you "
@@ -45,7 +45,9 @@ class Opened:
     def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
         self._reader = Reader(path)
         config = self.run.config
-        self.name, self.recipe_name = self.run.path.resolve().name, recipe
+        folder = self.run.path.resolve()
+        self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
+        self.recipe_name = recipe
         self.final = self.run.step_of("final")
         args = config.get("recipe_args") if recipe == config.get("recipe") else None
         self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, args)
@@ -154,6 +156,16 @@ class Opened:
     def vectors(self, name: str, step: int) -> Tensor:
         """v (Q, p) of a query set."""
         return self._vectors.get((name, step), lambda: self.gradients(step).of(self.sets[name]))
+
+    def own(self, name: str, step: int) -> Own:
+        """The model's own losses on a query set, and its answers where the recipe can tell."""
+        found: Own = self.results.get(("own", name, step), lambda: self.gradients(step).own(self.sets[name]))
+        return found
+
+    def own_known(self) -> bool:
+        """Whether what the model says of every query set is known, or can never be."""
+        able = self.can_ask and self.recipe is not None and self.recipe.says is not None
+        return not able or all(("own", name, self.final) in self.results for name in self.sets)
 
     def mean(self, name: str, step: int) -> Scored:
         """Influence of every occurrence on the mean loss of a query set, (1, N); a sweep answers for all sets at once."""

@@ -23,6 +23,7 @@ from ..insight.words import WORD
 from . import figures, shapes, words
 from .drawing import HELPED, HURT, Figure
 from .ranking import last_use
+from .shapes_run import MOST_EACH
 
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
@@ -76,10 +77,23 @@ def environment() -> Environment:
 
 
 def signed(x: float | None) -> str:
-    """A number with its sign, four digits, and a true minus: +0.01234."""
-    if x is None:
-        return "not known"
-    return re.sub(r"e([+-])0*(\d+)", _power, f"{x:+.4g}".replace("-", "−", 1) if x < 0 else f"{x:+.4g}")
+    """A number with its sign, three digits, and a true minus: +0.0123."""
+    return "not known" if x is None else _written(f"{x:+.3g}")
+
+
+def plain(x: float | None) -> str:
+    """A number that needs no sign, in the same format: 0.0123."""
+    return "not known" if x is None else _written(f"{x:.3g}")
+
+
+def _written(number: str) -> str:
+    minus = f"−{number[1:]}" if number.startswith("-") else number
+    return re.sub(r"e([+-])0*(\d+)", _power, minus)
+
+
+def labelled(name: str, by: str = "label") -> str:
+    """A label that is a bare number with the word before it; any other name as it is."""
+    return f"label {name}" if by == "label" and re.fullmatch(r"-?\d+(\.\d+)?", name) else name
 
 
 def _power(found: re.Match[str]) -> str:
@@ -132,7 +146,7 @@ def share(x: float, largest: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (signed, sign_words, count, when, shortened, marked, most, share, last_use)
+    f.__name__: f for f in (signed, plain, labelled, sign_words, count, when, shortened, marked, most, share, last_use)
 }
 
 
@@ -192,7 +206,9 @@ def _answer(it: shapes.Answer, prefix: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(it: shapes.Life, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"evolution_words": words.evolution(it), "occurrences_words": words.occurrences(it)}
+    known = {name: n for name, n in _counts(prefix) if n > MOST_EACH}
+    first = f" (of the first {MOST_EACH} of {known[it.queries]:,})" if it.queries in known else ""
+    said = {"of_first": first, "evolution_words": words.evolution(it), "occurrences_words": words.occurrences(it)}
     return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True), **said}
 
 
@@ -223,6 +239,12 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
 
 def _single(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _counts(prefix: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [
+        (q["name"], q["count"]) if isinstance(q, Mapping) else (q.name, q.count) for q in prefix.get("query_sets", ())
+    ]
 
 
 def _names(prefix: Mapping[str, Any]) -> list[str]:

@@ -132,6 +132,10 @@ class Query(Shape):
     text: str | None = None
     image: str | None = Field(default=None, description="a data URL, or null")
     label: str | None = None
+    seen: str | None = Field(default=None, description="an uploaded image as the model sees it: a data URL, or null")
+    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
+    loss: Number = Field(default=None, description="the model's own loss on it at this checkpoint")
+    loss_words: str | None = Field(default=None, description="what that loss is")
 
 
 class Pace(Shape):
@@ -193,6 +197,8 @@ class Stored(Shape):
     text: str | None = None
     image: str | None = None
     path: str = Field(description="where its answer is")
+    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
+    mistake: bool | None = Field(default=None, description="whether that is not its label; null where it is not known")
 
 
 class StoredSet(Shape):
@@ -200,6 +206,7 @@ class StoredSet(Shape):
 
     name: str
     count: int
+    fits: int = Field(default=0, description="how many of them fit: all, or the mistakes that were asked for")
     items: list[Stored]
 
 
@@ -210,6 +217,8 @@ class AskForm(Shape):
     checkpoints: list[int]
     can_type: bool
     can_upload: bool
+    can_tell: bool = Field(default=False, description="whether the recipe can tell the model's mistakes: mistakes=true")
+    mistakes: bool = Field(default=False, description="whether only mistakes are listed")
     longest_text: int
     most_hits: int = MOST_HITS
     dims: int = Field(description="length of a ready gradient")

@@ -158,7 +158,8 @@ def label(opened: Opened, name: str, index: int) -> str:
     found = shown_queries(opened, name)
     if index >= len(found):
         return f"{name} {index}"
-    text = found[index].get("text") or found[index].get("label")
+    own = found[index].get("label")
+    text = found[index].get("text") or (None if own is None else f"label {own}")
     line = " ".join(str(text or "").split())
     return f"{name} {index}" + (f": {line[:60]}" if line else "")
 
