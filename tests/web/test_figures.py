@@ -106,6 +106,15 @@ def test_a_source_whose_interval_includes_zero_is_grey() -> None:
     valid(cells)
 
 
+def test_labels_that_are_numbers_have_their_word() -> None:
+    found = examples.sources(
+        by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]
+    )
+    for drawn in (figures.sources(found), figures.matrix(found)):
+        assert drawn is not None
+        assert drawn["data"][0]["y"] == ["label 2"] * 3
+
+
 def test_the_matrix_is_drawn_around_zero() -> None:
     drawn = figures.matrix(examples.sources())
     assert drawn is not None

@@ -9,7 +9,7 @@ import pytest
 from tests.web import examples
 
 from backstory.web import pages, shapes
-from backstory.web.pages import count, labelled, marked, plain, render, share, shortened, signed, when
+from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
 
 VOID = {"meta", "link", "img", "input", "br"}
 
@@ -149,7 +149,6 @@ def test_numbers_have_their_sign(x: float | None, shown: str) -> None:
 
 def test_numbers_without_a_sign_and_labels_with_their_word() -> None:
     assert (plain(104.26), plain(None), plain(-1.5e-7)) == ("104", "not known", "−1.5 × 10⁻⁷")
-    assert (labelled("2"), labelled("law 0"), labelled("2", "source")) == ("label 2", "law 0", "2")
     html = page(
         "sources",
         examples.sources(by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]),

@@ -47,3 +47,8 @@ def test_how_many_of_the_harmful_came_late() -> None:
     assert "3 of these 4 samples were last used in the last tenth of training (from step 108)" in found
     assert words.lateness(examples.harmful(items=[])) == ""
     assert "This sample was not last used" in words.lateness(examples.harmful(items=examples.harmful().items[:1]))
+
+
+def test_labels_that_are_numbers_have_their_word() -> None:
+    said = words.labelled
+    assert (said("2"), said("law 0"), said("2", "source")) == ("label 2", "law 0", "2")

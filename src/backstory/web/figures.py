@@ -26,6 +26,7 @@ from .drawing import (
     thinned,
 )
 from .shapes import Number
+from .words import labelled
 
 SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}
 SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT, "early": WARM, "late": ACCENT}
@@ -176,7 +177,7 @@ def sources(found: shapes.Sources) -> Figure | None:
         "array": [s.high - s.value for s in found.sources],
         "arrayminus": [s.value - s.low for s in found.sources],
     }
-    names, links = [s.name for s in found.sources], [s.path for s in found.sources]
+    names, links = [labelled(s.name, found.by) for s in found.sources], [s.path for s in found.sources]
     colours = [SIGNS[s.words] for s in found.sources]
     return across(names, [s.value for s in found.sources], "summed influence", links, colours=colours, error=reach)
 
@@ -189,7 +190,11 @@ def matrix(found: shapes.Sources) -> Figure | None:
     words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
     cells: Figure = {"type": "heatmap", "z": _clear(found), "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
-    cells |= {"x": [named(x) for x in found.domains], "y": [named(s.name) for s in found.sources], "colorbar": bar}
+    cells |= {
+        "x": [named(x) for x in found.domains],
+        "y": [named(labelled(s.name, found.by)) for s in found.sources],
+        "colorbar": bar,
+    }
     cells |= {
         "colorscale": [[0.0, HURT], [0.5, SURFACE], [1.0, HELPED]],
         "hovertemplate": "%{y} for %{x}: %{z:+.3g}<extra></extra>",

@@ -24,6 +24,7 @@ from . import figures, shapes, words
 from .drawing import HELPED, HURT, Figure
 from .ranking import last_use
 from .shapes_run import MOST_EACH
+from .words import labelled
 
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
@@ -89,11 +90,6 @@ def plain(x: float | None) -> str:
 def _written(number: str) -> str:
     minus = f"−{number[1:]}" if number.startswith("-") else number
     return re.sub(r"e([+-])0*(\d+)", _power, minus)
-
-
-def labelled(name: str, by: str = "label") -> str:
-    """A label that is a bare number with the word before it; any other name as it is."""
-    return f"label {name}" if by == "label" and re.fullmatch(r"-?\d+(\.\d+)?", name) else name
 
 
 def _power(found: re.Match[str]) -> str:

@@ -3,10 +3,17 @@
 Knows nothing of HTML or of runs: shapes in, text out.
 """
 
+import re
+
 from . import shapes
 
 LATE = 10  # one part in so many is the end of training
 SAME = 0.05  # of the larger of two influences: a smaller change is none
+
+
+def labelled(name: str, by: str = "label") -> str:
+    """A label that is a bare number with the word before it; any other name as it is."""
+    return f"label {name}" if by == "label" and re.fullmatch(r"-?\d+(\.\d+)?", name) else name
 
 
 def evolution(found: shapes.Life) -> str:
