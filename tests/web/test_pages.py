@@ -179,6 +179,10 @@ def test_a_list_that_is_cut_says_so() -> None:
     assert "of the first" not in page("sample")
 
 
+def test_the_form_says_how_long_a_text_may_be() -> None:
+    assert "At most 20,000 characters, and 64 times the model's context" in page("ask").replace("&#39;", "'")
+
+
 def test_mistakes_are_listed_alone() -> None:
     wrong = shapes.Stored(
         index=4, label="test 4: label 2", image=examples.picture(), path="/queries/test/4", says="7", mistake=True

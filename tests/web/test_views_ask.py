@@ -13,7 +13,8 @@ from backstory.errors import UsageError
 from backstory.web import shapes, views_ask
 from backstory.web.errors import Refused
 from backstory.web.opened import Opened
-from backstory.web.views_ask import MOST_PIECES, answer, asked, compare, ready, stored, typed, uploaded
+from backstory.web.shapes_run import MOST_PIECES
+from backstory.web.views_ask import answer, asked, compare, ready, stored, typed, uploaded
 
 
 def expected(opened: Opened, batch: torch.Tensor, at: int = 24) -> backstory.Influence:

@@ -15,6 +15,7 @@ from .shapes_run import (
     LONGEST_TEXT,
     MOST_A_PAGE,
     MOST_HITS,
+    MOST_PIECES,
     SIGN,
     AtCheckpoint,
     Eraser,
@@ -220,6 +221,7 @@ class AskForm(Shape):
     can_tell: bool = Field(default=False, description="whether the recipe can tell the model's mistakes: mistakes=true")
     mistakes: bool = Field(default=False, description="whether only mistakes are listed")
     longest_text: int
+    most_pieces: int = Field(default=MOST_PIECES, description="contexts of the model that a typed text may fill")
     most_hits: int = MOST_HITS
     dims: int = Field(description="length of a ready gradient")
     missing: list[str]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 SIGN = "positive: the sample helped, without it the loss would be higher; negative: it hurt, without it the loss would be lower"
 HELPED, HURT = "helped: without it the loss would be higher", "hurt: without it the loss would be lower"
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
+MOST_PIECES = 64  # contexts of the model that a typed text may fill
 MOST_EACH = 200  # queries of a set, where each is asked about
 Number = float | None
 

@@ -22,12 +22,12 @@ from .batches import part
 from .errors import Refused
 from .opened import NEEDS_RECIPE, Opened, size
 from .ranking import both, pace, ranking
+from .shapes_run import MOST_PIECES
 from .trust import trust
 from .views_samples import label, need_index, shown_queries
 
 UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
 SHOWN = 50  # queries of a set in the form
-MOST_PIECES = 64  # contexts of the model that a typed text may fill
 REPLAYED = 10  # ids at each checkpoint
 TOKENS = (
     "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
