@@ -158,6 +158,19 @@ def test_one_that_runs_long_counts_with_its_time_so_far() -> None:
     assert future.result(20) == "done"
 
 
+def test_where_a_thread_is_free_nothing_is_waited_for() -> None:
+    now, (begun, go, job) = [0.0], blocked()
+    lane = Lane("ask", 2, clock=lambda: now[0])
+    future = lane.pool.submit(lane.timed(lane.enter(None), job))
+    assert begun.wait(20)
+    now[0] = 100.0
+    assert lane.expected(None) == 0
+    lane.enter(None)
+    assert lane.expected(None) == 200
+    go.set()
+    assert future.result(20) == "done"
+
+
 def test_more_than_can_be_done_in_time_is_not_taken() -> None:
     now = [0.0]
 

@@ -59,14 +59,14 @@ class Lane:
         self._jobs.pop(place, None)
 
     def expected(self, key: Hashable | None) -> float:
-        """Seconds until a job that comes now would be done, as far as is known; 0 where nothing else is before it."""
+        """Seconds until a job that comes now would be done, as far as is known; 0 where a thread is free for it."""
         others = len({found for found in self._jobs.values() if found != key})
-        if not others:
+        if others < self._threads:
             return 0.0
         running = max((self._clock() - began for began in list(self._began.values())), default=0.0)
-        one = max(running, sum(self._took) / max(1, len(self._took)))
-        own = 0.0 if key is not None and key in self._jobs.values() else one
-        return math.ceil(others / self._threads) * one + own
+        usual = sum(self._took) / len(self._took) if self._took else running
+        own = 0.0 if key is not None and key in self._jobs.values() else usual
+        return others // self._threads * max(running, usual) + own
 
 
 class Work:
