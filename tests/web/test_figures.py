@@ -102,7 +102,10 @@ def test_a_source_whose_interval_includes_zero_is_grey() -> None:
     assert drawn["data"][0]["marker"]["color"] == ["var(--helped)", "var(--plain)", "var(--plain)"]
     cells = figures.matrix(examples.sources(clear=[[True, False], [False, True], [True, False]]))
     assert cells is not None
-    assert cells["data"][0]["z"] == [[0.5, None], [None, 0.3], [-0.2, None]]
+    assert cells["data"][0]["z"] == examples.sources().matrix
+    assert cells["data"][1]["z"] == [[None, 0], [0, None], [None, 0]]
+    assert "not clear" in cells["data"][1]["hovertemplate"]
+    assert {colour for _, colour in cells["data"][1]["colorscale"]} == {"var(--plain)"}
     valid(cells)
 
 

@@ -183,34 +183,37 @@ def sources(found: shapes.Sources) -> Figure | None:
 
 
 def matrix(found: shapes.Sources) -> Figure | None:
-    """Sources down, domains across; green helped, red hurt, empty where the interval of a cell includes 0."""
+    """Sources down, domains across; green helped, red hurt, grey where the interval of a cell includes 0."""
     if len(found.domains) < 2 or not found.sources:
         return None
     most = max((abs(x) for row in found.matrix for x in row), default=0.0) or 1.0
     words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
-    cells: Figure = {"type": "heatmap", "z": _clear(found), "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
-    cells |= {
+    cells: Figure = {"type": "heatmap", "z": found.matrix, "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
+    place = {
         "x": [named(x) for x in found.domains],
         "y": [named(labelled(s.name, found.by)) for s in found.sources],
-        "colorbar": bar,
     }
     cells |= {
+        **place,
+        "colorbar": bar,
         "colorscale": [[0.0, HURT], [0.5, SURFACE], [1.0, HELPED]],
         "hovertemplate": "%{y} for %{x}: %{z:+.3g}<extra></extra>",
     }
-    out = figure([cells], "", "", height=170 + 34 * len(found.sources))
+    out = figure([cells, *_unclear(found, place)], "", "", height=170 + 34 * len(found.sources))
     out["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
     out["layout"]["xaxis"] |= {"side": "top", "showgrid": False, "tickangle": -35, "type": "category"}
     return out
 
 
-def _clear(found: shapes.Sources) -> list[list[float | None]]:
-    """The matrix without the numbers whose sign is not clear."""
-    if not found.clear:
-        return [list(line) for line in found.matrix]
-    both = zip(found.matrix, found.clear, strict=True)
-    return [[x if sure else None for x, sure in zip(line, known, strict=True)] for line, known in both]
+def _unclear(found: shapes.Sources, place: Figure) -> list[Figure]:
+    """Grey over the cells whose sign is not clear."""
+    z = [[None if sure else 0 for sure in line] for line in found.clear]
+    if not any(0 in line for line in z):
+        return []
+    grey = {"colorscale": [[0.0, PLAIN], [1.0, PLAIN]], "showscale": False, "customdata": found.matrix}
+    said = "%{y} for %{x}: %{customdata:+.3g}, not clear<extra></extra>"
+    return [{"type": "heatmap", "z": z, "xgap": 2, "ygap": 2, "hovertemplate": said, **place, **grey}]
 
 
 def harmful(found: Sequence[shapes.Hit]) -> Figure | None:
