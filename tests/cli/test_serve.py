@@ -83,6 +83,20 @@ def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
     assert not listened
 
 
+def test_a_port_in_use_is_said_before_anything_is_loaded(digits_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(serve.TOKEN, raising=False)
+    monkeypatch.setattr("backstory.web.opened.Opened", lambda *_, **__: pytest.fail("the run was loaded"))
+    with serve.bound("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"found port {port} of 127.0.0.1 in use.*expected a free one.*--port"):
+            run(str(digits_run), "--port", str(port))
+
+
+def test_a_place_that_is_not_of_this_machine_is_said() -> None:
+    with pytest.raises(UsageError, match=r"cannot listen at 203\.0\.113\.1, port 8321.*--host"):
+        serve.bound("203.0.113.1", 8321)
+
+
 def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:
     code = "from backstory.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", str(digits_run), "--trust-recipe", "--port", "0"]

@@ -11,7 +11,7 @@ from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
 from backstory.errors import UsageError
-from backstory.studies.digits import MOST_PIXELS, brought, loss, net, shown
+from backstory.studies.digits import MOST_PIXELS, brought, loss, net, recipe, says, shown
 from backstory.studies.png import png
 
 DIGIT = torch.zeros(28, 28)
@@ -101,3 +101,11 @@ def test_a_bomb_is_refused_before_it_is_decoded(width: int, height: int, monkeyp
 def test_queries_are_shown_with_their_label() -> None:
     (found,) = shown((DIGIT[None, None], torch.tensor([1])))
     assert found == {"image": png(DIGIT), "label": "1"}
+
+
+def test_the_model_says_a_digit_of_each_image() -> None:
+    made = recipe("digits", epochs=1)
+    batch = made.queries["test"]
+    found = says(made.model, batch)
+    assert found == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
+    assert made.says is says

@@ -1,6 +1,7 @@
 """A very small run of text with hostile ids and contents, as a recipe and as a recording."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from backstory.studies.gpt_model import GPT
 from backstory.studies.gpt_setups import counts, loss
 from backstory.studies.texts import pieces, shown, text_of, typed
 
-RECIPE = "tests.web.recipes:recipe"
+RECIPE, TOLD = "tests.web.recipes:recipe", "tests.web.recipes:told"
 LENGTH, STEPS, BATCH = 12, 24, 3
 SCRIPT = "<script>alert(1)</script>"
 TEXTS = {
@@ -55,6 +56,15 @@ def recipe(seed: int = 0) -> Recipe:
         queries={"law": tokens(["this court said", "that judge held"]), "poems": tokens(["red roses, sweet", "blue is sweet!!"])},
         text=partial(typed, length=LENGTH), image=encoded, show=shown, pieces=pieces,
     )  # fmt: skip
+
+
+def told(seed: int = 0) -> Recipe:
+    """The same, with queries that have a label and an image, and a model that answers with their first letter."""
+
+    def label(batch: Tensor) -> list[dict[str, Any]]:
+        return [{"text": text_of(x), "label": "t", "image": b"\x89PNG small"} for x in batch]
+
+    return replace(recipe(seed), says=lambda model, batch: [text_of(x)[:1] for x in batch], show=label)
 
 
 def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:

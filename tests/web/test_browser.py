@@ -329,7 +329,7 @@ def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -
     page.wait_for_selector("#erasers table")
     visitor.drawn()
     left = visitor.json(f"{path}?erasers=true")["saturation"]["left"]
-    expect(page.locator("#erasers tbody tr").last).to_contain_text(f"{abs(left):.4g}"[:6])
+    expect(page.locator("#erasers tbody tr").last).to_contain_text(f"{abs(left):.3g}"[:6])
     expect(page).to_have_url(visitor.address + path)
 
 

@@ -1,6 +1,7 @@
 """A browser gets a page, a program gets JSON, at the same path."""
 
 import asyncio
+import html
 
 import httpx
 import pytest
@@ -73,6 +74,35 @@ def test_a_weight_that_only_looks_like_a_number_is_none(opened: Opened) -> None:
                 assert (found.status_code, found.headers["content-type"]) == (code, "application/json")
 
     asyncio.run(main())
+
+
+def test_the_page_of_an_error_keeps_what_was_typed(client: TestClient) -> None:
+    typed = "\n<b>the court</b>" + "a" * 4000
+    page = client.post("/ask", data={"text": typed, "k": "3"}, headers={"accept": BROWSER})
+    assert page.status_code == 422
+    assert "found text of 4,017 characters; expected at most 4000 characters" in page.text
+    assert '<form class="card stack" action="/ask" method="post"' in page.text
+    assert f'name="text">\n\n{html.escape(typed[1:])}</textarea>' in page.text
+    assert 'name="k" type="text" value="3"' in page.text
+
+
+def test_the_page_of_an_error_keeps_a_search_and_an_upload(client: TestClient) -> None:
+    page = client.get("/samples?text=court&page=9&format=html").text
+    assert '<form class="card stack" action="/samples" method="get"' in page
+    for name, value in (("text", "court"), ("page", "9")):
+        assert f'name="{name}" type="text" value="{value}"' in page
+    assert 'name="format"' not in page
+    sent = client.post("/ask/image", data={"label": "seven"}, files={"other": b"x"}, headers={"accept": BROWSER})
+    assert sent.status_code == 422
+    assert 'enctype="multipart/form-data"' in sent.text
+    assert 'type="file" name="image"' in sent.text
+    assert 'name="label" type="text" value="seven"' in sent.text
+
+
+def test_an_error_without_a_form_has_none(client: TestClient) -> None:
+    for page in (client.get("/nothing", headers={"accept": BROWSER}), client.put("/ask", headers={"accept": BROWSER})):
+        assert "That did not work" in page.text
+        assert "Send again" not in page.text
 
 
 def test_where_the_page_of_an_error_fails_it_is_json(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

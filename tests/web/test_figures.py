@@ -96,6 +96,28 @@ def test_sources_have_intervals_and_links() -> None:
     valid(drawn)
 
 
+def test_a_source_whose_interval_includes_zero_is_grey() -> None:
+    drawn = figures.sources(examples.sources())
+    assert drawn is not None
+    assert drawn["data"][0]["marker"]["color"] == ["var(--helped)", "var(--plain)", "var(--plain)"]
+    cells = figures.matrix(examples.sources(clear=[[True, False], [False, True], [True, False]]))
+    assert cells is not None
+    assert cells["data"][0]["z"] == examples.sources().matrix
+    assert cells["data"][1]["z"] == [[None, 0], [0, None], [None, 0]]
+    assert "not clear" in cells["data"][1]["hovertemplate"]
+    assert {colour for _, colour in cells["data"][1]["colorscale"]} == {"var(--plain)"}
+    valid(cells)
+
+
+def test_labels_that_are_numbers_have_their_word() -> None:
+    found = examples.sources(
+        by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]
+    )
+    for drawn in (figures.sources(found), figures.matrix(found)):
+        assert drawn is not None
+        assert drawn["data"][0]["y"] == ["label 2"] * 3
+
+
 def test_the_matrix_is_drawn_around_zero() -> None:
     drawn = figures.matrix(examples.sources())
     assert drawn is not None

@@ -44,6 +44,22 @@ def test_the_mean_takes_one_backward_pass(opened: Opened) -> None:
     assert torch.allclose(model.of_mean(batch)[0], model.of(batch).mean(0), rtol=1e-4, atol=1e-6)
 
 
+def test_the_sum_takes_one_pass_for_some_queries_at_a_time(opened: Opened) -> None:
+    model, batch = opened.gradients(24), torch.cat([recipe().queries["poems"]] * 10)
+    told = list[tuple[int, int]]()
+    found = model.of_sum(batch, lambda done, total: told.append((done, total)))
+    assert torch.allclose(found[0], model.of(batch).sum(0), rtol=1e-4, atol=1e-5)
+    assert told == [(0, 20), (8, 20), (16, 20)]
+
+
+def test_the_model_s_own_losses_are_those_of_the_recipe(opened: Opened) -> None:
+    made, run = recipe(), backstory.open(opened.run.path)
+    model, batch = run.load_weights(made.model).eval(), made.queries["poems"]
+    found = opened.gradients(24).own(batch)
+    assert found.losses == pytest.approx(made.loss(model, batch).tolist(), rel=1e-5)
+    assert found.says == []
+
+
 def test_neighbours_are_cosines_of_summed_embeddings(opened: Opened) -> None:
     E, catalogue = opened.run.embeddings().double().numpy(), opened.catalogue
     sums = np.stack([E[[i for i, k in enumerate(catalogue.inverse) if k == j]].sum(0) for j in range(len(catalogue))])

@@ -36,6 +36,16 @@ def test_one_that_is_too_large_is_still_given() -> None:
     assert "a" not in kept
 
 
+def test_a_look_makes_nothing_and_waits_for_nobody() -> None:
+    kept: Kept[int] = Kept(2)
+    assert kept.peek("a") is None
+    kept.get("a", lambda: 1)
+    kept.get("b", lambda: 2)
+    assert kept.peek("a") == 1
+    kept.get("c", lambda: 3)
+    assert "a" not in kept  # to look at it was not to ask for it
+
+
 def test_an_error_is_raised_and_not_kept() -> None:
     kept = Kept[int](4)
 

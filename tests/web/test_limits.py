@@ -32,6 +32,7 @@ def asked(
     limits: Limits,
     path: str = "/",
     *,
+    method: str = "POST",
     headers: Mapping[str, str] | None = None,
     chunks: Iterable[bytes] = (b"",),
     query: bytes = b"",
@@ -51,7 +52,7 @@ def asked(
         sent.append(message)
 
     scope: dict[str, Any] = {
-        "type": "http", "method": "POST", "path": path, "query_string": query, "scheme": "http", "http_version": "1.1",
+        "type": "http", "method": method, "path": path, "query_string": query, "scheme": "http", "http_version": "1.1",
         "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in given.items()],
     }  # fmt: skip
     asyncio.run(Guard(echo, limits, say)(scope, receive, send))
@@ -135,6 +136,43 @@ def test_every_answer_has_the_headers() -> None:
     policy = HEADERS["Content-Security-Policy"]
     assert "script-src 'self';" in policy
     assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://elsewhere.example"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "null"},
+        {"origin": "null", "sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1:8321", "sec-fetch-site": "cross-site"},
+    ],
+)
+def test_what_the_page_of_another_site_sends_is_refused(headers: dict[str, str]) -> None:
+    status, _, said = asked(Limits(), "/ask", headers=headers)
+    assert (status, "another site" in said) == (403, True)
+    token = {"authorization": f"Bearer {TOKEN}", **headers}
+    assert asked(Limits(token=TOKEN, any_host=True), "/ask", headers=token)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:8321"},
+        {"sec-fetch-site": "same-origin", "origin": "null"},
+        {"sec-fetch-site": "none"},
+        {"origin": "http://127.0.0.1:8321"},
+    ],
+)
+def test_what_our_own_page_or_a_program_sends_is_taken(headers: dict[str, str]) -> None:
+    assert asked(Limits(), "/ask", headers=headers)[0] == 200
+
+
+def test_a_link_from_another_site_may_be_followed() -> None:
+    assert asked(Limits(), method="GET", headers={"sec-fetch-site": "cross-site"})[0] == 200
 
 
 def test_empty_fields_of_a_form_are_left_out() -> None:

@@ -2,10 +2,11 @@
 
 import threading
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
-from tests.web.recipes import RECIPE, copied, recipe
+from tests.web.recipes import RECIPE, TOLD, copied, recipe
 from torch import Tensor
 
 import backstory
@@ -14,6 +15,21 @@ from backstory.session.embed import Progress
 from backstory.web.errors import Refused
 from backstory.web.held import Scored
 from backstory.web.opened import Opened, Stopped, size
+from backstory.web.wanted import GivenUp, carrying
+
+
+def test_a_folder_that_is_just_called_run_has_the_name_of_its_parent(opened: Opened, tmp_path: Path) -> None:
+    assert Opened(copied(opened.run.path, tmp_path / "mnist" / "run")).name == "mnist"
+    assert opened.name == "text"
+
+
+def test_whether_the_model_s_answers_are_known(opened: Opened) -> None:
+    telling = Opened(opened.run.path, TOLD)
+    assert opened.own_known()  # there is nothing to know
+    assert not telling.own_known()
+    for name in telling.sets:
+        telling.own(name, 24)
+    assert telling.own_known()
 
 
 def test_query_sets_of_the_recipe_come_first(opened: Opened) -> None:
@@ -128,6 +144,44 @@ def test_work_ends_with_the_service(bare_run: Path) -> None:
     ending.stopping.set()
     with pytest.raises(Stopped):
         ending.warm()
+
+
+def test_whether_something_is_known_is_said_without_computing_it(
+    bare_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = Opened(bare_run, RECIPE)
+
+    def never(*_: object) -> None:
+        raise AssertionError("the run was read")
+
+    monkeypatch.setattr(Opened, "run", property(never))
+    assert not any(bare.quick(c) for c in bare.checkpoints)
+    assert [bare.means_known(None), bare.each_known(None), bare.validity_known()] == [False] * 3
+    assert not bare.mean_known("law", 8)
+    monkeypatch.undo()
+    bare.validity()
+    bare.each("law", bare.catalogue.rows(0))
+    bare.mean("law", 8)
+    monkeypatch.setattr(Opened, "run", property(never))
+    assert bare.validity_known()
+    assert bare.each_known("law")
+    assert not bare.each_known("poems")
+    assert bare.mean_known("poems", 8)
+    assert not bare.means_known("law")
+
+
+def test_a_question_that_nobody_waits_for_is_given_up(bare_run: Path) -> None:
+    bare, flag = Opened(bare_run, RECIPE), Event()
+    v = bare.vectors("law", 24)[:1]
+
+    def job() -> None:
+        flag.set()  # its time passes while it runs
+        bare.scored("q", v, 24)
+
+    with pytest.raises(GivenUp):
+        carrying(flag, job)()
+    assert ("one", "q", 24) not in bare._scores
+    bare.mean("law", 24)  # what others want goes on
 
 
 def test_warming_computes_what_pages_need(opened: Opened) -> None:

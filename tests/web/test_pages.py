@@ -9,7 +9,7 @@ import pytest
 from tests.web import examples
 
 from backstory.web import pages, shapes
-from backstory.web.pages import count, marked, render, share, shortened, signed, when
+from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
 
 VOID = {"meta", "link", "img", "input", "br"}
 
@@ -135,7 +135,7 @@ def test_marks_are_escaped_too() -> None:
 @pytest.mark.parametrize(
     ("x", "shown"),
     [
-        (0.0123456, "+0.01235"),
+        (0.0123456, "+0.0123"),
         (-2.0, "−2"),
         (0.0, "+0"),
         (None, "not known"),
@@ -145,6 +145,56 @@ def test_marks_are_escaped_too() -> None:
 )
 def test_numbers_have_their_sign(x: float | None, shown: str) -> None:
     assert signed(x) == shown
+
+
+def test_numbers_without_a_sign_and_labels_with_their_word() -> None:
+    assert (plain(104.26), plain(None), plain(-1.5e-7)) == ("104", "not known", "−1.5 × 10⁻⁷")
+    html = page(
+        "sources",
+        examples.sources(by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]),
+    )
+    assert ">label 2</a>" in html
+
+
+def test_the_model_s_own_answer_and_loss_are_said() -> None:
+    known: dict[str, Any] = {
+        "kind": "image",
+        "image": examples.picture(),
+        "seen": examples.picture(),
+        "says": "7",
+        "loss": 104.26,
+        "loss_words": "the sum",
+    }
+    html = page("answer", examples.answer(query=shapes.Query(**known)))
+    assert "The model says: label 7" in html
+    assert "Its own loss on this: 104 (the sum)" in html
+    assert html.count("data-asked") == 1
+    assert "as the model sees it" in html
+    assert "The model says" not in page("answer")
+
+
+def test_a_list_that_is_cut_says_so() -> None:
+    many = [{"name": "law", "count": 1000}]
+    assert "Queries that it helped (of the first 200 of 1,000)" in page("sample", examples.life(), query_sets=many)
+    assert "of the first" not in page("sample")
+
+
+def test_the_form_says_how_long_a_text_may_be() -> None:
+    assert "At most 20,000 characters, and 64 times the model's context" in page("ask").replace("&#39;", "'")
+
+
+def test_mistakes_are_listed_alone() -> None:
+    wrong = shapes.Stored(
+        index=4, label="test 4: label 2", image=examples.picture(), path="/queries/test/4", says="7", mistake=True
+    )
+    some = shapes.StoredSet(name="test", count=90, fits=60, items=[wrong])
+    html = page("ask", examples.ask(query_sets=[some], can_tell=True, mistakes=True))
+    assert "60 of 90 queries" in html
+    assert "<strong>the model says 7</strong>" in html
+    assert "These are the first 1 of 60." in html
+    assert '<a href="/ask">Show all</a>' in html
+    assert "/ask?mistakes=true" in page("ask", examples.ask(can_tell=True))
+    assert "mistakes" not in page("ask")
 
 
 def test_small_filters() -> None:
@@ -233,6 +283,36 @@ def test_harmful_samples_can_be_ticked() -> None:
     ticks = [(a["value"], a["data-influence"]) for a in found.all("input") if a.get("name") == "id"]
     assert ticks[:2] == [("law/0", "-0.02"), ("law/1", "-0.01")]
     assert read(page("harmful", examples.harmful(items=[]))).text.count("No sample hurt") == 1
+
+
+def test_harmful_samples_say_when_they_were_last_used() -> None:
+    html = page("harmful", examples.harmful(late=3, late_from=108, without_last=20))
+    assert "3 of these 4 samples were last used in the last tenth" in html
+    assert "Uses from step 100 on are left out" in html
+    assert '<td class="number" data-name="Last used">1</td>' in page("harmful", examples.harmful(at=41))
+    assert 'name="without_last" type="number" min="0" max="119" value="20"' in html
+
+
+@pytest.mark.parametrize("name", ["overview", "answer", "sources", "harmful"])
+def test_a_badge_says_how_far_to_trust_it_and_why(name: str) -> None:
+    known = shapes.Trust(
+        verdict="weak", reason="The subspace keeps 13%.", early="Early steps are understated.", words=[]
+    )
+    html = page(name, examples.PAGES[name](validity=known))
+    assert 'data-verdict="weak"' in html
+    for said in ("Trust: weak", "The subspace keeps 13%.", "Early steps are understated."):
+        assert said in html
+
+
+def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None:
+    html = page("sources", examples.sources(clear=[[True, False], [False, True], [True, False]]))
+    table = html[html.index("<tbody>") : html.index("</tbody>")]
+    assert table.count(">not clear<") == 2
+    assert table.count(">helps<") == 1
+    assert "hurt-ink" not in table
+    cells = html[html.index("<caption>Rows") :]
+    assert cells.count(">not clear<") == 3
+    assert cells.count("hurt-ink") == 1
 
 
 def test_samples_in_both_answers_are_said() -> None:

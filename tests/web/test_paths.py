@@ -1,15 +1,18 @@
 """Every path that shows the run, asked over HTTP, kindly and not."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 from tests.web.conftest import BASE
-from tests.web.recipes import TEXTS
+from tests.web.recipes import RECIPE, TEXTS
 
 from backstory.web.app import make_app
 from backstory.web.opened import Opened
+from backstory.web.work import ASK, QUICK, SWEEP, Work
 
 
 def refused(client: TestClient, path: str, code: int) -> dict[str, object]:
@@ -92,6 +95,14 @@ def test_what_is_out_of_bounds_is_refused(client: TestClient, path: str) -> None
     refused(client, path, 422)
 
 
+def test_the_last_steps_are_left_out_of_harmful_data(client: TestClient) -> None:
+    found = client.get("/harmful?without_last=10").json()
+    assert found["without_last"] == 10
+    assert found["items"] != client.get("/harmful").json()["items"]
+    assert "expected 0 to 23" in str(refused(client, "/harmful?without_last=24", 422)["message"])
+    refused(client, "/harmful?without_last=-1", 422)
+
+
 def test_empty_fields_of_a_form_mean_nothing(client: TestClient) -> None:
     found = client.get("/samples?text=&source=&label=&first_step=&last_step=&sort=&queries=&page=&per=")
     assert found.status_code == 200
@@ -128,6 +139,49 @@ def test_the_table_of_sources(client: TestClient) -> None:
     found = client.get("/sources.csv?queries=law&queries=poems")
     assert found.headers["content-type"].startswith("text/csv")
     assert found.text.splitlines()[0] == "source,samples,value,low,high,law,poems"
+
+
+def test_sweeps_and_questions_keep_out_of_the_way_of_look_ups(bare_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, do = list[tuple[str, bool]](), Work.do
+
+    async def noted(self: Work, job: Any, *, lane: str = QUICK, keeps: bool = True, **more: Any) -> Any:
+        lanes.append((lane, keeps))
+        return await do(self, job, lane=lane, keeps=keeps, **more)
+
+    monkeypatch.setattr(Work, "do", noted)
+    with TestClient(make_app(Opened(bare_run, RECIPE), warm=False), base_url=BASE) as client:
+        life, expected = "/samples/tags", {"/": SWEEP, "/ ": QUICK, "/samples": QUICK, "/samples?sort=value": SWEEP}
+        expected |= {
+            "/harmful?queries=poems": QUICK,
+            life: SWEEP,
+            f"{life}?erasers=false": QUICK,
+            f"{life}?queries=poems": SWEEP,
+        }
+        for path in expected:
+            assert client.get(path.strip()).status_code == 200
+        assert lanes == [(lane, True) for lane in expected.values()]
+        lanes.clear()
+        assert client.post("/ask", json={"text": "the court"}).status_code == 200
+        assert client.get("/queries/law/0").status_code == 200
+        assert lanes == [(SWEEP, False), (SWEEP, True)]
+    lanes.clear()
+    with TestClient(make_app(Opened(bare_run), warm=False), base_url=BASE) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+        assert [lane for lane, _ in lanes] == [SWEEP, QUICK]  # the report on the run is a sweep too
+
+
+def test_questions_to_a_model_in_memory_have_their_own_lane(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, do = list[str](), Work.do
+
+    async def noted(self: Work, job: Any, *, lane: str = QUICK, **more: Any) -> Any:
+        lanes.append(lane)
+        return await do(self, job, lane=lane, **more)
+
+    monkeypatch.setattr(Work, "do", noted)
+    with TestClient(make_app(opened, warm=False), base_url=BASE) as client:
+        assert client.post("/ask", json={"text": "the court"}).status_code == 200
+        assert client.post("/ask", json={"text": "the court", "replay": True}).status_code == 200
+    assert lanes == [ASK, SWEEP]
 
 
 def test_files_of_the_pages_come_from_a_table(client: TestClient) -> None:

@@ -35,6 +35,14 @@ def test_stored_queries_and_two_of_them(client: TestClient) -> None:
     assert both["right"]["query"]["index"] == 1
 
 
+def test_a_number_leads_to_its_query(client: TestClient) -> None:
+    found = client.get("/queries?set=law&index=1", follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (303, "/queries/law/1")
+    refused(client.get("/queries?set=law&index=2"), 404)
+    refused(client.get("/queries?set=https:%2F%2Felsewhere&index=0"), 404)
+    refused(client.get("/ask?mistakes=true"), 422)
+
+
 def test_an_image_is_uploaded(client: TestClient) -> None:
     found = client.post("/ask/image", files={"image": ("a.png", b"bytes")}, data={"k": "2", "label": "seven"})
     assert found.status_code == 200, found.text

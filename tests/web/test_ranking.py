@@ -48,6 +48,16 @@ def test_a_hit_says_where_it_mattered_most_and_its_words(opened: Opened) -> None
     assert ranking.words(0.0) == "had no influence"
 
 
+def test_the_last_uses_are_left_out(opened: Opened) -> None:
+    scores = np.arange(len(opened.catalogue.steps), dtype=float)
+    found = ranking.without_last(scores, opened.catalogue, 24, 4)
+    assert len(found) == int((opened.catalogue.steps < 20).sum())
+    assert ranking.without_last(scores, opened.catalogue, 24, 0) is scores
+    hit = ranking.both(scores, opened.catalogue, 1, None)[0][0]
+    assert ranking.last_use(hit, 24) == hit.sample.steps[-1]
+    assert ranking.last_use(hit, hit.sample.steps[-1]) == hit.sample.steps[-2]
+
+
 def test_the_pace_sums_each_step(opened: Opened) -> None:
     scores = np.random.default_rng(0).standard_normal(72)
     found = ranking.pace(scores, opened.catalogue, 24)

@@ -74,6 +74,39 @@ def test_harmful_samples_are_negative_and_lowest_first(opened: Opened) -> None:
     assert len(views.harmful(opened, None, 1, None).items) == 1
 
 
+def test_uses_in_the_last_steps_can_be_left_out(opened: Opened) -> None:
+    whole, part = views.harmful(opened, None, 9, None), views.harmful(opened, None, 9, None, 10)
+    scores, catalogue = opened.mean("law", 24).scores[0], opened.catalogue
+    early = catalogue.steps < 14
+    for h in part.items:
+        rows = catalogue.rows(catalogue.number(h.sample.id))
+        assert h.influence == pytest.approx(scores[rows[early[rows]]].sum())
+    assert [h.influence for h in part.items] != [h.influence for h in whole.items]
+    assert (part.without_last, whole.without_last, whole.late_from) == (10, 0, 22)
+    assert whole.late == sum(h.sample.steps[-1] >= 22 for h in whole.items)
+    for wrong in (24, -1):
+        with pytest.raises(Refused, match=f"found {wrong}; expected 0 to 23"):
+            views.harmful(opened, None, 9, None, wrong)
+
+
+def test_every_answer_says_how_far_to_trust_it(opened: Opened) -> None:
+    for found in (
+        views.overview(opened),
+        views.harmful(opened, None, 3, None),
+        views.sources(opened, None, None, 16)[1],
+    ):
+        assert found.validity.verdict in ("good", "fair", "weak")
+        assert found.validity.reason
+        assert "Early steps are understated" in found.validity.early
+
+
+def test_cells_whose_interval_includes_zero_are_not_clear(opened: Opened) -> None:
+    inner, found = views.sources(opened, ["law", "poems"], None, None)
+    assert found.clear == [[not c.low <= 0 <= c.high for c in line] for line in inner.cells]
+    for s in found.sources:
+        assert s.words == ("not clear" if s.low <= 0 <= s.high else "helps" if s.value > 0 else "hurts")
+
+
 def test_a_run_without_sources_says_so(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened.catalogue, "has", opened.catalogue.has.model_copy(update={"source": False}))
     assert views.sources(opened, None, None, None)[1].by == "label"

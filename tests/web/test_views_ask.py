@@ -1,9 +1,11 @@
 """Answers are those of the run's own queries, for stored queries, typed text, images and gradients."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
-from tests.web.recipes import TEXTS, encoded, recipe
+from tests.web.recipes import LENGTH, TEXTS, TOLD, encoded, recipe
 
 import backstory
 from backstory import truth
@@ -11,6 +13,7 @@ from backstory.errors import UsageError
 from backstory.web import shapes, views_ask
 from backstory.web.errors import Refused
 from backstory.web.opened import Opened
+from backstory.web.shapes_run import MOST_PIECES
 from backstory.web.views_ask import answer, asked, compare, ready, stored, typed, uploaded
 
 
@@ -70,12 +73,78 @@ def test_a_ready_gradient(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradient", "words"), [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136")]
+    ("gradient", "words"),
+    [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136"), ([0.0] * 136, "0 everywhere")],
 )
 def test_a_gradient_that_does_not_fit(opened: Opened, gradient: list[float], words: str) -> None:
     with pytest.raises(Refused, match=words) as error:
         ready(opened, gradient)
     assert error.value.code == 422
+
+
+def test_the_way_to_make_a_gradient_works(opened: Opened) -> None:
+    with pytest.raises(Refused) as error:
+        ready(opened, [1.0])
+    line = error.value.hint.split("`")[1]
+    made, run = recipe(), backstory.open(opened.run.path)
+    scope = {"run": run, "model": run.load_weights(made.model), "loss": made.loss, "batch": made.queries["law"]}
+    exec(line, scope)
+    v = cast("Any", scope["v"])
+    found = answer(opened, ready(opened, v[1].tolist()), None, 3, False)
+    assert found.helpful == answer(opened, stored(opened, "law", 1), None, 3, False).helpful
+
+
+@pytest.mark.parametrize("at", [None, 16])
+def test_the_query_s_own_loss_is_said(opened: Opened, at: int | None) -> None:
+    made, run = recipe(), backstory.open(opened.run.path)
+    model = run.load_weights(made.model, at or 24).eval()
+    found = answer(opened, stored(opened, "law", 1), at, 3, False).query
+    loss = made.loss(model, made.queries["law"])[1].item()
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    assert found.loss_words is not None
+    assert found.loss_words.startswith(f"the sum over 12 tokens, {loss / 12:.3g} each")
+    long = typed(opened, "the court held that a judge said so")
+    assert answer(opened, long, at, 3, False).query.loss == pytest.approx(
+        made.loss(model, long.batch).sum().item(), rel=1e-5
+    )
+    assert answer(opened, ready(opened, [1.0] * 136), None, 3, False).query.loss is None
+
+
+def test_an_image_is_shown_as_the_model_sees_it_with_its_answer(opened: Opened) -> None:
+    telling = Opened(opened.run.path, TOLD)
+    found = answer(telling, uploaded(telling, b"12345", "seven"), None, 3, False).query
+    assert (found.says, found.seen) == ("0", views_ask._data_url(b"\x89PNG small"))
+    assert found.image == views_ask._data_url(b"12345")
+    plain = answer(opened, uploaded(opened, b"12345", "seven"), None, 3, False).query
+    assert (plain.says, plain.seen) == (None, None)
+
+
+def test_the_form_lists_mistakes_alone(opened: Opened) -> None:
+    telling = Opened(opened.run.path, TOLD)
+    whole, wrong = views_ask.form(telling), views_ask.form(telling, mistakes=True)
+    assert [[x.mistake for x in s.items] for s in whole.query_sets] == [[False, False], [True, True]]
+    assert [(s.fits, len(s.items), s.count) for s in wrong.query_sets] == [(0, 0, 2), (2, 2, 2)]
+    assert [x.says for x in wrong.query_sets[1].items] == ["r", "b"]
+    assert whole.can_tell
+    assert not views_ask.form(opened).can_tell
+    with pytest.raises(Refused, match="cannot tell the model's mistakes") as error:
+        views_ask.form(opened, mistakes=True)
+    assert "says=" in error.value.hint
+
+
+def test_white_space_is_no_question(opened: Opened) -> None:
+    with pytest.raises(Refused, match="only white space") as error:
+        typed(opened, " \n\t ")
+    assert error.value.code == 422
+
+
+def test_a_text_fills_only_so_many_contexts(opened: Opened) -> None:
+    longest = MOST_PIECES * LENGTH + 1  # each byte but the first has a loss
+    assert len(typed(opened, "a" * longest).batch) == MOST_PIECES
+    with pytest.raises(
+        Refused, match=f"fills the model's context {MOST_PIECES + 1} times; expected at most {MOST_PIECES}"
+    ):
+        typed(opened, "a" * (longest + 1))
 
 
 @pytest.mark.parametrize(

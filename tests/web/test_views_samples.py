@@ -16,12 +16,23 @@ from backstory.web.views_samples import life, samples
 def test_pages_of_samples(opened: Opened) -> None:
     whole = [s.id for s in samples(opened).items]
     assert whole == sorted(TEXTS)
-    parts = [samples(opened, page=n, per=4) for n in (1, 2, 3, 4)]
+    parts = [samples(opened, page=n, per=4) for n in (1, 2, 3)]
     assert [s.id for part in parts for s in part.items] == whole
-    assert [part.total for part in parts] == [9] * 4
-    assert samples(opened, page=10**7, per=200).items == []
+    assert [part.total for part in parts] == [9] * 3
+    for page, per, last in ((4, 4, 3), (10**7, 200, 1)):
+        with pytest.raises(Refused, match=f"found {page}; expected at most {last}, for 9 samples fit") as error:
+            samples(opened, page=page, per=per)
+        assert error.value.code == 404
+    assert samples(opened, text="nothing like this").items == []
     assert parts[0].sources == ["law", "odd", "poems"]
     assert parts[0].items[0].value is None
+
+
+def test_steps_the_wrong_way_round_are_refused(opened: Opened) -> None:
+    with pytest.raises(Refused, match="first_step \\(from step\\) 9 after last_step \\(to step\\) 3") as error:
+        samples(opened, first_step=9, last_step=3)
+    assert error.value.code == 422
+    assert samples(opened, first_step=3, last_step=3).total == 3
 
 
 def test_values_are_influences_on_the_mean_loss(opened: Opened) -> None:
@@ -110,5 +121,7 @@ def test_life_without_embeddings(bare_run: Path) -> None:
 
 def test_queries_in_a_few_words(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     assert views_samples.label(opened, "law", 1) == "law 1: that judge he"
+    monkeypatch.setattr(views_samples, "shown_queries", lambda *_: [{"label": 7}])
+    assert views_samples.label(opened, "law", 0) == "law 0: label 7"
     monkeypatch.setattr(views_samples, "shown_queries", lambda *_: [])
     assert views_samples.label(opened, "law", 1) == "law 1"

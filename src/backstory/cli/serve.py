@@ -3,7 +3,9 @@
 Knows nothing of how anything is answered.
 """
 
+import errno
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +68,7 @@ def _listen(
     from ..web.opened import Opened
 
     assert isinstance(limits, Limits)
+    place = bound(host, port)  # before anything is loaded: what cannot be served need not be
     opened = Opened(run, recipe, room=room)
     for line in opened.missing():
         show.out.print(f"note: {line}", soft_wrap=True, highlight=False, markup=False)
@@ -73,16 +76,39 @@ def _listen(
         make_app(opened, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
-    socket = config.bind_socket()
-    socket.listen(128)  # whoever comes from now on is answered as soon as the service runs
-    place = f"[{host}]" if ":" in host else host
+    name = f"[{host}]" if ":" in host else host
     show.out.print(
-        f"{opened.name}: http://{place}:{socket.getsockname()[1]}  (Ctrl+C ends it)", soft_wrap=True, highlight=False
+        f"{opened.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)", soft_wrap=True, highlight=False
     )
     try:
-        uvicorn.Server(config).run(sockets=[socket])
+        uvicorn.Server(config).run(sockets=[place])
     finally:
         opened.stopping.set()  # also where the service has not come up: Python waits for its threads
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens at this place, which nobody else has."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(128)  # whoever comes from now on is answered as soon as the service runs
+    except OSError as error:
+        made.close()
+        raise UsageError(_cannot(host, port, error)) from None
+    made.set_inheritable(True)
+    return made
+
+
+def _cannot(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"found port {port} of {host} in use by another program, perhaps another `backstory serve`; expected a free one. "
+            "Give another with --port, or --port 0 for any that is free."
+        )
+    return (
+        f"cannot listen at {host}, port {port} ({error.strerror or error}). Give another place with --host and --port."
+    )
 
 
 def _token(file: Path | None) -> str | None:

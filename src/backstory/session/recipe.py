@@ -41,6 +41,7 @@ class Recipe:
     show: Callable[[Any], Sequence[Mapping[str, Any]]] | None = (
         None  # queries -> text, image (PNG bytes), label of each
     )
+    says: Callable[[nn.Module, Any], Sequence[str]] | None = None  # (model, queries) -> the model's own answer to each
     pieces: Callable[[Any, int], Sequence[str]] | None = (
         None  # (training batch, place in it) -> the text of each position
     )

@@ -84,6 +84,7 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 64, rate: fl
         queries={"test": (found.x[test], found.y[test])},
         image=partial(brought, side=found.x.shape[-1]),
         show=shown,
+        says=says,
     )
 
 
@@ -112,6 +113,11 @@ def _grey(data: bytes) -> Any:
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError("these bytes are not a whole PNG image; save the image as PNG, and send that file.") from error
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
+
+
+def says(model: nn.Module, batch: Batch) -> list[str]:
+    """The digit that the model takes each image for."""
+    return [str(int(digit)) for digit in model(batch[0]).argmax(1)]
 
 
 def shown(batch: Batch) -> list[dict[str, Any]]:

@@ -59,6 +59,7 @@ async def read(request: Request, shape: type[S]) -> S:
         many = {k for k, field in shape.model_fields.items() if "list" in str(field.annotation)}
         async with request.form() as form:
             found = {k: form.getlist(k) if k in many else form[k] for k in form if form[k] != ""}
+        request.state.sent = {k: v for k, v in found.items() if isinstance(v, str)}  # for the page of an error
         return shape.model_validate(found)
     raise Refused(415, f"the body must be {JSON} or {FORM}.", "Set the header Content-Type.")
 
@@ -68,12 +69,13 @@ async def read_upload(request: Request) -> tuple[bytes, Upload]:
     if _kind(request) != PARTS:
         raise Refused(415, f"the body must be {PARTS}.", "Send the PNG file as the field `image` of a form.")
     async with request.form(max_files=1, max_fields=10) as form:
+        fields = {k: v for k, v in form.items() if k != "image" and v != ""}
+        request.state.sent = {k: v for k, v in fields.items() if isinstance(v, str)}
         file = form.get("image")
         if not isinstance(file, UploadFile):
             raise Refused(
                 422, "there is no file in the field `image`.", "Send the PNG file as the field `image` of a form."
             )
-        fields = {k: v for k, v in form.items() if k != "image" and v != ""}
         return await file.read(), Upload.model_validate(fields)
 
 

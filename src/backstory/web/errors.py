@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from ..errors import BackstoryError
+from .fields import wrong
 from .shapes import Failure, Problem
 
 log = logging.getLogger("backstory.web")
@@ -21,7 +22,7 @@ HINTS = {
     405: "Backstory's service is read-only: it answers GET, and POST at /ask, /ask/image and /ask/tokens.",
     422: "The parameters and their bounds are listed in /openapi.json.",
 }
-CODES = (400, 401, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about
+CODES = (400, 401, 403, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about
 PAGE = {"content": {"text/html": {"schema": {"type": "string"}}}}
 ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": Failure, **PAGE} for code in CODES}
 RESPONSES: dict[int | str, dict[str, Any]] = {200: PAGE, **ERRORS}
@@ -56,6 +57,5 @@ def failure(error: Refused) -> Failure:
 
 
 def _said(error: RequestValidationError | ValidationError) -> str:
-    """Where each problem is and what was expected; never what was sent, which may be large or not a number."""
-    found = [(".".join(str(x) for x in e["loc"]), str(e["msg"])) for e in error.errors()[:5]]
-    return "; ".join(f"{where or 'the body'}: {what}" for where, what in found)
+    """Each problem: which field, what was found and what was expected; never the text that was sent, which may be large."""
+    return " ".join(wrong(e) for e in error.errors()[:5])

@@ -4,6 +4,7 @@ Knows nothing of how a shape is made, or what a page looks like.
 """
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,8 +12,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from .errors import Refused, failure, log
+from .fields import NAMES
 from .opened import Opened
 from .views import query_sets
+
+UPLOAD, ONLY_PROGRAMS = "/ask/image", ("/ask/tokens", "/sources.csv")
 
 
 def wants_html(request: Request) -> bool:
@@ -57,7 +61,8 @@ class Faces:
         from .pages import render
 
         known = {} if code == 401 else self._prefix  # who has no token is told nothing of the run
-        return HTMLResponse(render(page, shape, prefix={**known, **_where(request)}), code)
+        again = {"again": sent_again(request)} if page == "error" and code != 401 else {}
+        return HTMLResponse(render(page, shape, prefix={**known, **_where(request), **again}), code)
 
     def error(self, request: Request, error: Refused) -> Response:
         """An error, in the face that was asked for."""
@@ -69,6 +74,16 @@ class Faces:
             made = Response(shape.model_dump_json(), error.code, media_type="application/json")
         made.headers.update(error.headers)
         return made
+
+
+def sent_again(request: Request) -> dict[str, Any] | None:
+    """The form that was sent, with what was typed, so that it can be mended and sent again; None where there was none."""
+    post, path = request.method == "POST", request.url.path
+    sent: Mapping[str, Any] = getattr(request.state, "sent", {}) if post else request.query_params
+    fields = [(name, NAMES[name], value) for name, value in sent.items() if name in NAMES and name != "format"]
+    if request.method not in ("GET", "POST") or path in ONLY_PROGRAMS or not (fields or path == UPLOAD):
+        return None
+    return {"action": path, "method": "post" if post else "get", "fields": fields, "upload": post and path == UPLOAD}
 
 
 def _where(request: Request) -> dict[str, Any]:

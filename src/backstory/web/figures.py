@@ -26,7 +26,9 @@ from .drawing import (
     thinned,
 )
 from .shapes import Number
+from .words import labelled
 
+SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}
 SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT, "early": WARM, "late": ACCENT}
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}
 NARROW = 0.08  # of the run: a band whose name would run into the next
@@ -167,7 +169,7 @@ def erasers(found: Sequence[shapes.Eraser]) -> Figure | None:
 
 
 def sources(found: shapes.Sources) -> Figure | None:
-    """The value of each source, with its interval."""
+    """The value of each source, with its interval; grey where that includes 0."""
     if not found.sources:
         return None
     reach: Figure = {"type": "data", "symmetric": False, "color": MUTED, "thickness": 1.5, "width": 4}
@@ -175,27 +177,43 @@ def sources(found: shapes.Sources) -> Figure | None:
         "array": [s.high - s.value for s in found.sources],
         "arrayminus": [s.value - s.low for s in found.sources],
     }
-    names, links = [s.name for s in found.sources], [s.path for s in found.sources]
-    return across(names, [s.value for s in found.sources], "summed influence", links, error=reach)
+    names, links = [labelled(s.name, found.by) for s in found.sources], [s.path for s in found.sources]
+    colours = [SIGNS[s.words] for s in found.sources]
+    return across(names, [s.value for s in found.sources], "summed influence", links, colours=colours, error=reach)
 
 
 def matrix(found: shapes.Sources) -> Figure | None:
-    """Sources down, domains across; green helped, red hurt."""
+    """Sources down, domains across; green helped, red hurt, grey where the interval of a cell includes 0."""
     if len(found.domains) < 2 or not found.sources:
         return None
     most = max((abs(x) for row in found.matrix for x in row), default=0.0) or 1.0
     words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
     cells: Figure = {"type": "heatmap", "z": found.matrix, "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
-    cells |= {"x": [named(x) for x in found.domains], "y": [named(s.name) for s in found.sources], "colorbar": bar}
+    place = {
+        "x": [named(x) for x in found.domains],
+        "y": [named(labelled(s.name, found.by)) for s in found.sources],
+    }
     cells |= {
+        **place,
+        "colorbar": bar,
         "colorscale": [[0.0, HURT], [0.5, SURFACE], [1.0, HELPED]],
         "hovertemplate": "%{y} for %{x}: %{z:+.3g}<extra></extra>",
     }
-    out = figure([cells], "", "", height=170 + 34 * len(found.sources))
+    out = figure([cells, *_unclear(found, place)], "", "", height=170 + 34 * len(found.sources))
     out["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
     out["layout"]["xaxis"] |= {"side": "top", "showgrid": False, "tickangle": -35, "type": "category"}
     return out
+
+
+def _unclear(found: shapes.Sources, place: Figure) -> list[Figure]:
+    """Grey over the cells whose sign is not clear."""
+    z = [[None if sure else 0 for sure in line] for line in found.clear]
+    if not any(0 in line for line in z):
+        return []
+    grey = {"colorscale": [[0.0, PLAIN], [1.0, PLAIN]], "showscale": False, "customdata": found.matrix}
+    said = "%{y} for %{x}: %{customdata:+.3g}, not clear<extra></extra>"
+    return [{"type": "heatmap", "z": z, "xgap": 2, "ygap": 2, "hovertemplate": said, **place, **grey}]
 
 
 def harmful(found: Sequence[shapes.Hit]) -> Figure | None:

@@ -25,9 +25,11 @@ from ..session.occurrences import rows_before
 from ..session.query import LossFn, query_rows
 from ..session.recipe import Recipe
 from ..session.run import Run
+from .batches import parts, size
 from .reader import Reader
 
 Floats = NDArray[np.float64]
+AT_ONCE = 8  # queries whose losses are summed in one pass
 MODE = "the model was asked in eval mode"
 
 
@@ -41,13 +43,20 @@ class Scored(NamedTuple):
     validity: Mapping[str, Any]
 
 
+class Own(NamedTuple):
+    """What the model itself makes of some queries: its losses, and its answers where the recipe can tell."""
+
+    losses: list[float]
+    says: list[str]
+
+
 class Gradients:
     """The recipe's model with the weights of one checkpoint; one question at a time, for hooks belong to the model."""
 
     def __init__(self, run: Run, recipe: Recipe, bases: Any, step: int) -> None:
         self.model = run.load_weights(copy.deepcopy(recipe.model), step)
         check_model(run.store, self.model, step)
-        self._loss, self._bases = recipe.loss, bases
+        self._loss, self._says, self._bases = recipe.loss, recipe.says, bases
         self._blocks, self._scales = blocks_of(run.store, self.model), load_scales(run.store, step)
         self._lock = Lock()
 
@@ -58,6 +67,26 @@ class Gradients:
     def of_mean(self, batch: Any) -> Tensor:
         """v (1, p) of their mean loss, by one backward pass."""
         return self._rows(lambda model, some: self._loss(model, some).mean(), batch)
+
+    def of_sum(self, batch: Any, progress: Progress) -> Tensor:
+        """v (1, p) of the sum of their losses, some queries at a time; `progress` may end it between them."""
+        n, done, out = size(batch), 0, []
+        for some in parts(batch, AT_ONCE):
+            progress(done, n)
+            out.append(self._rows(lambda model, few: self._loss(model, few).sum(), some))
+            done += AT_ONCE
+        return torch.cat(out).sum(0, keepdim=True)
+
+    def own(self, batch: Any) -> Own:
+        """The model's own losses and answers, in eval mode."""
+        with self._lock, torch.no_grad():
+            training = self.model.training
+            self.model.eval()
+            try:
+                losses = self._loss(self.model, batch).reshape(-1).double().tolist()
+                return Own(losses, [] if self._says is None else [str(x) for x in self._says(self.model, batch)])
+            finally:
+                self.model.train(training)
 
     def _rows(self, loss: LossFn, batch: Any) -> Tensor:
         with self._lock:

@@ -40,6 +40,12 @@ class Kept(Generic[V]):
         self._trim()
         return found.result()
 
+    def peek(self, key: Hashable) -> V | None:
+        """The value of `key` where it is there already; nobody waits for it, and it does not count as asked for."""
+        with self._lock:
+            found = self._held.get(key)
+        return found.result() if found is not None and found.done() and found.exception() is None else None
+
     def __contains__(self, key: Hashable) -> bool:
         """Whether the value is there already."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 A body is read here, counted as it comes, and handed on whole; so no later reader sees more than `most_bytes`, and one that
 comes too slowly ends. Where the service listens on loopback without a token, the request must name a loopback host:
-otherwise a web page could reach it under a name of its own that it points at this machine.
+otherwise a web page could reach it under a name of its own that it points at this machine. What another site's page sends is refused.
 Knows nothing of runs or paths, but for those that need no token.
 """
 
@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -55,6 +56,16 @@ def loopback(host: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
+def foreign(headers: Headers) -> bool:
+    """Whether a browser says that the page of another origin sends this request; a program says nothing."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in (None, "same-origin", "none"):
+        return True
+    if origin == "null":  # also of our own forms, for they tell no referrer; then the site is said
+        return site is None
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+
+
 class Guard:
     """ASGI around the application."""
 
@@ -82,6 +93,12 @@ class Guard:
         if not self.limits.any_host and not loopback(name):
             raise Refused(
                 400, "the request names a host that is not this machine.", "Use the address that the service printed."
+            )
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS") and foreign(headers):
+            raise Refused(
+                403,
+                "the request comes from the page of another site.",
+                "Ask from the service's own page, or from a program that sends no Origin.",
             )
         path = scope["path"]
         free = path == OPEN[0] or path.startswith(OPEN[1])

@@ -20,26 +20,23 @@ from .. import insight
 from ..session.coordinates import bases_of
 from ..session.recipe import Recipe, load_recipe
 from ..session.run import Run
+from . import wanted
+from .batches import part, size
 from .catalogue import Catalogue
 from .errors import Refused
-from .held import Checkpoint, Floats, Gradients, Scored
+from .held import Checkpoint, Floats, Gradients, Own, Scored
 from .kept import Kept
 from .reader import Reader
+from .shapes_run import MOST_EACH
+from .wanted import Stopped
 
+__all__ = ["MOST_EACH", "MOST_QUERIES", "NEEDS_RECIPE", "ROOM", "Opened", "Stopped", "size"]
 MOST_QUERIES = 1000  # of a set
-MOST_EACH = 200  # of a set, where each counts
 ROOM = 4 << 30  # bytes of embeddings and weights in memory
 NEEDS_RECIPE = (
     "Questions about query sets, and everything made from them, need the model: start the service with --trust-recipe, if you "
     "trust the code that the run names, or with --recipe package.module:function."
 )
-
-
-class Stopped(Refused):
-    """The service ends; work in progress is given up."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the service ends.", "Ask again once it has been started again.", {"Retry-After": "5"})
 
 
 class Opened:
@@ -48,13 +45,17 @@ class Opened:
     def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
         self._reader = Reader(path)
         config = self.run.config
-        self.name, self.recipe_name = self.run.path.resolve().name, recipe
+        folder = self.run.path.resolve()
+        self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
+        self.recipe_name = recipe
         self.final = self.run.step_of("final")
         args = config.get("recipe_args") if recipe == config.get("recipe") else None
         self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, args)
         self.bases = None if self.recipe is None else bases_of(self.run.store)
         self.catalogue = Catalogue(self._reader)
         self.checkpoints = sorted({c for c in self.run.checkpoints if c > 0} | {self.final})
+        self._weights = [c for c in self.checkpoints if c in self.run.checkpoints]  # those whose model is there
+        self._reports = {at: found.get("validity") for at, found in self.run.store.embeddings().items()}
         self.stopping = Event()
         self._sweeping, self._spare = Lock(), None if self.recipe is None else copy.deepcopy(self.recipe.model)
         self._final = Checkpoint(self._reader, self.final, self._asked(self.final), self.bases, room)
@@ -74,7 +75,7 @@ class Opened:
         """Query sets by name: those of the recipe first, in its order, then those that only the run has."""
         made = {} if self.recipe is None else dict(self.recipe.queries)
         stored = {name: self.run.queries(name) for name in self.run.query_sets}
-        return {name: _part(stored.get(name, made.get(name)), MOST_QUERIES) for name in {**made, **stored}}
+        return {name: part(stored.get(name, made.get(name)), 0, MOST_QUERIES) for name in {**made, **stored}}
 
     def _asked(self, step: int) -> Recipe | None:
         """The recipe, where the run has the weights of this step to ask it with."""
@@ -130,7 +131,8 @@ class Opened:
 
     def quick(self, step: int) -> bool:
         """Whether a question at a checkpoint needs no sweep, as far as is known."""
-        return (step == self.final or step in self._checkpoints) and self.checkpoint(step).ready
+        found = self._final if step == self.final else self._checkpoints.peek(step)
+        return found is not None and found.ready
 
     def named(self, name: str | None) -> str:
         """A query set that exists; None is the default one."""
@@ -154,6 +156,16 @@ class Opened:
     def vectors(self, name: str, step: int) -> Tensor:
         """v (Q, p) of a query set."""
         return self._vectors.get((name, step), lambda: self.gradients(step).of(self.sets[name]))
+
+    def own(self, name: str, step: int) -> Own:
+        """The model's own losses on a query set, and its answers where the recipe can tell."""
+        found: Own = self.results.get(("own", name, step), lambda: self.gradients(step).own(self.sets[name]))
+        return found
+
+    def own_known(self) -> bool:
+        """Whether what the model says of every query set is known, or can never be."""
+        able = self.can_ask and self.recipe is not None and self.recipe.says is not None
+        return not able or all(("own", name, self.final) in self.results for name in self.sets)
 
     def mean(self, name: str, step: int) -> Scored:
         """Influence of every occurrence on the mean loss of a query set, (1, N); a sweep answers for all sets at once."""
@@ -216,39 +228,41 @@ class Opened:
 
     def means_known(self, name: str | None) -> bool:
         """Whether the means of a query set are known at every checkpoint, or can never be."""
-        asked = [c for c in self.checkpoints if c in self.run.checkpoints] if self.can_ask else []
-        found = name or self.default
-        return all(("mean", found, c) in self._scores or ("means", c) in self._scores for c in asked)
+        return all(self.mean_known(name, c) for c in self._weights) if self.can_ask else True
 
-    def validity(self) -> Mapping[str, Any]:
-        """How far answers about the final model can be trusted."""
-        kept = self.run.store.embeddings().get(self.final, {}).get("validity") or self._final.validity
-        return kept or self.results.get("validity", lambda: self.run.validity().as_dict())
+    def mean_known(self, name: str | None, at: int | None) -> bool:
+        """Whether the mean of a query set is known at a checkpoint."""
+        step = at or self.final
+        return ("mean", name or self.default, step) in self._scores or ("means", step) in self._scores
+
+    def each_known(self, name: str | None) -> bool:
+        """Whether influence on the single queries of a set takes no sweep and no pass through the model."""
+        found = name or self.default
+        held = self._final.E is not None and (found, self.final) in self._vectors
+        return not self.can_ask or held or ("each", found) in self._scores
+
+    def validity(self, step: int | None = None) -> Mapping[str, Any]:
+        """How far answers about the model at a checkpoint can be trusted; None is the final one."""
+        at = self.final if step is None else step
+        return self._report(at) or self.results.get(("validity", at), lambda: self.run.validity(at).as_dict())
+
+    def _report(self, at: int) -> Mapping[str, Any]:
+        return self._reports.get(at) or (self._final.validity if at == self.final else {})
+
+    def validity_known(self) -> bool:
+        """Whether the report on the final model takes no pass over the run."""
+        return bool(self._report(self.final)) or ("validity", self.final) in self.results
 
     def going_on(self, done: int, total: int) -> None:
-        """Called by work in progress: gives it up where the service ends."""
+        """Called by work in progress: gives it up where the service ends, or where nobody waits for it."""
         if self.stopping.is_set():
             raise Stopped
+        wanted.look()
 
     def warm(self) -> None:
         """What most pages need, before somebody asks; the latest checkpoints first."""
         if self.default is None:
             return
         self.timeline(self.default, self.final)
-        for step in reversed([c for c in self.checkpoints if c in self.run.checkpoints]):
+        for step in reversed(self._weights):
             self.mean(self.default, step)
-
-
-def size(batch: Any) -> int:
-    """How many queries a batch holds."""
-    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
-    return len(first[0]) if isinstance(first, tuple | list) else len(first)
-
-
-def _part(batch: Any, most: int) -> Any:
-    """The first queries of a batch: a tensor, a tuple or a dict of tensors; anything else as it is."""
-    if isinstance(batch, Tensor):
-        return batch[:most]
-    if isinstance(batch, Mapping):
-        return {k: _part(v, most) for k, v in batch.items()}
-    return tuple(_part(x, most) for x in batch) if isinstance(batch, tuple | list) else batch

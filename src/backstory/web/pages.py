@@ -20,8 +20,11 @@ from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from ..insight.words import WORD
-from . import figures, shapes
+from . import figures, shapes, words
 from .drawing import HELPED, HURT, Figure
+from .ranking import last_use
+from .shapes_run import MOST_EACH
+from .words import labelled
 
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
@@ -75,10 +78,18 @@ def environment() -> Environment:
 
 
 def signed(x: float | None) -> str:
-    """A number with its sign, four digits, and a true minus: +0.01234."""
-    if x is None:
-        return "not known"
-    return re.sub(r"e([+-])0*(\d+)", _power, f"{x:+.4g}".replace("-", "−", 1) if x < 0 else f"{x:+.4g}")
+    """A number with its sign, three digits, and a true minus: +0.0123."""
+    return "not known" if x is None else _written(f"{x:+.3g}")
+
+
+def plain(x: float | None) -> str:
+    """A number that needs no sign, in the same format: 0.0123."""
+    return "not known" if x is None else _written(f"{x:.3g}")
+
+
+def _written(number: str) -> str:
+    minus = f"−{number[1:]}" if number.startswith("-") else number
+    return re.sub(r"e([+-])0*(\d+)", _power, minus)
 
 
 def _power(found: re.Match[str]) -> str:
@@ -131,7 +142,7 @@ def share(x: float, largest: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (signed, sign_words, count, when, shortened, marked, most, share)
+    f.__name__: f for f in (signed, plain, labelled, sign_words, count, when, shortened, marked, most, share, last_use)
 }
 
 
@@ -191,11 +202,18 @@ def _answer(it: shapes.Answer, prefix: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(it: shapes.Life, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True)}
+    known = {name: n for name, n in _counts(prefix) if n > MOST_EACH}
+    first = f" (of the first {MOST_EACH} of {known[it.queries]:,})" if it.queries in known else ""
+    said = {"of_first": first, "evolution_words": words.evolution(it), "occurrences_words": words.occurrences(it)}
+    return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True), **said}
 
 
 def _sources(it: shapes.Sources, prefix: Mapping[str, Any]) -> dict[str, Any]:
     return {"csv_query": "?" + urlencode({"queries": it.domains, "by": it.by}, doseq=True)}
+
+
+def _harmful(it: shapes.Harmful, prefix: Mapping[str, Any]) -> dict[str, Any]:
+    return {"lateness": words.lateness(it)}
 
 
 OWN: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
@@ -203,6 +221,7 @@ OWN: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "answer": _answer,
     "sample": _sample,
     "sources": _sources,
+    "harmful": _harmful,
 }
 
 
@@ -216,6 +235,12 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
 
 def _single(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _counts(prefix: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [
+        (q["name"], q["count"]) if isinstance(q, Mapping) else (q.name, q.count) for q in prefix.get("query_sets", ())
+    ]
 
 
 def _names(prefix: Mapping[str, Any]) -> list[str]:

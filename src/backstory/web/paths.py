@@ -17,13 +17,14 @@ from .errors import ERRORS, RESPONSES, Refused
 from .faces import Faces
 from .opened import Opened
 from .shapes import LONGEST_NAME, LONGEST_TEXT, MOST_A_PAGE, MOST_HITS
-from .work import QUICK, SWEEP, Work
+from .work import ASK, QUICK, SWEEP, Work
 
 Name = Annotated[str | None, Query(max_length=LONGEST_NAME)]
 Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]] | None, Query(max_length=50)]
 At = Annotated[int | None, Query(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
 Step = Annotated[int | None, Query(ge=0, le=10**9)]
 K = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Last = Annotated[int, Query(ge=0, le=10**9, description="leave out uses in so many of the last steps")]
 Format = Annotated[Literal["json", "html"] | None, Query(description="a face, whatever the Accept header prefers")]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
 By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
@@ -51,9 +52,12 @@ class Served:
         *,
         lane: str = QUICK,
         timeout: float | None = None,
+        keeps: bool = True,
     ) -> Response:
-        """A view's shape in the face that was asked for, both made beside the event loop."""
-        return await self.work.do(lambda: self.faces.response(request, page, view()), lane=lane, timeout=timeout)
+        """A view's shape in the face that was asked for, both made beside the event loop; `keeps`: what it finds is kept."""
+        key = str(request.url) if request.method == "GET" else None
+        made = lambda: self.faces.response(request, page, view())  # noqa: E731
+        return await self.work.do(made, lane=lane, timeout=timeout, keeps=keeps, key=key)
 
     def lane(self, known: bool) -> str:
         """Where something is made that takes a sweep over the run unless it is known."""
@@ -61,7 +65,11 @@ class Served:
 
     def asking(self, at: int | None) -> str:
         """The lane of a question at a checkpoint."""
-        return self.lane(self.opened.quick(self.opened.step(at)))
+        return ASK if self.opened.quick(self.opened.step(at)) else SWEEP
+
+    def valued(self, queries: str | None, at: int | None) -> str:
+        """The lane of what needs the mean of a query set at a checkpoint."""
+        return QUICK if self.opened.mean_known(queries, at) else self.asking(at)
 
 
 def add_paths(app: FastAPI, served: Served) -> None:
@@ -76,7 +84,8 @@ def _add_run(app: FastAPI, served: Served) -> None:
     @app.get("/", response_model=shapes.Overview, responses=RESPONSES)
     async def overview(request: Request, format: Format = None) -> Response:
         """What was trained, when, on what; with the timeline of the default query set."""
-        lane = served.lane(opened.default is None or opened.timeline_known(None, None))
+        drawn = opened.default is None or opened.timeline_known(None, None)
+        lane = served.lane(drawn and opened.validity_known())
         return await served.shown(request, "overview", lambda: views.overview(opened), lane=lane)
 
     @app.get("/timeline", response_model=shapes.Timeline, responses=RESPONSES)
@@ -125,7 +134,7 @@ def _add_samples(app: FastAPI, served: Served) -> None:
                 sort=sort, queries=queries or None, min_value=min_value, max_value=max_value, page=page, per=per,
             )  # fmt: skip
 
-        lane = served.asking(None) if queries or sort == "value" else QUICK
+        lane = served.valued(queries, None) if queries or sort == "value" else QUICK
         return await served.shown(request, "samples", view, lane=lane)
 
     @app.get("/samples/{id:path}", response_model=shapes.Life, responses=RESPONSES)
@@ -134,7 +143,7 @@ def _add_samples(app: FastAPI, served: Served) -> None:
     ) -> Response:
         """One sample over all of training; `erasers`: also which later samples took over its influence."""
         view = lambda: views_samples.life(opened, id, queries or None, erasers)  # noqa: E731
-        lane = served.lane(not erasers and opened.means_known(queries))
+        lane = served.lane(not erasers and opened.means_known(queries) and opened.each_known(queries))
         return await served.shown(request, "sample", view, lane=lane)
 
     @app.get("/images/{id:path}", responses={**ERRORS, **PNG}, response_class=Response)
@@ -163,11 +172,16 @@ def _add_values(app: FastAPI, served: Served) -> None:
 
     @app.get("/harmful", response_model=shapes.Harmful, responses=RESPONSES)
     async def harmful(
-        request: Request, queries: Name = None, k: K = 50, at: At = None, format: Format = None
+        request: Request,
+        queries: Name = None,
+        k: K = 50,
+        at: At = None,
+        without_last: Last = 0,
+        format: Format = None,
     ) -> Response:
         """The samples that hurt most over a query set."""
-        view = lambda: views.harmful(opened, queries or None, k, at)  # noqa: E731
-        return await served.shown(request, "harmful", view, lane=served.asking(at))
+        view = lambda: views.harmful(opened, queries or None, k, at, without_last)  # noqa: E731
+        return await served.shown(request, "harmful", view, lane=served.valued(queries, at))
 
 
 def _add_files(app: FastAPI, served: Served) -> None:

@@ -4,10 +4,11 @@ Knows nothing of how anything is computed.
 """
 
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from . import asking, shapes, views_ask
 from .asking import MOST_SHADED, Shaded
@@ -15,7 +16,8 @@ from .errors import RESPONSES, Refused
 from .paths import At, Format, K, Served
 from .shapes import LONGEST_NAME, LONGEST_TEXT, Question
 from .views_ask import Asked
-from .work import REPLAY, SWEEP
+from .views_samples import need_index
+from .work import ASK, QUICK, REPLAY, SWEEP
 
 Text = Annotated[str | None, Query(min_length=1, max_length=LONGEST_TEXT)]
 Set = Annotated[str, Query(max_length=LONGEST_NAME)]
@@ -49,6 +51,14 @@ def _add_stored(app: FastAPI, served: Served) -> None:
         view = lambda: views_ask.answer(opened, views_ask.stored(opened, name, index), at, k, replay)  # noqa: E731
         return await served.shown(request, "answer", view, lane=SWEEP if replay else served.asking(at))
 
+    @app.get("/queries", include_in_schema=False)
+    async def numbered(
+        request: Request, name: Annotated[str, Query(alias="set", max_length=LONGEST_NAME)], index: Index
+    ) -> Response:
+        """The fields of a form lead to the query's own path."""
+        found = await served.work.do(lambda: need_index(opened, opened.named(name), index))
+        return RedirectResponse(f"/queries/{quote(name, safe='')}/{found}", 303)
+
     @app.get("/compare", response_model=shapes.Comparison, responses=RESPONSES)
     async def compare(
         request: Request,
@@ -73,23 +83,26 @@ def _add_asked(app: FastAPI, served: Served) -> None:
     opened = served.opened
 
     @app.get("/ask", response_model=shapes.AskForm, responses=RESPONSES)
-    async def form(request: Request, format: Format = None) -> Response:
-        """What can be asked."""
-        return await served.shown(request, "ask", lambda: views_ask.form(opened))
+    async def form(request: Request, mistakes: bool = False, format: Format = None) -> Response:
+        """What can be asked; `mistakes`: of the stored queries those that the model gets wrong."""
+        lane = QUICK if opened.own_known() else ASK
+        return await served.shown(request, "ask", lambda: views_ask.form(opened, mistakes), lane=lane)
 
     @app.post("/ask", response_model=shapes.Answer, responses=RESPONSES, openapi_extra=asking.documented(Question))
     async def ask(request: Request, format: Format = None) -> Response:
         """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
         q = await asking.read(request, Question)
         view = lambda: views_ask.answer(opened, views_ask.asked(opened, q), q.at, q.k, q.replay)  # noqa: E731
-        return await served.shown(request, "answer", view, lane=SWEEP if q.replay else served.asking(q.at))
+        lane = SWEEP if q.replay else served.asking(q.at)
+        return await served.shown(request, "answer", view, lane=lane, keeps=q.set is not None)
 
     @app.post("/ask/image", response_model=shapes.Answer, responses=RESPONSES, openapi_extra=asking.documented_upload())
     async def upload(request: Request, format: Format = None) -> Response:
         """The same for a PNG image, with a label or for what the model says of it."""
         data, q = await asking.read_upload(request)
         view = lambda: views_ask.answer(opened, views_ask.uploaded(opened, data, q.label), q.at, q.k, q.replay)  # noqa: E731
-        return await served.shown(request, "answer", view, lane=SWEEP if q.replay else served.asking(q.at))
+        lane = SWEEP if q.replay else served.asking(q.at)
+        return await served.shown(request, "answer", view, lane=lane, keeps=False)
 
 
 def _add_tokens(app: FastAPI, served: Served) -> None:

@@ -57,6 +57,16 @@ def both(scores: Floats, catalogue: Catalogue, k: int, text: str | None) -> tupl
     return shown(helpful), shown(harmful)
 
 
+def without_last(scores: Floats, catalogue: Catalogue, at: int, steps: int) -> Floats:
+    """Scores of the uses before the last `steps` steps: late uses weigh most, for nothing came after them."""
+    return scores[: int(np.searchsorted(catalogue.steps[: len(scores)], at - steps))] if steps else scores
+
+
+def last_use(found: Hit, at: int) -> int:
+    """The last step before `at` in which a sample was used."""
+    return max((s for s in found.sample.steps if s < at), default=0)
+
+
 def ranking(scores: Floats, catalogue: Catalogue, k: int, at: int) -> Ranking:
     """The ids alone."""
     helpful, harmful, _ = ends(scores, catalogue, k)

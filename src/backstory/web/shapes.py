@@ -15,6 +15,7 @@ from .shapes_run import (
     LONGEST_TEXT,
     MOST_A_PAGE,
     MOST_HITS,
+    MOST_PIECES,
     SIGN,
     AtCheckpoint,
     Eraser,
@@ -111,7 +112,13 @@ class Harmful(Shape):
 
     queries: str
     at: int
+    without_last: int = Field(default=0, description="uses in so many of the last steps before `at` are left out")
+    late: int = Field(
+        default=0, description="how many of the items were last used in the last tenth of the steps before `at`"
+    )
+    late_from: int = Field(default=0, description="the first step of that last tenth")
     items: list[Hit]
+    validity: Trust = Trust(words=[])
     notes: list[str]
     sign: str = SIGN
     unit: str
@@ -126,6 +133,10 @@ class Query(Shape):
     text: str | None = None
     image: str | None = Field(default=None, description="a data URL, or null")
     label: str | None = None
+    seen: str | None = Field(default=None, description="an uploaded image as the model sees it: a data URL, or null")
+    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
+    loss: Number = Field(default=None, description="the model's own loss on it at this checkpoint")
+    loss_words: str | None = Field(default=None, description="what that loss is")
 
 
 class Pace(Shape):
@@ -187,6 +198,8 @@ class Stored(Shape):
     text: str | None = None
     image: str | None = None
     path: str = Field(description="where its answer is")
+    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
+    mistake: bool | None = Field(default=None, description="whether that is not its label; null where it is not known")
 
 
 class StoredSet(Shape):
@@ -194,6 +207,7 @@ class StoredSet(Shape):
 
     name: str
     count: int
+    fits: int = Field(default=0, description="how many of them fit: all, or the mistakes that were asked for")
     items: list[Stored]
 
 
@@ -204,7 +218,10 @@ class AskForm(Shape):
     checkpoints: list[int]
     can_type: bool
     can_upload: bool
+    can_tell: bool = Field(default=False, description="whether the recipe can tell the model's mistakes: mistakes=true")
+    mistakes: bool = Field(default=False, description="whether only mistakes are listed")
     longest_text: int
+    most_pieces: int = Field(default=MOST_PIECES, description="contexts of the model that a typed text may fill")
     most_hits: int = MOST_HITS
     dims: int = Field(description="length of a ready gradient")
     missing: list[str]

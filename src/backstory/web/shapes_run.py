@@ -4,11 +4,13 @@ All numbers are finite or null; ids are text, whatever they were. Influence is i
 Knows nothing of runs or of HTTP.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 SIGN = "positive: the sample helped, without it the loss would be higher; negative: it hurt, without it the loss would be lower"
 HELPED, HURT = "helped: without it the loss would be higher", "hurt: without it the loss would be lower"
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
+MOST_PIECES = 64  # contexts of the model that a typed text may fill
+MOST_EACH = 200  # queries of a set, where each is asked about
 Number = float | None
 
 
@@ -83,6 +85,11 @@ class Timeline(Shape):
 class Trust(Shape):
     """How far answers can be trusted, in plain words and in numbers."""
 
+    verdict: str = Field(
+        default="not known", description="good, fair, weak or not known; judged from what was recorded"
+    )
+    reason: str = Field(default="", description="why, in one sentence")
+    early: str = Field(default="", description="what holds for samples that were used early")
     words: list[str]
     clipped: Number = None
     coverage: Number = None
@@ -231,6 +238,12 @@ class SourceValue(Shape):
     high: float
     path: str = Field(description="its samples: /samples?source=… or ?label=…")
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def words(self) -> str:
+        """Helps or hurts; not clear where the interval includes 0."""
+        return "not clear" if self.low <= 0 <= self.high else "helps" if self.value > 0 else "hurts"
+
 
 class Sources(Shape):
     """Values of all sources, and of each source for each query set."""
@@ -240,7 +253,11 @@ class Sources(Shape):
     sources: list[SourceValue]
     domains: list[str]
     matrix: list[list[float]] = Field(description="one line for each source, one number for each domain")
+    clear: list[list[bool]] = Field(
+        default=[], description="of each number of the matrix: whether its interval leaves 0 out"
+    )
     interval: str
+    validity: Trust = Trust(words=[])
     notes: list[str]
     sign: str = SIGN
     unit: str

@@ -18,9 +18,9 @@ from ..insight.timeline import losses
 from . import shapes
 from .errors import Refused
 from .opened import Opened, size
-from .ranking import both
-
-TRUST = ("clipped", "coverage", "kept", "drift", "largest_growth", "largest_growth_step")
+from .ranking import both, last_use, without_last
+from .trust import trust
+from .words import LATE
 
 
 def overview(opened: Opened) -> shapes.Overview:
@@ -93,13 +93,6 @@ def _phases(found: insight.Phases) -> shapes.Phases:
     return shapes.Phases.model_validate(plain(found.as_dict()))
 
 
-def trust(validity: Mapping[str, Any]) -> shapes.Trust:
-    """How far answers can be trusted."""
-    known = {k: validity[k] for k in TRUST if k in validity}
-    expanding = {"expanding_steps": len(validity["expanding_steps"])} if "expanding_steps" in validity else {}
-    return shapes.Trust(words=list(validity.get("words", ())), **plain(known), **expanding)
-
-
 def sources(
     opened: Opened, queries: Sequence[str] | None, by: str | None, at: int | None
 ) -> tuple[insight.Sources, shapes.Sources]:
@@ -123,7 +116,8 @@ def sources(
     ]  # fmt: skip
     shape = shapes.Sources(
         by=kind, at=step, sources=values, domains=list(found.domains), matrix=found.matrix.tolist(), interval="95 %",
-        notes=list(found.notes), unit=found.as_dict()["unit"],
+        clear=[[not cell.low <= 0 <= cell.high for cell in line] for line in found.cells],
+        validity=trust(opened.validity(step)), notes=list(found.notes), unit=found.as_dict()["unit"],
     )  # fmt: skip
     return found, shape
 
@@ -155,15 +149,28 @@ def _cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def harmful(opened: Opened, queries: str | None, k: int, at: int | None) -> shapes.Harmful:
-    """The samples with the most negative influence on a query set."""
+def harmful(opened: Opened, queries: str | None, k: int, at: int | None, without: int = 0) -> shapes.Harmful:
+    """The samples with the most negative influence on a query set; uses in the last `without` steps do not count."""
     name, step = opened.named(queries), opened.step(at)
+    need_steps(without, step)
     found = opened.mean(name, step)
-    _, worst = both(found.scores[0], opened.catalogue, k, None)
-    notes = [*found.notes, *found.validity.get("words", ())]
+    _, worst = both(without_last(found.scores[0], opened.catalogue, step, without), opened.catalogue, k, None)
+    items, late_from = [h for h in worst if h.influence < 0], step - max(1, step // LATE)
     return shapes.Harmful(
-        queries=name, at=step, items=[h for h in worst if h.influence < 0], notes=notes, unit=HARM_UNIT
-    )
+        queries=name, at=step, without_last=without, items=items, late_from=late_from,
+        late=sum(last_use(h, step) >= late_from for h in items), validity=trust(found.validity),
+        notes=[*found.notes, *found.validity.get("words", ())], unit=HARM_UNIT,
+    )  # fmt: skip
+
+
+def need_steps(without: int, step: int) -> None:
+    """Some steps must be left."""
+    if not 0 <= without < step:
+        raise Refused(
+            422,
+            f"without_last (steps to leave out): found {without}; expected 0 to {step - 1}, for the model has taken {step} steps.",
+            "Leave out fewer steps.",
+        )
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:

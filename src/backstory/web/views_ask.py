@@ -5,6 +5,7 @@ Knows nothing of HTTP: an opened run and a question in, a shape out.
 
 import base64
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from torch import Tensor
 from .. import truth
 from ..errors import UsageError
 from . import shapes
+from .batches import part
 from .errors import Refused
 from .opened import NEEDS_RECIPE, Opened, size
 from .ranking import both, pace, ranking
-from .views import trust
+from .shapes_run import MOST_PIECES
+from .trust import trust
 from .views_samples import label, need_index, shown_queries
 
 UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
@@ -66,7 +69,16 @@ def typed(opened: Opened, text: str) -> Asked:
     encode = None if opened.recipe is None else opened.recipe.text
     if encode is None:
         raise Refused(422, "this service cannot ask about typed text.", _how(opened, "text="))
-    return Asked(shapes.Query(kind="text", text=text), _digest(b"text", text.encode()), batch=encode(text))
+    if not text.strip():
+        raise Refused(422, "your text (text): found only white space; expected words.", "Type what to ask about.")
+    batch = encode(text)
+    if (n := size(batch)) > MOST_PIECES:
+        raise Refused(
+            422,
+            f"your text (text): found a text that fills the model's context {n} times; expected at most {MOST_PIECES} times.",
+            f"Ask about a part of it: about {len(text) * MOST_PIECES // n:,} characters.",
+        )
+    return Asked(shapes.Query(kind="text", text=text), _digest(b"text", text.encode()), batch=batch)
 
 
 def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
@@ -74,19 +86,34 @@ def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
     encode = None if opened.recipe is None else opened.recipe.image
     if encode is None:
         raise Refused(422, "this service cannot ask about images.", _how(opened, "image="))
-    query = shapes.Query(kind="image", image=_data_url(data), label=named)
-    return Asked(query, _digest(b"image", (named or "").encode(), data), batch=encode(data, named))
+    batch, show = encode(data, named), opened.recipe.show if opened.recipe is not None else None
+    seen = next(iter([] if show is None else show(batch)), {}).get("image")
+    query = shapes.Query(kind="image", image=_data_url(data), label=named, seen=_data_url(seen))
+    return Asked(query, _digest(b"image", (named or "").encode(), data), batch=batch)
 
 
 def ready(opened: Opened, gradient: Sequence[float]) -> Asked:
     """A gradient in the run's coordinates."""
     width = opened.run.store.width
     if len(gradient) != width:
-        raise Refused(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", "Send one row, ∇ℓ(θ, q).")
+        raise Refused(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", _made(width))
     v = torch.tensor(gradient, dtype=torch.float32)[None]
     if not bool(v.isfinite().all()):
         raise Refused(422, "the gradient has numbers that float32 cannot hold.", "Send finite numbers below 1e38.")
+    if not bool(v.any()):
+        raise Refused(
+            422,
+            "the gradient is 0 everywhere, so all influence on it is 0; expected a loss that the model can change.",
+            _made(width),
+        )
     return Asked(shapes.Query(kind="gradient"), _digest(b"gradient", v.numpy().tobytes()), gradient=v)
+
+
+def _made(width: int) -> str:
+    return (
+        f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
+        "`from backstory.session.coordinates import question; v, notes = question(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
+    )
 
 
 def asked(opened: Opened, q: shapes.Question) -> Asked:
@@ -117,7 +144,7 @@ def vector(opened: Opened, question: Asked, step: int) -> Tensor:
         if question.row >= len(rows):
             raise Refused(404, f"the query set gives {len(rows)} losses; found index {question.row}.", "Count from 0.")
         return rows[question.row : question.row + 1]
-    return opened.gradients(step).of(question.batch).sum(0, keepdim=True)
+    return opened.gradients(step).of_sum(question.batch, opened.going_on)
 
 
 def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool) -> shapes.Answer:
@@ -130,7 +157,7 @@ def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool
     helpful, harmful = both(scores, opened.catalogue, k, question.query.text)
     notes = [*found.notes, *_cut(question)]
     return shapes.Answer(
-        query=question.query,
+        query=_with_own(opened, question, step),
         at=step,
         checkpoints=opened.checkpoints,
         helpful=helpful,
@@ -143,6 +170,31 @@ def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool
         unit=UNIT,
         seconds=time.perf_counter() - began,
     )
+
+
+def _with_own(opened: Opened, question: Asked, step: int) -> shapes.Query:
+    """The query, with the model's own loss on it and its own answer."""
+    query = question.query
+    if question.gradient is not None:
+        return query
+    if question.row is not None:
+        assert query.set is not None
+        found, rows = opened.own(query.set, step), slice(question.row, question.row + 1)
+        batch = part(opened.sets[query.set], question.row, question.row + 1)
+    else:
+        found, rows, batch = opened.gradients(step).own(question.batch), slice(None), question.batch
+    says = found.says[rows]
+    loss = sum(found.losses[rows])
+    told = {"says": says[0] if len(says) == 1 else None, "loss": loss, "loss_words": _loss_words(opened, batch, loss)}
+    return query.model_copy(update=told if math.isfinite(loss) else {})
+
+
+def _loss_words(opened: Opened, batch: Any, loss: float) -> str:
+    """What a loss is: the recipe's own, over how many tokens."""
+    count = None if opened.recipe is None else opened.recipe.tokens
+    n = 0 if count is None else int(count(batch).sum())
+    over = f"the sum over {n:,} tokens, {loss / n:.3g} each; " if n else ""
+    return f"{over}the recipe's own loss, in nats where that is a cross-entropy"
 
 
 def _cut(question: Asked) -> list[str]:
@@ -170,33 +222,46 @@ def _pairs(one: shapes.Answer, two: shapes.Answer) -> list[tuple[list[shapes.Hit
     return [(one.helpful, two.helpful), (one.harmful, two.harmful)]
 
 
-def form(opened: Opened) -> shapes.AskForm:
-    """What can be asked."""
+def form(opened: Opened, mistakes: bool = False) -> shapes.AskForm:
+    """What can be asked; with `mistakes`, of the stored queries those alone that the model gets wrong."""
     recipe = opened.recipe
+    tells = opened.can_ask and recipe is not None and recipe.says is not None
+    if mistakes and not tells:
+        raise Refused(422, "this service cannot tell the model's mistakes.", _how(opened, "says="))
     return shapes.AskForm(
-        query_sets=[_set(opened, name) for name in opened.sets] if opened.can_ask else [],
+        query_sets=[_set(opened, name, mistakes) for name in opened.sets] if opened.can_ask else [],
         checkpoints=opened.checkpoints,
         can_type=opened.can_ask and recipe is not None and recipe.text is not None,
         can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
+        can_tell=tells,
+        mistakes=mistakes,
         longest_text=shapes.LONGEST_TEXT,
         dims=opened.run.store.width,
         missing=opened.missing(),
     )
 
 
-def _set(opened: Opened, name: str) -> shapes.StoredSet:
+def _set(opened: Opened, name: str, mistakes: bool) -> shapes.StoredSet:
     count, known = size(opened.sets[name]), shown_queries(opened, name)
+    says = opened.own(name, opened.final).says if opened.recipe is not None and opened.recipe.says is not None else []
+    wrong = [_mistake(known[q] if known else {}, says, q) for q in range(count)]
+    fits = [q for q in range(count) if wrong[q] or not mistakes]
     items = []
-    for q in range(min(SHOWN, count)):
+    for q in fits[:SHOWN]:
         shown = known[q] if known else {}
         text = shown.get("text")
         items.append(
             shapes.Stored(
-                index=q, label=label(opened, name, q), text=None if text is None else str(text),
-                image=_data_url(shown.get("image")), path=f"/queries/{quote(name, safe='')}/{q}",
+                index=q, label=label(opened, name, q), text=None if text is None else str(text), mistake=wrong[q],
+                image=_data_url(shown.get("image")), path=f"/queries/{quote(name, safe='')}/{q}", says=says[q] if says else None,
             )
         )  # fmt: skip
-    return shapes.StoredSet(name=name, count=count, items=items)
+    return shapes.StoredSet(name=name, count=count, fits=len(fits), items=items)
+
+
+def _mistake(shown: dict[str, object], says: Sequence[str], q: int) -> bool | None:
+    """Whether the model says something else than the label; None where one of them is not known."""
+    return says[q] != str(shown["label"]) if q < len(says) and shown.get("label") is not None else None
 
 
 def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at: int | None) -> shapes.Shading:

@@ -36,12 +36,14 @@ def samples(
 ) -> shapes.Samples:
     """A page of the samples that fit; with values where a query set is named, or sorted by."""
     _need_queries(queries, min_value, max_value)
+    _need_order(first_step, last_step)
     valued = queries is not None or sort == "value"
     name = opened.named(queries) if valued else None
     values = None if name is None else opened.value(name, opened.final)
     catalogue = opened.catalogue
     fits = _between(catalogue.found(text, source, label, first_step, last_step), values, min_value, max_value)
     found = catalogue.sorted(fits, sort, values)
+    _need_page(page, per, len(found))
     shown = found[(page - 1) * per : page * per]
     return shapes.Samples(
         total=len(found),
@@ -62,6 +64,25 @@ def _need_queries(queries: str | None, *bounds: float | None) -> None:
             422,
             "min_value and max_value are bounds of the influence on a query set; found no queries.",
             "Name a query set with queries=, or leave both out.",
+        )
+
+
+def _need_order(first: int | None, last: int | None) -> None:
+    if first is not None and last is not None and first > last:
+        raise Refused(
+            422,
+            f"found first_step (from step) {first} after last_step (to step) {last}; expected the earlier step first.",
+            "Exchange them.",
+        )
+
+
+def _need_page(page: int, per: int, total: int) -> None:
+    last = max(1, -(-total // per))
+    if page > last:
+        raise Refused(
+            404,
+            f"page (the page): found {page}; expected at most {last}, for {total:,} samples fit.",
+            "Go to an earlier page.",
         )
 
 
@@ -137,7 +158,8 @@ def label(opened: Opened, name: str, index: int) -> str:
     found = shown_queries(opened, name)
     if index >= len(found):
         return f"{name} {index}"
-    text = found[index].get("text") or found[index].get("label")
+    own = found[index].get("label")
+    text = found[index].get("text") or (None if own is None else f"label {own}")
     line = " ".join(str(text or "").split())
     return f"{name} {index}" + (f": {line[:60]}" if line else "")
 

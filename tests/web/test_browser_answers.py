@@ -1,0 +1,103 @@
+"""Trust, late samples, unclear sources and errors as somebody meets them in real Chromium."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+from tests.web import recorded
+from tests.web.browsing import FITS, Visitor, chromium, served
+
+Visit = Callable[..., Visitor]
+PHONE = {"viewport": {"width": 390, "height": 844}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("answers")
+    for _ in recorded.without_network():
+        with served(recorded.text_run(folder / "text")) as found:
+            yield found
+
+
+@pytest.fixture
+def visit(browser: Browser, address: str) -> Iterator[Visit]:
+    visitors: list[Visitor] = []
+
+    def begin(**options: Any) -> Visitor:
+        visitors.append(Visitor(browser, address, **options))
+        return visitors[-1]
+
+    yield begin
+    for visitor in visitors:
+        visitor.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/queries/law/0", "/harmful", "/sources?queries=law"])
+def test_every_answer_has_its_verdict_and_reason(path: str, visit: Visit) -> None:
+    for visitor in (visit(), visit(**PHONE)):
+        page, found = visitor.see(path), visitor.json(path)["validity"]
+        badge = page.locator(".trusted")
+        expect(badge).to_be_visible()
+        for words in (f"Trust: {found['verdict']}", found["reason"], "Early steps are understated"):
+            expect(badge).to_contain_text(words)
+        assert page.evaluate(FITS)
+
+
+def test_the_last_steps_are_left_out_of_harmful_data(visit: Visit) -> None:
+    visitor = visit()
+    page, whole = visitor.see("/harmful"), visitor.json("/harmful")
+    expect(page.locator("[data-late]")).to_contain_text(f"{whole['late']} of these {len(whole['items'])} samples")
+    page.get_by_label("Without the last steps").fill("8")
+    page.get_by_role("button", name="Show").click()
+    visitor.drawn()
+    found = visitor.json("/harmful?without_last=8")
+    shown = [x.get_attribute("value") for x in page.locator("input[name=id]").all()]
+    assert shown == [h["sample"]["id"] for h in found["items"]]
+    assert all(min(h["sample"]["steps"]) < 16 for h in found["items"])
+    last = [int(x) for x in page.locator("td[data-name='Last used']").all_text_contents()]
+    assert last == [h["sample"]["steps"][-1] for h in found["items"]]
+
+
+def test_a_source_whose_interval_includes_zero_is_grey_and_not_clear(visit: Visit) -> None:
+    visitor = visit()
+    path = "/sources?queries=law&queries=poems&queries=code"
+    page, found = visitor.see(path), visitor.json(path)
+    rows = page.get_by_role("region", name="Value of each source").locator("tbody tr")
+    for row, source in zip(rows.all(), found["sources"], strict=True):
+        clear = not source["low"] <= 0 <= source["high"]
+        said = row.locator("td[data-name=Value]")
+        expect(said).to_contain_text(source["words"])
+        assert (source["words"] == "not clear") == (not clear)
+        assert said.locator(".helped-ink, .hurt-ink").count() == int(clear)
+    cells = page.get_by_role("region", name="Source by domain").locator("td.number").all()
+    sure = [x for line in found["clear"] for x in line]
+    assert ["not clear" in cell.inner_text() for cell in cells] == [not x for x in sure]
+
+
+def test_an_error_keeps_the_form_and_what_was_typed(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.see("/ask")
+    page.get_by_label("Your text").fill("   ")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".problem")).to_contain_text("found only white space")
+    again = page.get_by_role("form", name="What you sent")
+    expect(again.get_by_label("Your text")).to_have_value("   ")
+    expect(again.get_by_label("How many samples")).to_have_value("10")
+    again.get_by_label("Your text").fill("the court held the appeal")
+    again.get_by_role("button", name="Send again").click()
+    visitor.drawn()
+    expect(page.locator("#ranking")).to_be_visible()
+    page.goto(f"{visitor.address}/samples?text=court&page=99")
+    expect(page.locator(".problem")).to_contain_text("page (the page): found 99; expected at most")
+    page.get_by_label("The page", exact=True).fill("1")
+    page.get_by_role("button", name="Send again").click()
+    expect(page.get_by_role("heading", name="Training samples")).to_be_visible()
+    assert len(visitor.wrong) == 4  # the two answers of an error, each told by the browser twice
+    visitor.wrong.clear()
