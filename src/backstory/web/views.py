@@ -16,6 +16,7 @@ from ..insight.harmful import UNIT as HARM_UNIT
 from ..insight.timeline import UNIT as TIME_UNIT
 from ..insight.timeline import losses
 from . import shapes
+from .domains import domains
 from .errors import Refused
 from .opened import Opened, size
 from .ranking import both
@@ -103,8 +104,8 @@ def trust(validity: Mapping[str, Any]) -> shapes.Trust:
 def sources(
     opened: Opened, queries: Sequence[str] | None, by: str | None, at: int | None
 ) -> tuple[insight.Sources, shapes.Sources]:
-    """What each source is worth for these query sets; the default one where none is named."""
-    wanted: Sequence[str | None] = queries or [None]
+    """What each source is worth for these query sets; for all domains where none is named."""
+    wanted: Sequence[str | None] = queries or opened.results.get("domains", lambda: domains(opened.sets)) or [None]
     names = list(dict.fromkeys(opened.named(q) for q in wanted))
     step, kind = opened.step(at), _kind(opened, by)
 
