@@ -85,6 +85,20 @@ def test_the_life_of_a_sample_is_drawn() -> None:
     assert figures.evolution([]) is figures.occurrences([]) is figures.erasers([]) is None
 
 
+def test_several_samples_are_followed_in_the_colour_of_their_sign() -> None:
+    def values(*y: float | None) -> list[shapes.AtCheckpoint]:
+        return [shapes.AtCheckpoint(at=40 * (k + 1), influence=x) for k, x in enumerate(y)]
+
+    drawn = figures.followed({"law/0": values(0.3, 0.2), "<b>": values(None, -0.1)})
+    assert drawn is not None
+    assert [t["y"] for t in drawn["data"]] == [[0.3, 0.2], [None, -0.1]]
+    assert [t["line"]["color"] for t in drawn["data"]] == ["var(--helped)", "var(--hurt)"]
+    assert [t["text"] for t in drawn["data"]] == [["", "law/0"], ["", "&lt;b&gt;"]]
+    assert drawn["layout"]["xaxis"]["tickvals"] == [40, 80]
+    assert figures.followed({}) is None
+    valid(drawn)
+
+
 def test_sources_have_intervals_and_links() -> None:
     drawn = figures.sources(examples.sources())
     assert drawn is not None

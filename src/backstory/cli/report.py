@@ -27,18 +27,19 @@ def report(
 ) -> None:
     """Write what a run tells into one HTML file that needs no network. The file contains training data."""
     data.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
+    from ..web import printing
     from ..web import report as made
     from ..web.opened import Opened
 
     for file in filter(None, (out, pdf)):
         _writable(file)
     if pdf is not None:
-        made.browser()
+        printing.browser()
     name = data.confirm(run, recipe, trust_recipe)
     found = made.gathered(Opened(run, name), queries)
     out.write_text(made.report(found), encoding="utf-8")
     if pdf is not None:
-        made.pdf(out, pdf)
+        printing.pdf(out, pdf)
     if json:
         show.emit({"report": str(out), "pdf": None if pdf is None else str(pdf)})
         return

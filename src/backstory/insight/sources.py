@@ -154,7 +154,8 @@ def _valued(
 
 def bootstrap(scores: Curve, group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
     """Values (draws, S) of scores (Q, M) with queries, and samples inside each group (M,), drawn anew."""
-    return bootstraps([scores], group, draws, seed, at_once=at_once)[0]
+    (values,) = bootstraps([scores], group, draws, seed, at_once=at_once)
+    return np.asarray(values)
 
 
 def bootstraps(scores: Sequence[Curve], group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:

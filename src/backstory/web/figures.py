@@ -3,7 +3,7 @@
 Knows nothing of HTML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import shapes
 from .drawing import (
@@ -22,6 +22,7 @@ from .drawing import (
     figure,
     line,
     named,
+    signed,
     smoothed,
     thinned,
 )
@@ -29,6 +30,7 @@ from .shapes import Number
 
 SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT, "early": WARM, "late": ACCENT}
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}
+DASHES = ("solid", "dash", "dot")
 NARROW = 0.08  # of the run: a band whose name would run into the next
 NAMED, FIRST = 6, 2  # samples whose places are drawn: of now, and of every checkpoint
 BARS_OF_ERASERS = 10
@@ -143,6 +145,21 @@ def evolution(found: Sequence[shapes.AtCheckpoint]) -> Figure | None:
     drawn = line([x.at for x in found], [x.influence for x in found], "influence", ACCENT)
     out = figure([{**drawn, "mode": "lines+markers"}], "checkpoint (step)", "influence", height=280)
     out["layout"]["xaxis"] |= {"tickvals": [x.at for x in found]}
+    return out
+
+
+def followed(found: Mapping[str, Sequence[shapes.AtCheckpoint]]) -> Figure | None:
+    """The influence of several samples on the model at every checkpoint, in the colour of their sign at the last one."""
+    lines = []
+    for k, (name, values) in enumerate(found.items()):
+        y = [x.influence for x in values]
+        drawn = line([x.at for x in values], y, named(name), signed(y)[-1], dash=DASHES[k % len(DASHES)])
+        lines.append({**drawn, **PLACES, "text": ["" for _ in y[:-1]] + [named(name, 12)]})
+    if not lines:
+        return None
+    out = figure(lines, "checkpoint (step)", "influence", height=340)
+    out["layout"]["xaxis"] |= {"tickvals": [x.at for x in next(iter(found.values()))]}
+    out["layout"]["margin"]["r"] = 90
     return out
 
 

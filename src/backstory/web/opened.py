@@ -86,6 +86,11 @@ class Opened:
         return self._final.gradients is not None
 
     @property
+    def asked_at(self) -> list[int]:
+        """The checkpoints whose model can be asked."""
+        return [c for c in self.checkpoints if c in self.run.checkpoints]
+
+    @property
     def default(self) -> str | None:
         """The query set that is meant where none is named."""
         return next(iter(self.sets), None) if self.can_ask else None
@@ -216,9 +221,9 @@ class Opened:
 
     def means_known(self, name: str | None) -> bool:
         """Whether the means of a query set are known at every checkpoint, or can never be."""
-        asked = [c for c in self.checkpoints if c in self.run.checkpoints] if self.can_ask else []
         found = name or self.default
-        return all(("mean", found, c) in self._scores or ("means", c) in self._scores for c in asked)
+        known = (("mean", found, c) in self._scores or ("means", c) in self._scores for c in self.asked_at)
+        return not self.can_ask or all(known)
 
     def validity(self) -> Mapping[str, Any]:
         """How far answers about the final model can be trusted."""
@@ -235,7 +240,7 @@ class Opened:
         if self.default is None:
             return
         self.timeline(self.default, self.final)
-        for step in reversed([c for c in self.checkpoints if c in self.run.checkpoints]):
+        for step in reversed(self.asked_at):
             self.mean(self.default, step)
 
 

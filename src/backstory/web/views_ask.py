@@ -153,7 +153,7 @@ def _cut(question: Asked) -> list[str]:
 def _replay(opened: Opened, question: Asked) -> list[shapes.Ranking]:
     """The ranking at every checkpoint whose model can be asked."""
     out = []
-    for step in (c for c in opened.checkpoints if c in opened.run.checkpoints):
+    for step in opened.asked_at:
         found = opened.scored(question.key, vector(opened, question, step), step)
         out.append(ranking(found.scores[0], opened.catalogue, REPLAYED, step))
     return out
