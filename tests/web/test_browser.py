@@ -98,12 +98,14 @@ def test_the_timeline_of_another_query_set_is_chosen(visit: Visit) -> None:
     expect(visitor.drawn().locator(".lead")).to_contain_text("poems")
 
 
-def test_the_windows_of_the_timeline_are_shaded(visit: Visit) -> None:
-    visitor = visit("text")
+@pytest.mark.parametrize("run", RUNS)
+def test_phases_are_shaded_where_they_were_found_and_nowhere_else(run: str, visit: Visit) -> None:
+    visitor = visit(run)
     page, found = visitor.see("/timeline"), visitor.json("/timeline")["phases"]
-    bands = 3 if found["present"] else len(found["windows"])
-    assert page.locator("[data-figure=figure-timeline] .shapelayer path").count() <= 3
-    assert page.evaluate("document.querySelector('[data-figure=figure-timeline]').layout.shapes.length") in (bands, 2)
+    bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
+    expect(bands).to_have_count(3 if found["present"] else 0)
+    expect(page.locator("main")).to_contain_text("The three phases of training")
+    expect(page.locator("main")).to_contain_text(found["words"])
 
 
 def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None:

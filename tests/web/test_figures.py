@@ -17,8 +17,18 @@ def test_the_phases_are_shaded_and_named() -> None:
     assert len(valid(drawn).data) == 3
 
 
-def test_without_phases_the_windows_are_shaded() -> None:
-    assert figures.bands(examples.phases(present=False)) == [("early", 0, 20)]
+def test_without_phases_nothing_is_shaded() -> None:
+    drawn = figures.timeline(examples.timeline(phases=examples.phases(present=False)))
+    assert drawn["layout"]["shapes"] == drawn["layout"]["annotations"] == []
+
+
+def test_one_far_step_does_not_flatten_the_timeline() -> None:
+    near = [0.001 * (1 + k % 3) for k in range(200)]
+    drawn = figures.timeline(examples.timeline(per_rate=[*near, -4.0], size=[*near, 0.01]))
+    assert drawn["data"][0]["y"][-1] == -4.0
+    assert -0.001 < drawn["layout"]["yaxis"]["range"][0] < 0
+    assert (drawn["data"][-1]["x"], drawn["data"][-1]["customdata"]) == ([200], [-4.0])
+    assert len(valid(drawn).data) == 4
 
 
 def test_a_narrow_band_has_no_name() -> None:
@@ -93,7 +103,8 @@ def test_several_samples_are_followed_in_the_colour_of_their_sign() -> None:
     assert drawn is not None
     assert [t["y"] for t in drawn["data"]] == [[0.3, 0.2], [None, -0.1]]
     assert [t["line"]["color"] for t in drawn["data"]] == ["var(--helped)", "var(--hurt)"]
-    assert [t["text"] for t in drawn["data"]] == [["", "law/0"], ["", "&lt;b&gt;"]]
+    assert [k["name"] for k in drawn["layout"]["meta"]["key"]] == ["law/0", "&lt;b&gt;"]
+    assert {t["mode"] for t in drawn["data"]} == {"lines+markers"}
     assert drawn["layout"]["xaxis"]["tickvals"] == [40, 80]
     assert figures.followed({}) is None
     valid(drawn)
