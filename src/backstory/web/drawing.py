@@ -108,13 +108,14 @@ def _marked(drawn: Figure, far: Sequence[tuple[float, float]], low: float, high:
     if not far:
         return drawn
     marks = {"symbol": [f"triangle-{'up' if y > 0 else 'down'}" for _, y in far], "color": INK, "size": 9}
-    place = {"x": [x for x, _ in far], "y": [high if y > 0 else low for _, y in far], "customdata": [y for _, y in far]}
+    beyond = [y for _, y in far]
+    place = {"x": [x for x, _ in far], "y": [high if y > 0 else low for y in beyond], "customdata": beyond}
     said = "beyond the edge, step %{x}: %{customdata:+.3g}<extra></extra>"
     look = {"type": "scatter", "mode": "markers", "name": "beyond the edge", "marker": marks, "hovertemplate": said}
-    drawn["data"].append({**look, **place})
-    words = (
-        f"triangles: {len(far)} beyond the edge, from {min(y for _, y in far):+.2g} to {max(y for _, y in far):+.2g}"
-    )
+    drawn["layout"]["xaxis"]["range"] = [drawn["data"][0]["x"][0], drawn["data"][0]["x"][-1]]
+    drawn["data"].append({**look, **place, "cliponaxis": False})
+    ends = dict.fromkeys(f"{y:+.2g}" for y in (min(beyond), max(beyond)))
+    words = f"triangles: {len(far)} beyond the edge, {' to '.join(ends)}"
     drawn["layout"]["meta"]["key"].append({"name": words.replace("-", "−"), "colour": INK, "dash": "none"})
     return drawn
 
