@@ -211,6 +211,8 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
     path = prefix.get("path")
     if not path or name not in TWINS or (path.startswith("/ask") and name != "ask"):
         return None
+    if name == "compare" and "set" not in prefix["params"]:
+        return None
     return f"{quote(path)}?{urlencode({**prefix['params'], 'format': 'json'}, doseq=True)}"
 
 

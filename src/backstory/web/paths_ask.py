@@ -9,7 +9,7 @@ from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import asking, shapes, views_ask
+from . import asking, comparing, shapes, views_ask
 from .asking import MOST_SHADED, Shaded
 from .errors import RESPONSES, Refused
 from .paths import At, Format, K, Served
@@ -67,6 +67,13 @@ def _add_stored(app: FastAPI, served: Served) -> None:
             return views_ask.compare(opened, left, right, at, k)
 
         return await served.shown(request, "compare", view, lane=served.asking(at))
+
+    @app.post("/compare", response_model=shapes.Comparison, responses=RESPONSES, openapi_extra=comparing.documented())
+    async def compare_any(request: Request, format: Format = None) -> Response:
+        """Two questions of any kind side by side: typed text, images, ready gradients, stored queries."""
+        q = await comparing.read(request)
+        view = lambda: views_ask.compare(opened, *views_ask.pair(opened, q), q.at, q.k)  # noqa: E731
+        return await served.shown(request, "compare", view, lane=served.asking(q.at))
 
 
 def _add_asked(app: FastAPI, served: Served) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import truth
 from ..errors import UsageError
 from . import shapes
+from .comparing import Pair, side
 from .errors import Refused
 from .opened import NEEDS_RECIPE, Opened, size
 from .ranking import both, pace, ranking
@@ -157,6 +158,16 @@ def _replay(opened: Opened, question: Asked) -> list[shapes.Ranking]:
         found = opened.scored(question.key, vector(opened, question, step), step)
         out.append(ranking(found.scores[0], opened.catalogue, REPLAYED, step))
     return out
+
+
+def pair(opened: Opened, both: Pair) -> tuple[Asked, Asked]:
+    """Two questions, whatever each of them is."""
+    left, right = (side(both, end) for end in ("", "2"))
+    return _either(opened, *left), _either(opened, *right)
+
+
+def _either(opened: Opened, fields: dict[str, Any], image: bytes | None, named: str | None) -> Asked:
+    return asked(opened, shapes.Question(**fields)) if image is None else uploaded(opened, image, named)
 
 
 def compare(opened: Opened, left: Asked, right: Asked, at: int | None, k: int) -> shapes.Comparison:
