@@ -16,6 +16,7 @@ from backstory.cli import serve
 from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.web.limits import Limits
+from backstory.web.opened import Opened
 
 TOKEN = "0123456789abcdef"
 
@@ -81,6 +82,28 @@ def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
     with pytest.raises(StoreError):
         run(str(tmp_path))
     assert not listened
+
+
+def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
+    digits_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Opened] = []
+
+    class Watched(Opened):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    def fails(self: Any, sockets: Any) -> None:
+        for each in sockets:
+            each.close()
+        raise OSError("no more sockets")
+
+    monkeypatch.setattr("backstory.web.opened.Opened", Watched)
+    monkeypatch.setattr("uvicorn.Server.run", fails)
+    found = CliRunner().invoke(app, ["serve", str(digits_run), "--trust-recipe", "--port", "0"])
+    assert isinstance(found.exception, OSError)
+    assert [opened.stopping.is_set() for opened in made] == [True]
 
 
 def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:

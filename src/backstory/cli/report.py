@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
 from . import data, show
 from .insight import RecipeName, RunPath, Trusted
 from .options import Json
@@ -31,8 +30,7 @@ def report(
     from ..web import report as made
     from ..web.opened import Opened
 
-    for file in filter(None, (out, pdf)):
-        _writable(file)
+    data.writable(out, pdf)
     if pdf is not None:
         printing.browser()
     name = data.confirm(run, recipe, trust_recipe)
@@ -46,8 +44,3 @@ def report(
     show.out.print(f"Report: {out} (it contains training data)", soft_wrap=True)
     if pdf is not None:
         show.out.print(f"PDF: {pdf}", soft_wrap=True)
-
-
-def _writable(file: Path) -> None:
-    if not file.resolve().parent.is_dir():
-        raise UsageError(f"there is no folder {file.resolve().parent} for {file.name}. Make it first, or name another.")

@@ -86,6 +86,21 @@ class Opened:
         return self._final.gradients is not None
 
     @property
+    def can_type(self) -> bool:
+        """Whether text can be typed."""
+        return self.can_ask and self.recipe is not None and self.recipe.text is not None
+
+    @property
+    def can_upload(self) -> bool:
+        """Whether images can be brought."""
+        return self.can_ask and self.recipe is not None and self.recipe.image is not None
+
+    @property
+    def can_shade(self) -> bool:
+        """Whether single tokens can be asked about."""
+        return self.can_ask and self.recipe is not None and self.recipe.pieces is not None
+
+    @property
     def asked_at(self) -> list[int]:
         """The checkpoints whose model can be asked."""
         return [c for c in self.checkpoints if c in self.run.checkpoints]

@@ -27,7 +27,6 @@ TRUST = ("clipped", "coverage", "kept", "drift", "largest_growth", "largest_grow
 def overview(opened: Opened) -> shapes.Overview:
     """What was trained, when, on what; with the timeline of the default query set."""
     config, run, name = opened.run.config, opened.run, opened.default
-    recipe = opened.recipe
     blocks = config["blocks"]
     return shapes.Overview(
         name=opened.name,
@@ -44,9 +43,9 @@ def overview(opened: Opened) -> shapes.Overview:
         checkpoints=opened.checkpoints,
         query_sets=query_sets(opened),
         default_queries=name,
-        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
-        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
-        can_shade=opened.can_ask and recipe is not None and recipe.pieces is not None,
+        can_type=opened.can_type,
+        can_upload=opened.can_upload,
+        can_shade=opened.can_shade,
         has=opened.catalogue.has,
         loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
         validity=trust(opened.validity()),

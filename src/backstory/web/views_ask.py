@@ -183,12 +183,11 @@ def _pairs(one: shapes.Answer, two: shapes.Answer) -> list[tuple[list[shapes.Hit
 
 def form(opened: Opened) -> shapes.AskForm:
     """What can be asked."""
-    recipe = opened.recipe
     return shapes.AskForm(
         query_sets=[_set(opened, name) for name in opened.sets] if opened.can_ask else [],
         checkpoints=opened.checkpoints,
-        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
-        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
+        can_type=opened.can_type,
+        can_upload=opened.can_upload,
         longest_text=shapes.LONGEST_TEXT,
         dims=opened.run.store.width,
         missing=opened.missing(),
