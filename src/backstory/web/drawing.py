@@ -146,6 +146,7 @@ def across(
     lying |= {"error_x": dict(error)} if error else {}
     drawn = figure([lying], words, "", height=110 + 32 * len(names), links=list(links))
     drawn["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
+    drawn["layout"]["xaxis"]["nticks"] = 5  # long names leave little room on a phone
     return drawn
 
 

@@ -203,7 +203,7 @@ def matrix(found: shapes.Sources) -> Figure | None:
     if len(found.domains) < 2 or not found.sources:
         return None
     most = max((abs(x) for row in found.matrix for x in row), default=0.0) or 1.0
-    words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
+    words = {"text": "− hurt      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
     cells: Figure = {"type": "heatmap", "z": found.matrix, "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
     cells |= {"x": [named(x) for x in found.domains], "y": [named(s.name) for s in found.sources], "colorbar": bar}
