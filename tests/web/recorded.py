@@ -1,6 +1,7 @@
 """Small real runs: digits with images, text in three made-up domains; and the demos' own, with their real data."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 import backstory
 from backstory.session.recipe import Recipe, take_step
 from backstory.studies import digits, texts
-from backstory.studies.data import Document
+from backstory.studies.data import DataError, Document, fetch
 from backstory.studies.demo import demo
 from backstory.studies.png import png
 from backstory.studies.text_demo import text_demo
@@ -51,6 +52,18 @@ def text_run(out: Path) -> Path:
     """The text demo at small size; needs `without_network`."""
     text_demo(out, **SMALL)
     return out / "run"
+
+
+@contextmanager
+def from_the_cache() -> Iterator[None]:
+    """Data that were fetched before; where they were not, `DataError`."""
+
+    def refused(package: object, folder: Path) -> Path:
+        raise DataError("it is not in the cache: `make browser` fetches it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "download", refused)
+        yield
 
 
 def domains_demo(out: Path) -> Path:

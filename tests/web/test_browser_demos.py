@@ -1,6 +1,6 @@
 """Every page and interaction in real Chromium on the demos' own runs: MNIST whole, text with its real passages at small size.
 
-The data are fetched once, as the demos do; where they cannot be had, these tests are skipped with the reason.
+The data are those that `make browser` has fetched into the cache; where they are not there, these tests are skipped with the reason.
 """
 
 import csv
@@ -27,7 +27,11 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The two recorded runs."""
     folder = tmp_path_factory.mktemp("demos")
     try:
-        return {"mnist": recorded.mnist_demo(folder / "mnist"), "domains": recorded.domains_demo(folder / "domains")}
+        with recorded.from_the_cache():
+            return {
+                "mnist": recorded.mnist_demo(folder / "mnist"),
+                "domains": recorded.domains_demo(folder / "domains"),
+            }
     except DataError as error:
         pytest.skip(f"the demos' data cannot be had here: {error}")
 
