@@ -395,8 +395,10 @@ def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -
 def test_sources_have_a_matrix_a_table_and_lead_to_samples(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/sources")
-    for name in ("law", "poems"):
-        page.get_by_label(name, exact=True).check()
+    for name in ("code", "law", "poems"):  # the domains; passages holds the first of each
+        expect(page.get_by_label(name, exact=True)).to_be_checked()
+    page.get_by_label("code", exact=True).uncheck()
+    page.get_by_label("passages", exact=True).check()
     page.get_by_role("button", name="Show").click()
     page.wait_for_selector("[data-figure=figure-matrix]")
     visitor.drawn()
