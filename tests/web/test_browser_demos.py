@@ -5,6 +5,7 @@ The data are those that `make browser` has fetched into the cache; where they ar
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.web import recorded
-from tests.web.browsing import FITS, ROOT, Visitor, chromium, served, until
+from tests.web.browsing import FITS, ROOT, Visitor, chromium, served
 from tests.web.test_browser import compared, ids, move, paths, shown, sides
 
 from backstory.studies.data import DataError
@@ -211,9 +212,12 @@ def test_harmful_ids_are_exported(visitor: Visitor) -> None:
 
 @each
 def test_replay_goes_through_all_checkpoints(visitor: Visitor) -> None:
-    page = visitor.see(f"/queries/{of(visitor)}/0")
-    steps = visitor.json("/")["checkpoints"]
-    page.get_by_role("button", name="Replay").click()
-    until(page, "document.querySelector('[data-play]').getAttribute('aria-pressed') === 'false'")
+    page, asked = visitor.see(f"/queries/{of(visitor)}/0"), list[str]()
+    steps, button = visitor.json("/")["checkpoints"], page.get_by_role("button", name="Replay")
+    page.on("request", lambda request: asked.extend(re.findall(r"at=(\d+)", request.url)))
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    assert asked == [str(step) for step in steps]
     expect(page.locator("#ranking")).to_contain_text(f"On the model at step {steps[-1]:,} (final)")
     visitor.drawn()
