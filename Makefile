@@ -17,7 +17,9 @@ AXE := 4.14.0
 demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
-browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had
+browser: .venv/ready  ## Chromium, axe-core and the demos' data for the tests of the page, where they can be had
+	@$(BIN)/python -c "from backstory.studies.data import corpus, mnist_5k; mnist_5k(); corpus()" 2> /dev/null \
+		|| echo "the demos' data could not be fetched: the page is not tested on the demos' runs"
 	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } > /dev/null 2>&1 \
 		|| echo "chromium is not here and could not be installed: the page is not tested in a browser"
 	@test -f .venv/axe/package/axe.min.js || { mkdir -p .venv/axe && cd .venv/axe \

@@ -1,5 +1,6 @@
 """The page: one table a benchmark, one configuration a line, no empty columns."""
 
+from pathlib import Path
 from typing import Any
 
 from backstory.benchmarks.page import TABLES, WORDS, page, short, table
@@ -30,3 +31,13 @@ def test_the_page_has_what_was_run() -> None:
     assert "## `backstory bench record`" in text
     assert "| B | default | 1.05 |" in text
     assert "bench peers" not in text
+
+
+def test_the_document_of_the_service_is_as_this_page_writes_it() -> None:
+    row = {
+        "occurrences": 20480, "dims": 4288, "start_s": 4.792, "starts": 5, "cold_median_s": 0.2036, "cold_p95_s": 0.2118, "questions": 100,
+        "warm_median_s": 0.03877, "warm_p95_s": 0.04149, "clients": 32, "seconds": 60.0, "answers": 2926, "answers_per_s": 48.767,
+        "crowd_median_s": 0.66447, "crowd_p95_s": 0.69645, "errors": 0, "bytes": 1234350080, "memory_growth": 0.0,
+    }  # fmt: skip
+    section = page({"serve": {"rows": [row]}}).partition("## `backstory bench serve`")[2].strip()
+    assert section in (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")

@@ -1,13 +1,17 @@
 """The bench of the service starts one, asks it, and ends it."""
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import backstory
 from backstory.benchmarks import serving
-from backstory.benchmarks.serving import bench_serve, quantile, service
+from backstory.benchmarks.serving import NotReady, Service, bench_serve, quantile, service
 from backstory.errors import BackstoryError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +58,43 @@ def test_the_service_ends_with_the_bench(text_run: Path) -> None:
 def test_a_service_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BackstoryError, match="did not start: backstory: "), service(tmp_path):
         pass
+
+
+def test_a_service_that_prints_no_address_is_ended_in_time() -> None:
+    silent = "import time; print('something else', flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", silent], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryFile("w+") as errors, pytest.raises(BackstoryError, match="no address within 1 s"):
+        serving._port(child, errors, 1)
+    assert child.wait(60) != 0
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+class Busy(Service):
+    """A service that fails some times before it answers."""
+
+    def __init__(self, *failures: BackstoryError) -> None:
+        super().__init__(0, 0, 0.0)
+        self.failures, self.asked = list(failures), 0
+
+    def get(self, path: str) -> Any:
+        if path.startswith("/samples?"):
+            return {"items": [{"path": "/samples/a"}]}
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return {}
+
+
+def test_what_is_computed_in_the_background_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    slow = Busy(NotReady("a"), NotReady("b"))
+    serving._until_warm(slow, {"samples": 1})
+    assert slow.asked == 3
+    with pytest.raises(NotReady):
+        serving._until_warm(Busy(NotReady("a")), {"samples": 1}, seconds=0)
+    with pytest.raises(BackstoryError, match="404"):
+        serving._until_warm(Busy(BackstoryError("404")), {"samples": 1})
 
 
 def test_a_run_that_cannot_be_asked_is_refused() -> None:

@@ -82,6 +82,9 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         rivals, "bench_rivals", lambda *_, **__: [{"workload": "A", "rival": "X", "failed": "it sleeps"}]
     )
+    monkeypatch.setattr(
+        "backstory.benchmarks.serving.bench_serve", lambda **_: {"rows": [{"clients": 32, "errors": 0}]}
+    )
     file = tmp_path / "benchmarks.md"
     found = run("all", "--write", str(file), "--json")
     assert found["record"]["rows"][0]["ratio"] == 1.5
@@ -89,4 +92,5 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     assert "| B: GPT | default | 1.5 |" in text
     assert "| 1,024 | 12.5 |" in text
     assert "| A | X | it sleeps |" in text
-    assert text.count("\n## ") == 5
+    assert "| 32 | 0 |" in text
+    assert text.count("\n## ") == 6

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from backstory.cli.app import app
 from backstory.errors import UnsupportedError, UsageError
-from backstory.web import report as made
+from backstory.web import printing
 
 
 def call(*args: str | Path) -> str:
@@ -31,7 +31,7 @@ def test_a_file_is_written_and_said_to_contain_training_data(digits_run: Path, t
 def test_what_would_fail_after_the_work_fails_before_it(
     digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(made, "BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr(printing, "BROWSERS", ("no-such-browser",))
     with pytest.raises(UnsupportedError, match="Install Chromium"):
         call(digits_run, "-o", tmp_path / "r.html", "--pdf", tmp_path / "r.pdf", "--trust-recipe")
     assert list(tmp_path.iterdir()) == []

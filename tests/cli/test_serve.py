@@ -16,6 +16,7 @@ from backstory.cli import serve
 from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.web.limits import Limits
+from backstory.web.opened import Opened
 
 TOKEN = "0123456789abcdef"
 
@@ -95,6 +96,28 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(digits_run: Path, monke
 def test_a_place_that_is_not_of_this_machine_is_said() -> None:
     with pytest.raises(UsageError, match=r"cannot listen at 203\.0\.113\.1, port 8321.*--host"):
         serve.bound("203.0.113.1", 8321)
+
+
+def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
+    digits_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Opened] = []
+
+    class Watched(Opened):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    def fails(self: Any, sockets: Any) -> None:
+        for each in sockets:
+            each.close()
+        raise OSError("no more sockets")
+
+    monkeypatch.setattr("backstory.web.opened.Opened", Watched)
+    monkeypatch.setattr("uvicorn.Server.run", fails)
+    found = CliRunner().invoke(app, ["serve", str(digits_run), "--trust-recipe", "--port", "0"])
+    assert isinstance(found.exception, OSError)
+    assert [opened.stopping.is_set() for opened in made] == [True]
 
 
 def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from backstory.cli import show
 from backstory.cli.app import app
 from backstory.cli.study_small import _floats, _numbers
+from backstory.errors import UsageError
 
 COMMANDS = {
     "limit": ["--models", "linear", "--steps", "5,50", "--seeds", "0-1"],
@@ -56,3 +57,13 @@ def test_lists_are_numbers_with_commas() -> None:
     found = CliRunner().invoke(app, ["study", "kinks", "--setup", "none"])
     assert found.exit_code == 2
     assert "paper or smooth" in found.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["limit", "--plot"], ["domains", "--plot"], ["planted", "--kind", "labels", "--plot"], ["fidelity", "--scatter"]],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(command: list[str], tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["study", *command, str(tmp_path / "no-such-folder" / "page.html")])
+    assert isinstance(found.exception, UsageError)
+    assert "there is no folder" in str(found.exception)

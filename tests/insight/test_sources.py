@@ -6,7 +6,7 @@ import torch
 from tests.insight.runs import SOURCES, Small, loss
 
 from backstory.errors import UsageError
-from backstory.insight.sources import bootstrap, sources
+from backstory.insight.sources import bootstrap, bootstraps, sources
 
 
 def test_values_are_sums_of_influence(plain: Small) -> None:
@@ -90,3 +90,14 @@ def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
     assert any("modelled exactly" in note for note in found.notes)
     assert any("eval mode" in note for note in found.notes)
+
+
+def test_domains_share_the_samples_that_are_drawn() -> None:
+    g = np.random.default_rng(1)
+    group, scores = g.integers(0, 3, 40), [g.normal(size=(q, 40)) for q in (5, 2)]
+    found = bootstraps(scores, group, 64, seed=3, at_once=400)
+    for one, x in zip(found, scores, strict=True):
+        np.testing.assert_array_equal(one, bootstrap(x, group, 64, seed=3, at_once=400))
+    same = np.broadcast_to(g.normal(size=40), (4, 40))  # no query differs: what is left are the samples
+    four, two = bootstraps([same, same[:2]], group, 64, seed=3)
+    np.testing.assert_allclose(four, two, rtol=1e-12)

@@ -1,6 +1,7 @@
-"""Two small real runs, recorded with the demos' own recipes: digits with images, and text in three made-up domains."""
+"""Small real runs: digits with images, text in three made-up domains; and the demos' own, with their real data."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 import backstory
 from backstory.session.recipe import Recipe, take_step
 from backstory.studies import digits, texts
-from backstory.studies.data import Document
+from backstory.studies.data import DataError, Document, fetch
+from backstory.studies.demo import demo
 from backstory.studies.png import png
 from backstory.studies.text_demo import text_demo
 
@@ -49,6 +51,30 @@ def _forget() -> None:
 def text_run(out: Path) -> Path:
     """The text demo at small size; needs `without_network`."""
     text_demo(out, **SMALL)
+    return out / "run"
+
+
+@contextmanager
+def from_the_cache() -> Iterator[None]:
+    """Data that were fetched before; where they were not, `DataError`."""
+
+    def refused(package: object, folder: Path) -> Path:
+        raise DataError("it is not in the cache: `make browser` fetches it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "download", refused)
+        yield
+
+
+def domains_demo(out: Path) -> Path:
+    """The text demo with its real passages of eight domains, at a size that takes half a minute."""
+    text_demo(out, **{**SMALL, "steps": 160, "length": 64, "layers": 2, "width": 48, "megabytes": 0.2})
+    return out / "run"
+
+
+def mnist_demo(out: Path) -> Path:
+    """The demo on MNIST, whole but for the retraining of samples drawn blindly."""
+    demo(out, source="mnist", n_queries=2, n_blind=0)
     return out / "run"
 
 

@@ -67,7 +67,7 @@ def test_the_document_holds(document: Any) -> None:
             except Unsatisfiable:  # some paths have nothing that could be wrong
                 assert mode == GenerationMode.NEGATIVE, operation.label
         seen.append(operation.label)
-    assert len(seen) == 17, seen
+    assert len(seen) == 18, seen
 
 
 def test_every_path_is_documented(client: TestClient) -> None:

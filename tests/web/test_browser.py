@@ -98,12 +98,14 @@ def test_the_timeline_of_another_query_set_is_chosen(visit: Visit) -> None:
     expect(visitor.drawn().locator(".lead")).to_contain_text("poems")
 
 
-def test_the_windows_of_the_timeline_are_shaded(visit: Visit) -> None:
-    visitor = visit("text")
+@pytest.mark.parametrize("run", RUNS)
+def test_phases_are_shaded_where_they_were_found_and_nowhere_else(run: str, visit: Visit) -> None:
+    visitor = visit(run)
     page, found = visitor.see("/timeline"), visitor.json("/timeline")["phases"]
-    bands = 3 if found["present"] else len(found["windows"])
-    assert page.locator("[data-figure=figure-timeline] .shapelayer path").count() <= 3
-    assert page.evaluate("document.querySelector('[data-figure=figure-timeline]').layout.shapes.length") in (bands, 2)
+    bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
+    expect(bands).to_have_count(3 if found["present"] else 0)
+    expect(page.locator("main")).to_contain_text("The three phases of training")
+    expect(page.locator("main")).to_contain_text(found["words"])
 
 
 def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None:
@@ -155,12 +157,7 @@ def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> N
 
 
 def test_an_image_is_uploaded_and_asked_at_an_earlier_checkpoint(visit: Visit, tmp_path: Path) -> None:
-    import torch
-
-    from backstory.studies.png import png
-
-    file = tmp_path / "digit.png"
-    file.write_bytes(png(torch.rand(8, 8, generator=torch.Generator().manual_seed(0))))
+    file = drawn_digit(tmp_path / "digit.png", 0)
     visitor = visit("digits")
     page = visitor.see("/ask")
     page.get_by_label("Your image").set_input_files(file)
@@ -271,6 +268,68 @@ def test_an_answer_leads_to_a_comparison(visit: Visit) -> None:
     visitor.drawn()
 
 
+def sides(page: Page) -> list[list[str | None]]:
+    """Ids of the hits of both answers of a comparison."""
+    return [[h.get_attribute("data-id") for h in x.locator(".hit").all()] for x in page.locator("section.side").all()]
+
+
+def compared(found: dict[str, Any]) -> list[list[str]]:
+    return [ids(found[x]["helpful"]) + ids(found[x]["harmful"]) for x in ("left", "right")]
+
+
+def test_two_texts_are_compared_and_one_with_a_stored_query(visit: Visit) -> None:
+    visitor, texts = visit("text"), {"text": "the court denied the appeal", "text2": "the moon sang"}
+    page = visitor.see("/ask")
+    page.get_by_label("First text").fill(texts["text"])
+    page.get_by_label("Second text").fill(texts["text2"])
+    page.get_by_role("button", name="Both texts side by side").click()
+    visitor.drawn()
+    assert sides(page) == compared(visitor.context.request.post(f"{visitor.address}/compare", data=texts).json())
+    assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
+    page = visitor.see("/ask")
+    page.get_by_label("Your text").fill(texts["text"])
+    page.get_by_role("button", name="Ask", exact=True).click()
+    visitor.drawn()
+    page.get_by_label("Its set").select_option("poems")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    visitor.drawn()
+    asked = {"text": texts["text"], "set2": "poems", "index2": 0}
+    assert sides(page) == compared(visitor.context.request.post(f"{visitor.address}/compare", data=asked).json())
+
+
+def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_path: Path) -> None:
+    files = [drawn_digit(tmp_path / f"{seed}.png", seed) for seed in (0, 1)]
+    visitor = visit("digits")
+    page = visitor.see("/ask")
+    for place, file in zip(("First", "Second"), files, strict=True):
+        page.get_by_label(f"{place} image").set_input_files(file)
+        page.get_by_label(f"{place} label").fill("3")
+    page.get_by_role("button", name="Both images side by side").click()
+    visitor.drawn()
+    both = sides(page)
+    assert [len(x) for x in both] == [20, 20]
+    assert both[0] != both[1]
+    page = visitor.see("/ask")
+    page.get_by_label("Your image").set_input_files(files[0])
+    page.get_by_label("Its label").fill("3")
+    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
+    visitor.drawn()
+    page.get_by_label("Its number in the set").fill("1")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    visitor.drawn()
+    stored = visitor.json(f"/queries/{visitor.json('/')['default_queries']}/1")
+    assert sides(page) == [both[0], ids(stored["helpful"]) + ids(stored["harmful"])]
+
+
+def drawn_digit(file: Path, seed: int) -> Path:
+    import torch
+
+    from backstory.studies.png import png
+
+    file.write_bytes(png(torch.rand(8, 8, generator=torch.Generator().manual_seed(seed))))
+    return file
+
+
 def test_samples_are_searched_filtered_sorted_and_opened(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/samples")
@@ -336,8 +395,10 @@ def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -
 def test_sources_have_a_matrix_a_table_and_lead_to_samples(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/sources")
-    for name in ("law", "poems"):
-        page.get_by_label(name, exact=True).check()
+    for name in ("code", "law", "poems"):  # the domains; passages holds the first of each
+        expect(page.get_by_label(name, exact=True)).to_be_checked()
+    page.get_by_label("code", exact=True).uncheck()
+    page.get_by_label("passages", exact=True).check()
     page.get_by_role("button", name="Show").click()
     page.wait_for_selector("[data-figure=figure-matrix]")
     visitor.drawn()

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from backstory.web import drawing
-from backstory.web.drawing import across, bars, figure, line, named, smoothed, thinned
+from backstory.web.drawing import across, bars, bounded, figure, line, named, smoothed, thinned
 
 
 def valid(drawn: Any) -> go.Figure:
@@ -70,3 +70,29 @@ def test_plotly_accepts_what_is_drawn() -> None:
     assert lying["layout"]["meta"]["links"] == ["/a", "/b"]
     assert valid(lying).layout.height == 110 + 2 * 32
     assert len(valid(figure([bars([1, 2], [0.5, None], "%{y}")], "x", "y", height=200)).data) == 1
+
+
+def test_an_axis_is_not_stretched_by_a_few_far_values() -> None:
+    y = [0.5, 1.0, None, -0.5] * 100
+    drawn = bounded(figure([line(range(400), y, "near", "var(--ink)")], "x", "y", height=100))
+    assert "range" not in drawn["layout"]["yaxis"]
+    y[3], y[7] = -90.0, 80.0
+    drawn = bounded(figure([line(range(400), y, "far", "var(--ink)")], "x", "y", height=100))
+    low, high = drawn["layout"]["yaxis"]["range"]
+    assert -1 < low < -0.5 < 1 < high < 1.5
+    marks = drawn["data"][1]
+    assert (marks["x"], marks["customdata"]) == ([3, 7], [-90.0, 80.0])
+    assert marks["marker"]["symbol"] == ["triangle-down", "triangle-up"]
+    assert all(low < place < high for place in marks["y"])
+    assert drawn["layout"]["meta"]["key"][-1]["name"] == "triangles: 2 beyond the edge, −90 to +80"
+    assert drawn["layout"]["xaxis"]["range"] == [0, 399]
+    valid(drawn)
+
+
+def test_an_empty_curve_has_no_bounds() -> None:
+    drawn = figure([line([], [], "none", "var(--ink)")], "x", "y", height=100)
+    assert bounded(drawn) == drawn
+    assert (
+        "range"
+        not in bounded(figure([line([0], [None], "none", "var(--ink)")], "x", "y", height=100))["layout"]["yaxis"]
+    )

@@ -17,8 +17,18 @@ def test_the_phases_are_shaded_and_named() -> None:
     assert len(valid(drawn).data) == 3
 
 
-def test_without_phases_the_windows_are_shaded() -> None:
-    assert figures.bands(examples.phases(present=False)) == [("early", 0, 20)]
+def test_without_phases_nothing_is_shaded() -> None:
+    drawn = figures.timeline(examples.timeline(phases=examples.phases(present=False)))
+    assert drawn["layout"]["shapes"] == drawn["layout"]["annotations"] == []
+
+
+def test_one_far_step_does_not_flatten_the_timeline() -> None:
+    near = [0.001 * (1 + k % 3) for k in range(200)]
+    drawn = figures.timeline(examples.timeline(per_rate=[*near, -4.0], size=[*near, 0.01]))
+    assert drawn["data"][0]["y"][-1] == -4.0
+    assert -0.001 < drawn["layout"]["yaxis"]["range"][0] < 0
+    assert (drawn["data"][-1]["x"], drawn["data"][-1]["customdata"]) == ([200], [-4.0])
+    assert len(valid(drawn).data) == 4
 
 
 def test_a_narrow_band_has_no_name() -> None:
@@ -83,6 +93,21 @@ def test_the_life_of_a_sample_is_drawn() -> None:
     ys = [list(valid(f).data[0].y) for f in drawn]
     assert ys == [[0.04, 0.02, 0.015], [0.02, -0.005, 0.01], [f"law/{k}" for k in range(4)]]
     assert figures.evolution([]) is figures.occurrences([]) is figures.erasers([]) is None
+
+
+def test_several_samples_are_followed_in_the_colour_of_their_sign() -> None:
+    def values(*y: float | None) -> list[shapes.AtCheckpoint]:
+        return [shapes.AtCheckpoint(at=40 * (k + 1), influence=x) for k, x in enumerate(y)]
+
+    drawn = figures.followed({"law/0": values(0.3, 0.2), "<b>": values(None, -0.1)})
+    assert drawn is not None
+    assert [t["y"] for t in drawn["data"]] == [[0.3, 0.2], [None, -0.1]]
+    assert [t["line"]["color"] for t in drawn["data"]] == ["var(--helped)", "var(--hurt)"]
+    assert [k["name"] for k in drawn["layout"]["meta"]["key"]] == ["law/0", "&lt;b&gt;"]
+    assert {t["mode"] for t in drawn["data"]} == {"lines+markers"}
+    assert drawn["layout"]["xaxis"]["tickvals"] == [40, 80]
+    assert figures.followed({}) is None
+    valid(drawn)
 
 
 def test_sources_have_intervals_and_links() -> None:

@@ -220,7 +220,7 @@ def test_a_typed_text_is_asked_again_by_post() -> None:
     form = next(a for a in found.all("form") if "data-question" in a)
     assert (form["method"], form["action"]) == ("post", "/ask")
     texts = [a["value"] for a in found.all("input") if a.get("name") == "text"]
-    assert texts == [examples.HOSTILE] * 3  # the slider, the ranking at every checkpoint, the tokens
+    assert texts == [examples.HOSTILE] * 6  # the slider, the ranking at every checkpoint, the tokens; three comparisons
     assert "This page as JSON" not in read(page("answer", typed, path="/ask")).text
 
 
@@ -325,6 +325,30 @@ def test_a_page_has_its_twin() -> None:
     found = read(page("sources", path="/sources", params={"queries": ["law", "poems"]}))
     twin = next(a["href"] for a in found.all("a") if "format=json" in (a["href"] or ""))
     assert twin == "/sources?queries=law&queries=poems&format=json"
+
+
+def test_two_questions_that_were_sent_have_no_twin() -> None:
+    def twins(**place: Any) -> list[str | None]:
+        found = read(page("compare", path="/compare", **place))
+        return [a["href"] for a in found.all("a") if "format=json" in (a["href"] or "")]
+
+    assert twins(params={}) == []
+    asked = {"set": "law", "index": "0", "set2": "poems", "index2": "0"}
+    assert twins(params=asked) == ["/compare?set=law&index=0&set2=poems&index2=0&format=json"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"), [("stored", {"set", "index"}), ("text", {"text"}), ("image", {"image", "label"})]
+)
+def test_an_answer_can_be_compared_whatever_was_asked(kind: str, sent: set[str]) -> None:
+    more: dict[str, dict[str, Any]] = {"stored": {"set": "law", "index": 0}, "image": {"image": examples.picture()}}
+    query = shapes.Query(kind=kind, text="a text", label="seven", **more.get(kind, {}))
+    found = read(page("answer", examples.answer(query=query)))
+    hidden = [a["name"] for a in found.all("input") if a.get("type") == "hidden"]
+    assert all(hidden.count(name) >= 3 for name in sent | {"at"})
+    assert {"text2", "image2", "set2"} <= {
+        a.get("name") for tag, a in found.elements if tag in ("input", "textarea", "select")
+    }
 
 
 def test_images_are_shown_with_words() -> None:

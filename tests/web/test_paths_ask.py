@@ -43,6 +43,40 @@ def test_a_number_leads_to_its_query(client: TestClient) -> None:
     refused(client.get("/ask?mistakes=true"), 422)
 
 
+def test_questions_of_any_kind_are_compared(client: TestClient) -> None:
+    text = client.post("/ask", json={"text": "the court", "k": 2}).json()
+    image = client.post("/ask/image", files={"image": ("a.png", b"bytes")}, data={"k": "2", "label": "seven"}).json()
+    typed = client.post("/compare", json={"text": "the court", "text2": "red roses", "k": 2})
+    assert typed.status_code == 200, typed.text
+    assert typed.json()["left"]["helpful"] == text["helpful"]
+    assert typed.json()["right"]["query"]["text"] == "red roses"
+    again = client.post("/compare", data={"text": "the court", "text2": "red roses", "k": "2"}).json()
+    assert again["right"]["helpful"] == typed.json()["right"]["helpful"]
+    fields = {"text": "the court", "label2": "seven", "k": "2"}
+    mixed = client.post("/compare", files={"image2": ("a.png", b"bytes")}, data=fields).json()
+    assert (mixed["left"]["helpful"], mixed["right"]["helpful"]) == (text["helpful"], image["helpful"])
+    assert mixed["right"]["query"] == image["query"]
+    stored = {"image": image["query"]["image"], "label": "seven", "set2": "law", "index2": 0, "k": 2}
+    by_url = client.post("/compare", json=stored).json()
+    assert by_url["left"]["helpful"] == image["helpful"]
+    assert by_url["right"] | {"seconds": 0} == client.get("/queries/law/0?k=2").json() | {"seconds": 0}
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"text": "a"}, {"text": "a", "set": "law", "text2": "b"}, {"text": "ab", "image2": "x"}]
+)
+def test_what_is_no_pair_of_questions_is_refused(body: dict[str, str], client: TestClient) -> None:
+    refused(client.post("/compare", json=body), 422)
+
+
+def test_a_pair_that_is_refused_is_kept_in_the_page(client: TestClient) -> None:
+    parts = {"text": (None, "the court"), "text2": (None, "red <b>roses</b>"), "k": (None, "0")}
+    page = client.post("/compare", files=parts, headers={"accept": "text/html"})
+    assert page.status_code == 422
+    assert "the court" in page.text
+    assert "red &lt;b&gt;roses&lt;/b&gt;" in page.text
+
+
 def test_an_image_is_uploaded(client: TestClient) -> None:
     found = client.post("/ask/image", files={"image": ("a.png", b"bytes")}, data={"k": "2", "label": "seven"})
     assert found.status_code == 200, found.text

@@ -2,19 +2,27 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
+from starlette.testclient import TestClient
 from tests.web import recorded
 from tests.web.browsing import FITS, Visitor, chromium, missing
 from tests.web.test_pages import Reader, read
 
-from backstory.errors import StoreError, UnsupportedError
 from backstory.studies import digits, texts
+from backstory.web import printing, shapes, views, views_ask, views_samples
 from backstory.web import report as made
+from backstory.web.app import make_app
 from backstory.web.opened import Opened
 from backstory.web.pages import static
+
+FIGURES = (
+    "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "erasers", "pace", "replay_helpful", "replay_harmful",
+    "compare",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +41,10 @@ def pages(runs: dict[str, Opened], tmp_path_factory: pytest.TempPathFactory) -> 
         out[name] = folder / f"{name}.html"
         out[name].write_text(made.report(made.gathered(opened)), encoding="utf-8")
     return out
+
+
+def ids(hits: Sequence[shapes.Hit]) -> list[str]:
+    return [h.sample.id for h in hits]
 
 
 def plain(file: Path) -> Reader:
@@ -69,7 +81,43 @@ def test_it_says_what_it_contains_and_how_far_to_trust_it(
 
 def test_all_figures_are_in_it(pages: dict[str, Path]) -> None:
     ids = [a["data-figure"] for _, a in plain(pages["text"]).elements if "data-figure" in a]
-    assert ids == [f"figure-{name}" for name in ("timeline", "loss", "sources", "matrix", "pace")]
+    assert ids == [f"figure-{name}" for name in FIGURES]
+    digits = [a["data-figure"] for _, a in plain(pages["digits"]).elements if "data-figure" in a]
+    none = {"matrix", "erasers"}  # one domain; and its best sample came last, so that nobody took its lesson over
+    assert digits == [f"figure-{name}" for name in FIGURES if name not in none]
+    assert "Nothing took its influence away." in plain(pages["digits"]).text
+
+
+def test_sources_are_valued_as_on_the_page(runs: dict[str, Opened]) -> None:
+    for opened in runs.values():
+        with TestClient(make_app(opened, warm=False), base_url="http://127.0.0.1") as client:
+            shown = client.get("/sources").json()
+        opened.stopping.clear()
+        found = made.gathered(opened).sources
+        assert found is not None
+        assert found.model_dump() == shown
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_one_question_is_answered_at_every_checkpoint(name: str, runs: dict[str, Opened]) -> None:
+    opened, found = runs[name], made.gathered(runs[name])
+    assert [a.at for a in found.answers] == opened.checkpoints
+    asked = views_ask.stored(opened, found.timeline.queries, 0)
+    for answer in found.answers:
+        expected = views_ask.answer(opened, asked, answer.at, made.BEST, False)
+        assert ids(answer.helpful) == ids(expected.helpful)
+        assert ids(answer.harmful) == ids(expected.harmful)
+    assert [r.at for r in found.answer.replay or []] == opened.checkpoints
+
+
+def test_samples_are_followed_and_harmful_ones_are_those_of_the_page(runs: dict[str, Opened]) -> None:
+    opened, found = runs["text"], made.gathered(runs["text"])
+    assert ids(found.hurt.items) == ids(views.harmful(opened, None, made.WORST, None).items)
+    assert list(found.followed) == ids([*found.helpful[: made.FOLLOWED], *found.harmful[: made.FOLLOWED]])
+    for name, values in found.followed.items():
+        assert values == views_samples.life(opened, name, None, False).evolution
+    assert found.life is not None
+    assert found.life == views_samples.life(opened, found.helpful[0].sample.id, None, True)
 
 
 def test_hostile_text_is_only_text(pages: dict[str, Path]) -> None:
@@ -88,7 +136,7 @@ def test_the_query_set_can_be_chosen(runs: dict[str, Opened]) -> None:
     assert (found.timeline.queries, found.answer.query.set) == ("poems", "poems")
     assert found.helpful[0].influence > 0 > found.harmful[0].influence
     assert found.sources is not None
-    assert set(found.sources.domains) == {"passages", "code", "law", "poems"}
+    assert found.sources.domains == ["code", "law", "poems"]  # passages holds the first of each
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -99,28 +147,58 @@ def test_a_browser_draws_it_and_asks_nobody(width: int, pages: dict[str, Path]) 
             page = visitor.see(f"/{file.name}")
             assert page.evaluate(FITS)
             assert page.locator(".canvas .main-svg").count() >= 3
-            page.keyboard.press("h")  # keys lead nowhere in a file
-            assert page.url == file.as_uri()
             visitor.close()
 
 
+def test_keys_lead_nowhere_in_a_file(pages: dict[str, Path]) -> None:
+    with chromium() as browser:
+        visitor = Visitor(browser, pages["text"].parent.as_uri())
+        page, asked = visitor.see("/text.html"), list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        for key in "oasrh/t":
+            page.keyboard.press(key)
+        expect(page.get_by_role("button", name="Theme: light")).to_be_visible()  # the last key has done its work
+        page.keyboard.press("t")
+        expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+        assert asked == []
+        assert page.url == pages["text"].as_uri()
+        visitor.close()
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_the_slider_works_in_the_file_alone(name: str, pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+    answers = made.gathered(runs[name]).answers
+    with chromium() as browser:
+        visitor = Visitor(browser, pages[name].parent.as_uri())
+        page = visitor.see(f"/{name}.html")
+        slider, seen = page.get_by_label("At checkpoint", exact=True), page.locator("[data-moment]:visible li.hit")
+
+        def agrees(answer: shapes.Answer) -> None:
+            expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^step {answer.at:,}"))
+            assert [x.get_attribute("data-id") for x in seen.all()] == ids([*answer.helpful, *answer.harmful])
+
+        agrees(answers[-1])
+        slider.press("ArrowLeft")
+        agrees(answers[-2])
+        page.locator("main").click(position={"x": 1, "y": 1})
+        page.keyboard.press("[")
+        agrees(answers[-3])
+        page.get_by_role("button", name="Replay").click()
+        expect(page.get_by_role("button", name="Replay")).to_have_attribute("aria-pressed", "false")
+        agrees(answers[-1])
+        visitor.close()
+
+
+def test_without_a_script_every_checkpoint_is_there(pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+    moments = [a["data-moment"] for _, a in plain(pages["text"]).elements if "data-moment" in a]
+    steps = [f"step {c:,}" for c in runs["text"].checkpoints]
+    assert moments == [*steps[:-1], f"{steps[-1]} (final)"]
+
+
 def test_it_is_printed_where_chromium_is(pages: dict[str, Path], tmp_path: Path) -> None:
-    if not any(map(shutil.which, made.BROWSERS)):
+    if not any(map(shutil.which, printing.BROWSERS)):
         missing("no Chromium on the path: install the package `chromium`")
-    made.pdf(pages["digits"], tmp_path / "report.pdf")
+    printing.pdf(pages["digits"], tmp_path / "report.pdf")
     data = (tmp_path / "report.pdf").read_bytes()
     assert data.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", data)) >= 3
-
-
-def test_without_chromium_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(made, "BROWSERS", ("no-such-browser",))
-    with pytest.raises(UnsupportedError, match="Install Chromium or Chrome, or open the report"):
-        made.pdf(tmp_path / "page.html", tmp_path / "page.pdf")
-
-
-def test_a_browser_that_writes_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(made, "BROWSERS", ("true",))
-    (tmp_path / "page.pdf").write_text("an old one")
-    with pytest.raises(StoreError, match="wrote no PDF"):
-        made.pdf(tmp_path / "page.html", tmp_path / "page.pdf")

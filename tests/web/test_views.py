@@ -54,6 +54,10 @@ def test_sources_are_those_of_insight(opened: Opened) -> None:
     assert views.sources(opened, None, "label", None)[1].by == "label"
 
 
+def test_where_nobody_names_query_sets_sources_are_valued_for_all_domains(opened: Opened) -> None:
+    assert views.sources(opened, None, None, None)[1] == views.sources(opened, ["law", "poems"], None, None)[1]
+
+
 def test_sources_as_a_table_hold_no_formula(opened: Opened) -> None:
     found, shape = views.sources(opened, ["law", "poems"], None, None)
     lines = list(csv.reader(io.StringIO(views.sources_csv(found))))

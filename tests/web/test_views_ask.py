@@ -10,7 +10,7 @@ from tests.web.recipes import LENGTH, TEXTS, TOLD, encoded, recipe
 import backstory
 from backstory import truth
 from backstory.errors import UsageError
-from backstory.web import shapes, views_ask
+from backstory.web import shapes, views_ask, views_form
 from backstory.web.errors import Refused
 from backstory.web.opened import Opened
 from backstory.web.shapes_run import MOST_PIECES
@@ -113,23 +113,10 @@ def test_the_query_s_own_loss_is_said(opened: Opened, at: int | None) -> None:
 def test_an_image_is_shown_as_the_model_sees_it_with_its_answer(opened: Opened) -> None:
     telling = Opened(opened.run.path, TOLD)
     found = answer(telling, uploaded(telling, b"12345", "seven"), None, 3, False).query
-    assert (found.says, found.seen) == ("0", views_ask._data_url(b"\x89PNG small"))
-    assert found.image == views_ask._data_url(b"12345")
+    assert (found.says, found.seen) == ("0", views_ask.data_url(b"\x89PNG small"))
+    assert found.image == views_ask.data_url(b"12345")
     plain = answer(opened, uploaded(opened, b"12345", "seven"), None, 3, False).query
     assert (plain.says, plain.seen) == (None, None)
-
-
-def test_the_form_lists_mistakes_alone(opened: Opened) -> None:
-    telling = Opened(opened.run.path, TOLD)
-    whole, wrong = views_ask.form(telling), views_ask.form(telling, mistakes=True)
-    assert [[x.mistake for x in s.items] for s in whole.query_sets] == [[False, False], [True, True]]
-    assert [(s.fits, len(s.items), s.count) for s in wrong.query_sets] == [(0, 0, 2), (2, 2, 2)]
-    assert [x.says for x in wrong.query_sets[1].items] == ["r", "b"]
-    assert whole.can_tell
-    assert not views_ask.form(opened).can_tell
-    with pytest.raises(Refused, match="cannot tell the model's mistakes") as error:
-        views_ask.form(opened, mistakes=True)
-    assert "says=" in error.value.hint
 
 
 def test_white_space_is_no_question(opened: Opened) -> None:
@@ -210,17 +197,8 @@ def test_without_a_recipe_only_gradients_can_be_asked(untrusted: Opened) -> None
             ask()
         assert error.value.code == 422
         assert "--trust-recipe" in error.value.hint
-    found = views_ask.form(untrusted)
+    found = views_form.form(untrusted)
     assert (found.query_sets, found.can_type, found.dims) == ([], False, 136)
-
-
-def test_the_form_shows_the_stored_queries(opened: Opened) -> None:
-    found = views_ask.form(opened)
-    assert [(s.name, s.count) for s in found.query_sets] == [("law", 2), ("poems", 2)]
-    assert [(q.index, q.text, q.path) for q in found.query_sets[0].items] == [
-        (0, "this court sa", "/queries/law/0"),
-        (1, "that judge he", "/queries/law/1"),
-    ]
 
 
 def test_the_same_question_has_one_key_and_another_another(opened: Opened) -> None:

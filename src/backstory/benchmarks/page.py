@@ -52,6 +52,13 @@ PEERS: Columns = (
     ("adjoint_s", "by adjoint, no index, s"), ("adjoint_cpu_s", "its CPU s"),
     ("store_bytes", "store, bytes"), ("kept", "kept"), ("failed", "no figures because"),
 )  # fmt: skip
+SERVE: Columns = (
+    ("occurrences", "occurrences"), ("dims", "dims"), ("start_s", "start, s"), ("starts", "starts"),
+    ("cold_median_s", "cold, s"), ("cold_p95_s", "cold p95, s"), ("questions", "questions"), ("warm_median_s", "warm, s"),
+    ("warm_p95_s", "warm p95, s"), ("clients", "clients"), ("seconds", "for s"), ("answers", "answers"), ("answers_per_s", "answers/s"),
+    ("crowd_median_s", "with them, s"), ("crowd_p95_s", "p95, s"), ("errors", "errors"), ("bytes", "memory, bytes"),
+    ("memory_growth", "memory growth"),
+)  # fmt: skip
 
 WORDS = {
     "record": "`ratio`: recorded over plain training, disk included, median of the turns after the warm-up. `learning`: "
@@ -68,6 +75,9 @@ WORDS = {
     "64.6 / 0.84 GB, 667.5 samples/s, influence 640 samples/s for both.",
     "peers": "Every rival in an environment of its own, in a process of its own, one thread. `plain`: one epoch without it in "
     "the same process. `recording / plain`: training with the rival in the loop. `index`: what it does after training.",
+    "serve": "Typed text to ranked answer over HTTP, one thread a question. `cold`: the first question after a start, median of the "
+    "starts. `warm`: questions one after the other. `with them`: all clients at once, each asking again as soon as it has its answer. "
+    "`memory growth`: from the first tenth of that time to its end.",
     "device": "Small runs on the device beside the same on the CPU, then plain and recorded training in turns.",
 }
 CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
@@ -77,6 +87,7 @@ TABLES: dict[str, dict[str, Columns]] = {
     "query": {"rows": QUERY},
     "store": {"rows": STORE, "efficiency": EFFICIENCY},
     "peers": {"rows": PEERS},
+    "serve": {"rows": SERVE},
     "device": {"checks": CHECKS, "recording": RECORD},
 }
 

@@ -97,6 +97,7 @@ def everything(
         "query": lambda: _query(scale, 3),
         "store": lambda: _store(scale),
         "peers": lambda: _peers(scale, 1, venvs),  # `query` has the same with more repeats
+        "serve": lambda: _serve(scale),
     }
     found: dict[str, dict[str, Any]] = {}
     for name, run in work.items():
@@ -149,6 +150,14 @@ def _peers(scale: str, repeats: int, venvs: Path) -> dict[str, Any]:
     _one_thread()
     rows = bench_ours(scale=scale, repeats=repeats, say=_say) + bench_rivals(venvs, scale=scale, say=_say)
     return {"threads": 1, "rows": sorted(rows, key=lambda row: row["workload"])}
+
+
+def _serve(scale: str) -> dict[str, Any]:
+    from ..benchmarks.serving import bench_serve
+
+    data.need("fastapi", "uvicorn", extra="web")
+    few: dict[str, Any] = {} if scale == "full" else {"clients": 2, "seconds": 0.5, "questions": 3, "starts": 1}
+    return bench_serve(scale=scale, say=_say, **few)
 
 
 def _one_thread() -> None:

@@ -8,15 +8,8 @@ from typing import Annotated
 
 import typer
 
-from . import bench, data, show
+from . import bench, data
 from .options import Json
-
-COLUMNS = (
-    ("occurrences", "occurrences"), ("dims", "dims"), ("start_s", "start, s"),
-    ("cold_median_s", "cold, s"), ("cold_p95_s", "cold p95, s"), ("warm_median_s", "warm, s"), ("warm_p95_s", "warm p95, s"),
-    ("clients", "clients"), ("answers_per_s", "answers/s"), ("crowd_median_s", "with them, s"), ("crowd_p95_s", "p95, s"),
-    ("errors", "errors"), ("memory_growth", "memory growth"),
-)  # fmt: skip
 
 
 @bench.app.command()
@@ -40,18 +33,6 @@ def serve(
     from ..benchmarks.serving import bench_serve
 
     found = bench_serve(
-        run, scale=scale, clients=clients, seconds=seconds, questions=questions, starts=starts, say=_say
+        run, scale=scale, clients=clients, seconds=seconds, questions=questions, starts=starts, say=bench._say
     )
-    if json:
-        show.emit(found)
-        return
-    cells = [[_short(row.get(key)) for key, _ in COLUMNS] for row in found["rows"]]
-    show.table("serve", [heading for _, heading in COLUMNS], cells)
-
-
-def _say(text: str) -> None:
-    show.err.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else "–"
+    bench._finish("serve", found, json)

@@ -47,6 +47,22 @@ def last_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def writable(*files: Path | None) -> None:
+    """Refuse a file whose folder is not there, before the work starts."""
+    for file in filter(None, files):
+        if not file.resolve().parent.is_dir():
+            raise UsageError(
+                f"there is no folder {file.resolve().parent} for {file.name}. Make it first, or name another."
+            )
+
+
+def plotting(*files: Path | None) -> None:
+    """What pages with figures need, where any is asked for: Plotly, and folders to write them into."""
+    if any(file is not None for file in files):
+        need("plotly", extra="plot")
+    writable(*files)
+
+
 def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
     """The recipe to import: the one the user passed, or the run's own once the user agrees."""
     from ..session.run import Run

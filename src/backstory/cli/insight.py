@@ -198,8 +198,7 @@ def _question(run: Path, queries: Sequence[str], at: str, recipe: str | None, tr
     """The run with its model and queries; what would fail after the work fails before it."""
     from ..insight import asked
 
-    if plot is not None:
-        data.need("plotly", extra="plot")
+    data.plotting(plot)
     return asked(run, list(queries), data.confirm(run, recipe, trusted), data.at(at))
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
 from . import data, show
 from .insight import RecipeName, RunPath, Trusted
 from .options import Json
@@ -27,26 +26,21 @@ def report(
 ) -> None:
     """Write what a run tells into one HTML file that needs no network. The file contains training data."""
     data.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
+    from ..web import printing
     from ..web import report as made
     from ..web.opened import Opened
 
-    for file in filter(None, (out, pdf)):
-        _writable(file)
+    data.writable(out, pdf)
     if pdf is not None:
-        made.browser()
+        printing.browser()
     name = data.confirm(run, recipe, trust_recipe)
     found = made.gathered(Opened(run, name), queries)
     out.write_text(made.report(found), encoding="utf-8")
     if pdf is not None:
-        made.pdf(out, pdf)
+        printing.pdf(out, pdf)
     if json:
         show.emit({"report": str(out), "pdf": None if pdf is None else str(pdf)})
         return
     show.out.print(f"Report: {out} (it contains training data)", soft_wrap=True)
     if pdf is not None:
         show.out.print(f"PDF: {pdf}", soft_wrap=True)
-
-
-def _writable(file: Path) -> None:
-    if not file.resolve().parent.is_dir():
-        raise UsageError(f"there is no folder {file.resolve().parent} for {file.name}. Make it first, or name another.")

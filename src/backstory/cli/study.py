@@ -47,8 +47,8 @@ def fidelity(
     from ..studies.fidelity_setups import setup_of
     from ..studies.fidelity_text import markdown as as_markdown
 
-    if scatter is not None:
-        data.need("plotly", extra="plot")
+    data.plotting(scatter)
+    data.writable(markdown)
     torch.set_num_threads(1)
     setup = setup_of(model, activation, optimizer, epochs, images)
     with show.progress() as say:

@@ -31,8 +31,7 @@ def domains(
     from ..studies.domains_page import page
     from ..studies.domains_setups import setup_named
 
-    if plot is not None:
-        data.need("plotly", extra="plot")
+    data.plotting(plot)
     torch.set_num_threads(1)
     with show.progress() as say:
         found = run(setup_named(mode), seeds_of(seeds), only=names_of(methods), cache=cache, say=say)

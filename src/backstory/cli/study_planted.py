@@ -39,8 +39,7 @@ def planted(
     from ..studies.planted import study as run
     from ..studies.planted_page import page
 
-    if plot is not None:
-        data.need("plotly", extra="plot")
+    data.plotting(plot)
     torch.set_num_threads(1)
     labels = kind == "labels"
     setup = setup_of(model, "gelu", optimizer, epochs, images) if labels else setup_named(mode)

@@ -153,8 +153,7 @@ def ablation(
 def _begin(plot: Path | None) -> None:
     import torch
 
-    if plot is not None:
-        data.need("plotly", extra="plot")
+    data.plotting(plot)
     torch.set_num_threads(1)
 
 

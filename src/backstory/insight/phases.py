@@ -37,6 +37,11 @@ LONGEST = 0.9  # correlation of the noise of neighbouring bins that is followed
 LARGEST = 1e6  # statistic that is told apart
 ROUNDING = 1e-12  # of Σ y²: a difference below it is none
 SHAPES = {(True, True): "three phases", (True, False): "falls", (False, True): "rises", (False, False): "flat"}
+WITHOUT = {
+    "falls": "influence falls, and does not rise again",
+    "rises": "influence rises, and has not fallen before",
+    "flat": f"influence stays level, to {LEAST:.0%}",
+}
 Chance = tuple[float, float]  # statistic, p
 
 
@@ -81,17 +86,14 @@ class Phases:
     @property
     def words(self) -> str:
         """The finding in one sentence."""
-        said = f"fall {self.warm_up.statistic:.2f}, rise {self.ascent.statistic:.2f} times what chance does in 99 of 100 cases"
         if self.shape == "too short":
             return f"not present: {self.steps} steps are too few to tell; at least {FEWEST} are needed."
+        times = f"{self.warm_up.statistic:.3g} times, the rise {self.ascent.statistic:.3g} times"
+        said = f"The fall is {times} what chance alone gives in 99 of 100 cases; above 1 it is no chance."
         if self.present:
             first, last = self.warm_up.boundary, self.ascent.boundary
-            return f"warm-up until step {first}, basin until step {last}, then ascent ({said})."
-        return (
-            f"not present: the curve is flat to {LEAST:.0%} of its level ({said})."
-            if self.shape == "flat"
-            else f"not present: it only {self.shape} ({said})."
-        )
+            return f"warm-up until step {first}, basin until step {last}, then ascent. {said}"
+        return f"not present: {WITHOUT[self.shape]}. {said}"
 
 
 ABSENT = Side(False, 0.0, 1.0, None, None)

@@ -130,7 +130,7 @@ def _valued(
 ) -> Sources:
     names, inverse = np.unique(labels, return_inverse=True)
     counts = np.bincount(inverse)
-    drawn = np.stack([bootstrap(x, inverse, draws, seed) for x in scores.values()])  # (D, draws, S)
+    drawn = bootstraps(list(scores.values()), inverse, draws, seed)  # (D, draws, S)
     plain = np.stack([_summed(x.mean(0)[None], inverse, len(names))[0] for x in scores.values()])  # (D, S)
     domains, queries = tuple(scores), [len(x) for x in scores.values()]
     low, high = np.quantile(drawn, [0.025, 0.975], axis=1)  # (D, S)
@@ -153,21 +153,31 @@ def _valued(
 
 
 def bootstrap(scores: Curve, group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
-    """Values (draws, S) of scores (Q, M) with queries, and samples inside each group (M,), drawn anew.
+    """Values (draws, S) of scores (Q, M) with queries, and samples inside each group (M,), drawn anew."""
+    (values,) = bootstraps([scores], group, draws, seed, at_once=at_once)
+    return np.asarray(values)
 
-    The draws of samples depend on the seed alone, so that all domains see the same samples.
-    """
-    Q, M = scores.shape
+
+def bootstraps(scores: Sequence[Curve], group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
+    """The same for several domains, (D, draws, S); the samples are drawn once, so that all domains see the same."""
     counts, places = np.bincount(group), np.argsort(group, kind="stable")  # samples of one group side by side
-    of_queries, *of_groups = (np.random.default_rng([seed, k]) for k in range(1 + len(counts)))
-    size, out = max(1, at_once // M), []
+    of_queries = [np.random.default_rng([seed, 0]) for _ in scores]
+    of_groups = [np.random.default_rng([seed, 1 + k]) for k in range(len(counts))]
+    size, out = max(1, at_once // len(group)), []
     for lo in range(0, draws, size):
         n = min(size, draws - lo)
-        queries = of_queries.multinomial(Q, np.full(Q, 1 / Q), size=n) / Q  # (n, Q)
         each = zip(of_groups, counts, strict=True)
         times = np.concatenate([g.multinomial(c, np.full(c, 1 / c), size=n) for g, c in each], 1)  # (n, M)
-        out.append(_summed(queries @ scores[:, places] * times, group[places], len(counts)))
-    return np.concatenate(out)
+        means = (_drawn(x, rng, n)[:, places] for x, rng in zip(scores, of_queries, strict=True))  # (n, M) each
+        out.append(np.stack([_summed(x * times, group[places], len(counts)) for x in means]))
+    return np.concatenate(out, 1)
+
+
+def _drawn(scores: Curve, rng: np.random.Generator, n: int) -> Curve:
+    """Means over queries that are drawn anew, (n, M)."""
+    Q = len(scores)
+    means: Curve = rng.multinomial(Q, np.full(Q, 1 / Q), size=n) / Q @ scores
+    return means
 
 
 def _summed(values: Curve, group: Any, n: int) -> Curve:

@@ -30,7 +30,6 @@ from .gpt_setups import domain_losses
 
 Say = Callable[[str, int, int], None]
 REFERENCE, SWEPT = "tracin", "influence-best"
-Points = tuple[Tensor, Tensor]  # scores and truth, (cells,) each
 
 
 @dataclass

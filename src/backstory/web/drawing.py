@@ -16,6 +16,7 @@ Figure = dict[str, Any]
 POINTS, BARS = 1000, 160
 INK, MUTED, LINE, SURFACE = "var(--ink)", "var(--muted)", "var(--line)", "var(--surface)"
 HELPED, HURT, ACCENT, WARM, PLAIN = "var(--helped)", "var(--hurt)", "var(--accent)", "var(--warm)", "var(--plain)"
+STRETCHED = 3  # times the reach of all values but the farthest: beyond it an axis hides the rest
 CLEAR = "rgba(0,0,0,0)"
 LONGEST = 28  # letters of a name beside a figure
 
@@ -87,6 +88,38 @@ def line(
     }
 
 
+def bounded(drawn: Figure, share: float = 0.01) -> Figure:
+    """The figure with an axis that a few far values do not stretch; a triangle at its edge stands for each of them."""
+    values = sorted(y for t in drawn["data"] for y in t["y"] if y is not None)
+    if not values:
+        return drawn
+    cut = int(share * len(values))
+    low, high = min(0.0, values[cut]), max(0.0, values[-1 - cut])
+    if high <= low or max(0.0, values[-1]) - min(0.0, values[0]) <= STRETCHED * (high - low):
+        return drawn
+    room = 0.08 * (high - low)
+    drawn["layout"]["yaxis"]["range"] = [low - room, high + room]
+    first = drawn["data"][0]
+    far = [(x, y) for x, y in zip(first["x"], first["y"], strict=True) if y is not None and not low <= y <= high]
+    return _marked(drawn, far, low - 0.5 * room, high + 0.5 * room)
+
+
+def _marked(drawn: Figure, far: Sequence[tuple[float, float]], low: float, high: float) -> Figure:
+    if not far:
+        return drawn
+    marks = {"symbol": [f"triangle-{'up' if y > 0 else 'down'}" for _, y in far], "color": INK, "size": 9}
+    beyond = [y for _, y in far]
+    place = {"x": [x for x, _ in far], "y": [high if y > 0 else low for y in beyond], "customdata": beyond}
+    said = "beyond the edge, step %{x}: %{customdata:+.3g}<extra></extra>"
+    look = {"type": "scatter", "mode": "markers", "name": "beyond the edge", "marker": marks, "hovertemplate": said}
+    drawn["layout"]["xaxis"]["range"] = [drawn["data"][0]["x"][0], drawn["data"][0]["x"][-1]]
+    drawn["data"].append({**look, **place, "cliponaxis": False})
+    ends = dict.fromkeys(f"{y:+.2g}" for y in (min(beyond), max(beyond)))
+    words = f"triangles: {len(far)} beyond the edge, {' to '.join(ends)}"
+    drawn["layout"]["meta"]["key"].append({"name": words.replace("-", "−"), "colour": INK, "dash": "none"})
+    return drawn
+
+
 def bars(x: Sequence[Any], y: Sequence[Number], said: str) -> Figure:
     """Bars that stand, in the colour of their sign."""
     return {
@@ -113,6 +146,7 @@ def across(
     lying |= {"error_x": dict(error)} if error else {}
     drawn = figure([lying], words, "", height=110 + 32 * len(names), links=list(links))
     drawn["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
+    drawn["layout"]["xaxis"]["nticks"] = 5  # long names leave little room on a phone
     return drawn
 
 

@@ -3,7 +3,6 @@
 Knows nothing of how a shape is made, or what a page looks like.
 """
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from . import pages
 from .errors import Refused, failure, log
 from .fields import NAMES
 from .opened import Opened
@@ -41,28 +41,23 @@ class Faces:
     """Makes responses out of shapes, for one opened run."""
 
     def __init__(self, opened: Opened) -> None:
-        recipe, able = opened.recipe, opened.can_ask
         self._prefix: dict[str, Any] = {
             "run": opened.name,
-            "overview_name": opened.name,
             "query_sets": query_sets(opened),
             "checkpoints": opened.checkpoints,
             "has": opened.catalogue.has,
-            "can_type": able and recipe is not None and recipe.text is not None,
-            "can_upload": able and recipe is not None and recipe.image is not None,
-            "can_shade": able and recipe is not None and recipe.pieces is not None,
+            "can_type": opened.can_type,
+            "can_upload": opened.can_upload,
+            "can_shade": opened.can_shade,
         }
-        self._pages = importlib.util.find_spec("backstory.web.pages") is not None
 
     def response(self, request: Request, page: str, shape: BaseModel, code: int = 200) -> Response:
         """The shape as the page `page`, or as JSON."""
-        if not (self._pages and wants_html(request)):
+        if not wants_html(request):
             return Response(shape.model_dump_json(), code, media_type="application/json")
-        from .pages import render
-
         known = {} if code == 401 else self._prefix  # who has no token is told nothing of the run
         again = {"again": sent_again(request)} if page == "error" and code != 401 else {}
-        return HTMLResponse(render(page, shape, prefix={**known, **_where(request), **again}), code)
+        return HTMLResponse(pages.render(page, shape, prefix={**known, **_where(request), **again}), code)
 
     def error(self, request: Request, error: Refused) -> Response:
         """An error, in the face that was asked for."""

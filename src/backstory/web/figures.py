@@ -3,7 +3,7 @@
 Knows nothing of HTML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import shapes
 from .drawing import (
@@ -19,9 +19,12 @@ from .drawing import (
     Figure,
     across,
     bars,
+    bounded,
     figure,
+    key,
     line,
     named,
+    signed,
     smoothed,
     thinned,
 )
@@ -29,8 +32,9 @@ from .shapes import Number
 from .words import labelled
 
 SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}
-SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT, "early": WARM, "late": ACCENT}
+SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT}
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}
+DASHES = ("solid", "dash", "dot")
 NARROW = 0.08  # of the run: a band whose name would run into the next
 NAMED, FIRST = 6, 2  # samples whose places are drawn: of now, and of every checkpoint
 BARS_OF_ERASERS = 10
@@ -46,15 +50,15 @@ def timeline(found: shapes.Timeline) -> Figure:
         line(steps, smoothed(each), "smoothed", ACCENT),
         line(steps, smoothed(sizes), "mean size (without sign), smoothed", WARM, dash="dot"),
     ]
-    drawn = figure(lines, STEP, "influence per unit of learning rate", height=380)
-    return shaded(drawn, found.phases)
+    drawn = figure(lines, STEP, "influence by learning rate", height=380)
+    return shaded(bounded(drawn), found.phases)
 
 
 def shaded(drawn: Figure, phases: shapes.Phases) -> Figure:
-    """The phases, or where there are none the windows, as coloured bands with their names."""
+    """The phases as coloured bands with their names; nothing where they were not found."""
     for name, first, last in bands(phases):
         box = {"type": "rect", "xref": "x", "yref": "paper", "x0": first, "x1": last, "y0": 0, "y1": 1}
-        look = {"fillcolor": SHADES.get(name, PLAIN), "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
+        look = {"fillcolor": SHADES[name], "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
         drawn["layout"]["shapes"].append({**box, **look})
         if last - first < NARROW * phases.steps:
             continue  # no room for its name
@@ -71,10 +75,10 @@ def shaded(drawn: Figure, phases: shapes.Phases) -> Figure:
 
 
 def bands(phases: shapes.Phases) -> list[tuple[str, int, int]]:
-    """`(name, first step, step after the last)` of each phase."""
+    """`(name, first step, step after the last)` of each phase; none where the phases are not present."""
     first, last = phases.warm_up.boundary, phases.ascent.boundary
     if not phases.present or first is None or last is None:
-        return [(w.name, w.first, w.last) for w in phases.windows]
+        return []
     whole = [("warm-up", 0, first), ("basin", first, last), ("ascent", last, phases.steps)]
     return [band for band in whole if band[2] > band[1]]
 
@@ -148,6 +152,21 @@ def evolution(found: Sequence[shapes.AtCheckpoint]) -> Figure | None:
     return out
 
 
+def followed(found: Mapping[str, Sequence[shapes.AtCheckpoint]]) -> Figure | None:
+    """The influence of several samples on the model at every checkpoint, in the colour of their sign at the last one."""
+    lines = []
+    for k, (name, values) in enumerate(found.items()):
+        y = [x.influence for x in values]
+        drawn = line([x.at for x in values], y, named(name), signed(y)[-1], dash=DASHES[k % len(DASHES)])
+        lines.append(drawn)
+    if not lines:
+        return None
+    dotted = [{**x, "mode": "lines+markers"} for x in lines]
+    out = figure(dotted, "checkpoint (step)", "influence", height=340, key=key(lines))
+    out["layout"]["xaxis"] |= {"tickvals": [x.at for x in next(iter(found.values()))]}
+    return out
+
+
 def occurrences(found: Sequence[shapes.Occurrence]) -> Figure | None:
     """A sample's single uses."""
     if not found:
@@ -187,7 +206,7 @@ def matrix(found: shapes.Sources) -> Figure | None:
     if len(found.domains) < 2 or not found.sources:
         return None
     most = max((abs(x) for row in found.matrix for x in row), default=0.0) or 1.0
-    words = {"text": "− hurt      summed influence      + helped", "side": "bottom"}
+    words = {"text": "− hurt      + helped", "side": "bottom"}
     bar = {"orientation": "h", "y": -0.1, "yanchor": "top", "thickness": 10, "title": words}
     cells: Figure = {"type": "heatmap", "z": found.matrix, "zmin": -most, "zmax": most, "xgap": 2, "ygap": 2}
     place = {

@@ -87,6 +87,31 @@ class Opened:
         return self._final.gradients is not None
 
     @property
+    def can_type(self) -> bool:
+        """Whether text can be typed."""
+        return self.can_ask and self.recipe is not None and self.recipe.text is not None
+
+    @property
+    def can_upload(self) -> bool:
+        """Whether images can be brought."""
+        return self.can_ask and self.recipe is not None and self.recipe.image is not None
+
+    @property
+    def can_shade(self) -> bool:
+        """Whether single tokens can be asked about."""
+        return self.can_ask and self.recipe is not None and self.recipe.pieces is not None
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the model's own answers are known, and with them its mistakes."""
+        return self.can_ask and self.recipe is not None and self.recipe.says is not None
+
+    @property
+    def asked_at(self) -> list[int]:
+        """The checkpoints whose model can be asked."""
+        return [c for c in self.checkpoints if c in self.run.checkpoints]
+
+    @property
     def default(self) -> str | None:
         """The query set that is meant where none is named."""
         return next(iter(self.sets), None) if self.can_ask else None
@@ -228,7 +253,7 @@ class Opened:
 
     def means_known(self, name: str | None) -> bool:
         """Whether the means of a query set are known at every checkpoint, or can never be."""
-        return all(self.mean_known(name, c) for c in self._weights) if self.can_ask else True
+        return all(self.mean_known(name, c) for c in self.asked_at) if self.can_ask else True
 
     def mean_known(self, name: str | None, at: int | None) -> bool:
         """Whether the mean of a query set is known at a checkpoint."""
@@ -264,5 +289,5 @@ class Opened:
         if self.default is None:
             return
         self.timeline(self.default, self.final)
-        for step in reversed(self._weights):
+        for step in reversed(self.asked_at):
             self.mean(self.default, step)

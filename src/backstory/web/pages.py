@@ -39,8 +39,8 @@ HERE |= {"harmful": "/harmful", "ask": "/ask", "answer": "/ask", "compare": "/as
 TWINS = frozenset(HERE) - {"tokens"} | {"health"}
 TIMELINE = (
     "Mean over the occurrences of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
-    "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. Coloured bands are the phases, or the window in "
-    "which choosing data pays."
+    "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. Coloured bands are the three phases, where they were "
+    "found."
 )
 
 
@@ -229,6 +229,8 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
     """The same page as JSON; None where it was asked for by POST."""
     path = prefix.get("path")
     if not path or name not in TWINS or (path.startswith("/ask") and name != "ask"):
+        return None
+    if name == "compare" and "set" not in prefix["params"]:
         return None
     return f"{quote(path)}?{urlencode({**prefix['params'], 'format': 'json'}, doseq=True)}"
 

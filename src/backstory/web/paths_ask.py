@@ -10,7 +10,7 @@ from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from . import asking, shapes, views_ask
+from . import asking, comparing, shapes, views_ask, views_form
 from .asking import MOST_SHADED, Shaded
 from .errors import RESPONSES, Refused
 from .paths import At, Format, K, Served
@@ -78,6 +78,13 @@ def _add_stored(app: FastAPI, served: Served) -> None:
 
         return await served.shown(request, "compare", view, lane=served.asking(at))
 
+    @app.post("/compare", response_model=shapes.Comparison, responses=RESPONSES, openapi_extra=comparing.documented())
+    async def compare_any(request: Request, format: Format = None) -> Response:
+        """Two questions of any kind side by side: typed text, images, ready gradients, stored queries."""
+        q = await comparing.read(request)
+        view = lambda: views_ask.compare(opened, *views_ask.pair(opened, q), q.at, q.k)  # noqa: E731
+        return await served.shown(request, "compare", view, lane=served.asking(q.at), keeps=False)
+
 
 def _add_asked(app: FastAPI, served: Served) -> None:
     opened = served.opened
@@ -86,7 +93,7 @@ def _add_asked(app: FastAPI, served: Served) -> None:
     async def form(request: Request, mistakes: bool = False, format: Format = None) -> Response:
         """What can be asked; `mistakes`: of the stored queries those that the model gets wrong."""
         lane = QUICK if opened.own_known() else ASK
-        return await served.shown(request, "ask", lambda: views_ask.form(opened, mistakes), lane=lane)
+        return await served.shown(request, "ask", lambda: views_form.form(opened, mistakes), lane=lane)
 
     @app.post("/ask", response_model=shapes.Answer, responses=RESPONSES, openapi_extra=asking.documented(Question))
     async def ask(request: Request, format: Format = None) -> Response:

@@ -5,27 +5,22 @@ Knows nothing of the command line.
 """
 
 import base64
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
 from .. import __version__
-from ..errors import StoreError, UnsupportedError
 from ..insight.harmful import UNIT
-from . import figures, shapes, views, views_ask
-from .drawing import Figure
-from .opened import Opened
+from . import figures, shapes, views, views_ask, views_samples
+from .drawing import HELPED, HURT, Figure
+from .opened import Opened, size
 from .pages import TIMELINE, environment, static
 from .ranking import both
 
 BEST = 6  # samples on either side
-BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-SECONDS = 180  # for a PDF
+FOLLOWED = 3  # of them, whose influence is followed over training
+WORST = 20  # in the table of what hurt
 
 
 class Report(shapes.Shape):
@@ -35,27 +30,71 @@ class Report(shapes.Shape):
     timeline: shapes.Timeline
     sources: shapes.Sources | None
     helpful: list[shapes.Hit]
-    harmful: list[shapes.Hit]
-    answer: shapes.Answer
+    hurt: shapes.Harmful
+    followed: dict[str, list[shapes.AtCheckpoint]]  # of samples that helped or hurt most
+    life: shapes.Life | None  # of the sample that helped most
+    answers: list[
+        shapes.Answer
+    ]  # one question, asked of the model at every checkpoint; the last one is of the final model
+    compared: shapes.Comparison | None  # with the next query of the set
     unit: str = UNIT
+
+    @property
+    def answer(self) -> shapes.Answer:
+        """That of the final model, with the rankings at all checkpoints."""
+        return self.answers[-1]
+
+    @property
+    def harmful(self) -> list[shapes.Hit]:
+        """As many as are shown beside those that helped."""
+        return self.hurt.items[:BEST]
 
 
 def gathered(opened: Opened, queries: str | None = None) -> Report:
-    """Everything that a report shows, for one query set; sources for all of them."""
+    """Everything that a report shows, for one query set; sources for all domains, as on the page."""
     name, has = opened.named(queries), opened.catalogue.has
-    helpful, harmful = both(opened.mean(name, opened.final).scores[0], opened.catalogue, BEST, None)
-    known = has.source or has.label
-    worked = views_ask.answer(opened, views_ask.stored(opened, name, 0), None, BEST, False)
+    best, _ = both(opened.mean(name, opened.final).scores[0], opened.catalogue, BEST, None)
+    helpful = [h for h in best if h.influence > 0]
+    hurt = views.harmful(opened, name, WORST, None)
     return Report(
         overview=views.overview(opened),
         timeline=views.timeline(opened, name, None),
-        sources=views.sources(opened, list(opened.sets), None, None)[1] if known else None,
-        helpful=_alone(opened, [h for h in helpful if h.influence > 0]),
-        harmful=_alone(opened, [h for h in harmful if h.influence < 0]),
-        answer=worked.model_copy(
-            update={"helpful": _alone(opened, worked.helpful), "harmful": _alone(opened, worked.harmful)}
-        ),
+        sources=views.sources(opened, None, None, None)[1] if has.source or has.label else None,
+        helpful=_alone(opened, helpful),
+        hurt=hurt.model_copy(update={"items": _alone(opened, hurt.items)}),
+        followed=_followed(opened, [*helpful[:FOLLOWED], *hurt.items[:FOLLOWED]], name),
+        life=_life(opened, helpful[:1], name),
+        answers=_worked(opened, name),
+        compared=_compared(opened, name),
     )
+
+
+def _followed(opened: Opened, hits: Sequence[shapes.Hit], name: str) -> dict[str, list[shapes.AtCheckpoint]]:
+    return {h.sample.id: views_samples.evolution(opened, opened.catalogue.number(h.sample.id), name) for h in hits}
+
+
+def _life(opened: Opened, hits: Sequence[shapes.Hit], name: str) -> shapes.Life | None:
+    """Of the first of these samples, with what saturated it."""
+    for hit in hits:
+        found = views_samples.life(opened, hit.sample.id, name, True)
+        return found.model_copy(update={"sample": _held(opened, found.sample)})
+    return None
+
+
+def _worked(opened: Opened, name: str) -> list[shapes.Answer]:
+    """The first query of the set at every checkpoint that can be asked."""
+    question, steps = views_ask.stored(opened, name, 0), opened.asked_at
+    return [_pictured(opened, views_ask.answer(opened, question, c, BEST, c == steps[-1])) for c in steps]
+
+
+def _compared(opened: Opened, name: str) -> shapes.Comparison | None:
+    """The first two queries of the set."""
+    if size(opened.sets[name]) < 2:
+        return None
+    left, right = (views_ask.stored(opened, name, q) for q in (0, 1))
+    found = views_ask.compare(opened, left, right, None, BEST)
+    sides = {side: _pictured(opened, getattr(found, side)) for side in ("left", "right")}
+    return found.model_copy(update=sides)
 
 
 def report(found: Report) -> str:
@@ -67,47 +106,47 @@ def report(found: Report) -> str:
     return environment().get_template("report.html").render(it=found, figures=drawn, **inside, **more)
 
 
-def browser() -> str:
-    """The browser that prints."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        raise UnsupportedError(
-            "a PDF is printed by Chromium, and none was found. Install Chromium or Chrome, or open the report in a browser and "
-            "print it from there."
-        )
-    return found
-
-
-def pdf(page: Path, out: Path) -> None:
-    """A page as Chromium prints it."""
-    name = browser()
-    out.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run(_command(name, profile, page, out), capture_output=True, text=True, timeout=SECONDS)
-    if not out.exists():
-        said = " ".join(done.stderr.split())[-300:]
-        raise StoreError(f"{name} wrote no PDF ({said}). Open the report in a browser and print it from there.")
-
-
-def _command(name: str, profile: str, page: Path, out: Path) -> list[str]:
-    root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    quiet = ["--headless", "--disable-gpu", "--no-first-run", "--no-pdf-header-footer", "--window-size=760,1080"]
-    waits = ["--virtual-time-budget=20000", f"--user-data-dir={profile}"]
-    return [name, *root, *quiet, *waits, f"--print-to-pdf={out.resolve()}", page.resolve().as_uri()]
-
-
 def _figures(found: Report) -> dict[str, Figure | None]:
-    values: dict[str, Figure | None] = {}
-    if found.sources is not None:
-        values = {"sources": figures.sources(found.sources), "matrix": figures.matrix(found.sources)}
-    drawn = {"timeline": figures.timeline(found.timeline), "loss": figures.loss(found.timeline.loss), **values}
-    return {name: _unlinked(made) for name, made in {**drawn, "pace": figures.pace(found.answer.timeline)}.items()}
+    replay = found.answer.replay or []
+    drawn = {
+        "timeline": figures.timeline(found.timeline),
+        "loss": figures.loss(found.timeline.loss),
+        **_of_sources(found.sources),
+        "harmful": figures.harmful(found.hurt.items),
+        "followed": figures.followed(found.followed),
+        **_of_life(found.life),
+        "pace": figures.pace(found.answer.timeline),
+        "replay_helpful": figures.places(found.answer.helpful, replay, "helpful", HELPED),
+        "replay_harmful": figures.places(found.answer.harmful, replay, "harmful", HURT),
+        "compare": None if found.compared is None else _two(found.compared),
+    }
+    return {name: _unlinked(made) for name, made in drawn.items()}
+
+
+def _of_sources(found: shapes.Sources | None) -> Mapping[str, Figure | None]:
+    return {} if found is None else {"sources": figures.sources(found), "matrix": figures.matrix(found)}
+
+
+def _of_life(found: shapes.Life | None) -> Mapping[str, Figure | None]:
+    if found is None:
+        return {}
+    return {"occurrences": figures.occurrences(found.occurrences), "erasers": figures.erasers(found.erased_by or [])}
+
+
+def _two(found: shapes.Comparison) -> Figure | None:
+    return figures.compared(found.left.timeline, found.right.timeline)
 
 
 def _unlinked(made: Figure | None) -> Figure | None:
     if made is not None:
         made["layout"]["meta"].pop("links", None)
     return made
+
+
+def _pictured(opened: Opened, answer: shapes.Answer) -> shapes.Answer:
+    """An answer whose pictures are in the page."""
+    sides: dict[str, Any] = {"helpful": _alone(opened, answer.helpful), "harmful": _alone(opened, answer.harmful)}
+    return answer.model_copy(update=sides)
 
 
 def _alone(opened: Opened, hits: Sequence[shapes.Hit]) -> list[shapes.Hit]:

@@ -16,6 +16,7 @@ from ..insight.harmful import UNIT as HARM_UNIT
 from ..insight.timeline import UNIT as TIME_UNIT
 from ..insight.timeline import losses
 from . import shapes
+from .domains import domains
 from .errors import Refused
 from .opened import Opened, size
 from .ranking import both, last_use, without_last
@@ -26,7 +27,6 @@ from .words import LATE
 def overview(opened: Opened) -> shapes.Overview:
     """What was trained, when, on what; with the timeline of the default query set."""
     config, run, name = opened.run.config, opened.run, opened.default
-    recipe = opened.recipe
     blocks = config["blocks"]
     return shapes.Overview(
         name=opened.name,
@@ -43,9 +43,9 @@ def overview(opened: Opened) -> shapes.Overview:
         checkpoints=opened.checkpoints,
         query_sets=query_sets(opened),
         default_queries=name,
-        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
-        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
-        can_shade=opened.can_ask and recipe is not None and recipe.pieces is not None,
+        can_type=opened.can_type,
+        can_upload=opened.can_upload,
+        can_shade=opened.can_shade,
         has=opened.catalogue.has,
         loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
         validity=trust(opened.validity()),
@@ -96,8 +96,8 @@ def _phases(found: insight.Phases) -> shapes.Phases:
 def sources(
     opened: Opened, queries: Sequence[str] | None, by: str | None, at: int | None
 ) -> tuple[insight.Sources, shapes.Sources]:
-    """What each source is worth for these query sets; the default one where none is named."""
-    wanted: Sequence[str | None] = queries or [None]
+    """What each source is worth for these query sets; for all domains where none is named."""
+    wanted: Sequence[str | None] = queries or opened.results.get("domains", lambda: domains(opened.sets)) or [None]
     names = list(dict.fromkeys(opened.named(q) for q in wanted))
     step, kind = opened.step(at), _kind(opened, by)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from .. import truth
 from ..errors import UsageError
 from . import shapes
 from .batches import part
+from .comparing import Pair, side
 from .errors import Refused
 from .opened import NEEDS_RECIPE, Opened, size
 from .ranking import both, pace, ranking
@@ -27,7 +27,6 @@ from .trust import trust
 from .views_samples import label, need_index, shown_queries
 
 UNIT = "influence of a sample, its occurrences summed, in units of the query's loss"
-SHOWN = 50  # queries of a set in the form
 REPLAYED = 10  # ids at each checkpoint
 TOKENS = (
     "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
@@ -55,7 +54,7 @@ def stored(opened: Opened, name: str, index: int) -> Asked:
     text, image = shown.get("text"), shown.get("image")
     query = shapes.Query(
         kind="stored", set=found, index=index, label=label(opened, found, index) if not known else _label(shown),
-        text=None if text is None else str(text), image=_data_url(image),
+        text=None if text is None else str(text), image=data_url(image),
     )  # fmt: skip
     return Asked(query, f"stored/{found}/{index}", row=index)
 
@@ -68,7 +67,7 @@ def typed(opened: Opened, text: str) -> Asked:
     """Text that somebody typed."""
     encode = None if opened.recipe is None else opened.recipe.text
     if encode is None:
-        raise Refused(422, "this service cannot ask about typed text.", _how(opened, "text="))
+        raise Refused(422, "this service cannot ask about typed text.", how(opened, "text="))
     if not text.strip():
         raise Refused(422, "your text (text): found only white space; expected words.", "Type what to ask about.")
     batch = encode(text)
@@ -85,10 +84,10 @@ def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
     """An image that somebody sent, with its label; None: what the model says."""
     encode = None if opened.recipe is None else opened.recipe.image
     if encode is None:
-        raise Refused(422, "this service cannot ask about images.", _how(opened, "image="))
+        raise Refused(422, "this service cannot ask about images.", how(opened, "image="))
     batch, show = encode(data, named), opened.recipe.show if opened.recipe is not None else None
     seen = next(iter([] if show is None else show(batch)), {}).get("image")
-    query = shapes.Query(kind="image", image=_data_url(data), label=named, seen=_data_url(seen))
+    query = shapes.Query(kind="image", image=data_url(data), label=named, seen=data_url(seen))
     return Asked(query, _digest(b"image", (named or "").encode(), data), batch=batch)
 
 
@@ -130,7 +129,8 @@ def asked(opened: Opened, q: shapes.Question) -> Asked:
     return stored(opened, q.set, q.index)
 
 
-def _how(opened: Opened, what: str) -> str:
+def how(opened: Opened, what: str) -> str:
+    """What to do where a question of this kind cannot be asked."""
     return NEEDS_RECIPE if opened.recipe is None else f"Give the run's recipe {what}, and start the service again."
 
 
@@ -205,10 +205,20 @@ def _cut(question: Asked) -> list[str]:
 def _replay(opened: Opened, question: Asked) -> list[shapes.Ranking]:
     """The ranking at every checkpoint whose model can be asked."""
     out = []
-    for step in (c for c in opened.checkpoints if c in opened.run.checkpoints):
+    for step in opened.asked_at:
         found = opened.scored(question.key, vector(opened, question, step), step)
         out.append(ranking(found.scores[0], opened.catalogue, REPLAYED, step))
     return out
+
+
+def pair(opened: Opened, both: Pair) -> tuple[Asked, Asked]:
+    """Two questions, whatever each of them is."""
+    left, right = (side(both, end) for end in ("", "2"))
+    return _either(opened, *left), _either(opened, *right)
+
+
+def _either(opened: Opened, fields: dict[str, Any], image: bytes | None, named: str | None) -> Asked:
+    return asked(opened, shapes.Question(**fields)) if image is None else uploaded(opened, image, named)
 
 
 def compare(opened: Opened, left: Asked, right: Asked, at: int | None, k: int) -> shapes.Comparison:
@@ -222,53 +232,11 @@ def _pairs(one: shapes.Answer, two: shapes.Answer) -> list[tuple[list[shapes.Hit
     return [(one.helpful, two.helpful), (one.harmful, two.harmful)]
 
 
-def form(opened: Opened, mistakes: bool = False) -> shapes.AskForm:
-    """What can be asked; with `mistakes`, of the stored queries those alone that the model gets wrong."""
-    recipe = opened.recipe
-    tells = opened.can_ask and recipe is not None and recipe.says is not None
-    if mistakes and not tells:
-        raise Refused(422, "this service cannot tell the model's mistakes.", _how(opened, "says="))
-    return shapes.AskForm(
-        query_sets=[_set(opened, name, mistakes) for name in opened.sets] if opened.can_ask else [],
-        checkpoints=opened.checkpoints,
-        can_type=opened.can_ask and recipe is not None and recipe.text is not None,
-        can_upload=opened.can_ask and recipe is not None and recipe.image is not None,
-        can_tell=tells,
-        mistakes=mistakes,
-        longest_text=shapes.LONGEST_TEXT,
-        dims=opened.run.store.width,
-        missing=opened.missing(),
-    )
-
-
-def _set(opened: Opened, name: str, mistakes: bool) -> shapes.StoredSet:
-    count, known = size(opened.sets[name]), shown_queries(opened, name)
-    says = opened.own(name, opened.final).says if opened.recipe is not None and opened.recipe.says is not None else []
-    wrong = [_mistake(known[q] if known else {}, says, q) for q in range(count)]
-    fits = [q for q in range(count) if wrong[q] or not mistakes]
-    items = []
-    for q in fits[:SHOWN]:
-        shown = known[q] if known else {}
-        text = shown.get("text")
-        items.append(
-            shapes.Stored(
-                index=q, label=label(opened, name, q), text=None if text is None else str(text), mistake=wrong[q],
-                image=_data_url(shown.get("image")), path=f"/queries/{quote(name, safe='')}/{q}", says=says[q] if says else None,
-            )
-        )  # fmt: skip
-    return shapes.StoredSet(name=name, count=count, fits=len(fits), items=items)
-
-
-def _mistake(shown: dict[str, object], says: Sequence[str], q: int) -> bool | None:
-    """Whether the model says something else than the label; None where one of them is not known."""
-    return says[q] != str(shown["label"]) if q < len(says) and shown.get("label") is not None else None
-
-
 def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at: int | None) -> shapes.Shading:
     """Each token's part of the influence of these occurrences, (sample, step) each; one replay of training."""
     recipe, step = opened.recipe, opened.step(at)
     if recipe is None or recipe.pieces is None:
-        raise Refused(422, "this service cannot ask about single tokens.", _how(opened, "pieces="))
+        raise Refused(422, "this service cannot ask about single tokens.", how(opened, "pieces="))
     own = [(opened.catalogue.own_id(opened.catalogue.number(name)), t) for name, t in hits]
     v = vector(opened, question, step)
 
@@ -292,7 +260,8 @@ def _tokens(batch: tuple[Sequence[int | str], Any], found: truth.TokenInfluence,
     return shapes.Tokens(sample=str(found.sample), step=found.step, tokens=shown, total=float(found.total[0]))
 
 
-def _data_url(data: object) -> str | None:
+def data_url(data: object) -> str | None:
+    """PNG bytes as an address that holds them."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}" if isinstance(data, bytes) else None
 
 

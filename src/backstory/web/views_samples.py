@@ -109,7 +109,7 @@ def life(opened: Opened, name: str, queries: str | None, erasers: bool) -> shape
         queries=asked,
         at=step,
         occurrences=[_occurrence(opened, int(row), scores) for row in rows],
-        evolution=[] if asked is None else _evolution(opened, rows, asked),
+        evolution=[] if asked is None else evolution(opened, j, asked),
         helped=helped,
         hurt=hurt,
         erased_by=None if gone is None else _erasers(opened, gone),
@@ -129,10 +129,10 @@ def _occurrence(opened: Opened, row: int, scores: Floats | None) -> shapes.Occur
     )
 
 
-def _evolution(opened: Opened, rows: Ints, name: str) -> list[shapes.AtCheckpoint]:
-    """Influence of the occurrences so far on the model at every checkpoint; null before its first use."""
-    out = []
-    for step in (c for c in opened.checkpoints if c in opened.run.checkpoints):
+def evolution(opened: Opened, j: int, name: str) -> list[shapes.AtCheckpoint]:
+    """Influence of a sample's occurrences so far on the model at every checkpoint; null before its first use."""
+    out, rows = [], opened.catalogue.rows(j)
+    for step in opened.asked_at:
         scores = opened.mean(name, step).scores[0]
         so_far = rows[rows < len(scores)]
         value = float(scores[so_far].sum()) if len(so_far) else None

@@ -151,6 +151,19 @@
     }
     button.setAttribute("aria-pressed", "false");
   }
+  // the same in a report, which asks nobody: it holds the answers at all checkpoints
+  function moments(form) {
+    const parts = all("[data-moment]"), range = one("input[type=range]", form), told = one("output", form);
+    one("[data-slider]", form).hidden = false;
+    range.value = range.max = parts.length - 1;
+    const show = () => {
+      parts.forEach((x, k) => { x.hidden = k !== Number(range.value); });
+      told.textContent = range.ariaValueText = parts[range.value].dataset.moment;
+    };
+    range.addEventListener("input", show);
+    one("[data-play]", form).addEventListener("click", (event) => play(event.currentTarget, range, show, () => say(`Ranking at ${told.textContent}`)));
+    show();
+  }
   // -- token shading, on demand ------------------------------------------------------------------------------------
   async function shade(form) {
     form.setAttribute("aria-busy", "true");
@@ -211,6 +224,7 @@
 
   // -- keys: single letters, unless somebody types or has switched them off ---------------------------------------
   const GO = { o: "/", a: "/ask", s: "/samples", r: "/sources", h: "/harmful" };
+  const RANGE = "[data-slider] input[type=range]";
   const keysOn = () => memory.get("keys") !== "off";
   function typing(target) { return target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]"); }
   function pressed(event) {
@@ -219,13 +233,13 @@
     if (key === "?") one("#keys")?.showModal();
     else if (key === "t") nextTheme();
     else if (key === "/") one("[data-first]")?.focus();
-    else if ((key === "[" || key === "]") && one("form[data-question] input[type=range]")) move(key === "]" ? 1 : -1);
+    else if ((key === "[" || key === "]") && one(RANGE)) move(key === "]" ? 1 : -1);
     else if (GO[key] && !one("[data-report]")) location.assign(GO[key]);
     else return;
     event.preventDefault();
   }
   function move(by) {
-    const range = one("form[data-question] input[type=range]");
+    const range = one(RANGE);
     range.value = Number(range.value) + by;
     for (const name of ["input", "change"]) range.dispatchEvent(new Event(name));
   }
@@ -241,6 +255,7 @@
   // -- all of it ---------------------------------------------------------------------------------------------------
   async function begin(inside) {
     all("form[data-question]", inside).forEach(slider);
+    all("form[data-moments]", inside).forEach(moments);
     all("form[data-selection]", inside).forEach(selection);
     all("form[data-shade]", inside).forEach((x) => x.addEventListener("submit", (e) => { e.preventDefault(); shade(x); }));
     all("a[data-replace]", inside).forEach((x) => x.addEventListener("click", (e) => { e.preventDefault(); replace(x.dataset.replace, x.getAttribute("href")); }));
