@@ -54,7 +54,7 @@ class Opened:
         self.bases = None if self.recipe is None else bases_of(self.run.store)
         self.catalogue = Catalogue(self._reader)
         self.checkpoints = sorted({c for c in self.run.checkpoints if c > 0} | {self.final})
-        self._weights = [c for c in self.checkpoints if c in self.run.checkpoints]  # those whose model is there
+        self.asked_at = [c for c in self.checkpoints if c in self.run.checkpoints]  # those whose model can be asked
         self._reports = {at: found.get("validity") for at, found in self.run.store.embeddings().items()}
         self.stopping = Event()
         self._sweeping, self._spare = Lock(), None if self.recipe is None else copy.deepcopy(self.recipe.model)
@@ -105,11 +105,6 @@ class Opened:
     def can_tell(self) -> bool:
         """Whether the model's own answers are known, and with them its mistakes."""
         return self.can_ask and self.recipe is not None and self.recipe.says is not None
-
-    @property
-    def asked_at(self) -> list[int]:
-        """The checkpoints whose model can be asked."""
-        return [c for c in self.checkpoints if c in self.run.checkpoints]
 
     @property
     def default(self) -> str | None:
