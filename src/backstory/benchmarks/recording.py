@@ -40,6 +40,7 @@ STUDIED = {  # the configuration's line in `backstory study gpt`
     "sampled:1/6": "learned-16-sampled-1/6",
     "int8": "learned-16-empirical/6-int8",
     "default, condensed": "default-condensed",
+    "int8, condensed": "int8-condensed",
     "sampled:1/6, condensed": "learned-16-sampled-1/6-condensed",
 }
 CONDENSED = (

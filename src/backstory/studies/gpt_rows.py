@@ -83,10 +83,12 @@ def _other_rows() -> list[Method]:
     return [
         row("learned-24-empirical/6", six(rank=24)),
         row("random-16-empirical/6", six(subspace="random")),
+        row("random-32-empirical/6", six(subspace="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         Method("default", lambda p, made: asked(p, made), {}, default=True),
         condensed_row("default-condensed", {}),
+        condensed_row("int8-condensed", six(encoding="int8")),
     ]
 
 
