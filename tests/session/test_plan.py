@@ -357,6 +357,16 @@ def test_what_cannot_be_planned(settings: dict[str, Any], said: str) -> None:
         backstory.plan(mlp, **{**QUICK, **settings})
 
 
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_the_condensed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
+    planned = backstory.plan(gpt, encoding=encoding, **QUICK)
+    recorded_bytes(gpt(), tmp_path / "run", encoding=encoding)
+    real = backstory.open(tmp_path / "run").condense(tmp_path / "small").bytes_after
+    assert planned.condensed_bytes == pytest.approx(real, rel=0.1), f"× {planned.condensed_bytes / real:.3f}"
+    assert "afterwards, with `backstory condense`" in str(planned)
+    assert backstory.plan(mlp, rank=4, **QUICK).condensed_bytes is None
+
+
 def test_a_recipe_is_expected() -> None:
     with pytest.raises(UsageError, match=r"returned dict; expected backstory\.Recipe"):
         backstory.plan(lambda: {}, **QUICK)  # type: ignore[arg-type, return-value]

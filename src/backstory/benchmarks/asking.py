@@ -1,6 +1,6 @@
 """From a recorded run to answers: index (embed) and ask, or ask by adjoint; recording excluded.
 
-Query gradients are part of every question. Knows nothing of the command line.
+Query gradients are part of every question. `approximate` is what the index over embeddings finds, on gradient rows as queries. Knows nothing of the command line.
 """
 
 import tempfile
@@ -25,15 +25,19 @@ ASKED: dict[str, tuple[Settings, bool]] = {  # settings, and whether layers are 
 
 def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> dict[str, Any]:
     """One line for each workload and configuration: one epoch recorded, all its samples scored on all queries."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    approximate: list[dict[str, Any]] = []
     for work in (SCALES[scale]["A"], SCALES[scale]["B"]):
         for name, (settings, joint) in ASKED.items():
             say(f"query: {work.words}, {work.n_queries} queries, {name}")
             with tempfile.TemporaryDirectory() as folder:
                 run, model = recorded_run(work, Path(folder) / "run", settings, work.epoch)
                 times = interleave(questions(run, model, work, joint), repeats)
-                rows.append({"workload": work.words, "configuration": name, **_line(work, times), **sizes(run.path)})
-    return {"threads": torch.get_num_threads(), "rows": rows}
+                about = {"workload": work.words, "configuration": name}
+                rows.append({**about, **_line(work, times), **sizes(run.path)})
+                if joint:
+                    approximate.append({**about, **run.index(at=run.n_steps).as_dict()})
+    return {"threads": torch.get_num_threads(), "rows": rows, "approximate": approximate}
 
 
 def questions(run: Run, model: nn.Module, work: Workload, joint: bool) -> dict[str, Callable[[], object]]:

@@ -17,6 +17,11 @@ RECORD: Columns = (
     ("bytes_per_occurrence", "bytes per occurrence"), ("condense_s", "condensing, s"), ("embedding_s", "embedding, s"),
     ("embedded", "of occurrences"), ("jointly", "jointly"), ("fidelity", "fidelity, GPT study"),
 )  # fmt: skip
+PLANS: Columns = (
+    ("workload", "workload"), ("planned_ratio", "planned ratio"), ("ratio", "found"), ("ratio_off", "off by"),
+    ("planned_run_ratio", "planned, of N steps"), ("run_ratio", "found"), ("run_ratio_off", "off by"),
+    ("planned_bytes", "planned bytes per occurrence"), ("bytes_per_occurrence", "found"), ("bytes_off", "off by"),
+)  # fmt: skip
 MEMORY: Columns = (
     ("p", "p"), ("rows_per_step", "rows a step"), ("steps", "steps"), ("samples_per_s", "samples/s"),
     ("share_of_peak", "share of peak"), ("against_literal", "× Algorithm 1"), ("damped_share_of_peak", "damped: share"),
@@ -24,7 +29,8 @@ MEMORY: Columns = (
 )  # fmt: skip
 DISK: Columns = (
     ("run", "steps taken as"), ("joint", "joint"), ("layers", "layers"), ("dims", "dims"), ("rows", "occurrences"),
-    ("seconds", "s"), ("cpu_s", "CPU s"), ("share_of_peak", "share of peak"), ("skipped", "left out because"),
+    ("seconds", "s"), ("cpu_s", "CPU s"), ("share_of_peak", "share of peak"), ("read_s", "without writing, s"),
+    ("read_share_of_peak", "its share of peak"), ("skipped", "left out because"),
 )  # fmt: skip
 SLOPES: Columns = (
     ("against", "against"), ("value", "value"), ("seconds", "s"), ("cpu_s", "CPU s"), ("exponent", "exponent"),
@@ -35,6 +41,12 @@ QUERY: Columns = (
     ("dims", "dims"), ("index_s", "index, s"), ("index_cpu_s", "its CPU s"),
     ("embeddings_s", "by embeddings, s"), ("embeddings_cpu_s", "their CPU s"), ("index_and_query_s", "both, s"),
     ("adjoint_s", "by adjoint, no index, s"), ("adjoint_cpu_s", "its CPU s"),
+)  # fmt: skip
+APPROXIMATE: Columns = (
+    ("workload", "workload"), ("configuration", "configuration"), ("occurrences", "occurrences"), ("dims", "dims"), ("partitions", "partitions"),
+    ("probes", "searched"), ("queries", "gradient rows asked"), ("k", "k"), ("recall_highest", "recall@k, highest"),
+    ("recall_lowest", "recall@k, lowest"), ("bytes", "bytes"), ("seconds", "to build and measure, s"),
+    ("index_seconds", "a question by the index, s"), ("exact_seconds", "by all embeddings, s"),
 )  # fmt: skip
 STORE: Columns = (
     ("configuration", "configuration"), ("settings", "settings"), ("rows", "rows each"), ("dims", "dims"),
@@ -63,12 +75,14 @@ SERVE: Columns = (
 WORDS = {
     "record": "`ratio`: recorded over plain training, disk included, median of the turns after the warm-up. `learning`: "
     "seconds of the warm-up beyond steady recording, once a run. `ratio of N steps`: the whole run with both. `fidelity`: Spearman "
-    "with retraining of the same configuration in `backstory study gpt --mode finetune` (another, smaller GPT).",
+    "with retraining of the same configuration in `backstory study gpt --mode finetune` (another, smaller GPT). The second table: what "
+    "`backstory plan` said of the default, from a short trial of its own in the same run.",
     "embed": "`share of peak`: 4 p² operations for each row, over the speed of a 2048 × 2048 float32 product in the same "
-    "run; from disk with reading and writing included. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
+    "run; from disk with reading and writing included, and `without writing`. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
     "transcribed line by line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
     "before.",
-    "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included.",
+    "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included. The second "
+    "table: the approximate index over embeddings, and what it finds of the exact answer.",
     "store": "`times smaller`: than float16 × 1,024 random dimensions a layer with the same curvature setting. Bytes: rows "
     "and steps on disk; fixed bytes (the basis) do not grow with the run. The second table is the paper's efficiency table; "
     "it reports, on an A100 with Pythia-410M, LoGRA 170 GB, 63.6 GB, 41.6 samples/s and data value embeddings 171 GB, "
@@ -82,9 +96,9 @@ WORDS = {
 }
 CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
 TABLES: dict[str, dict[str, Columns]] = {
-    "record": {"rows": RECORD},
+    "record": {"rows": RECORD, "plans": PLANS},
     "embed": {"memory": MEMORY, "disk": DISK, "slopes": SLOPES},
-    "query": {"rows": QUERY},
+    "query": {"rows": QUERY, "approximate": APPROXIMATE},
     "store": {"rows": STORE, "efficiency": EFFICIENCY},
     "peers": {"rows": PEERS},
     "serve": {"rows": SERVE},

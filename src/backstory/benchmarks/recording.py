@@ -21,6 +21,7 @@ import torch
 
 from ..session.run import Run
 from ..session.settings import RecordSettings
+from .planning import planned
 from .timing import Times, median, timed, total, turns
 from .training import Plain, Recorded, Settings, sizes
 from .workloads import SCALES, Workload
@@ -64,14 +65,17 @@ def bench_record(
 ) -> dict[str, Any]:
     """One line for each workload and configuration; `study`, what `study gpt --json` found, gives language models' fidelity."""
     rows: list[dict[str, Any]] = []
+    plans: list[dict[str, Any]] = []
     known = {row["method"]: row["mean"] for row in (study or {}).get("rows", [])}
     for name in workloads:
         work = SCALES[scale][name]
         say(f"record: {work.words}, {work.steps} steps, plain and {len(CONFIGURATIONS)} configurations in turns")
         lines = compare(work, for_workload(work))
+        say(f"record: what `backstory plan` says of {work.name}")
+        plans.append(planned(work, lines[0], seconds=1.0 if scale == "full" else 0.01))
         fidelity = {name: known.get(row) for name, row in STUDIED.items()} if work.language else {}
         rows += [{**line, "fidelity": fidelity.get(line["configuration"])} for line in lines]
-    return {"threads": torch.get_num_threads(), "rows": rows}
+    return {"threads": torch.get_num_threads(), "rows": rows, "plans": plans}
 
 
 def for_workload(work: Workload) -> dict[str, Settings]:

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, condense, data, datasets, demo, insight, plan, report, serve, show, study
+from . import bench, condense, data, datasets, demo, index, insight, plan, report, serve, show, study
 from . import bench_serve as bench_serve  # its command joins those of bench
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_domains as study_domains  # its command joins those of study
@@ -157,6 +157,7 @@ def query(
 for command in insight.COMMANDS:
     app.command()(command)
 app.command()(condense.condense)
+app.command()(index.index)
 app.command()(report.report)
 app.command()(serve.serve)
 

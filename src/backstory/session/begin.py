@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..capture.blocks import Blocks
 from ..capture.fingerprint import fingerprint
 from ..errors import MismatchError, StoreError, UsageError
+from ..maths.factors import worth_it
 from ..maths.subspace import Shape
 from ..store import RunStore
 from .adaptive import RAW, Adaptive
@@ -60,6 +61,7 @@ def open_store(
             curvature_rows=form.rows,
             split=form.split,
             diagonal=adaptive.diagonal,
+            factors=[_factors(b.shape) for b in blocks.blocks] if settings.factored else None,
         )
     store = RunStore.open(path, write=True)
     try:
@@ -68,6 +70,11 @@ def open_store(
         store.close(compact=False)
         raise
     return store
+
+
+def _factors(shape: Shape) -> tuple[int, int] | None:
+    """The sides of a matrix whose rows are kept as factors, where these are smaller."""
+    return (shape.r_out, shape.r_in) if shape.d_in and worth_it(shape.r_out, shape.r_in) else None
 
 
 def _go_on(

@@ -53,6 +53,7 @@ class Plan:
     fixed_bytes: int  # basis and config
     checkpoint_bytes: int  # all checkpoints
     store_bytes: int
+    condensed_bytes: int | None  # after `condense` with its defaults, where there are curvature rows
     propagator_matrices: int
     propagator_bytes: int  # joint
     propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
@@ -163,6 +164,7 @@ def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: s
         fixed_bytes=round(t.basis_bytes + t.other_bytes),
         checkpoint_bytes=costs.checkpoint_bytes,
         store_bytes=chosen.store_bytes,
+        condensed_bytes=costs.condensed_bytes(),
         propagator_matrices=costs.matrices,
         propagator_bytes=chosen.propagator_bytes,
         propagator_bytes_per_layer=4 * costs.matrices * sum(p**2 for p in t.dims),
@@ -201,6 +203,8 @@ def _lines(p: Plan) -> Iterator[str]:
     yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
     yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
     yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
+    if p.condensed_bytes is not None:
+        yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
     yield (
         f"embedding     {_size(p.propagator_bytes)} of memory jointly ({p.propagator_matrices} × {p.dims:,} × {p.dims:,} float32), "
         f"{_size(p.propagator_bytes_per_layer)} per layer"

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 from ..capture import find_blocks
 from ..capture.blocks import Selection
 from ..maths.encoding import DTYPES, SCALED
+from ..maths.factors import Block, parts, worth_it
 from ..maths.learning import widened
 from ..maths.subspace import Shape
+from .condense import OCCURRENCES, RANK
 from .plan_trial import Trial
 from .recipe import Recipe
 from .settings import SEQUENCE_CURVATURE, RecordSettings, auto_rank
@@ -92,6 +94,19 @@ class Costs:
             fits=None if self.max_bytes is None else store <= self.max_bytes,
         )
 
+    def condensed_bytes(self) -> int | None:
+        """The store after `condense` with its defaults; None where there are no curvature rows to condense."""
+        t, form = self._trial, self._trial.settings.curvature_form()
+        if not form.rows:
+            return None
+        vector = self._vector(t.settings)
+        stretches = max(1, self.occurrences // (OCCURRENCES * RANK))
+        kept = min(RANK, sum(t.dims), form.rows * self.occurrences // stretches)  # rows of curvature of a stretch
+        row = t.row_bytes - self._at_trial.row + vector
+        clipped = vector * t.clipped * self._steps  # what clipping takes out
+        grown = row * self.occurrences + t.step_bytes * self._steps + stretches * kept * vector + clipped
+        return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
+
     def alternatives(self) -> list[Alternative]:
         """A few, the settings of the trial first."""
         found: list[RecordSettings] = []
@@ -123,7 +138,8 @@ class Costs:
             sequences = chosen.loss_reduction == "token-mean"
             yield replace(chosen, curvature=SEQUENCE_CURVATURE if sequences else "sampled:1")
         numbered = chosen if auto_rank(chosen.rank) is None else replace(chosen, rank=RecordSettings.rank)
-        yield replace(numbered, subspace="random" if chosen.subspace == "learned" else "learned")
+        other = "random" if chosen.subspace == "learned" else "learned"
+        yield replace(numbered, subspace=other, factored=chosen.factored and other != "learned")
 
     def _shapes(self, settings: RecordSettings) -> list[Shape]:
         if auto_rank(settings.rank) is not None:
@@ -132,19 +148,29 @@ class Costs:
         found = find_blocks(model, optimizer, rank=settings.widths(), layers=self._layers, uncovered="skip")
         return [block.shape for block in found.blocks]
 
+    def _vector(self, settings: RecordSettings) -> int:
+        """Bytes of the numbers of one row, and their scales."""
+        kept = parts([_block(shape, settings.factored) for shape in self._shapes(settings)])
+        scales = 4 * len(kept) if settings.encoding in SCALED else 0
+        return sum(kept) * DTYPES[settings.encoding].itemsize + scales
+
     def _formula(self, settings: RecordSettings) -> _Bytes:
         shapes, form = self._shapes(settings), settings.curvature_form()
-        dims = sum(shape.dims for shape in shapes)
-        scales = 4 * len(shapes) if settings.encoding in SCALED else 0
-        vector = dims * DTYPES[settings.encoding].itemsize + scales
+        dims, vector = sum(shape.dims for shape in shapes), self._vector(settings)
         diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
         row = vector * (form.rows + (not form.split)) + 16 * form.rows
         return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.subspace, shapes))
 
 
+def _block(shape: Shape, factored: bool) -> Block:
+    """How a row's numbers of one parameter are kept."""
+    pair = shape.r_out, shape.r_in
+    return pair if factored and shape.d_in and worth_it(*pair) else shape.dims
+
+
 def _ranked(settings: RecordSettings) -> RecordSettings:
     """The same in a subspace that has a rank."""
-    return replace(settings, subspace="learned") if settings.subspace == "full" else settings
+    return replace(settings, subspace="learned", factored=False) if settings.subspace == "full" else settings
 
 
 def _basis_bytes(kind: str, shapes: list[Shape]) -> int:

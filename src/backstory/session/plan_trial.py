@@ -55,6 +55,7 @@ class Trial(NamedTuple):
     model_bytes: int  # the weights of one checkpoint
     momentum: bool
     adaptive: bool  # Adam's second moment is followed
+    clipped: float  # share of the steps that were clipped in Adam's coordinates
     coverage: float  # share of the squared gradient norm that is recorded
     plain_seconds: float  # a step
     recorded_seconds: float  # a step, once the subspace is known
@@ -232,6 +233,7 @@ def _measured(path: Path, course: _Course, model_bytes: int) -> Trial:
         model_bytes=model_bytes,
         momentum=bool(table.groups["momentum"].any()),
         adaptive=store.config["diagonal"] or store.config["optimizer"].get("coordinates") == HATTED,
+        clipped=float((table.clip < 1).mean()) if store.config["optimizer"].get("coordinates") == HATTED else 0.0,
         coverage=float(table.coverage.mean()),
         plain_seconds=course.seconds["plain"],
         recorded_seconds=course.seconds["recorded"],

@@ -31,6 +31,7 @@ def record(
     layers: Selection | None = None,
     uncovered: str = "error",
     encoding: str = "float16",
+    factored: bool = False,
     seed: int = 0,
     optimizer_model: str = "auto",
     steps: int | None = None,
@@ -54,6 +55,8 @@ def record(
     as many as rank 32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
     "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
     ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!".
+    With `factored`, rows in other than learned coordinates are kept as two factors for each matrix, which is exact and far smaller for
+    samples that pass each layer once, at one position (a fully connected net; not sequences or images in convolutions); others are refused.
     `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
     before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
     and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
@@ -64,6 +67,7 @@ def record(
         rank=rank,
         curvature=curvature_of(curvature, loss_reduction),
         encoding=encoding,
+        factored=factored,
         seed=seed,
         optimizer_model=optimizer_model,
         uncovered=uncovered,

@@ -59,6 +59,7 @@ class RecordSettings:
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16  # text: "auto:S" or "auto:S/R"
     curvature: str = "empirical"  # or "empirical/K", "sampled:D", "sampled:D/K", "exact:N"
     encoding: str = "float16"
+    factored: bool = False
     seed: int = 0
     optimizer_model: str = "auto"
     uncovered: str = "error"
@@ -74,6 +75,11 @@ class RecordSettings:
             raise UsageError(
                 f"found rank={self.rank!r} with subspace={self.subspace!r}; expected subspace='learned', the only one that knows "
                 "the energy of the gradients. Leave subspace= out, or give rank= as a number."
+            )
+        if self.factored and self.subspace == "learned":
+            raise UsageError(
+                "found factored=True with subspace='learned'; expected 'full', 'random' or 'mask': in learned coordinates a row is no "
+                "outer product."
             )
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
             raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
@@ -105,6 +111,8 @@ class RecordSettings:
         """Plain values for config.json."""
         plain = asdict(self)
         rank = self.rank
+        if not self.factored:
+            del plain["factored"]  # a run of before it was there is the same
         plain["rank"] = {k: _plain(r) for k, r in rank.items()} if isinstance(rank, Mapping) else _plain(rank)
         return plain
 

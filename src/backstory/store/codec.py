@@ -4,6 +4,7 @@ The checksum of a step is a crc32 over the bytes of its codes g, its scales s (i
 and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), the diagonal P of
 the step (float32, if there), and its sample ids (UTF-8, each followed by a zero byte).
 
+Where a row's blocks are kept as their factors (`maths.factors`), these are what is encoded.
 Shapes:  n rows, Σp numbers in a row, L layers.
 Knows nothing of files.
 """
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..maths import encoding as enc
+from ..maths.factors import Block, factored, multiplied, parts, sizes
 from .records import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
 from .tables import Table
 
@@ -42,17 +44,18 @@ def tensor(column: pa.Array | pa.ChunkedArray) -> Tensor:
     return from_dlpack(array)
 
 
-def encoded(rows: Tensor, dims: Sequence[int], encoding: str) -> list[Tensor]:
+def encoded(rows: Tensor, dims: Sequence[Block], encoding: str) -> list[Tensor]:
     """`[codes (n, Σp)]` or `[codes, scales (n, L)]`, on the CPU."""
-    codes, scales = enc.encode(rows.detach().cpu(), dims, encoding)
+    codes, scales = enc.encode(factored(rows.detach().cpu(), dims), parts(dims), encoding)
     return [codes] if scales is None else [codes, scales]
 
 
-def decoded(columns: Sequence[pa.Array], dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+def decoded(columns: Sequence[pa.Array], dims: Sequence[Block], dtype: torch.dtype) -> Tensor:
     """What `encoded` gave, read as Arrow columns, as rows (n, Σp) in memory of their own."""
     codes = tensor(columns[0])
     codes = codes.clone() if codes.dtype == dtype else codes
-    return enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, dims, dtype)
+    found = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
+    return multiplied(found, dims)
 
 
 def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:
@@ -64,7 +67,7 @@ def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> in
 
 
 def rows_table(
-    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, curvature_rows: int = 0, split: bool = False
+    records: Sequence[StepRecord], dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False
 ) -> tuple[pa.Table, list[int]]:
     """The rows of some steps, encoded, and a checksum per step."""
     schema = rows_schema(dims, encoding, curvature_rows, split)
@@ -88,23 +91,23 @@ def _slabs(records: Sequence[StepRecord]) -> Iterator[list[StepRecord]]:
 
 
 def _rows_batch(
-    records: Sequence[StepRecord], dims: Sequence[int], encoding: str, schema: pa.Schema
+    records: Sequence[StepRecord], dims: Sequence[Block], encoding: str, schema: pa.Schema
 ) -> tuple[pa.RecordBatch, list[int]]:
-    sizes = [len(r.samples) for r in records]
+    counts = [len(r.samples) for r in records]
     vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding) if "g" in schema.names else []
     numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) float64 each
     samples = [name for r in records for name in r.samples]
-    step = np.repeat(np.array([r.step for r in records], dtype=np.int32), sizes)
-    pos = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    step = np.repeat(np.array([r.step for r in records], dtype=np.int32), counts)
+    pos = np.concatenate([np.arange(size, dtype=np.int32) for size in counts])
     scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *map(pa.array, numbers)]
     more = _curvature_columns(records, dims, encoding)
     batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, [*vecs, *more])], schema=schema)
     parts = [*(v.numpy() for v in vecs), *numbers, *(v.numpy() for v in more)]
     diagonals = [[] if r.P is None else [r.P.float().numpy()] for r in records]
-    return batch, _checksums(parts, samples, sizes, diagonals)
+    return batch, _checksums(parts, samples, counts, diagonals)
 
 
-def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[int], encoding: str) -> list[Tensor]:
+def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[Block], encoding: str) -> list[Tensor]:
     """h, hs (scaled encodings), kappa and hdot of some steps, or nothing where none are kept."""
     given = [r.curvature for r in records if r.curvature is not None]
     if not given:
@@ -122,11 +125,11 @@ def _joined(records: Sequence[StepRecord], name: str) -> NDArray[np.float64]:
 def _checksums(
     parts: Sequence[NDArray[np.generic]],
     samples: Sequence[str],
-    sizes: Sequence[int],
+    counts: Sequence[int],
     diagonals: Sequence[Sequence[NDArray[np.generic]]],
 ) -> list[int]:
-    ends = np.cumsum(sizes).tolist()
-    spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    ends = np.cumsum(counts).tolist()
+    spans = [(end - size, end) for end, size in zip(ends, counts, strict=True)]
     return [
         checksum([*(part[lo:hi] for part in parts), *P], samples[lo:hi])
         for (lo, hi), P in zip(spans, diagonals, strict=True)
@@ -135,12 +138,12 @@ def _checksums(
 
 def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[int], n_groups: int) -> pa.Table:
     """The lines of `steps` for some steps, whose rows start at `row_start`."""
-    sizes = [len(r.samples) for r in records]
-    starts = row_start + np.cumsum([0, *sizes[:-1]])
+    counts = [len(r.samples) for r in records]
+    starts = row_start + np.cumsum([0, *counts[:-1]])
     columns: dict[str, object] = {
         "step": [r.step for r in records],
         "row_start": starts.tolist(),
-        "rows": sizes,
+        "rows": counts,
         "crc": list(crcs),
     }
     columns |= {name: [float(getattr(r, name)) for r in records] for name in STEP_NUMBERS}
@@ -173,11 +176,12 @@ def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:
     return matrix
 
 
-def read_vectors(table: Table, names: Sequence[str], dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
+def read_vectors(table: Table, names: Sequence[str], dims: Sequence[Block], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
     """Encoded columns of rows `lo` to `hi`, decoded slab by slab into one tensor (hi − lo, Σp)."""
-    out = torch.empty(hi - lo, sum(dims), dtype=dtype)
+    width = sum(sizes(dims))
+    out = torch.empty(hi - lo, width, dtype=dtype)
     at = 0
-    for batch in table.batches(names, lo, hi, slab_rows(sum(dims), dtype)):
+    for batch in table.batches(names, lo, hi, slab_rows(width, dtype)):
         out[at : at + len(batch)] = decoded(batch.columns, dims, dtype)
         at += len(batch)
     return out
@@ -190,7 +194,7 @@ def slab_rows(width: int, dtype: torch.dtype) -> int:
 
 def read_block(
     table: Table,
-    dims: Sequence[int],
+    dims: Sequence[Block],
     lo: int,
     hi: int,
     *,
@@ -216,7 +220,7 @@ def read_block(
 
 
 def _read_curvature(
-    table: Table, dims: Sequence[int], lo: int, hi: int, dtype: torch.dtype
+    table: Table, dims: Sequence[Block], lo: int, hi: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(h (n, R, Σp), kappa (n, R), hdot (n, R))`."""
     R = table.schema.field("kappa").type.list_size
@@ -224,7 +228,7 @@ def _read_curvature(
     rows = read_vectors(table, names, [*dims] * R, lo, hi, dtype)
     numbers = table.table(["kappa", "hdot"], lo, hi)
     kappa, hdot = (torch.from_numpy(_matrix(numbers[name])) for name in ("kappa", "hdot"))
-    return rows.reshape(hi - lo, R, sum(dims)), kappa, hdot
+    return rows.reshape(hi - lo, R, sum(sizes(dims))), kappa, hdot
 
 
 def flat(reader: pa.RecordBatchReader, lists: Sequence[str]) -> pa.RecordBatchReader:

@@ -11,9 +11,11 @@ from typing import Any
 
 from ..errors import FormatError, StoreError, UsageError
 from ..maths import encoding as enc
+from ..maths.factors import Block
 from .files import TEMPORARY, read_json
 
 FORMAT = 2
+FACTORED = 4  # of runs whose rows are kept as factors
 CONDENSED = 3  # of runs whose curvature is kept for stretches of steps: readers of format 2 would take it for absent
 FIXED = ("format", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
@@ -27,6 +29,7 @@ def new_config(
     curvature_rows: int = 0,
     split: bool = False,
     diagonal: bool = False,
+    factors: Sequence[tuple[int, int] | None] | None = None,
 ) -> dict[str, Any]:
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
@@ -41,9 +44,13 @@ def new_config(
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
+    table = layer_table(layers)
+    for layer, pair in zip(table, factors or (), strict=False):
+        layer |= {} if pair is None else {"factors": list(pair)}
+    plain = CONDENSED if "condensed" in extra else FORMAT
     fixed = {
-        "format": CONDENSED if "condensed" in extra else FORMAT,
-        "layers": layer_table(layers),
+        "format": FACTORED if any("factors" in layer for layer in table) else plain,
+        "layers": table,
         "encoding": encoding,
         "groups": n_groups,
     }
@@ -54,6 +61,11 @@ def layer_table(layers: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     """Where each layer lies in a row."""
     starts = accumulate((int(p) for _, p in layers), initial=0)
     return [{"name": name, "offset": at, "dims": int(p)} for (name, p), at in zip(layers, starts, strict=False)]
+
+
+def kept_blocks(config: Mapping[str, Any]) -> list[Block]:
+    """Numbers of each layer in a row, or (m, n) where its factors are kept."""
+    return [tuple(layer["factors"]) if "factors" in layer else int(layer["dims"]) for layer in config["layers"]]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -82,7 +94,12 @@ def _read_2(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {1: _read_1, 2: _read_2, CONDENSED: _read_2}
+READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
+    1: _read_1,
+    2: _read_2,
+    CONDENSED: _read_2,
+    FACTORED: _read_2,
+}
 
 
 def check_free(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import DiskError, StoreError, UsageError
 from ..maths import encoding as enc
+from ..maths.factors import Block, parts
 from . import codec, files, layout, tables
 from .lock import RunLock
 from .records import (
@@ -67,10 +68,14 @@ class Ledger:
         curvature_rows: int = 0,
         split: bool = False,
         diagonal: bool = False,
+        factors: Sequence[tuple[int, int] | None] | None = None,
     ) -> Self:
-        """A new run, open for writing; it becomes a run with its last file, `config.json`."""
+        """A new run, open for writing; it becomes a run with its last file, `config.json`.
+
+        A layer with `factors` (m, n) has rows of m n numbers that are outer products, and are kept as their two factors.
+        """
         folder = Path(path)
-        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows, split, diagonal)
+        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors)
         layout.check_free(folder)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,9 +83,9 @@ class Ledger:
         try:
             layout.check_free(folder)
             layout.clear_half_created(folder)
-            dims = [p for _, p in layers]
-            tables.create(folder / "rows.lance", rows_schema(dims, encoding, curvature_rows, split))
-            tables.create(folder / "steps.lance", steps_schema(n_groups, sum(dims) if diagonal else 0))
+            blocks, width = layout.kept_blocks(contents), sum(p for _, p in layers)
+            tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split))
+            tables.create(folder / "steps.lance", steps_schema(n_groups, width if diagonal else 0))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
             files.fsync(folder.absolute().parent)
@@ -178,6 +183,11 @@ class Ledger:
         return [int(layer["dims"]) for layer in self.config["layers"]]
 
     @property
+    def blocks(self) -> list[Block]:
+        """Numbers per layer, or a pair where its rows are kept as two factors."""
+        return layout.kept_blocks(self.config)
+
+    @property
     def width(self) -> int:
         """Numbers in a row, Σp."""
         return sum(self.dims)
@@ -185,8 +195,9 @@ class Ledger:
     @property
     def bytes_per_row(self) -> int:
         """What one row costs on disk, about."""
-        scales = 4 * len(self.dims) if self.config["encoding"] in enc.SCALED else 0
-        vector = self.width * enc.DTYPES[self.config["encoding"]].itemsize + scales
+        kept = parts(self.blocks)
+        scales = 4 * len(kept) if self.config["encoding"] in enc.SCALED else 0
+        vector = sum(kept) * enc.DTYPES[self.config["encoding"]].itemsize + scales
         return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48
 
     @property
@@ -258,7 +269,9 @@ class Ledger:
     def _append(self, records: list[StepRecord], n: int, start: int) -> None:
         try:
             self._drop_orphans()
-            rows, crcs = codec.rows_table(records, self.dims, self.config["encoding"], self.curvature_rows, self.split)
+            rows, crcs = codec.rows_table(
+                records, self.blocks, self.config["encoding"], self.curvature_rows, self.split
+            )
             if len(rows):
                 self._rows.append(rows)
             lines = codec.steps_table(records, start, crcs, self.config["groups"])
@@ -306,7 +319,7 @@ class Ledger:
             self._sizes()
         self._within(lo_row, hi_row, self._committed[1], "rows")
         return codec.read_block(
-            self._rows, self.dims, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype, curvature=curvature
+            self._rows, self.blocks, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype, curvature=curvature
         )
 
     def backward(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import NumericalError, UsageError
 from ..maths import encoding as enc
+from ..maths.factors import Block, parts
 
 GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
 STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
@@ -90,15 +91,16 @@ class RowBlock(NamedTuple):
     hdot: Tensor | None = None  # (n, R) float64
 
 
-def vector_fields(code: str, scale: str, dims: Sequence[int], encoding: str) -> list[pa.Field]:
+def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -> list[pa.Field]:
     """The columns of encoded rows."""
-    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(dims)))]
+    kept = parts(dims)
+    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(kept)))]
     if encoding in enc.SCALED:
-        fields.append(pa.field(scale, pa.list_(pa.float32(), len(dims))))
+        fields.append(pa.field(scale, pa.list_(pa.float32(), len(kept))))
     return fields
 
 
-def rows_schema(dims: Sequence[int], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:
+def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:
     """Columns of `rows.lance`; with `split` the gradient is the sum of the curvature rows, and not kept apart."""
     scalars = [("step", pa.int32()), ("pos", pa.int32()), ("sample", pa.string())]
     scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot")]

@@ -1,0 +1,64 @@
+"""Rows kept as factors: the same rows, curvature and answers from a smaller store; what has positions is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.oracles import assert_close
+from tests.session.loops import FULL, batch_of, cross_entropy, mlp, sgd, stored, train
+from torch import nn
+
+import backstory
+from backstory.errors import UsageError
+
+ROOMY: dict[str, Any] = {**FULL, "encoding": "float64"}
+
+
+def both(tmp_path: Path, **settings: Any) -> tuple[backstory.Run, backstory.Run, nn.Module]:
+    """The same training recorded plainly and as factors."""
+    for name, more in (("plain", {}), ("factored", {"factored": True})):
+        model = mlp(width=9)
+        train(tmp_path / name, model, sgd(model, momentum=0.5), 6, **{**ROOMY, **settings, **more})
+    return backstory.open(tmp_path / "plain"), backstory.open(tmp_path / "factored"), model
+
+
+@pytest.mark.parametrize("settings", [{}, {"subspace": "random", "rank": 3}, {"subspace": "mask", "rank": 3}])
+def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
+    plain, small, model = both(tmp_path, **settings)
+    a, b = stored(tmp_path / "plain"), stored(tmp_path / "factored")
+    assert_close(b.rows, a.rows, 1e-12)
+    assert (small.config["format"], plain.config["format"]) == (4, 2)
+    assert small.store.dims == plain.store.dims
+    assert small.store.bytes_per_row < plain.store.bytes_per_row
+    ask = lambda run, how: run.query(model, lambda m, x: cross_entropy(m, x).sum(), batch_of([1, 2]), method=how).scores  # noqa: E731
+    assert_close(ask(small, "adjoint"), ask(plain, "adjoint"), 1e-6)
+    for run in (plain, small):
+        run.embed()
+    assert_close(ask(small, "embeddings"), ask(plain, "embeddings"), 2e-3)
+    assert small.store.verify() == []
+
+
+def test_matrices_are_factored_and_learned_coordinates_refused(tmp_path: Path) -> None:
+    _, small, _ = both(tmp_path)
+    kept = [b for b in small.store.blocks if not isinstance(b, int)]
+    assert len(kept) == 2, "both weights of the net, and no bias"
+    model = mlp(width=9)
+    with pytest.raises(UsageError, match=r"factored=True with subspace='learned'"):
+        backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", factored=True)
+
+
+def test_what_has_positions_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    g = torch.Generator().manual_seed(0)
+    settings: dict[str, Any] = {**FULL, "loss_reduction": "mean", "factored": True}
+    with (
+        pytest.raises(UsageError, match="5 × 4 numbers that is not the product of two factors"),
+        backstory.record(model, optimizer, tmp_path / "run", **settings) as rec,
+    ):
+        with rec.step([0, 1]):
+            model(torch.randn(2, 3, 4, generator=g)).square().sum().backward()
+            optimizer.step()
+        rec.flush()
+    assert backstory.open(tmp_path / "run").n_steps == 0
