@@ -31,4 +31,6 @@ def test_it_says_what_it_finds_and_is_used(tmp_path: Path) -> None:
     assert told["recall_highest"] == told["recall_lowest"] == 1.0
     v = run.store.read(0, 1).rows
     assert v is not None
-    assert "recall" in str(backstory.open(tmp_path / "run").query_vectors(v, keep=3, method="index").notes)
+    assert "found by an approximate index" in str(
+        backstory.open(tmp_path / "run").query_vectors(v, keep=3, method="index").notes
+    )

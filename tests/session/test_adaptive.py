@@ -10,12 +10,23 @@ import torch
 from tests.oracles import assert_close
 from tests.session import adam
 from tests.session.adam import Tiny, adamw, projected
-from tests.session.loops import batch_of, cross_entropy, ids_of, mlp, one_backward_each, seeded, stored, trained_names
+from tests.session.loops import (
+    batch_of,
+    cross_entropy,
+    ids_of,
+    mlp,
+    one_backward_each,
+    seeded,
+    stored,
+    train,
+    trained_names,
+)
 from tests.session.test_run_adam import next_token, sequences
 from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError, UnsupportedError
+from backstory.maths.precondition import Scale
 from backstory.session import adaptive
 from backstory.store import RunStore
 
@@ -285,3 +296,36 @@ def test_a_subspace_is_learned_in_adams_coordinates(curvature: str, tmp_path: Pa
                 best = torch.linalg.eigvalsh(moment)[-L.shape[1] :].sum()
                 assert float((L.T @ moment @ L).trace() / best) == pytest.approx(1, abs=1e-10), f"{name}, {side}"
     assert any("head.weight" in k for k in basis)
+
+
+def test_p_is_read_at_every_step_at_first_and_then_as_often_as_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v̂ is a mean over min(t, 1/(1−β₂)) steps; it is read again before 5 % of it can be new."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    read: list[int] = []
+    plain = adaptive.factored
+
+    def counted(*args: Any) -> Scale:
+        read.append(int(next(iter(optimizer.state.values()))["step"]))
+        return plain(*args)
+
+    monkeypatch.setattr(adaptive, "factored", counted)
+    train(tmp_path / "run", model, optimizer, 130, subspace="random", rank=3)
+    steps = sorted(set(read))
+    assert steps[:39] == list(range(1, 40))
+    gaps = [b - a for a, b in pairwise(steps)]
+    assert max(gaps) == 6
+    assert all(gap <= max(1, 0.05 * b) for gap, b in zip(gaps, steps[1:], strict=True))
+    assert len(read) % len(steps) == 0, "all parameters at the same steps"
+
+
+def test_p_that_forgets_quickly_is_read_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    read: list[int] = []
+    plain = adaptive.factored
+    monkeypatch.setattr(adaptive, "factored", lambda *args: (read.append(0), plain(*args))[1])
+    train(tmp_path / "run", model, optimizer, 60, subspace="random", rank=3)
+    assert len(read) == 60 * len(list(model.parameters()))

@@ -58,8 +58,8 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
         RunStore.open(tmp_path / "run")
     new_run(tmp_path / "run").close()
     config = tmp_path / "run/config.json"
-    config.write_text(config.read_text().replace('"format": 2', '"format": 4'))
-    with pytest.raises(FormatError, match=r"format 4; this version of Backstory reads \[1, 2, 3\]"):
+    config.write_text(config.read_text().replace('"format": 2', '"format": 5'))
+    with pytest.raises(FormatError, match=r"format 5; this version of Backstory reads \[1, 2, 3, 4\]"):
         RunStore.open(tmp_path / "run")
     config.write_text('{"format": 1}')
     with pytest.raises(FormatError, match="lacks"):

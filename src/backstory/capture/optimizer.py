@@ -110,6 +110,12 @@ class OptimizerReader:
         v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
         return v.detach(), float(group["eps"]), 1 - group["betas"][1] ** float(state["step"])
 
+    def moments_last(self, p: Tensor, share: float) -> int:
+        """For how many steps v̂, a mean over the last 1/(1−β₂) steps or all there were, changes by `share` of itself at most; 1 to 16."""
+        group = next(g for g in self.optimizer.param_groups if any(p is x for x in g["params"]))
+        behind = min(float(self.optimizer.state[p]["step"]), 1 / max(1e-9, 1 - group["betas"][1]))
+        return max(1, min(16, int(share * behind)))
+
     def _done(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.watching and self.reading is not None:
             self.on_stepped(self.reading)

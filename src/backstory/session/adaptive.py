@@ -1,6 +1,7 @@
 r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
 
-    hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`)
+    hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
+             step at first, and later, when v̂ is a mean over many steps, at some of them
     raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 
 Knows nothing of hooks or files, but for the names under which a checkpoint's coordinates are kept.
@@ -20,6 +21,7 @@ from ..maths.subspace import Basis, project_dense
 from ..store import RunStore
 
 HATTED, RAW = "hatted", "raw"
+RENEWED = 0.05  # P is read again before v̂, a mean over the last steps, can have changed by more than about this part of itself
 
 
 class Seen(NamedTuple):
@@ -45,7 +47,10 @@ class Adaptive:
         self.hatted = reader.adaptive and subspace in ("learned", "random")
         self.diagonal = reader.adaptive and not self.hatted
         known = self.hatted and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
-        self.scales = [self._scale(b) for b in blocks] if known else None  # those of the last step
+        self.scales = (
+            [self._scale(b) for b in blocks] if known else None
+        )  # those of the last step, or of one a little before
+        self._age = 0  # steps since they were read
 
     @property
     def coordinates(self) -> str:
@@ -59,8 +64,10 @@ class Adaptive:
             return Seen(P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)]))
         if not self.hatted:
             return Seen()
-        before, scales = self.scales, [self._scale(b) for b in self._blocks]
-        self.scales = scales
+        before, self._age = self.scales, self._age + 1
+        if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
+            self.scales, self._age = [self._scale(b) for b in self._blocks], 0
+        scales = self.scales
         grads = [b.parameter.grad for b in self._blocks]
         found = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
         whole = float(torch.stack([x.cpu().double() for x in found]).sum()) / reading.clip**2 if found else 0.0
