@@ -5,18 +5,17 @@ import torch
 from tests.oracles import assert_close
 
 from backstory.errors import UsageError
-from backstory.maths.factors import factored, multiplied, parts, sizes, worth_it
+from backstory.maths.factors import Block, factored, multiplied, parts, sizes, worth_it
 
-BLOCKS = [(4, 3), 5, (2, 6)]
+BLOCKS: list[Block] = [(4, 3), 5, (2, 6)]
 
 
 def products(n: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Rows written out entry by entry: outer products of the first and last block, anything in the middle."""
     g = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(shape, generator=g, dtype=dtype)  # noqa: E731
     rows = []
     for _ in range(n):
-        u, v, w, x, y = draw(4), draw(3), draw(5), draw(2), draw(6)
+        u, v, w, x, y = (torch.randn(size, generator=g, dtype=dtype) for size in (4, 3, 5, 2, 6))
         entries = [u[i] * v[j] for i in range(4) for j in range(3)]
         rows.append(torch.stack([*entries, *w, *(x[i] * y[j] for i in range(2) for j in range(6))]))
     return torch.stack(rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.oracles import assert_close
 from tests.session.loops import FULL, batch_of, cross_entropy, mlp, sgd, stored, train
-from torch import nn
+from torch import Tensor, nn
 
 import backstory
 from backstory.errors import UsageError
@@ -23,6 +23,10 @@ def both(tmp_path: Path, **settings: Any) -> tuple[backstory.Run, backstory.Run,
     return backstory.open(tmp_path / "plain"), backstory.open(tmp_path / "factored"), model
 
 
+def asked(run: backstory.Run, model: nn.Module, how: str) -> Tensor:
+    return run.query(model, lambda m, x: cross_entropy(m, x).sum(), batch_of([1, 2]), method=how).scores
+
+
 @pytest.mark.parametrize("settings", [{}, {"subspace": "random", "rank": 3}, {"subspace": "mask", "rank": 3}])
 def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
     plain, small, model = both(tmp_path, **settings)
@@ -31,11 +35,10 @@ def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path)
     assert (small.config["format"], plain.config["format"]) == (4, 2)
     assert small.store.dims == plain.store.dims
     assert small.store.bytes_per_row < plain.store.bytes_per_row
-    ask = lambda run, how: run.query(model, lambda m, x: cross_entropy(m, x).sum(), batch_of([1, 2]), method=how).scores  # noqa: E731
-    assert_close(ask(small, "adjoint"), ask(plain, "adjoint"), 1e-6)
+    assert_close(asked(small, model, "adjoint"), asked(plain, model, "adjoint"), 1e-6)
     for run in (plain, small):
         run.embed()
-    assert_close(ask(small, "embeddings"), ask(plain, "embeddings"), 2e-3)
+    assert_close(asked(small, model, "embeddings"), asked(plain, model, "embeddings"), 2e-3)
     assert small.store.verify() == []
 
 
