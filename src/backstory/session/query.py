@@ -108,32 +108,49 @@ def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
 
 
 def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
-    """All rows from one backward pass, or None where the queries are not the samples of the batch."""
+    """All rows from one backward pass, or None where the queries are not the samples of the batch.
+
+    A second try knows how many queries there are, and tells positions that are looked up once for all of them apart by query.
+    """
+    rows, count = _tried(model, loss_fn, batch, blocks, where, 0)
+    if rows is None and count > 1:
+        try:
+            rows, _ = _tried(model, loss_fn, batch, blocks, where, count)
+        except RuntimeError:  # the queries are not the samples, so what was told apart by query does not fit
+            return None
+    return rows
+
+
+def _tried(
+    model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], known: int
+) -> tuple[Tensor | None, int]:
+    """`(rows, or None where they are not right; how many queries there are)`; `known` is 0 where that is not known yet."""
     found: dict[int, Tensor] = {}
 
     def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
         row = where[block].rows(part)
         found[block] = found[block] + row if block in found else row
 
-    tap = Tap(model, blocks, sink)
+    tap, count = Tap(model, blocks, sink), 0
     tap.attach()
     try:
-        tap.batch(0)  # their number is not known yet
+        tap.batch(known)
         losses = _losses(loss_fn, model, batch)
-        if len(losses) == 1:
-            return None
-        tap.sizes = [len(losses)]
+        count = len(losses)
+        if count == 1:
+            return None, 1
+        tap.sizes = [count]
         _gradients(losses.sum(), _leaves(blocks), retain_graph=True)
     except BackstoryError:
-        return None  # for example a layer whose batch dimension is not the queries': the slow way decides
+        return None, count  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
         tap.detach()
     if not found:
-        return None
-    rows = _assemble(found, where, len(losses))
+        return None, 1
+    rows = _assemble(found, where, count)
     if not bool(rows.isfinite().all()):
-        return rows  # the query with a NaN is known here; one by one, it would spread to all of them
-    return rows if _agrees(rows, losses, where) else None
+        return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
+    return (rows if _agrees(rows, losses, where) else None), count
 
 
 def _assemble(found: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tensor:
