@@ -335,3 +335,18 @@ def test_p_that_forgets_quickly_is_read_at_every_step(tmp_path: Path, monkeypatc
     monkeypatch.setattr(adaptive, "factored", counted)
     train(tmp_path / "run", model, optimizer, 60, subspace="random", rank=3)
     assert len(read) == 60 * len(list(model.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_gradients_that_can_be_differentiated_again_are_recorded(tmp_path: Path) -> None:
+    """`backward(create_graph=True)` leaves gradients with a graph of their own."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **RANDOM) as rec:
+        for t in range(2):
+            with rec.step(ids_of(t)):
+                cross_entropy(model, batch_of(ids_of(t))).mean().backward(create_graph=True)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+            optimizer.zero_grad()
+    assert backstory.open(tmp_path / "run").n_steps == 2

@@ -1,24 +1,31 @@
 """Work done ahead: the same items, one ahead and no more, errors in their place, and an end that leaves no thread."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
+from typing import TypeVar
 
 import pytest
 
 from backstory.session.ahead import ahead
 
+T = TypeVar("T")
+
+
+def each(items: Iterable[T]) -> Generator[T]:
+    yield from items
+
 
 def test_items_come_in_order_and_none_is_lost() -> None:
-    assert list(ahead(iter(range(5)))) == [0, 1, 2, 3, 4]
-    assert list(ahead(iter([None, None]))) == [None, None], "None is an item, not the end"
-    assert list(ahead(iter(()))) == []
+    assert list(ahead(each(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(ahead(each([None, None]))) == [None, None], "None is an item, not the end"
+    assert list(ahead(each(()))) == []
 
 
 def test_the_next_item_is_made_while_one_is_used_and_no_other() -> None:
     made: list[int] = []
     second = threading.Event()
 
-    def items() -> Iterator[int]:
+    def items() -> Generator[int]:
         for i in range(4):
             made.append(i)
             if i == 1:
@@ -34,7 +41,7 @@ def test_the_next_item_is_made_while_one_is_used_and_no_other() -> None:
 
 
 def test_an_error_is_raised_where_its_item_would_be() -> None:
-    def items() -> Iterator[int]:
+    def items() -> Generator[int]:
         yield 1
         raise ValueError("the second")
 
@@ -44,10 +51,25 @@ def test_an_error_is_raised_where_its_item_would_be() -> None:
         next(found)
 
 
+def test_what_makes_the_items_is_closed_with_it() -> None:
+    closed: list[str] = []
+
+    def items() -> Generator[int]:
+        try:
+            yield from range(9)
+        finally:
+            closed.append("closed")
+
+    found = ahead(items())
+    next(found)
+    found.close()
+    assert closed == ["closed"]
+
+
 def test_closing_early_leaves_no_thread() -> None:
     before = set(threading.enumerate())
-    found = ahead(iter(range(100)))
+    found = ahead(each(range(100)))
     next(found)
     assert set(threading.enumerate()) > before
-    found.close()  # type: ignore[attr-defined]
+    found.close()
     assert set(threading.enumerate()) == before

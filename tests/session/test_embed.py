@@ -94,3 +94,12 @@ def test_half_precision_embeddings_are_close(tmp_path: Path) -> None:
     rough = run.query(model, cross_entropy, (torch.ones(1, 3).double(), torch.tensor([1])))
     assert rough.how == "embeddings"
     assert_close(rough.scores, exact, 2e-3)
+
+
+def test_embedding_in_inference_mode(tmp_path: Path) -> None:
+    """The mode belongs to a thread, and so does what it marks."""
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model, momentum=0.9), 6)
+    run = backstory.open(tmp_path / "run")
+    with torch.inference_mode():
+        assert run.embed().occurrences == 18

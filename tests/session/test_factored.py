@@ -10,7 +10,7 @@ from tests.session.loops import FULL, batch_of, cross_entropy, mlp, sgd, stored,
 from torch import Tensor, nn
 
 import backstory
-from backstory.errors import UsageError
+from backstory.errors import MismatchError, UsageError
 
 ROOMY: dict[str, Any] = {**FULL, "encoding": "float64"}
 
@@ -49,6 +49,41 @@ def test_matrices_are_factored_and_learned_coordinates_refused(tmp_path: Path) -
     model = mlp(width=9)
     with pytest.raises(UsageError, match=r"factored=True with subspace='learned'"):
         backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", factored=True)
+
+
+def test_groups_of_one_position_each_are_kept_as_factors_and_their_sum_is_not(tmp_path: Path) -> None:
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {**FULL, "loss_reduction": "token-mean", "curvature": "empirical/3", "factored": True}
+    with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec:
+        for t in range(3):
+            with rec.step([0, 1], tokens=[3, 3]):
+                (model(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(t))).square().sum() / 6).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    small = backstory.open(tmp_path / "run")
+    assert small.store.blocks == [(5, 4), 5]
+    small.condense(tmp_path / "small")
+    a, b = (backstory.open(tmp_path / name).store.read(0, 6).rows for name in ("run", "small"))
+    assert a is not None
+    assert b is not None
+    assert_close(a, b, 1e-6)
+
+
+def test_resuming_needs_the_same_setting(tmp_path: Path) -> None:
+    both(tmp_path)
+    for name, factored in (("plain", True), ("factored", False)):
+        model = mlp(width=9)
+        with pytest.raises(MismatchError, match="factored"):
+            train(
+                tmp_path / name,
+                model,
+                sgd(model, momentum=0.5),
+                7,
+                resume=True,
+                start=6,
+                **{**ROOMY, "factored": factored},
+            )
 
 
 def test_what_has_positions_is_refused(tmp_path: Path) -> None:

@@ -58,3 +58,14 @@ def test_a_block_sees_its_own_coordinates(tmp_path: Path) -> None:
     assert isinstance(part.coefficients.rate, Tensor)
     assert part.coefficients.rate.tolist() == [0.1, 0.1, 0.3, 0.3]
     assert part.dot_g is chunk.steps[0].dot_g
+
+
+def test_the_run_can_be_read_while_it_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read ahead in a thread: two threads cannot read one table of Lance, so it has tables of its own."""
+    model = mlp()
+    train(tmp_path / "run", model, torch.optim.SGD(model.parameters(), lr=0.1), 60)
+    store = RunStore.open(tmp_path / "run")
+    monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
+    for chunk in backward(store, 60, dtype=torch.float32):
+        for _ in range(4):
+            assert len(store.read(chunk.row_start, chunk.row_start + 1).step) == 1

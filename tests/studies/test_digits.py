@@ -83,8 +83,13 @@ def test_a_large_image_is_refused() -> None:
         brought(saved(Image.new("L", (1025, 1024))), None, side=8)
 
 
-@pytest.mark.parametrize(("width", "height"), [(20_000, 6_000), (60_000, 60_000)])
-def test_a_bomb_is_refused_before_it_is_decoded(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "before", [b"", struct.pack(">II", 1, 1)], ids=["size first", "a private chunk before the size"]
+)
+@pytest.mark.parametrize(("width", "height"), [(2_000, 1_000), (20_000, 6_000), (60_000, 60_000)])
+def test_a_bomb_is_refused_before_it_is_decoded(
+    width: int, height: int, before: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -93,7 +98,8 @@ def test_a_bomb_is_refused_before_it_is_decoded(width: int, height: int, monkeyp
 
     monkeypatch.setattr(PngImageFile, "load", decoded)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1 << 20))) + chunk(b"IEND", b"")
+    first = chunk(b"prVt", before) if before else b""
+    bomb = b"\x89PNG\r\n\x1a\n" + first + header + chunk(b"IDAT", zlib.compress(bytes(1 << 20))) + chunk(b"IEND", b"")
     with pytest.raises(UsageError):
         brought(bomb, None, side=28)
 

@@ -1,10 +1,31 @@
 """What is kept is bounded, and made once however many ask."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
 from backstory.web.kept import Kept
+from backstory.web.wanted import GivenUp
+
+
+def test_who_waits_for_what_another_gave_up_makes_it_itself() -> None:
+    kept: Kept[int] = Kept(10)
+    begun, go = Event(), Event()
+
+    def slow() -> int:
+        begun.set()
+        go.wait(10)
+        raise GivenUp
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kept.get, "a", slow)
+        assert begun.wait(10)
+        second = pool.submit(kept.get, "a", lambda: 7)
+        go.set()
+        assert second.result(10) == 7
+        assert isinstance(first.exception(10), GivenUp)
 
 
 def test_a_value_is_made_once() -> None:

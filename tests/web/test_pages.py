@@ -286,11 +286,20 @@ def test_harmful_samples_can_be_ticked() -> None:
 
 
 def test_harmful_samples_say_when_they_were_last_used() -> None:
-    html = page("harmful", examples.harmful(late=3, late_from=108, without_last=20))
+    html = page("harmful", examples.harmful(late=3, late_from=108, without_last=5))
     assert "3 of these 4 samples were last used in the last tenth" in html
-    assert "Uses from step 100 on are left out" in html
+    assert "Uses from step 115 on are left out" in html
+    html = page("harmful", examples.harmful(late=0, late_from=108, without_last=20))
+    assert "because it came last" not in html
+    assert "Uses in the last tenth of training (from step 108), which weigh most, are left out." in html
     assert '<td class="number" data-name="Last used">1</td>' in page("harmful", examples.harmful(at=41))
     assert 'name="without_last" type="number" min="0" max="119" value="20"' in html
+
+
+def test_a_comparison_says_what_it_is_about_and_how_far_to_trust_it() -> None:
+    html = page("compare")
+    assert html.count("On the model at step") == 2
+    assert html.count('class="badge') == 2
 
 
 @pytest.mark.parametrize("name", ["overview", "answer", "sources", "harmful"])

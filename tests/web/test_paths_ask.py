@@ -69,6 +69,34 @@ def test_what_is_no_pair_of_questions_is_refused(body: dict[str, str], client: T
     refused(client.post("/compare", json=body), 422)
 
 
+def test_lines_typed_in_a_browser_are_those_of_a_program(client: TestClient) -> None:
+    """Browsers send two characters for each line end."""
+    program = client.post("/ask", json={"text": "the court\nheld that", "k": 2}).json()
+    browser = client.post("/ask", data={"text": "the court\r\nheld that", "k": "2"}).json()
+    assert browser["query"] == program["query"]
+    assert browser["helpful"] == program["helpful"]
+    parts = {"text": (None, "the court\r\nheld that"), "text2": (None, "a\r\nb"), "k": (None, "2")}
+    both = client.post("/compare", files=parts).json()
+    assert both["left"]["helpful"] == program["helpful"]
+    assert both["right"]["query"]["text"] == "a\nb"
+
+
+def test_one_error_is_said_of_a_gradient_however_many_there_are(client: TestClient) -> None:
+    found = client.post("/ask", json={"gradient": [1.0, 2.0, *[""] * 1000]})
+    refused(found, 422)
+    said = found.json()["error"]["message"]
+    assert said.count("gradient.") == 1
+    assert "gradient.2 " in said
+
+
+def test_images_of_a_pair_that_is_refused_can_be_given_again(client: TestClient) -> None:
+    parts = {"image": ("a.png", b"bytes"), "label": (None, "seven"), "text2": (None, "one\ntwo"), "k": (None, "0")}
+    page = client.post("/compare", files=parts, headers={"accept": "text/html"}).text
+    assert 'type="file" name="image"' in page
+    assert 'enctype="multipart/form-data"' in page
+    assert 'name="text2">one\ntwo</textarea>' in page
+
+
 def test_a_pair_that_is_refused_is_kept_in_the_page(client: TestClient) -> None:
     parts = {"text": (None, "the court"), "text2": (None, "red <b>roses</b>"), "k": (None, "0")}
     page = client.post("/compare", files=parts, headers={"accept": "text/html"})

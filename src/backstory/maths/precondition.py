@@ -47,13 +47,16 @@ def factored(v: Tensor, eps: float, shape: Shape, correction: float = 1.0) -> Sc
 
 def _sums(v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The sums of v over each row and each column, and those of √v."""
-    pieces = _pieces(v)
-    out, across, space = [], v.new_ones(v.shape[1]), torch.empty_like(pieces[0])
+    pieces, rows = _pieces(v), []
+    across, columns, column_roots = v.new_ones(v.shape[1]), v.new_zeros(v.shape[1]), v.new_zeros(v.shape[1])
+    space = torch.empty_like(pieces[0])
     for piece in pieces:
         root, down = torch.sqrt(piece, out=space[: len(piece)]), v.new_ones(len(piece))
-        out.append((piece @ across, down @ piece, root @ across, down @ root))
-    rows, columns, row_roots, column_roots = zip(*out, strict=True)
-    return (torch.cat(rows), torch.stack(columns).sum(0)), (torch.cat(row_roots), torch.stack(column_roots).sum(0))
+        rows.append((piece @ across, root @ across))
+        columns.addmv_(piece.T, down)
+        column_roots.addmv_(root.T, down)
+    sums, roots = (torch.cat(x) for x in zip(*rows, strict=True))
+    return (sums, columns), (roots, column_roots)
 
 
 def _squares(v: Tensor, root: Tensor, eps: float, others: Tensor) -> Tensor:

@@ -169,9 +169,12 @@ class Propagator:
             return list((F * -torch.cat([s.w for s in steps]).sqrt_()[:, None]).split([len(s.w) for s in steps]))
         out = []
         for i, step in enumerate(steps):
+            if step.V is None:
+                out.append(own[i] * -step.w.sqrt()[:, None])
+                continue
             g, of_g = clipped_gradients(step), torch.full((len(step.G),), i)
             moved = self._seen(g, effects, of_g) + _later(g @ W.T, effects, of_g, of_V) @ F
-            out.append(own[i] * -step.w.sqrt()[:, None] if step.V is None else moved * -step.w[:, None])
+            out.append(moved * -step.w[:, None])
         return out
 
     def _seen(self, rows: Tensor, effects: Tensor, steps: Tensor) -> Tensor:
@@ -213,7 +216,7 @@ def _rows_of_all(steps: Sequence[Step]) -> tuple[Tensor, list[int]]:
 def _may_expand(steps: Sequence[Step], V: Tensor, of_V: Tensor) -> bool:
     """Whether the trace, an upper bound of the growth, exceeds 1 in any of these uniform steps; one pass over the rows."""
     shares = torch.tensor([float(share_of_limit(s)) for s in steps], dtype=torch.float64)
-    sizes = torch.linalg.vector_norm(V, dim=1).double().square_()
+    sizes = torch.linalg.vector_norm(V, dim=1).double().square_().cpu()
     traces = torch.zeros_like(shares).index_add_(0, of_V, sizes) * shares
     return not bool(traces.max() <= 1)  # a NaN counts as expanding
 
@@ -250,7 +253,8 @@ def _pairs(steps: Sequence[Coefficients]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _later(products: Tensor, effects: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Products X Wᵀ of rows and columns of these steps, times s_j of the row's step: 0 unless j is later."""
-    return products * effects.to(products).index_select(1, 2 + columns).index_select(0, rows)
+    each = effects.to(products.dtype).index_select(1, 2 + columns).index_select(0, rows)
+    return products * each.to(products.device)
 
 
 def embed(

@@ -5,18 +5,21 @@ let go of Python while they work, so the three can run side by side.
 Knows nothing of what the work is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Generator[T]) -> Generator[T]:
     """The same items in the same order, each made while the one before it is used; what goes wrong is raised in its place."""
     end: Any = object()
-    with ThreadPoolExecutor(1, thread_name_prefix="backstory-ahead") as pool:
-        waiting = pool.submit(next, items, end)
-        while (item := waiting.result()) is not end:
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="backstory-ahead") as pool:
             waiting = pool.submit(next, items, end)
-            yield item
+            while (item := waiting.result()) is not end:
+                waiting = pool.submit(next, items, end)
+                yield item
+    finally:
+        items.close()

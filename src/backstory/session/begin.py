@@ -136,9 +136,10 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSe
             "Resume with the same model and settings, or record into a new folder."
         )
     before, now = store.config["settings"], settings.as_config()
-    changed = [k for k in now if before.get(k) != now[k] and not k.startswith("warmup")]
+    kept = [k for k in now.keys() | before.keys() & {"factored"} if not k.startswith("warmup")]
+    changed = sorted(k for k in kept if before.get(k, False) != now.get(k, False))
     if changed:
-        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
+        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now.get(k)!r} now" for k in changed)
         raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")
 
 

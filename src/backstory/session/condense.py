@@ -124,7 +124,9 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> R
         n_groups=store.config["groups"],
         config=config,
         diagonal=store.config["diagonal"],
-        factors=[None if isinstance(b, int) else b for b in store.blocks],
+        factors=None
+        if store.split
+        else [None if isinstance(b, int) else b for b in store.blocks],  # sums are no products
     )
 
 

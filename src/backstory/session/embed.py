@@ -4,7 +4,8 @@ Knows nothing of models or queries.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from .settings import CURVATURE
 from .sweep import Chunk, backward, cut, slices
 from .validity import Validity, Watch
 
-Progress = Callable[[int, int], None]  # (steps done, steps in all)
+Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 Asked = Gamma | Literal["auto"]  # see `gamma_of`
 
 
@@ -67,9 +68,10 @@ def embed(
     began = time.perf_counter()
     where = slices(store, joint)
     watch = Watch(store, at)
-    propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
 
-    def blocks() -> Iterator[tuple[int, Tensor]]:
+    def blocks() -> Generator[tuple[int, Tensor]]:
+        """Made in a thread of its own, and with it what it changes: modes of torch belong to threads."""
+        propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
         for chunk in backward(store, at, dtype=dtype):
             watch.see(chunk)
             E = torch.cat([embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
@@ -83,7 +85,8 @@ def embed(
     name = str(dtype).removeprefix("torch.")
     settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
     settings["algorithm"] = ALGORITHM
-    store.write_embeddings(at, ahead(blocks()), settings, encoding)
+    with closing(ahead(blocks())) as made:
+        store.write_embeddings(at, made, settings, encoding)
     _take_over(report, watch.done())
     report.seconds = time.perf_counter() - began
     return report

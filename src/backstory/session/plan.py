@@ -203,7 +203,7 @@ def _lines(p: Plan) -> Iterator[str]:
     yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
     yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
     yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
-    if p.condensed_bytes is not None:
+    if p.condensed_bytes is not None and p.condensed_bytes < p.store_bytes:
         yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
     yield (
         f"embedding     {_size(p.propagator_bytes)} of memory jointly ({p.propagator_matrices} × {p.dims:,} × {p.dims:,} float32), "

@@ -103,8 +103,9 @@ class Costs:
         stretches = max(1, self.occurrences // (OCCURRENCES * RANK))
         kept = min(RANK, sum(t.dims), form.rows * self.occurrences // stretches)  # rows of curvature of a stretch
         row = t.row_bytes - self._at_trial.row + vector
-        clipped = vector * t.clipped * self._steps  # what clipping takes out
-        grown = row * self.occurrences + t.step_bytes * self._steps + stretches * kept * vector + clipped
+        wide = self._vector(replace(t.settings, factored=False))  # curvature of a stretch is no product of factors
+        curved = wide * (stretches * kept + t.clipped * self._steps)  # and what clipping takes out of its steps
+        grown = row * self.occurrences + t.step_bytes * self._steps + curved
         return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
 
     def alternatives(self) -> list[Alternative]:

@@ -216,7 +216,7 @@ class Recorder:
         scope = self._scope
         if scope is None:
             return
-        with own_precision(self._device):
+        with torch.no_grad(), own_precision(self._device):
             scope.seen = self._adaptive.look(reading, self._projections)
             if self._warming_up:
                 exact_dots(scope, self._adaptive.wholes(reading))

@@ -16,7 +16,7 @@ from ..store import RowBlock, RunStore, StepTable
 from .ahead import ahead
 from .condensed import Condensed
 
-CHUNK_BYTES = 32 << 20  # of rows read at once: enough of them for large products, little beside a propagator
+CHUNK_BYTES = 32 << 20  # of rows read at once, of which a sweep holds up to three: enough of them for large products
 
 
 class Chunk(NamedTuple):
@@ -29,7 +29,11 @@ class Chunk(NamedTuple):
 
 
 def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) -> Iterator[Chunk]:
-    """Chunks of the steps from `down_to` to `at`, latest first."""
+    """Chunks of the steps from `down_to` to `at`, latest first.
+
+    They are read in a thread of their own, with tables of its own: two threads cannot read one table of Lance.
+    """
+    store = RunStore.open(store.path)
     kept = Condensed(store, dtype)
     blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS)
     return ahead(_chunk(store, block, dtype, kept) for block in blocks)

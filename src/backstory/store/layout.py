@@ -45,7 +45,7 @@ def new_config(
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
     table = layer_table(layers)
-    for layer, pair in zip(table, factors or (), strict=False):
+    for layer, pair in zip(table, factors or [None] * len(table), strict=True):
         layer |= {} if pair is None else {"factors": list(pair)}
     plain = CONDENSED if "condensed" in extra else FORMAT
     fixed = {

@@ -162,6 +162,8 @@ class Ledger:
         """
         self._writable()
         fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
+        if any(not isinstance(b, int) for b in self.blocks):
+            raise StoreError("found rows that are kept as factors; expected none. Their layout is fixed.")
         if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
                 f"found {self.n_steps()} steps and a layout of {sum(dims)} numbers in {len(dims)} layers; expected no "
@@ -335,7 +337,7 @@ class Ledger:
     ) -> Iterator[RowBlock]:
         """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first.
 
-        A chunk has a `multiple` of so many rows, where there is room for more than one.
+        A chunk has room for a `multiple` of so many rows, where there is room for more than one.
         """
         steps = self.steps(lo_step, hi_step)
         copies = 1 + (self.curvature_rows if curvature or self.split else 0)

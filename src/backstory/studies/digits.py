@@ -4,7 +4,6 @@ Knows nothing of runs.
 """
 
 import io
-import struct
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from .data import DataError, Images, digits_8x8, mnist_5k
 from .png import png
 
 RECIPE = "backstory.studies.digits:recipe"
+NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
 MOST_PIXELS = 1 << 20  # of an image that somebody brings
 Batch = tuple[Tensor, Tensor]
 
@@ -104,14 +104,22 @@ def _grey(data: bytes) -> Any:
         from PIL import Image
     except ImportError as error:
         raise UsageError("reading an image needs Pillow: pip install 'backstory[web]'.") from error
-    head = data[:24].ljust(24, b"\0")
-    width, height = struct.unpack(">II", head[16:])  # where every PNG says its size
-    if head.startswith(b"\x89PNG") and width * height > MOST_PIXELS:
-        raise UsageError(f"found an image of {width} × {height} pixels; expected at most {MOST_PIXELS:,}.")
     try:
-        whole = Image.open(io.BytesIO(data), formats=("PNG",)).convert("RGBA")
+        found = Image.open(
+            io.BytesIO(data), formats=("PNG",)
+        )  # finds the size, wherever it is said, and decodes nothing yet
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UsageError(
+            f"found a far larger image than the {MOST_PIXELS:,} pixels that are expected at most."
+        ) from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError("these bytes are not a whole PNG image; save the image as PNG, and send that file.") from error
+        raise UsageError(NOT_WHOLE) from error
+    if found.width * found.height > MOST_PIXELS:
+        raise UsageError(f"found an image of {found.width} × {found.height} pixels; expected at most {MOST_PIXELS:,}.")
+    try:
+        whole = found.convert("RGBA")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(NOT_WHOLE) from error
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
 
 

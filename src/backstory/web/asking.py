@@ -58,10 +58,15 @@ async def read(request: Request, shape: type[S]) -> S:
     if kind == FORM:
         many = {k for k, field in shape.model_fields.items() if "list" in str(field.annotation)}
         async with request.form() as form:
-            found = {k: form.getlist(k) if k in many else form[k] for k in form if form[k] != ""}
+            found = {k: form.getlist(k) if k in many else lines(form[k]) for k in form if form[k] != ""}
         request.state.sent = {k: v for k, v in found.items() if isinstance(v, str)}  # for the page of an error
         return shape.model_validate(found)
     raise Refused(415, f"the body must be {JSON} or {FORM}.", "Set the header Content-Type.")
+
+
+def lines(value: Any) -> Any:
+    """A field of a form with the line ends that were typed: browsers send two characters for each."""
+    return value.replace("\r\n", "\n") if isinstance(value, str) else value
 
 
 async def read_upload(request: Request) -> tuple[bytes, Upload]:

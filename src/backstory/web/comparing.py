@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from . import asking
 from .errors import Refused
-from .shapes import LONGEST_NAME, LONGEST_TEXT, MOST_HITS, Shape
+from .shapes import LONGEST_NAME, LONGEST_TEXT, MOST_HITS, Gradient, Shape
 
 PNG = "data:image/png;base64,"
 FIELDS = ("text", "gradient", "set", "index")
@@ -22,7 +22,6 @@ IMAGES = ("image", "image2")
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)] | None
 Image = Annotated[str, Field(max_length=1 << 24, description=f"a PNG: {PNG}…, or a file of a form")] | None
 Label = Annotated[str, Field(max_length=100)] | None
-Gradient = Annotated[list[float], Field(min_length=1, max_length=1_000_000)] | None
 Set = Annotated[str, Field(max_length=LONGEST_NAME)] | None
 Index = Annotated[int, Field(ge=0, le=10**9)] | None
 
@@ -33,13 +32,13 @@ class Pair(Shape):
     text: Text = None
     image: Image = None
     label: Label = None
-    gradient: Gradient = None
+    gradient: Gradient | None = None
     set: Set = None
     index: Index = None
     text2: Text = None
     image2: Image = None
     label2: Label = None
-    gradient2: Gradient = None
+    gradient2: Gradient | None = None
     set2: Set = None
     index2: Index = None
     at: Annotated[int, Field(ge=1, le=10**9)] | None = Field(default=None, description="a checkpoint; null: final")
@@ -62,12 +61,13 @@ async def read(request: Request) -> Pair:
         return await asking.read(request, Pair)
     async with request.form(max_files=2, max_fields=20) as form:
         found = {k: await _field(v) for k, v in form.items()}
+    request.state.images = [k for k in IMAGES if found.get(k) not in (None, "", PNG)]
     request.state.sent = {k: v for k, v in found.items() if v != "" and k not in IMAGES}  # for the page of an error
     return Pair.model_validate({k: v for k, v in found.items() if v not in ("", PNG)})
 
 
 async def _field(value: UploadFile | str) -> str:
-    return value if isinstance(value, str) else PNG + base64.b64encode(await value.read()).decode()
+    return asking.lines(value) if isinstance(value, str) else PNG + base64.b64encode(await value.read()).decode()
 
 
 def side(pair: Pair, end: str) -> tuple[dict[str, Any], bytes | None, str | None]:

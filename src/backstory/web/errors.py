@@ -19,7 +19,7 @@ log = logging.getLogger("backstory.web")
 HINTS = {
     400: "Send the request again in the form that /openapi.json describes.",
     404: "The paths are listed in /openapi.json.",
-    405: "Backstory's service is read-only: it answers GET, and POST at /ask, /ask/image and /ask/tokens.",
+    405: "Backstory's service is read-only: it answers GET, and POST at /ask, /ask/image, /ask/tokens and /compare.",
     422: "The parameters and their bounds are listed in /openapi.json.",
 }
 CODES = (400, 401, 403, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about

@@ -3,8 +3,8 @@
 Knows nothing of how a shape is made, or what a page looks like.
 """
 
-from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -74,11 +74,13 @@ class Faces:
 def sent_again(request: Request) -> dict[str, Any] | None:
     """The form that was sent, with what was typed, so that it can be mended and sent again; None where there was none."""
     post, path = request.method == "POST", request.url.path
-    sent: Mapping[str, Any] = getattr(request.state, "sent", {}) if post else request.query_params
-    fields = [(name, NAMES[name], value) for name, value in sent.items() if name in NAMES and name != "format"]
-    if request.method not in ("GET", "POST") or path in ONLY_PROGRAMS or not (fields or path == UPLOAD):
+    sent = [*getattr(request.state, "sent", {}).items()] if post else request.query_params.multi_items()
+    fields = [(name, NAMES[name], value) for name, value in sent if name in NAMES and name != "format"]
+    named = ["image"] if path == UPLOAD else getattr(request.state, "images", [])
+    images = [(name, NAMES[name]) for name in named] if post else []
+    if request.method not in ("GET", "POST") or path in ONLY_PROGRAMS or not (fields or images):
         return None
-    return {"action": path, "method": "post" if post else "get", "fields": fields, "upload": post and path == UPLOAD}
+    return {"action": quote(path), "method": "post" if post else "get", "fields": fields, "images": images}
 
 
 def _where(request: Request) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Generic, TypeVar
 
+from .wanted import GivenUp
+
 V = TypeVar("V")
 
 
@@ -29,7 +31,10 @@ class Kept(Generic[V]):
             self._held.move_to_end(key)
         assert found is not None
         if not mine:
-            return found.result()
+            try:
+                return found.result()
+            except GivenUp:  # by who made it, and had less time
+                return self.get(key, make)
         try:
             found.set_result(make())
         except BaseException as error:

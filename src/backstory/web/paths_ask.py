@@ -83,7 +83,9 @@ def _add_stored(app: FastAPI, served: Served) -> None:
         """Two questions of any kind side by side: typed text, images, ready gradients, stored queries."""
         q = await comparing.read(request)
         view = lambda: views_ask.compare(opened, *views_ask.pair(opened, q), q.at, q.k)  # noqa: E731
-        return await served.shown(request, "compare", view, lane=served.asking(q.at), keeps=False)
+        return await served.shown(
+            request, "compare", view, lane=served.asking(q.at), keeps=q.set is not None and q.set2 is not None
+        )
 
 
 def _add_asked(app: FastAPI, served: Served) -> None:

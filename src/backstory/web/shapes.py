@@ -4,9 +4,9 @@ Here are questions, answers and errors; those that show the run are taken from `
 Knows nothing of runs or of HTTP.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from .shapes_run import (
     HELPED,
@@ -203,7 +203,7 @@ class Stored(Shape):
 
 
 class StoredSet(Shape):
-    """A set of queries with what can be shown of each; at most 200."""
+    """A set of queries with what can be shown of each; at most 50."""
 
     name: str
     count: int
@@ -257,11 +257,24 @@ class Failure(Shape):
     error: Problem
 
 
+def _numbers(value: Any) -> Any:
+    """A list up to its first entry that is no number: one error says as much as a million, which would take seconds."""
+    for i, x in enumerate(value if isinstance(value, list) else ()):
+        try:
+            float(x)
+        except (TypeError, ValueError):
+            return value[: i + 1]
+    return value
+
+
+Gradient = Annotated[list[float], BeforeValidator(_numbers), Field(min_length=1, max_length=1_000_000)]
+
+
 class Question(Shape):
     """A question: exactly one of `text`, `gradient`, or `set` with `index`."""
 
     text: Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)] | None = None
-    gradient: Annotated[list[float], Field(min_length=1, max_length=1_000_000)] | None = None
+    gradient: Gradient | None = None
     set: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
     index: Annotated[int, Field(ge=0, le=10**9)] | None = None
     at: Annotated[int, Field(ge=1, le=10**9)] | None = Field(default=None, description="a checkpoint; null: final")

@@ -158,7 +158,7 @@ def harmful(opened: Opened, queries: str | None, k: int, at: int | None, without
     items, late_from = [h for h in worst if h.influence < 0], step - max(1, step // LATE)
     return shapes.Harmful(
         queries=name, at=step, without_last=without, items=items, late_from=late_from,
-        late=sum(last_use(h, step) >= late_from for h in items), validity=trust(found.validity),
+        late=sum(last_use(h, step - without) >= late_from for h in items), validity=trust(found.validity),
         notes=[*found.notes, *found.validity.get("words", ())], unit=HARM_UNIT,
     )  # fmt: skip
 

@@ -22,6 +22,8 @@ def evolution(found: shapes.Life) -> str:
     said = "Influence of its uses so far on the model at each checkpoint."
     if not known:
         return f"{said} It was used at none of them."
+    if len(known) == 1 and len(found.evolution) == 1:
+        return f"{said} There is one: {_now(known[0])}."
     if len(known) == 1:
         return f"{said} It was first used after all of them but the last, so there is one value: {_now(known[0])}."
     return f"{said} {_change(known[0], known[-1])}"
@@ -71,6 +73,8 @@ def lateness(found: shapes.Harmful) -> str:
     """How many of the samples that hurt most were used at the end, and why that is so."""
     if not found.items:
         return ""
+    if found.without_last and found.at - found.without_last <= found.late_from:
+        return f"Uses in the last tenth of training (from step {found.late_from:,}), which weigh most, are left out."
     share = f"{found.late} of these {len(found.items)} samples" if len(found.items) > 1 else "This sample"
     verb = "were" if len(found.items) > 1 else "was" if found.late else "was not"
     return (
