@@ -90,7 +90,9 @@ def test_one_error_is_said_of_a_gradient_however_many_there_are(client: TestClie
 
 
 def test_images_of_a_pair_that_is_refused_can_be_given_again(client: TestClient) -> None:
-    parts = {"image": ("a.png", b"bytes"), "label": (None, "seven"), "text2": (None, "one\ntwo"), "k": (None, "0")}
+    parts: dict[str, tuple[str | None, bytes]] = {
+        "image": ("a.png", b"bytes"), "label": (None, b"seven"), "text2": (None, b"one\ntwo"), "k": (None, b"0"),
+    }  # fmt: skip
     page = client.post("/compare", files=parts, headers={"accept": "text/html"}).text
     assert 'type="file" name="image"' in page
     assert 'enctype="multipart/form-data"' in page
