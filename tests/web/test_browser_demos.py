@@ -17,6 +17,7 @@ from tests.web.browsing import FITS, ROOT, Visitor, chromium, served
 from tests.web.test_browser import compared, ids, move, paths, shown, sides
 
 from backstory.studies.data import DataError
+from backstory.web.pages import plain
 from backstory.web.shapes import HELPED, HURT
 
 RUNS = ("mnist", "domains")
@@ -111,15 +112,24 @@ def test_a_stored_query_is_answered_replayed_and_compared(visitor: Visitor) -> N
     expect(page.locator("[data-side=harmful] > li").first).to_contain_text(HURT)
     expect(page.locator("[data-figure=figure-pace] .bars .point").first).to_be_attached()
     move(page, "ArrowLeft")
-    earlier = visitor.json(f"{path}?at={found['checkpoints'][-2]}")
+    step = found["checkpoints"][-2]
+    earlier = visitor.json(f"{path}?at={step}")
     assert shown(page, "helpful") == ids(earlier["helpful"])
+    assert plain(earlier["query"]["loss"]) != plain(found["query"]["loss"])
+    expect(page.get_by_label("The query", exact=True)).to_contain_text(
+        f"Its own loss on this: {plain(earlier['query']['loss'])} ("
+    )
+    link = page.get_by_role("link", name="This page as JSON").get_attribute("href")
+    assert page.request.get(f"{visitor.address}{link}").json()["at"] == step
+    assert {x.get_attribute("value") for x in page.locator("input[type=hidden][name=at]").all()} == {str(step)}
     page.get_by_role("button", name="Show the ranking at every checkpoint").click()
     page.wait_for_selector("[data-figure=figure-replay_helpful]")
     visitor.drawn()
     page.get_by_label("Its number in the set").fill("1")
     page.get_by_role("button", name="Compare", exact=True).click()
     visitor.drawn()
-    assert sides(page) == compared(visitor.json(f"/compare?set={of(visitor)}&index=0&set2={of(visitor)}&index2=1"))
+    asked = f"/compare?set={of(visitor)}&index=0&set2={of(visitor)}&index2=1&at={step}"
+    assert sides(page) == compared(visitor.json(asked))
 
 
 @on_domains

@@ -296,6 +296,13 @@ def test_harmful_samples_say_when_they_were_last_used() -> None:
     assert 'name="without_last" type="number" min="0" max="119" value="20"' in html
 
 
+def test_a_side_with_samples_of_the_other_sign_says_so() -> None:
+    html = page("answer", examples.answer(harmful=[examples.hit(0, -0.1), examples.hit(1, 0.2)]))
+    assert "fewer samples hurt than were asked for" in html
+    assert "Without these the loss would be lower." not in html
+    assert "Without these the loss would be higher." in html
+
+
 def test_a_comparison_says_what_it_is_about_and_how_far_to_trust_it() -> None:
     html = page("compare")
     assert html.count("On the model at step") == 2

@@ -13,10 +13,11 @@ from tests.web.browsing import FITS, Visitor, chromium, missing
 from tests.web.test_pages import Reader, read
 
 from backstory.studies import digits, texts
-from backstory.web import printing, shapes, views, views_ask, views_samples
+from backstory.web import printing, shapes, views, views_ask, views_samples, words
 from backstory.web import report as made
 from backstory.web.app import make_app
 from backstory.web.opened import Opened
+from backstory.web.pages import plain as written
 from backstory.web.pages import static
 
 FIGURES = (
@@ -77,6 +78,60 @@ def test_it_says_what_it_contains_and_how_far_to_trust_it(
     assert found.timeline.phases.words in text
     for hit in (found.helpful[0], found.harmful[0], found.answer.helpful[0], found.answer.harmful[0]):
         assert f"sample {hit.sample.id}" in text
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
+    name: str, pages: dict[str, Path], runs: dict[str, Opened]
+) -> None:
+    reader, found = plain(pages[name]), made.gathered(runs[name])
+    assert found.sources is not None
+    answers = [a.validity for a in found.answers]
+    judged = [found.overview.validity, found.sources.validity, found.hurt.validity, *answers]
+    shown = [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a]
+    assert shown == [x.verdict for x in judged]
+    text = words_of(reader.text)
+    assert text.count("Early steps are understated") == len(judged)
+    assert all(words_of(f"Trust: {x.verdict} {x.reason}") in text for x in judged)
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_harmful_samples_are_shown_with_their_last_use(
+    name: str, pages: dict[str, Path], runs: dict[str, Opened]
+) -> None:
+    reader, hurt = plain(pages[name]), made.gathered(runs[name]).hurt
+    assert words.lateness(hurt) in words_of(reader.text)
+    raw = pages[name].read_text(encoding="utf-8")
+    assert '<th scope="col" class="number">Last used</th>' in raw
+    shown = re.findall(r'data-name="Last used">([\d,]+)</td>', raw)
+    assert shown == [f"{max(h.sample.steps):,}" for h in hurt.items]
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_each_checkpoint_has_its_own_loss(name: str, pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+    losses = [written(a.query.loss) for a in made.gathered(runs[name]).answers]
+    assert len(set(losses)) > 1
+    raw = pages[name].read_text(encoding="utf-8")
+    worked = raw[raw.index("<h2>One question, worked</h2>") :].partition("<h2>Two questions compared</h2>")[0]
+    card, *moments = worked.split("<section data-moment=")
+    assert "Its own loss" not in card
+    assert [re.findall(r"Its own loss on this: (.+?) \(", x) for x in moments] == [[x] for x in losses]
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_without_a_script_a_figure_says_where_its_numbers_are(name: str, pages: dict[str, Path]) -> None:
+    raw = pages[name].read_text(encoding="utf-8")
+    figures = re.findall(
+        r'data-figure="(figure-\w+)"><noscript>(.*?)</noscript></div>\s*<script type="(.*?)" id="(.*?)">', raw
+    )
+    assert len(figures) == sum("data-figure" in a for _, a in plain(pages[name]).elements) > 0
+    for figure, said, kind, after in figures:
+        assert said == "Figures need JavaScript; the numbers are in the source of this file, after this place."
+        assert (kind, after) == ("application/json", figure)
 
 
 def test_all_figures_are_in_it(pages: dict[str, Path]) -> None:

@@ -17,10 +17,13 @@ from .drawing import HELPED, HURT, Figure
 from .opened import Opened, size
 from .pages import TIMELINE, environment, static
 from .ranking import both
+from .words import lateness
 
 BEST = 6  # samples on either side
 FOLLOWED = 3  # of them, whose influence is followed over training
 WORST = 20  # in the table of what hurt
+ON_PAGE = "<noscript>Figures need JavaScript; the numbers are in this page's JSON.</noscript>"
+IN_FILE = "<noscript>Figures need JavaScript; the numbers are in the source of this file, after this place.</noscript>"
 
 
 class Report(shapes.Shape):
@@ -103,7 +106,9 @@ def report(found: Report) -> str:
     inside = {"style": files["style.css"], "script": files["page.js"], "plotly": files["plotly.min.js"]}
     drawn = {name: made for name, made in _figures(found).items() if made is not None}
     more = {"timeline_words": TIMELINE, "version": __version__, "prefix": {}, "sets": [], "alone": True}
-    return environment().get_template("report.html").render(it=found, figures=drawn, **inside, **more)
+    said = {"lateness": lateness(found.hurt)}
+    page = environment().get_template("report.html").render(it=found, figures=drawn, **inside, **more, **said)
+    return page.replace(ON_PAGE, IN_FILE)  # a report has no JSON beside it
 
 
 def _figures(found: Report) -> dict[str, Figure | None]:

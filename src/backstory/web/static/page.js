@@ -88,7 +88,7 @@
     say(one(".problem", place)?.textContent.trim() ?? "No answer.");
   }
   const latest = {}; // of several questions for one place, only the last may fill it
-  async function replace(id, url, options) {
+  async function replace(id, url, options, also = () => {}) {
     const mine = (latest[id] = Symbol(id));
     one(`#${id}`).setAttribute("aria-busy", "true");
     try {
@@ -99,6 +99,7 @@
         complain(old, page);
         return;
       }
+      also(page);
       old.replaceWith(document.adoptNode(fresh));
       await begin(fresh);
     } finally {
@@ -119,6 +120,13 @@
     const bytes = Uint8Array.from(atob(url.split(",")[1]), (c) => c.charCodeAt(0));
     return new File([bytes], "asked.png", { type: url.slice(5, url.indexOf(";")) });
   }
+  // what stands outside the ranking and belongs to the same checkpoint: the query's card, later questions, the JSON
+  function follow(page) {
+    one("[data-card]").replaceWith(document.adoptNode(one("[data-card]", page)));
+    for (const field of all("input[type=hidden][name=at]")) field.value = one("#ranking", page).dataset.at;
+    const twin = 'footer a[href*="format=json"]', fresh = one(twin, page);
+    if (fresh) one(twin)?.setAttribute("href", fresh.getAttribute("href"));
+  }
   function slider(form) {
     const select = one("select[name=at]", form), range = one("input[type=range]", form), steps = [...select.options];
     if (steps.length < 2) return;
@@ -131,7 +139,7 @@
     const ask = () => {
       select.selectedIndex = Number(range.value);
       say(`Ranking at ${steps[range.value].textContent}`);
-      return replace("ranking", ...question(form));
+      return replace("ranking", ...question(form), follow);
     };
     range.addEventListener("input", show);
     range.addEventListener("change", ask);
