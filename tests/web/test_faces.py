@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 from tests.web.conftest import BASE
 
-from backstory.web import pages
+from backstory.web import faces, pages
 from backstory.web.app import make_app
 from backstory.web.faces import wants_html
 from backstory.web.opened import Opened
@@ -119,3 +119,17 @@ def test_script_in_a_sample_is_escaped_on_the_page(client: TestClient) -> None:
     page = client.get("/samples/tags", headers={"accept": BROWSER}).text
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
+
+
+def test_the_path_of_a_page_is_as_it_was_meant() -> None:
+    """Where it is written into a link it is quoted once."""
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/samples/a?b#c",
+        "query_string": b"x=1",
+        "headers": [],
+        "server": ("a", 80),
+        "scheme": "http",
+    }
+    assert faces._where(Request(scope)) == {"path": "/samples/a?b#c", "params": {"x": "1"}}

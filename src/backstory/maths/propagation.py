@@ -65,6 +65,7 @@ class Propagator:
         self.A = torch.eye(p, dtype=dtype, device=device)
         self.C: Tensor | None = None  # None stands for 0
         self.gamma = gamma
+        self._begins = True  # A is the identity still, and products with it are spared
 
     @classmethod
     def of_segment(cls, p: int, *, dtype: torch.dtype, gamma: Gamma = None, momentum: bool) -> "Propagator":
@@ -73,6 +74,7 @@ class Propagator:
         if momentum:
             zero, one = torch.zeros(p, p, dtype=dtype), torch.eye(p, dtype=dtype)
             made.A, made.C = torch.cat([one, zero]), torch.cat([zero, one])
+            made._begins = False
         return made
 
     @property
@@ -88,6 +90,7 @@ class Propagator:
         out: list[Tensor] = []
         for group in reversed(_groups(steps)):
             out = self._way(group)(group) + out
+            self._begins = False
         return out
 
     def _way(self, group: Sequence[Step]) -> Callable[[Sequence[Step]], list[Tensor]]:
@@ -180,7 +183,8 @@ class Propagator:
     def _seen(self, rows: Tensor, effects: Tensor, steps: Tensor) -> Tensor:
         """s₁ X Aᵀ + s₂ X Cᵀ, each row with the numbers of its own step."""
         s = effects[steps, :2].to(rows)
-        out = (self.A @ rows.T).T * s[:, :1]  # in this order: products and the triangular solve are faster
+        seen = rows if self._begins else (self.A @ rows.T).T  # in this order it and the triangular solve are faster
+        out = seen * s[:, :1]
         return out if self.C is None else out.addmm_(rows * s[:, 1:], self.C.T)
 
     def _move(self, a: Tensor, c: Tensor, F: Tensor, W: Tensor, steps: Tensor) -> None:

@@ -37,10 +37,9 @@ CONTRASTS = (
     ("learned-16-sampled-1/6", "learned-16-empirical/6"),
     ("default-condensed", "default"),
     ("int8-condensed", "default-condensed"),
-    (
-        "default",
-        "random-32-empirical/6",
-    ),  # float16 × 1,024 random numbers a layer: the store that others are measured by
+    ("default", "random-32-empirical/6"),  # the store that others are measured by
+    ("learned-auto-0.9-empirical/6", "learned-16-empirical/6"),
+    ("learned-auto-0.95-empirical/6", "learned-16-empirical/6"),
     ("default-condensed", "random-32-empirical/6"),
     ("int8-condensed", "random-32-empirical/6"),
     ("full-empirical/6-condensed", "full-empirical/6"),

@@ -82,6 +82,8 @@ def _other_rows() -> list[Method]:
 
     return [
         row("learned-24-empirical/6", six(rank=24)),
+        row("learned-auto-0.9-empirical/6", six(rank="auto:0.9")),
+        row("learned-auto-0.95-empirical/6", six(rank="auto:0.95")),
         row("random-16-empirical/6", six(subspace="random")),
         row("random-32-empirical/6", six(subspace="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),

@@ -73,7 +73,7 @@ class Faces:
 
 def sent_again(request: Request) -> dict[str, Any] | None:
     """The form that was sent, with what was typed, so that it can be mended and sent again; None where there was none."""
-    post, path = request.method == "POST", request.url.path
+    post, path = request.method == "POST", request.scope["path"]
     sent = [*getattr(request.state, "sent", {}).items()] if post else request.query_params.multi_items()
     fields = [(name, NAMES[name], value) for name, value in sent if name in NAMES and name != "format"]
     named = ["image"] if path == UPLOAD else getattr(request.state, "images", [])
@@ -86,4 +86,4 @@ def sent_again(request: Request) -> dict[str, Any] | None:
 def _where(request: Request) -> dict[str, Any]:
     found = request.query_params
     every = {key: found.getlist(key) for key in found}
-    return {"path": request.url.path, "params": {k: v if len(v) > 1 else v[0] for k, v in every.items()}}
+    return {"path": request.scope["path"], "params": {k: v if len(v) > 1 else v[0] for k, v in every.items()}}
