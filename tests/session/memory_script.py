@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import backstory
-from backstory.store import RunStore
+from backstory.session import sweep
 
 WIDTH = 16 * 15 + 16
 
@@ -34,8 +34,7 @@ def memory(name: str) -> int:
 
 def main(path: Path, what: str, chunk_bytes: int) -> None:
     torch.set_num_threads(1)
-    plain = RunStore.backward
-    RunStore.backward = lambda self, at, **k: plain(self, at, chunk_bytes=chunk_bytes, **k)  # type: ignore[method-assign]
+    sweep.CHUNK_BYTES = chunk_bytes
     run = backstory.open(path)
     run.query_vectors(torch.ones(2, WIDTH), at=1)  # what is loaded once, whatever the length
     before = memory("VmRSS")

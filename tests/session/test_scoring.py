@@ -7,7 +7,7 @@ import torch
 from tests.oracles import assert_close
 from tests.session.loops import mlp, normal, sgd, train
 
-from backstory.session import scoring
+from backstory.session import scoring, sweep
 from backstory.session.embed import embed
 from backstory.session.scoring import by_adjoint, by_embeddings, collect, collect_best
 from backstory.store import RunStore
@@ -52,8 +52,7 @@ def test_small_chunks_give_the_same_adjoint(joint: bool, tmp_path: Path, monkeyp
     train(tmp_path / "run", model, sgd(model, momentum=0.9), 5)
     store, v = RunStore.open(tmp_path / "run"), normal(2, 26)
     whole = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=None), 2, 15)
-    plain = RunStore.backward
-    monkeypatch.setattr(RunStore, "backward", lambda self, at, **k: plain(self, at, chunk_bytes=1, **k))
+    monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
     found = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=lambda a, b: said.append((a, b))), 2, 15)
     assert torch.equal(found, whole)
