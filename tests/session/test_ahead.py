@@ -67,9 +67,16 @@ def test_what_makes_the_items_is_closed_with_it() -> None:
 
 
 def test_closing_early_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
-    found = ahead(each(range(100)))
+    before, go = set(threading.enumerate()), threading.Event()
+
+    def items() -> Generator[int]:
+        yield 0
+        go.wait(10)
+        yield 1
+
+    found = ahead(items())
     next(found)
     assert set(threading.enumerate()) > before
+    go.set()
     found.close()
     assert set(threading.enumerate()) == before

@@ -6,20 +6,48 @@ Knows nothing of what the work is.
 """
 
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from threading import Thread
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+END: Any = object()
+
+
+class _Next(Generic[T]):
+    """The next item of `items`, made in a thread of its own (a pool would refuse it while Python ends)."""
+
+    def __init__(self, items: Generator[T]) -> None:
+        self._items = items
+        self._found: T = END
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._make, name="backstory-ahead", daemon=True)
+        self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            self._found = next(self._items, END)
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> None:
+        """Wait until it is made."""
+        self._thread.join()
+
+    def result(self) -> T:
+        """The item, or END; raises what went wrong."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 def ahead(items: Generator[T]) -> Generator[T]:
     """The same items in the same order, each made while the one before it is used; what goes wrong is raised in its place."""
-    end: Any = object()
+    waiting = _Next(items)
     try:
-        with ThreadPoolExecutor(1, thread_name_prefix="backstory-ahead") as pool:
-            waiting = pool.submit(next, items, end)
-            while (item := waiting.result()) is not end:
-                waiting = pool.submit(next, items, end)
-                yield item
+        while (item := waiting.result()) is not END:
+            waiting = _Next(items)
+            yield item
     finally:
+        waiting.join()
         items.close()
