@@ -23,9 +23,10 @@ from tests.oracles import (
 )
 from torch import Tensor
 
-from backstory.maths import propagation
+from backstory.maths import chunks, propagation
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.propagation import CHUNK_ROWS, Propagator, embed
+from backstory.maths.chunks import chunk_rows, groups
+from backstory.maths.propagation import Propagator, embed
 from backstory.maths.steps import Coefficients, Step
 
 CAUSES = (
@@ -271,11 +272,24 @@ def test_plain_sgd_is_the_papers_algorithm_1() -> None:
     assert_close(propagator.A, eye - M, 1e-12, "K is I - M only if the first step is folded in too.")
 
 
+CHUNKED = {
+    "all pending": 256,
+    "some pending": 9,
+    "few pending": 5,
+    "none": 0,
+}  # rows of a chunk; a larger step goes alone
+
+
 @pytest.mark.parametrize("gamma", [0.0, 1.0, None])
+@pytest.mark.parametrize("rows", CHUNKED.values(), ids=CHUNKED)
 @pytest.mark.parametrize("curvature", [False, True], ids=["fisher", "own rows"])
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("rule", RULES)
-def test_equals_unrolling_by_autograd(rule: str, clipped: bool, curvature: bool, gamma: float | None) -> None:
+def test_equals_unrolling_by_autograd(
+    rule: str, clipped: bool, curvature: bool, rows: int, gamma: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", range(rows, rows))
+    monkeypatch.setattr(propagation, "SOLVED_ROWS", 4)
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     expected, over_all = unrolled([recorded(s, gamma) for s in steps])
     propagator = Propagator(P, dtype=torch.float64, gamma=gamma)
@@ -302,12 +316,13 @@ def test_chunks_equal_steps_one_at_a_time(rule: str, cuts: list[int], gamma: flo
     assert_close(in_parts(steps, cuts, gamma)[1], A, 1e-11, CAUSES)
 
 
-SOME = 2 * CHUNK_ROWS // 5  # two of them fit, three do not
+FULL = chunk_rows(P)
+SOME = 2 * FULL // 5  # two of them fit, three do not
 CHUNKS = {
-    "exactly full": [[CHUNK_ROWS - 1, 1]],
-    "one row more": [[CHUNK_ROWS - 1], [1, 1]],
-    "a step larger than a chunk": [[3], [CHUNK_ROWS + 1], [2]],
-    "many": [[SOME, SOME], [SOME, SOME], [1, CHUNK_ROWS - 1], [CHUNK_ROWS], [1]],
+    "exactly full": [[FULL - 1, 1]],
+    "one row more": [[FULL - 1], [1, 1]],
+    "a step larger than a chunk": [[3], [FULL + 1], [2]],
+    "many": [[SOME, SOME], [SOME, SOME], [1, FULL - 1], [FULL], [1]],
 }
 
 
@@ -316,7 +331,7 @@ CHUNKS = {
 def test_chunks_at_the_edge_of_their_size(chunks: list[list[int]], gamma: float | None) -> None:
     g = torch.Generator().manual_seed(4)
     steps = [random_step(g, rows, plain(0.1 / rows)) for rows in chain(*chunks)]
-    assert [[len(s.w) for s in group] for group in propagation._groups(steps)] == chunks
+    assert [[len(s.w) for s in group] for group in groups(steps)] == chunks
     E, A = in_parts(steps, list(range(1, len(steps))), gamma)
     assert_close(in_parts(steps, [], gamma)[0], E, 1e-11, CAUSES)
     assert_close(in_parts(steps, [], gamma)[1], A, 1e-11, CAUSES)
@@ -341,6 +356,34 @@ def test_a_step_without_rows_moves_nothing() -> None:
     without = Propagator(P, dtype=torch.float64).embed([first, last])
     assert E[1].shape == (0, P)
     assert_close(torch.cat(E), torch.cat(without), 1e-12)
+
+
+def settled(steps: list[Step], p: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a sweep of these steps, handed over one by one, makes matrices of what is pending."""
+    count = 0
+    settle = Propagator._settle
+
+    def counted(self: Propagator) -> None:
+        nonlocal count
+        count += bool(self._pending)
+        settle(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Propagator, "_settle", counted)
+        list(embed(reversed(steps), p))
+    return count
+
+
+def test_a_run_of_fewer_rows_than_half_of_p_makes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, g = 1200, torch.Generator().manual_seed(7)
+    made = torch.randn(100, 7, p, generator=g, dtype=torch.float64) / 40
+    steps = [Step(G, torch.full((7,), 1 / 7, dtype=torch.float64), plain(0.1)) for G in made]
+    assert settled(steps[:85], p, monkeypatch) == 0  # 595 rows
+    assert settled(steps[:86], p, monkeypatch) == 1  # 602
+    assert settled(steps, p, monkeypatch) == 1
+    expected, _ = algorithm_1(list(made), [0.1 / 7] * 100)
+    found = Propagator(p, dtype=torch.float64, gamma=0.0).embed(steps)
+    assert_close(torch.cat(found), torch.cat(expected), 1e-11, CAUSES)
 
 
 def test_embed_yields_the_last_step_first() -> None:

@@ -250,17 +250,25 @@ def test_layers_that_would_be_left_out_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "matrices"), [(mlp, 1), (lambda: mlp(momentum=0.9), 2), (gpt, 2)], ids=["sgd", "momentum", "adamw"]
+    ("make", "matrices"), [(mlp, 2), (lambda: mlp(momentum=0.9), 3), (gpt, 3)], ids=["sgd", "momentum", "adamw"]
 )
 def test_memory_of_the_propagator(make: Make, matrices: int, tmp_path: Path) -> None:
-    p = backstory.plan(make, rank=4, **QUICK)
+    p = backstory.plan(make, rank=4, steps=1000, **QUICK)
     recorded_bytes(make(), tmp_path / "run", rank=4)
     dims = RunStore.open(tmp_path / "run").dims
     assert p.dims == sum(dims)
-    assert p.propagator_matrices == matrices
     assert p.propagator_bytes == matrices * torch.zeros(p.dims, p.dims).nbytes
     each = matrices * sum(torch.zeros(n, n).nbytes for n in dims)
     assert p.propagator_bytes_per_layer == pytest.approx(each, rel=0.1)  # a schedule changes what is learned, a little
+
+
+def test_a_short_run_holds_its_rows_and_no_matrix() -> None:
+    """Two numbers for each of a row while all rows are fewer than half of the numbers in one."""
+    p = backstory.plan(mlp, subspace="full", steps=8, **QUICK)
+    assert 2 * p.occurrences <= p.dims
+    assert p.propagator_bytes == 2 * torch.zeros(p.occurrences, p.dims).nbytes
+    longer = backstory.plan(mlp, subspace="full", steps=p.dims, **QUICK)
+    assert longer.propagator_bytes == 2 * torch.zeros(p.dims, p.dims).nbytes
 
 
 def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None:

@@ -69,7 +69,7 @@ class Costs:
         self._recipe, self._trial, self._layers = recipe, tried, layers
         self._steps, self.max_bytes = steps, max_bytes
         self.occurrences = max(1, round(steps * tried.batch))
-        self.matrices = 2 if tried.momentum else 1
+        self.matrices = 3 if tried.momentum else 2  # A, what a chunk makes of them, and C
         self.checkpoint_bytes = _checkpoint_bytes(tried, steps, checkpoints)
         self._at_trial = self._formula(tried.settings)
 
@@ -90,9 +90,14 @@ class Costs:
             dims=dims,
             bytes_per_occurrence=store / self.occurrences,
             store_bytes=round(store),
-            propagator_bytes=4 * self.matrices * dims**2,
+            propagator_bytes=self.propagator_bytes(dims, settings.curvature_form().rows),
             fits=None if self.max_bytes is None else store <= self.max_bytes,
         )
+
+    def propagator_bytes(self, dims: int, curvature_rows: int) -> int:
+        """Most of what a sweep holds beside the rows it reads: matrices, or two numbers for each of a short run's."""
+        rows = self.occurrences * max(1, curvature_rows)
+        return 8 * rows * dims if 2 * rows <= dims else 4 * self.matrices * dims**2
 
     def condensed_bytes(self) -> int | None:
         """The store after `condense` with its defaults; None where there are no curvature rows to condense."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..maths.propagation import CHUNK_ROWS
+from ..maths.chunks import CHUNK_ROWS
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
 from .ahead import ahead
@@ -35,7 +35,7 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) 
     """
     store = RunStore.open(store.path)
     kept = Condensed(store, dtype)
-    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS)
+    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.start)
     return ahead(_chunk(store, block, dtype, kept) for block in blocks)
 
 

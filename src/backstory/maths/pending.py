@@ -1,0 +1,85 @@
+"""Steps that the propagator has passed and does not hold yet.
+
+With A₀, C₀ what it holds, and H, W the rows that step j left,
+
+    A = a₁ A₀ + a₂ C₀ − Σ_j a_j H_jᵀ W_j        C the same with c
+
+so the recursion (see propagation) runs on the numbers a and c alone, and products with A become products with rows.
+Knows nothing of curvature or clipping.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .steps import Coefficients
+
+FIRST = 2  # numbers of A₀ and C₀ come before those of the steps
+
+
+class Rows(NamedTuple):
+    """What steps taken together left."""
+
+    H: Tensor  # (R, n) minus the effects of the rows, times whatever W is not multiplied by
+    W: Tensor  # (R, p)
+    number: Tensor  # (R,) where the number of each row's step stands in a and c
+
+
+class Pending:
+    """The numbers of A and C, and the rows they belong to."""
+
+    def __init__(self) -> None:
+        self.a, self.c = torch.eye(FIRST, dtype=torch.float64)
+        self._rows: list[Rows] = []
+
+    def __len__(self) -> int:
+        return sum(len(rows.W) for rows in self._rows)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return iter(self._rows)
+
+    def __bool__(self) -> bool:
+        """Whether any step is pending, with rows or without."""
+        return len(self.a) > FIRST
+
+    def pass_by(self, steps: Sequence[Coefficients]) -> Tensor:
+        """Numbers of S at each of these steps, (n, numbers), in float64; a and c are then those before the first of them."""
+        n, known = len(steps), len(self.a)
+        a, c = (np.concatenate([x.numpy(), np.zeros(n)]) for x in (self.a, self.c))
+        effects = np.zeros((n, known + n))
+        for i in reversed(range(n)):
+            k = steps[i]
+            u = c - a * (k.pace * k.a)
+            effects[i] = s = u * (1 - k.tau) - a * (k.pace * k.n)
+            a = a * (1 - k.rate * k.decay) + s * k.l2
+            a[known + i] += 1
+            c = u * k.momentum
+        self.a, self.c = torch.from_numpy(a), torch.from_numpy(c)
+        return torch.from_numpy(effects)
+
+    def add(self, rows: Rows) -> None:
+        """What the steps that were passed last left."""
+        self._rows.append(rows)
+
+    def add_products(self, X: Tensor, Y: Tensor, V: Tensor) -> None:
+        """X V, of A alone, and Y V, of C alone; X and Y (n, R), V (R, p)."""
+        known = len(self.a)
+        self.a, self.c = (torch.cat([x, e]) for x, e in zip((self.a, self.c), torch.eye(2).double(), strict=True))
+        self._rows += [Rows(-M.T, V, torch.full((len(V),), known + i)) for i, M in enumerate((X, Y))]
+
+    def subtract(self, numbers: Tensor, out: Tensor) -> Tensor:
+        """`out` − Σ_j numbers_j H_jᵀ W_j."""
+        for H, W, number in self._rows:
+            own = numbers[number]
+            if bool(own.any()):
+                out.addmm_((H if bool((own == 1).all()) else H * own.to(H)[:, None]).T, W, alpha=-1)
+        return out
+
+    def times(self, X: Tensor, effects: Tensor, out: Tensor) -> Tensor:
+        """`out` − Σ_j s_j X W_jᵀ H_j, for rows X (N, p) and the numbers s of each, (N, numbers)."""
+        for H, W, number in self._rows:
+            out.addmm_((X @ W.T).mul_(effects.index_select(1, number).to(X)), H, alpha=-1)
+        return out
