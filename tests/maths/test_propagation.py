@@ -438,3 +438,4 @@ def test_shared_orthogonal_rows_are_a_shorter_way(rule: str, momentum: bool, cli
     for t, (x, y) in enumerate(zip(found, expected, strict=True)):
         assert_close(x, y, 1e-11, f"step {t}: {CAUSES}")
     assert_close(at_once.sigma, apart.sigma, 1e-11, "what comes before the steps")
+    assert (at_once._C is None) == (apart._C is None), "a second matrix where there is no momentum"

@@ -65,10 +65,11 @@ class Pending:
         self._rows.append(rows)
 
     def add_products(self, X: Tensor, Y: Tensor, V: Tensor) -> None:
-        """X V, of A alone, and Y V, of C alone; X and Y (n, R), V (R, p)."""
-        known = len(self.a)
-        self.a, self.c = (torch.cat([x, e]) for x, e in zip((self.a, self.c), torch.eye(2).double(), strict=True))
-        self._rows += [Rows(-M.T, V, torch.full((len(V),), known + i)) for i, M in enumerate((X, Y))]
+        """Xᵀ V, of A alone, and Yᵀ V, of C alone; X and Y (R, n), V (R, p)."""
+        for M, own in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
+            if bool(M.any()):
+                self._rows.append(Rows(-M, V, torch.full((len(V),), len(self.a))))
+                self.a, self.c = (torch.cat([n, n.new_tensor([x])]) for n, x in zip((self.a, self.c), own, strict=True))
 
     def subtract(self, numbers: Tensor, out: Tensor) -> Tensor:
         """`out` − Σ_j numbers_j H_jᵀ W_j."""

@@ -23,11 +23,8 @@ where they differ),
 At the beginning A₀ = I and C₀ = 0 cost nothing, so there rows stay pending as long as they are fewer numbers than a matrix: a run
 of fewer rows than p/2 never makes one.
 
-Steps that share orthogonal curvature rows V (`sketch`) leave all of it in X, (p, R): with A₀, C₀ at the end of the chunk,
-
-    A = a₁ A₀ + a₂ C₀ + X V,     S Jᵀ-rows of V = (s₁ A₀ Vᵀ + s₂ C₀ Vᵀ + X diag ‖v‖²) − (S n) dᵀ,     W = V/(1 + γα ‖v‖²)
-
-so that no product with a (p, p) matrix is left but those of the gradient rows, once a chunk.
+Steps that share orthogonal curvature rows V (`sketch`) are taken by `stretch`: no product with a (p, p) matrix is left but those of
+the gradient rows, once a chunk.
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
@@ -54,9 +51,9 @@ from .steps import (
     curvature_rows,
     implicit,
     share_of_limit,
-    squares,
     taken_out,
 )
+from .stretch import columns
 
 ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored ones of another number are not used
 SOLVED_ROWS = 128  # rows of one triangular solve
@@ -180,28 +177,24 @@ class Propagator:
         return E
 
     def _shared(self, steps: Sequence[Step]) -> list[Tensor]:
-        A, C = self._held()
-        effects = self._pending.pass_by([s.coefficients for s in steps])[:, :FIRST]
-        V = curvature_rows(steps[0])
+        self._settle()
+        V, effects = curvature_rows(steps[0]), self._pending.pass_by([s.coefficients for s in steps])
+        found = columns(steps, effects[:, :FIRST], self.gamma)
         rows = [torch.cat([clipped_gradients(s), taken_out(s)[None] if s.clip < 1 else s.G[:0]]) for s in steps]
-        met = torch.cat(rows) @ V.T  # of the gradient rows, and of what clipping takes out
-        seen = [x.split([len(r) for r in rows]) for x in (met, *_both(torch.cat(rows), A, C))]
-        basis = [x.T for x in _both(V, A, C)]  # A₀ Vᵀ, C₀ Vᵀ: (p, R)
-        X, Y, E = torch.zeros_like(basis[0]), torch.zeros_like(basis[0]), []
-        for i in reversed(range(len(steps))):
-            step, s, k = steps[i], effects[i].tolist(), steps[i].coefficients
-            U = Y - X * (k.pace * k.a)
-            Z = U * (1 - k.tau) - X * (k.pace * k.n)  # S = s₁ A₀ + s₂ C₀ + Z V
-            moved = sum(f * x[i] for f, x in zip(s, seen[1:], strict=False)) + seen[0][i] @ Z.T  # rows Sᵀ
-            SV = sum(f * x for f, x in zip(s, basis, strict=False)) + Z * squares(step)
-            if step.clip < 1:
-                assert step.dot_v is not None
-                SV = step.clip * (SV - torch.outer(moved[-1], step.dot_v))
-            E.append(moved[: len(step.w)] * -step.w[:, None])
-            X = X * (1 - k.rate * k.decay) + Z * k.l2 + implicit(step, self.gamma, SV.T).T
-            Y = U * k.momentum
+        sizes, all_rows = [len(x) for x in rows], torch.cat(rows)
+        of = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
+        met = all_rows @ V.T
+        basis = [V if x is None else V @ x.T for x in (self._A, self._C)[: 1 if self._C is None else 2]]
+        moved = self._seen(all_rows, effects[of])
+        for k, b in enumerate(basis):
+            moved.addmm_(met * found.z[of, k], b)
+        L = torch.cat([x @ z[FIRST:].T for x, z in zip(met.split(sizes), found.z, strict=True)])
+        last = torch.tensor(sizes).cumsum(0)[[s.clip < 1 for s in steps]] - 1  # what clipping takes out stands last
+        M = torch.linalg.solve_triangular(-L[last], moved[last], upper=True, unitriangular=True)
+        moved.addmm_(L, M)
+        X, Y = (sum((n[k, :, None] * b for k, b in enumerate(basis)), n[FIRST:].T @ M) for n in (found.x, found.y))
         self._pending.add_products(X, Y, V)
-        return E[::-1]
+        return [x[: len(s.w)] * -s.w[:, None] for s, x in zip(steps, moved.split(sizes), strict=True)]
 
     def _embedded(self, steps: Sequence[Step], parts: Sequence[Tensor], own: Rows, effects: Tensor) -> list[Tensor]:
         """−w S J g of the steps of a chunk, its `own` H being −F: from a step's part of it where its rows are the gradients'."""
@@ -263,11 +256,6 @@ def _solved(JX: Tensor, W: Tensor, numbers: Tensor, seen: Tensor, roots: Tensor)
         )
         torch.mm(small, seen[lo:hi].addmm_(later[:, hi - lo :], H[hi:], alpha=-1), out=H[lo:hi])
     return H
-
-
-def _both(rows: Tensor, A: Tensor, C: Tensor | None) -> list[Tensor]:
-    """rows Aᵀ, and rows Cᵀ where there is a C."""
-    return [rows @ x.T for x in (A, C) if x is not None]
 
 
 def embed(
