@@ -289,6 +289,7 @@ def test_equals_unrolling_by_autograd(
     rule: str, clipped: bool, curvature: bool, rows: int, gamma: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ROWS", range(rows, rows))
+    monkeypatch.setattr(chunks, "LARGE_ROWS", range(rows, rows))
     monkeypatch.setattr(propagation, "SOLVED_ROWS", 4)
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     expected, over_all = unrolled([recorded(s, gamma) for s in steps])

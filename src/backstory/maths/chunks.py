@@ -10,6 +10,7 @@ from torch import Tensor
 from .steps import Coefficients, Step
 
 CHUNK_ROWS = range(256, 1024)  # least and most rows of uniform steps taken at once, a quarter of p between them
+LARGE_ROWS = range(64, 128)  # a step of more rows, with momentum, is taken alone; a 32nd of p between them
 
 
 def is_uniform(k: Coefficients) -> bool:
@@ -19,28 +20,39 @@ def is_uniform(k: Coefficients) -> bool:
 
 def chunk_rows(p: int) -> int:
     """How many rows are taken at once: with more of them products are larger, with fewer the triangles smaller."""
-    return min(max(CHUNK_ROWS.start, p // 4), CHUNK_ROWS.stop)
+    return _within(CHUNK_ROWS, p // 4)
+
+
+def _within(rows: range, wanted: int) -> int:
+    return min(max(rows.start, wanted), rows.stop)
 
 
 def groups(steps: Sequence[Step]) -> list[list[Step]]:
     """Consecutive steps that can be taken at once: uniform ones up to a chunk's rows, others alone."""
     found: list[list[Step]] = []
-    rows, most = 0, chunk_rows(steps[0].G.shape[1]) if steps else 0
+    rows = 0
     for step in reversed(steps):
-        own = size(step)
-        fits = found and is_uniform(step.coefficients) and is_uniform(found[0][0].coefficients)
-        alike = (
-            found
-            and step.orthogonal == found[0][0].orthogonal
-            and not (step.orthogonal and step.V is not found[0][0].V)
-        )
-        if fits and alike and (step.orthogonal or rows + own <= most):
+        rows += size(step)
+        if found and _alike(step, found[0][0]) and (step.orthogonal or rows <= chunk_rows(step.G.shape[1])):
             found[0].insert(0, step)
         else:
             found.insert(0, [step])
-            rows = 0
-        rows += own
+            rows = size(step)
     return found
+
+
+def _alike(step: Step, other: Step) -> bool:
+    if not (is_uniform(step.coefficients) and is_uniform(other.coefficients)):
+        return False
+    if step.orthogonal or other.orthogonal:
+        return step.orthogonal == other.orthogonal and step.V is other.V
+    return not (is_large(step) or is_large(other))
+
+
+def is_large(step: Step) -> bool:
+    """Whether a uniform step is better taken alone: with momentum chunks need twice the products, steps a pass over the matrices."""
+    p = step.G.shape[1]
+    return size(step) > (_within(LARGE_ROWS, p // 32) if step.coefficients.momentum else chunk_rows(p))
 
 
 def size(step: Step) -> int:

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .chunks import chunk_rows, groups, is_uniform, size
+from .chunks import chunk_rows, groups, is_large, is_uniform, size
 from .pending import FIRST, Pending, Rows
 from .steps import (
     Coefficients,
@@ -106,10 +106,10 @@ class Propagator:
             return self._single
         if group[0].orthogonal:
             return self._shared
-        rows = sum(size(s) for s in group)
-        if self._pending and len(self._pending) + rows > self._room:
+        fits = len(self._pending) + sum(size(s) for s in group) <= self._room
+        if not fits:
             self._settle()
-        return self._single if len(group) == 1 and rows > chunk_rows(self._p) else self._chunk
+        return self._single if is_large(group[0]) and not (fits and self._A is None) else self._chunk
 
     @property
     def _room(self) -> int:

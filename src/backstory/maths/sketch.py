@@ -39,7 +39,7 @@ class Sketch:
     def rows(self) -> Tensor:
         """V (at most r, p), its rows orthogonal, the largest first."""
         if self._found is None:
-            self._found = orthogonal(torch.cat(self._held))[: self.rank]
+            self._found = orthogonal(torch.cat(self._held), self.rank)
             self._held, self._count = [self._found], len(self._found)
         return self._found
 
@@ -49,8 +49,8 @@ class Sketch:
         return float(self.rows().double().square().sum())
 
 
-def orthogonal(rows: Tensor) -> Tensor:
-    """Orthogonal rows with the same VᵀV, the largest first; those that are 0 but for rounding are left out.
+def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
+    """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 
     The eigenvalues are found in float64: those that float32 would round away add up over many rows.
     """
@@ -58,5 +58,7 @@ def orthogonal(rows: Tensor) -> Tensor:
     values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
     values, U = values.flip(0).clamp_min(0), U.flip(1)
     rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
-    found: Tensor = U.T @ V if wide else U.T * values.sqrt()[:, None]
-    return found[:rank].to(rows)
+    kept = rank if most is None else min(rank, most)
+    leading = U[:, :kept].T
+    found: Tensor = leading @ V if wide else leading * values[:kept].sqrt()[:, None]
+    return found.to(rows)
