@@ -10,17 +10,23 @@ def test_lines_and_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
     monkeypatch.setattr(sweeping, "in_child", _here)
     found = bench_sweep(scale="tiny", repeats=1)
-    assert [(x["run"], x["joint"]) for x in found["disk"]] == [
-        ("SGD as a proxy", False), ("SGD as a proxy", True), ("AdamW as recorded", False), ("AdamW as recorded", True),
-    ]  # fmt: skip
+    assert [(x["run"], x["joint"], x["rows"]) for x in found["disk"]] == [
+        (run, joint, rows)
+        for run in ("SGD as a proxy", "AdamW as recorded")
+        for joint in (False, True)
+        for rows in (12, 48)
+    ]
+    dims = [64, 256, 192, 256, 88]  # 8×8, 24×8, 32×8, 8×32, 11×8, never over 32 a side
     for line in found["disk"]:
-        p = (
-            [line["dims"]] if line["joint"] else [64, 256, 192, 256, 88]
-        )  # 8×8, 24×8, 32×8, 8×32, 11×8, never over 32 a side
-        assert line["share_of_peak"] == pytest.approx(4 * sum(x * x for x in p) * 12 / line["seconds"] / 1e9)
+        if line["joint"] or line["rows"] == 12:
+            assert "share_of_peak" not in line, "no matrix is made, so its operations are not done"
+            continue
+        each = (4 if line["run"].startswith("SGD") else 8) * sum(x * x for x in dims) * 48 / 1e9
+        assert line["share_of_peak"] == pytest.approx(each / line["seconds"])
+        assert line["read_share_of_peak"] == pytest.approx(each / line["read_s"])
     assert {x["against"] for x in found["slopes"]} == {"steps", "p", "layers"}
     assert [x["value"] for x in found["slopes"] if x["against"] == "layers"] == [4, 5]
-    assert all(x["peak_bytes"] == 12 for x in found["slopes"] if x["against"] == "steps" and x["value"] == 3)
+    assert all(x["peak_bytes"] == 4 * x["value"] for x in found["slopes"] if x["against"] == "steps")
 
 
 def _here(function: str, values: dict[str, object]) -> dict[str, object]:
@@ -31,7 +37,7 @@ def _here(function: str, values: dict[str, object]) -> dict[str, object]:
 def test_a_matrix_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
     monkeypatch.setattr(sweeping, "in_child", _here)
-    monkeypatch.setattr(sweeping, "_free_memory", lambda: 4e6)
+    monkeypatch.setattr(sweeping, "_free_memory", lambda: 1e5)
     joint = [x for x in bench_sweep(scale="tiny", repeats=1)["disk"] if x["joint"]]
     assert all("GB of memory" in x["skipped"] and "seconds" not in x for x in joint)
 
@@ -43,5 +49,5 @@ def test_exponents() -> None:
 
 
 def test_steps_at() -> None:
-    assert list(steps_at(64)) == [16, 32, 64]
+    assert list(steps_at(64)) == [4, 16, 32, 64]
     assert list(steps_at(3)) == [1, 3]

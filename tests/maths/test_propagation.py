@@ -1,12 +1,11 @@
 """Embeddings against torch's optimizer, against retraining, against the paper, and against themselves in chunks."""
 
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import pytest
 import torch
-from tests.maths.examples import RULES, P, plain, random_step, random_steps, recorded
+from tests.maths.examples import RULES, P, heavy, plain, random_step, random_steps, recorded
 from tests.oracles import (
     Group,
     Run,
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from backstory.maths import chunks, propagation
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.chunks import chunk_rows, groups
+from backstory.maths.chunks import Between
 from backstory.maths.propagation import Propagator, embed
 from backstory.maths.steps import Coefficients, Step
 
@@ -288,8 +287,8 @@ CHUNKED = {
 def test_equals_unrolling_by_autograd(
     rule: str, clipped: bool, curvature: bool, rows: int, gamma: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", range(rows, rows))
-    monkeypatch.setattr(chunks, "LARGE_ROWS", range(rows, rows))
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", Between(rows, rows))
+    monkeypatch.setattr(chunks, "LARGE_ROWS", Between(rows, rows))
     monkeypatch.setattr(propagation, "SOLVED_ROWS", 4)
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     expected, over_all = unrolled([recorded(s, gamma) for s in steps])
@@ -317,25 +316,25 @@ def test_chunks_equal_steps_one_at_a_time(rule: str, cuts: list[int], gamma: flo
     assert_close(in_parts(steps, cuts, gamma)[1], A, 1e-11, CAUSES)
 
 
-FULL = chunk_rows(P)
-SOME = 2 * FULL // 5  # two of them fit, three do not
-CHUNKS = {
-    "exactly full": [[FULL - 1, 1]],
-    "one row more": [[FULL - 1], [1, 1]],
-    "a step larger than a chunk": [[3], [FULL + 1], [2]],
-    "many": [[SOME, SOME], [SOME, SOME], [1, FULL - 1], [FULL], [1]],
-}
-
-
 @pytest.mark.parametrize("gamma", [0.0, None])
-@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-def test_chunks_at_the_edge_of_their_size(chunks: list[list[int]], gamma: float | None) -> None:
+@pytest.mark.parametrize("rows", [[255, 1], [256, 1], [3, 257, 2], [102, 102, 102, 1, 255, 256, 1]], ids=str)
+def test_chunks_at_the_edge_of_their_size(rows: list[int], gamma: float | None) -> None:
     g = torch.Generator().manual_seed(4)
-    steps = [random_step(g, rows, plain(0.1 / rows)) for rows in chain(*chunks)]
-    assert [[len(s.w) for s in group] for group in groups(steps)] == chunks
+    steps = [random_step(g, n, plain(0.1 / n)) for n in rows]
     E, A = in_parts(steps, list(range(1, len(steps))), gamma)
     assert_close(in_parts(steps, [], gamma)[0], E, 1e-11, CAUSES)
     assert_close(in_parts(steps, [], gamma)[1], A, 1e-11, CAUSES)
+
+
+@pytest.mark.parametrize("gamma", [0.0, None])
+@pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov"])
+def test_steps_with_and_without_rows_of_their_own_in_one_chunk(rule: str, gamma: float | None) -> None:
+    mixed = zip(random_steps(rule, clipped=True), random_steps(rule, clipped=True, curvature=True), strict=True)
+    steps = [pair[t % 2] for t, pair in enumerate(mixed)]
+    expected, over_all = unrolled([recorded(s, gamma) for s in steps])
+    propagator = Propagator(P, dtype=torch.float64, gamma=gamma)
+    assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-10, CAUSES)
+    assert_close(propagator.A, over_all, 1e-10, CAUSES)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, None])
@@ -366,7 +365,7 @@ def settled(steps: list[Step], p: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
     def counted(self: Propagator) -> None:
         nonlocal count
-        count += bool(self._pending)
+        count += bool(self._pending.steps)
         settle(self)
 
     with monkeypatch.context() as patch:
@@ -382,9 +381,43 @@ def test_a_run_of_fewer_rows_than_half_of_p_makes_no_matrix(monkeypatch: pytest.
     assert settled(steps[:85], p, monkeypatch) == 0  # 595 rows
     assert settled(steps[:86], p, monkeypatch) == 1  # 602
     assert settled(steps, p, monkeypatch) == 1
+    assert settled([*steps, *steps[:27]], p, monkeypatch) == 1  # 595, and 294 of a chunk of 300
+    assert settled([*steps, *steps[:28]], p, monkeypatch) == 2
     expected, _ = algorithm_1(list(made), [0.1 / 7] * 100)
     found = Propagator(p, dtype=torch.float64, gamma=0.0).embed(steps)
     assert_close(torch.cat(found), torch.cat(expected), 1e-11, CAUSES)
+
+
+def test_steps_without_rows_do_not_pile_up() -> None:
+    g = torch.Generator().manual_seed(5)
+    propagator = Propagator(P, dtype=torch.float64)
+    for _ in range(600):
+        propagator.embed([random_step(g, 0, plain(0.2))])
+    assert propagator._pending.steps <= 257
+
+
+def test_rows_that_change_afterwards_do_not_matter() -> None:
+    g = torch.Generator().manual_seed(5)
+    step = random_step(g, 3, plain(0.2))
+    expected = Propagator(P, dtype=torch.float64, gamma=0.0)
+    propagator = Propagator(P, dtype=torch.float64, gamma=0.0)
+    for x in (expected, propagator):
+        x.embed([step])
+        expected.A  # noqa: B018  taken before the rows change
+        step = step._replace(G=step.G.clone())
+    step.G.zero_()
+    assert_close(propagator.A, expected.A, 1e-12)
+
+
+def test_pending_rows_in_float32_are_as_exact_as_float32_is() -> None:
+    """Heavy ball with decays, 560 rows, all pending until the end."""
+    g, p = torch.Generator().manual_seed(8), 1200
+    made = torch.randn(80, 7, p, generator=g, dtype=torch.float64) / 40
+    steps = [Step(G, torch.full((7,), 1 / 7, dtype=torch.float64), heavy(0.05)) for G in made]
+    exact = torch.cat(Propagator(p, dtype=torch.float64, gamma=None).embed(steps))
+    narrow = [s._replace(G=s.G.float(), w=s.w.float()) for s in steps]
+    found = torch.cat(Propagator(p, dtype=torch.float32, gamma=None).embed(narrow))
+    assert_close(found.double(), exact, 1e-5)
 
 
 def test_embed_yields_the_last_step_first() -> None:
@@ -411,31 +444,37 @@ def test_the_implicit_form_contracts_where_the_literal_one_expands(together: boo
     assert max(norms[0.0]) > 1e6, "the rows are not hostile enough to show the difference"
 
 
-def test_all_tensors_follow_the_rows_device() -> None:
+@pytest.mark.parametrize("curvature", [False, True], ids=["fisher", "own rows"])
+def test_all_tensors_follow_the_rows_device(curvature: bool) -> None:
     """The `meta` device computes shapes alone, and refuses to meet a tensor of another device."""
     away = []
-    for step in random_steps("plain", clipped=True):
-        assert step.dot_g is not None
-        away.append(step._replace(G=step.G.to("meta"), w=step.w.to("meta"), dot_g=step.dot_g.to("meta")))
+    for step in random_steps("momentum", clipped=True, curvature=curvature):
+        names = ("G", "w", "dot_g", *(["V", "dot_v"] if curvature else []))
+        away.append(step._replace(**{name: getattr(step, name).to("meta") for name in names}))
     for gamma in (0.0, None):
-        E = Propagator(P, dtype=torch.float64, gamma=gamma, device="meta").embed(away)
-        assert {e.device.type for e in E} == {"meta"}
+        propagator = Propagator(P, dtype=torch.float64, gamma=gamma, device="meta")
+        E = [x for step in reversed(away) for x in propagator.embed([step])]
+        assert {e.device.type for e in [*E, propagator.A]} == {"meta"}
 
 
 @pytest.mark.parametrize("gamma", [None, 0.0, "expanding"])
 @pytest.mark.parametrize("clipped", [False, True], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("momentum", [False, True], ids=["whole run", "segment"])
 @pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "adam", "plain, then momentum"])
-def test_shared_orthogonal_rows_are_a_shorter_way(rule: str, momentum: bool, clipped: bool, gamma: Any) -> None:
+@pytest.mark.parametrize("between", [False, True], ids=["all shared", "others between"])
+def test_shared_orthogonal_rows_are_a_shorter_way(
+    rule: str, momentum: bool, clipped: bool, gamma: Any, between: bool
+) -> None:
     """Two stretches of steps, each with curvature of its own: as if every step had its own rows."""
     Q = torch.linalg.qr(torch.randn(P, P, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).Q
     shared = [Q[:4] * torch.tensor([[1.5], [1.0], [0.4], [0.1]], dtype=torch.float64), Q[2:5] * 0.8]
     steps = random_steps(rule, clipped=clipped)
     steps = [s._replace(V=V, dot_v=V @ (s.w @ s.G)) for t, s in enumerate(steps) for V in [shared[t >= 5]]]
+    alone = {3, 4, 7} if between else set()  # taken as other steps are, before, between and after shared ones
     apart = Propagator.of_segment(P, dtype=torch.float64, gamma=gamma, momentum=momentum)
     at_once = Propagator.of_segment(P, dtype=torch.float64, gamma=gamma, momentum=momentum)
     expected = [x for step in reversed(steps) for x in apart.embed([step])][::-1]
-    found = at_once.embed([s._replace(orthogonal=True) for s in steps])
+    found = at_once.embed([s._replace(orthogonal=t not in alone) for t, s in enumerate(steps)])
     for t, (x, y) in enumerate(zip(found, expected, strict=True)):
         assert_close(x, y, 1e-11, f"step {t}: {CAUSES}")
     assert_close(at_once.sigma, apart.sigma, 1e-11, "what comes before the steps")

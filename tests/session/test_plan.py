@@ -1,6 +1,7 @@
 """A plan against what a recording then takes; seconds are checked as a formula only, never against a clock."""
 
 import copy
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -257,8 +258,9 @@ def test_memory_of_the_propagator(make: Make, matrices: int, tmp_path: Path) -> 
     recorded_bytes(make(), tmp_path / "run", rank=4)
     dims = RunStore.open(tmp_path / "run").dims
     assert p.dims == sum(dims)
-    assert p.propagator_bytes == matrices * torch.zeros(p.dims, p.dims).nbytes
-    each = matrices * sum(torch.zeros(n, n).nbytes for n in dims)
+    chunk = 2 * torch.zeros(256, p.dims).nbytes  # the rows of one, and as many effects
+    assert p.propagator_bytes == matrices * torch.zeros(p.dims, p.dims).nbytes + chunk
+    each = matrices * sum(torch.zeros(n, n).nbytes for n in dims) + chunk
     assert p.propagator_bytes_per_layer == pytest.approx(each, rel=0.1)  # a schedule changes what is learned, a little
 
 
@@ -268,7 +270,24 @@ def test_a_short_run_holds_its_rows_and_no_matrix() -> None:
     assert 2 * p.occurrences <= p.dims
     assert p.propagator_bytes == 2 * torch.zeros(p.occurrences, p.dims).nbytes
     longer = backstory.plan(mlp, subspace="full", steps=p.dims, **QUICK)
-    assert longer.propagator_bytes == 2 * torch.zeros(p.dims, p.dims).nbytes
+    assert longer.propagator_bytes > 2 * torch.zeros(p.dims, p.dims).nbytes
+
+
+def test_a_short_run_of_unequal_coordinates_holds_matrices() -> None:
+    """Adam's own second moment, or groups of parameters that differ: every step goes alone."""
+    p = backstory.plan(gpt, subspace="full", steps=1, **QUICK)
+    assert 2 * 6 * p.occurrences <= p.dims
+    assert p.propagator_bytes == 3 * torch.zeros(p.dims, p.dims).nbytes
+    apart = backstory.plan(in_two_groups, subspace="full", steps=8, **QUICK)
+    assert 2 * apart.occurrences <= apart.dims
+    assert apart.propagator_bytes == 2 * torch.zeros(apart.dims, apart.dims).nbytes
+
+
+def in_two_groups() -> Recipe:
+    made = mlp()
+    first, *others = made.model.parameters()
+    groups: list[dict[str, Any]] = [{"params": [first], "lr": 0.01}, {"params": others}]
+    return dataclasses.replace(made, optimizer=torch.optim.SGD(groups, lr=0.05))
 
 
 def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None:

@@ -77,8 +77,8 @@ WORDS = {
     "seconds of the warm-up beyond steady recording, once a run. `ratio of N steps`: the whole run with both. `fidelity`: Spearman "
     "with retraining of the same configuration in `backstory study gpt --mode finetune` (another, smaller GPT). The second table: what "
     "`backstory plan` said of the default, from a short trial of its own in the same run.",
-    "embed": "`share of peak`: 4 p² operations for each row, over the speed of a 2048 × 2048 float32 product in the same "
-    "run; from disk with reading and writing included, and `without writing`. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
+    "embed": "`share of peak`: 4 p² operations for each row (8 p² with momentum), over the speed of a 2048 × 2048 float32 product in the same "
+    "run, and none where a run has at most p/2 rows, whose embedding takes far fewer; from disk with reading and writing included, and `without writing`. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
     "transcribed line by line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
     "before.",
     "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included. The second "
@@ -117,7 +117,7 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     lines += [
         "Times are wall time unless CPU is said. Recording, embedding in memory and questions: medians of interleaved",
-        "repeats, the first not counted. Embedding from disk: medians of repeats, joint ones once. The efficiency table and",
+        "repeats, the first not counted. Embedding from disk: medians of repeats. The efficiency table and",
         "the rivals' index and queries: measured once, without a first run (but dattri LoGRA's compilation).",
     ]
     for name, values in found.items():

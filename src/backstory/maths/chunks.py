@@ -4,13 +4,26 @@ Knows nothing of what it does with them.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from .steps import Coefficients, Step
 
-CHUNK_ROWS = range(256, 1024)  # least and most rows of uniform steps taken at once, a quarter of p between them
-LARGE_ROWS = range(64, 128)  # a step of more rows, with momentum, is taken alone; a 32nd of p between them
+
+class Between(NamedTuple):
+    """A number that follows p within bounds, both of them allowed."""
+
+    least: int
+    most: int
+
+    def nearest(self, wanted: int) -> int:
+        """`wanted`, or the bound that it passes."""
+        return min(max(self.least, wanted), self.most)
+
+
+CHUNK_ROWS = Between(256, 1024)  # rows of uniform steps taken at once: a quarter of p
+LARGE_ROWS = Between(64, 128)  # a step of more rows, with momentum, is taken alone: a 32nd of p
 
 
 def is_uniform(k: Coefficients) -> bool:
@@ -20,11 +33,7 @@ def is_uniform(k: Coefficients) -> bool:
 
 def chunk_rows(p: int) -> int:
     """How many rows are taken at once: with more of them products are larger, with fewer the triangles smaller."""
-    return _within(CHUNK_ROWS, p // 4)
-
-
-def _within(rows: range, wanted: int) -> int:
-    return min(max(rows.start, wanted), rows.stop)
+    return CHUNK_ROWS.nearest(p // 4)
 
 
 def groups(steps: Sequence[Step]) -> list[list[Step]]:
@@ -52,7 +61,7 @@ def _alike(step: Step, other: Step) -> bool:
 def is_large(step: Step) -> bool:
     """Whether a uniform step is better taken alone: with momentum chunks need twice the products, steps a pass over the matrices."""
     p = step.G.shape[1]
-    return size(step) > (_within(LARGE_ROWS, p // 32) if step.coefficients.momentum else chunk_rows(p))
+    return size(step) > (LARGE_ROWS.nearest(p // 32) if step.coefficients.momentum else chunk_rows(p))
 
 
 def size(step: Step) -> int:

@@ -5,10 +5,12 @@ With A₀, C₀ what it holds, and H, W the rows that step j left,
     A = a₁ A₀ + a₂ C₀ − Σ_j a_j H_jᵀ W_j        C the same with c
 
 so the recursion (see propagation) runs on the numbers a and c alone, and products with A become products with rows.
+
+Shapes:  R rows, p kept coordinates, n numbers of an embedding (p, or 2p in a segment with momentum).
 Knows nothing of curvature or clipping.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,15 +37,15 @@ class Pending:
         self.a, self.c = torch.eye(FIRST, dtype=torch.float64)
         self._rows: list[Rows] = []
 
-    def __len__(self) -> int:
+    @property
+    def steps(self) -> int:
+        """How many steps have been passed (products that were added count as one or two)."""
+        return len(self.a) - FIRST
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have left."""
         return sum(len(rows.W) for rows in self._rows)
-
-    def __iter__(self) -> Iterator[Rows]:
-        return iter(self._rows)
-
-    def __bool__(self) -> bool:
-        """Whether any step is pending, with rows or without."""
-        return len(self.a) > FIRST
 
     def pass_by(self, steps: Sequence[Coefficients]) -> Tensor:
         """Numbers of S at each of these steps, (n, numbers), in float64; a and c are then those before the first of them."""

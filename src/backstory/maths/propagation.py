@@ -21,7 +21,8 @@ where they differ),
     A = a₁ A₀ + a₂ C₀ + Σ_j a_j F_jᵀ W_j            one large product each, for A and for C, once they are needed
 
 At the beginning A₀ = I and C₀ = 0 cost nothing, so there rows stay pending as long as they are fewer numbers than a matrix: a run
-of fewer rows than p/2 never makes one.
+of uniform steps and fewer rows than p/2 never makes one. A step of many rows, with momentum, is taken by itself once there are
+matrices: half the products, for a pass over them.
 
 Steps that share orthogonal curvature rows V (`sketch`) are taken by `stretch`: no product with a (p, p) matrix is left but those of
 the gradient rows, once a chunk.
@@ -35,7 +36,7 @@ Shapes:  B rows, R curvature rows, p kept coordinates. Rows are samples, so equa
 Knows nothing of models, files or devices.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -98,23 +99,25 @@ class Propagator:
         """
         out: list[Tensor] = []
         for group in reversed(groups(steps)):
-            out = self._way(group)(group) + out
+            out = self._taken(group) + out
         return out
 
-    def _way(self, group: Sequence[Step]) -> Callable[[Sequence[Step]], list[Tensor]]:
+    def _taken(self, group: list[Step]) -> list[Tensor]:
+        """Embeddings of steps that can be taken at once, in the way that costs least."""
         if not is_uniform(group[0].coefficients):
-            return self._single
+            return self._single(group[0])
         if group[0].orthogonal:
-            return self._shared
-        fits = len(self._pending) + sum(size(s) for s in group) <= self._room
-        if not fits:
+            return self._shared(group)
+        if not (fits := self._fits(group)):
             self._settle()
-        return self._single if is_large(group[0]) and not (fits and self._A is None) else self._chunk
+        if is_large(group[0]) and not (fits and self._A is None):
+            return self._single(group[0])
+        return self._chunk(group)
 
-    @property
-    def _room(self) -> int:
-        """How many rows may be pending: beside matrices a chunk, and before there is any as many numbers as it would have."""
-        return max(chunk_rows(self._p), self._p // 2 if self._A is None else 0)
+    def _fits(self, group: Sequence[Step]) -> bool:
+        """Whether these may be pending too: beside matrices a chunk, and before there is any as many numbers as it would have."""
+        room = max(chunk_rows(self._p), self._p // 2 if self._A is None else 0)
+        return max(self._pending.rows + sum(size(s) for s in group), self._pending.steps) <= room
 
     def _held(self) -> tuple[Tensor, Tensor | None]:
         """A and C themselves, nothing pending."""
@@ -126,7 +129,7 @@ class Propagator:
     def _settle(self) -> None:
         """Take what is pending into A and C."""
         pending, self._pending = self._pending, Pending()
-        if not pending:
+        if not pending.steps:
             return
         A, C = self._held()
         a, c = pending.a, pending.c
@@ -140,8 +143,7 @@ class Propagator:
         pending.subtract(a, A)
         self._C = None if before is None else pending.subtract(c, before)
 
-    def _single(self, steps: Sequence[Step]) -> list[Tensor]:
-        (step,) = steps
+    def _single(self, step: Step) -> list[Tensor]:
         k, (A, C) = step.coefficients, self._held()
         U = _total_effect_of_momentum(A, C, k)  # (p, p), reuses C
         F = _times_S(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
@@ -164,7 +166,7 @@ class Propagator:
         if plain := literal and all(s.V is None for s in steps):
             W, roots = X, w.sqrt()
         else:
-            X, roots = X * w.sqrt()[:, None], torch.ones_like(w)
+            X, roots = X.mul_(w.sqrt()[:, None]), torch.ones_like(w)
             W = X if literal else self._whitened(steps, X.split(sizes))
         J = clipped_gradients if plain else clipped_curvature
         JX = X if all(s.clip >= 1 for s in steps) else torch.cat([J(s) for s in steps])
@@ -179,19 +181,18 @@ class Propagator:
     def _shared(self, steps: Sequence[Step]) -> list[Tensor]:
         self._settle()
         V, effects = curvature_rows(steps[0]), self._pending.pass_by([s.coefficients for s in steps])
-        found = columns(steps, effects[:, :FIRST], self.gamma)
         rows = [torch.cat([clipped_gradients(s), taken_out(s)[None] if s.clip < 1 else s.G[:0]]) for s in steps]
         sizes, all_rows = [len(x) for x in rows], torch.cat(rows)
         of = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
         met = all_rows @ V.T
+        found = columns(steps, effects[:, :FIRST], met.split(sizes), self.gamma)
         basis = [V if x is None else V @ x.T for x in (self._A, self._C)[: 1 if self._C is None else 2]]
         moved = self._seen(all_rows, effects[of])
         for k, b in enumerate(basis):
             moved.addmm_(met * found.z[of, k], b)
-        L = torch.cat([x @ z[FIRST:].T for x, z in zip(met.split(sizes), found.z, strict=True)])
         last = torch.tensor(sizes).cumsum(0)[[s.clip < 1 for s in steps]] - 1  # what clipping takes out stands last
-        M = torch.linalg.solve_triangular(-L[last], moved[last], upper=True, unitriangular=True)
-        moved.addmm_(L, M)
+        M = torch.linalg.solve_triangular(-found.L[last], moved[last], upper=True, unitriangular=True)
+        moved.addmm_(found.L, M)
         X, Y = (sum((n[k, :, None] * b for k, b in enumerate(basis)), n[FIRST:].T @ M) for n in (found.x, found.y))
         self._pending.add_products(X, Y, V)
         return [x[: len(s.w)] * -s.w[:, None] for s, x in zip(steps, moved.split(sizes), strict=True)]

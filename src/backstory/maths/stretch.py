@@ -1,11 +1,19 @@
 """Consecutive uniform steps that share orthogonal curvature rows V, column by column.
 
-With A₀, C₀ at the end of the stretch and m_j = S n_j what clipping takes out of step j (see steps), passed through that step,
+With A₀, C₀ at the end of the stretch, s₁, s₂ how S of a step is made of them, and m_j = S n_j what clipping takes out of step j
+(see steps), passed through that step,
 
     A = a₁ A₀ + a₂ C₀ + X V        C and S the same, with Y V and Z V
     X = A₀ Vᵀ diag x₁ + C₀ Vᵀ diag x₂ + Σ_j m_j x_jᵀ
 
-Orthogonal rows do not mix columns, so a step changes the numbers x, y and z alone: (K, R), K = 2 + the clipped steps.
+Orthogonal rows do not mix columns, so a step t changes numbers alone, each x, y, z and unit vector e (K, R):
+
+    u = y − η a x
+    z = (1−τ) u − η n x
+    x ← (1−ηλ') x + λ z + c (s₁ e₁ + s₂ e₂ + z ‖v‖² − e_t dᵀ)/(1 + γα ‖v‖²)        d = ⟨v, ∇L⟩, where the step was clipped
+    y ← μ u
+
+Shapes:  R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
 Knows nothing of propagators: they make matrices of these numbers.
 """
 
@@ -20,30 +28,33 @@ from .steps import Gamma, Step, implicit, squares
 
 
 class Columns(NamedTuple):
-    """Numbers of Z at each step, and of X and Y before the first one."""
+    """What the steps of a stretch need of Z, and X and Y before the first one."""
 
-    z: Tensor  # (n, K, R)
+    z: Tensor  # (steps, 2, R) z₁ and z₂ of each
+    L: Tensor  # (N, clipped) products of each row with z_j of its own step: 0 unless j is later
     x: Tensor  # (K, R)
     y: Tensor  # (K, R)
 
 
-def columns(steps: Sequence[Step], effects: Tensor, gamma: Gamma) -> Columns:
-    """The recursion, from the last step to the first; `effects` (n, 2): how S of each step is made of A₀ and C₀."""
+def columns(steps: Sequence[Step], effects: Tensor, met: Sequence[Tensor], gamma: Gamma) -> Columns:
+    """The recursion, from the last step to the first; `effects` (steps, 2) are s₁ and s₂, `met` the rows of each step times Vᵀ."""
     q = squares(steps[0])
     clipped = [i for i, s in enumerate(steps) if s.clip < 1]
-    x = q.new_zeros(FIRST + len(clipped), len(q))
-    y, z = torch.zeros_like(x), q.new_zeros(len(steps), *x.shape)
+    x = y = q.new_zeros(FIRST + len(clipped), len(q))
+    kept, L = q.new_zeros(len(steps), FIRST, len(q)), []
     for i in reversed(range(len(steps))):
         step, k = steps[i], steps[i].coefficients
         u = y - x * (k.pace * k.a)
-        z[i] = u * (1 - k.tau) - x * (k.pace * k.n)
-        moved = z[i] * q
+        z = u * (1 - k.tau) - x * (k.pace * k.n)
+        kept[i] = z[:FIRST]
+        L.append(met[i] @ z[FIRST:].T)
+        moved = z * q
         moved[:FIRST] += effects[i, :, None].to(q)
         if step.clip < 1:
             assert step.dot_v is not None
             moved[FIRST + clipped.index(i)] -= step.dot_v
             moved *= step.clip
         alike = step._replace(V=q.sqrt()[:, None])  # rows of these norms, orthogonal too, of one number each
-        x = x * (1 - k.rate * k.decay) + z[i] * k.l2 + implicit(alike, gamma, moved.T).T
+        x = x * (1 - k.rate * k.decay) + z * k.l2 + implicit(alike, gamma, moved.T).T
         y = u * k.momentum
-    return Columns(z, x, y)
+    return Columns(kept, torch.cat(L[::-1]), x, y)

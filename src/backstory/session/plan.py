@@ -5,7 +5,7 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
     store     = b T B + s T + F + checkpoints         bytes of rows and of lines of steps grow with the run, the basis not
     slow-down = (o + W + (T − T_w) r) / (T p)         p, r seconds of a plain and of a recorded step, W of T_w warm-up steps,
                                                       o to open and to close the run
-    embedding = 4 m n² bytes                          n numbers in a row, m = 3 matrices with momentum or Adam, else 2
+    embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
 
 Knows nothing of how a trial is made, nor of the command line.
@@ -166,7 +166,7 @@ def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: s
         store_bytes=chosen.store_bytes,
         condensed_bytes=costs.condensed_bytes(),
         propagator_bytes=chosen.propagator_bytes,
-        propagator_bytes_per_layer=sum(costs.propagator_bytes(p, form.rows) for p in t.dims),
+        propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
         query_bytes=round(2 * rows_held + 8 * dims + each * costs.occurrences),
         plain_seconds=t.plain_seconds,
         recorded_seconds=t.recorded_seconds,
@@ -205,7 +205,7 @@ def _lines(p: Plan) -> Iterator[str]:
     if p.condensed_bytes is not None and p.condensed_bytes < p.store_bytes:
         yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
     yield (
-        f"embedding     at most {_size(p.propagator_bytes)} of memory jointly, beside the rows it reads, "
+        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, beside the rows it reads, "
         f"{_size(p.propagator_bytes_per_layer)} per layer"
     )
     yield f"a question    about {_size(p.query_bytes)} of memory"

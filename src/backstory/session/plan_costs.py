@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from torch.optim import Optimizer
+
 from ..capture import find_blocks
 from ..capture.blocks import Selection
+from ..maths.chunks import chunk_rows
 from ..maths.encoding import DTYPES, SCALED
 from ..maths.factors import Block, parts, worth_it
 from ..maths.learning import widened
@@ -69,7 +72,7 @@ class Costs:
         self._recipe, self._trial, self._layers = recipe, tried, layers
         self._steps, self.max_bytes = steps, max_bytes
         self.occurrences = max(1, round(steps * tried.batch))
-        self.matrices = 3 if tried.momentum else 2  # A, what a chunk makes of them, and C
+        self.matrices = 3 if tried.momentum else 2  # A, with momentum C, and what they are made into
         self.checkpoint_bytes = _checkpoint_bytes(tried, steps, checkpoints)
         self._at_trial = self._formula(tried.settings)
 
@@ -90,14 +93,18 @@ class Costs:
             dims=dims,
             bytes_per_occurrence=store / self.occurrences,
             store_bytes=round(store),
-            propagator_bytes=self.propagator_bytes(dims, settings.curvature_form().rows),
+            propagator_bytes=self.propagator_bytes(dims, settings),
             fits=None if self.max_bytes is None else store <= self.max_bytes,
         )
 
-    def propagator_bytes(self, dims: int, curvature_rows: int) -> int:
-        """Most of what a sweep holds beside the rows it reads: matrices, or two numbers for each of a short run's."""
-        rows = self.occurrences * max(1, curvature_rows)
-        return 8 * rows * dims if 2 * rows <= dims else 4 * self.matrices * dims**2
+    def propagator_bytes(self, dims: int, settings: RecordSettings) -> int:
+        """What a sweep holds beside the rows it reads: matrices and a chunk's rows, or two numbers for each of a short run's."""
+        rows = self.occurrences * max(1, settings.curvature_form().rows)
+        own_diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
+        uniform = not own_diagonal and _groups_agree(self._recipe.optimizer)
+        if uniform and 2 * rows <= dims:
+            return 8 * rows * dims
+        return 4 * self.matrices * dims**2 + (8 * min(rows, chunk_rows(dims)) * dims if uniform else 0)
 
     def condensed_bytes(self) -> int | None:
         """The store after `condense` with its defaults; None where there are no curvature rows to condense."""
@@ -172,6 +179,12 @@ def _block(shape: Shape, factored: bool) -> Block:
     """How a row's numbers of one parameter are kept."""
     pair = shape.r_out, shape.r_in
     return pair if factored and shape.d_in and worth_it(*pair) else shape.dims
+
+
+def _groups_agree(optimizer: Optimizer) -> bool:
+    """Whether all groups of parameters have the same numbers, so that steps can be taken several at once."""
+    names = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas")
+    return len({str([group.get(name) for name in names]) for group in optimizer.param_groups}) <= 1
 
 
 def _ranked(settings: RecordSettings) -> RecordSettings:

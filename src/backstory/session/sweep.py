@@ -35,7 +35,7 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) 
     """
     store = RunStore.open(store.path)
     kept = Condensed(store, dtype)
-    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.start)
+    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
     return ahead(_chunk(store, block, dtype, kept) for block in blocks)
 
 

@@ -1,0 +1,72 @@
+"""Numbers of columns against the matrices X, Y and Z of the same recursion, written out in numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.maths.examples import RULES, P, random_steps
+from tests.oracles import assert_close
+
+from backstory.maths.steps import Step
+from backstory.maths.stretch import Columns, columns
+
+
+def stretch(rule: str, clipped: bool) -> list[Step]:
+    g = torch.Generator().manual_seed(2)
+    Q = torch.linalg.qr(torch.randn(P, P, generator=g, dtype=torch.float64)).Q
+    V = Q[:3] * torch.tensor([[1.5], [0.7], [0.2]], dtype=torch.float64)
+    made = random_steps(rule, clipped=clipped)
+    return [s._replace(V=V, dot_v=V @ (s.w @ s.G), orthogonal=True) for s in made]
+
+
+def written_out(steps: list[Step], s: np.ndarray, B1: np.ndarray, B2: np.ndarray, m: dict[int, np.ndarray]) -> Any:
+    """X, Y before the first step and Z of each, (p, R), every product a matrix; γ = 1."""
+    assert steps[0].V is not None
+    V = steps[0].V.numpy()
+    X, Y, Z = np.zeros_like(B1), np.zeros_like(B1), {}
+    for t in reversed(range(len(steps))):
+        step, k = steps[t], steps[t].coefficients
+        alpha = step.clip * k.rate * ((1 - k.tau) * k.a + k.n)
+        U = Y - k.rate * k.a * X
+        Z[t] = (1 - k.tau) * U - k.rate * k.n * X
+        SV = s[t, 0] * B1 + s[t, 1] * B2 + Z[t] @ V @ V.T
+        if step.clip < 1:
+            assert step.dot_v is not None
+            SV = step.clip * (SV - np.outer(m[t], step.dot_v.numpy()))
+        X = (1 - k.rate * k.decay) * X + k.l2 * Z[t] + SV @ np.linalg.inv(np.eye(len(V)) + alpha * V @ V.T)
+        Y = k.momentum * U
+    return X, Y, Z
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "adam", "plain, then momentum"])
+def test_columns_are_the_recursion(rule: str, clipped: bool) -> None:
+    assert rule in RULES
+    steps, g = stretch(rule, clipped), np.random.default_rng(1)
+    s, (B1, B2) = g.normal(size=(len(steps), 2)), g.normal(size=(2, P, 3))
+    m = {t: g.normal(size=P) for t, step in enumerate(steps) if step.clip < 1}
+    met = [torch.from_numpy(g.normal(size=(len(step.w) + (t in m), 3))) for t, step in enumerate(steps)]
+    X, Y, Z = written_out(steps, s, B1, B2, m)
+    found = columns(steps, torch.from_numpy(s), met, 1.0)
+    M = np.array(list(m.values())).reshape(len(m), P)
+    for numbers, expected in ((found.x, X), (found.y, Y)):
+        n = numbers.numpy()
+        assert_close(torch.from_numpy(B1 * n[0] + B2 * n[1] + M.T @ n[2:]), torch.from_numpy(expected), 1e-12)
+    _assert_met(found, met, Z, B1, B2, M)
+
+
+def _assert_met(
+    found: Columns, met: list[torch.Tensor], Z: dict[int, np.ndarray], B1: np.ndarray, B2: np.ndarray, M: np.ndarray
+) -> None:
+    """Rows times Zᵀ of their own step, as a propagator puts them together."""
+    for t, (rows, L) in enumerate(zip(met, found.L.split([len(x) for x in met]), strict=True)):
+        x, z = rows.numpy(), found.z[t].numpy()
+        whole = (x * z[0]) @ B1.T + (x * z[1]) @ B2.T + L.numpy() @ M
+        assert_close(torch.from_numpy(whole), torch.from_numpy(x @ Z[t].T), 1e-12, f"step {t}")
+
+
+def test_memory_does_not_grow_with_the_square_of_the_steps() -> None:
+    steps = stretch("momentum", clipped=True)
+    found = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), None)
+    assert found.z.shape == (len(steps), 2, 3)
