@@ -261,6 +261,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) 
         run.condense(tmp_path / "small", stretches=0)
     with pytest.raises(StoreError, match="there already"):
         run.condense(tmp_path / "run")
+    with pytest.raises(UsageError, match="inside the run itself"):
+        run.condense(tmp_path / "run" / "small")
     (tmp_path / "small.partial").mkdir()
     with pytest.raises(StoreError, match="interrupted"):
         run.condense(tmp_path / "small")

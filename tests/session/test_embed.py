@@ -1,5 +1,6 @@
 """The sweep that writes embeddings: the same in pieces, with a report of what it saw, and no silent overflow."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tests.oracles import assert_close
 from tests.session.loops import cross_entropy, mlp, sgd, stored, train
 
 import backstory
-from backstory.errors import NumericalError
+from backstory.errors import NumericalError, UsageError
 from backstory.session import sweep
 
 
@@ -39,6 +40,24 @@ def test_small_chunks_give_the_same(
     run.embed(joint=joint, dtype=torch.float64, encoding="float64", progress=lambda a, b: said.append((a, b)))
     assert_close(run.store.read_embeddings(6, 0, 18, dtype=torch.float64), whole, 1e-12)
     assert said == [(i, 6) for i in range(1, 7)]
+
+
+def test_numbers_that_a_sweep_cannot_take_are_refused(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model, 0.25), 1)
+    with pytest.raises(UsageError, match=r"found dtype=torch\.float16; expected torch\.float32 or torch\.float64"):
+        backstory.open(tmp_path / "run").embed(dtype=torch.float16)
+
+
+@pytest.mark.parametrize(("subspace", "fits"), [("full", False), ("learned", True)])
+def test_int8_embeddings_need_coordinates_of_one_size(subspace: str, fits: bool, tmp_path: Path) -> None:
+    """Adam's diagonal spreads those in full coordinates over many orders of magnitude, and one scale cannot follow."""
+    model = mlp()
+    train(tmp_path / "run", model, torch.optim.AdamW(model.parameters(), 0.01), 8, subspace=subspace)
+    run = backstory.open(tmp_path / "run")
+    with nullcontext() if fits else pytest.raises(UsageError, match="encoding='int8' for a run in full"):
+        run.embed(encoding="int8")
+    assert bool(run.store.embeddings()) == fits
 
 
 def test_the_largest_growth_and_expanding_steps_are_reported(tmp_path: Path) -> None:

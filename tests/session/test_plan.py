@@ -293,8 +293,10 @@ def in_two_groups() -> Recipe:
 def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None:
     short, long = (backstory.plan(mlp, rank=4, steps=steps, **QUICK) for steps in (100, 10_100))
     ids = np.array(["299"] * 120_000).nbytes  # as an answer holds them
-    assert short.query_bytes >= 2 * (8 << 20)
-    assert long.query_bytes - short.query_bytes == 120_000 * (8 + 16) + 2 * ids
+    assert short.rows_bytes == 3 * torch.zeros(1200, short.dims).nbytes
+    assert long.rows_bytes == 3 * min(32 << 20, torch.zeros(121_200, long.dims).nbytes)
+    lines = [p.query_bytes - p.rows_bytes for p in (short, long)]
+    assert lines[1] - lines[0] == 120_000 * (8 + 16) + 2 * ids
 
 
 def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,8 @@ def test_weights_of_a_batch() -> None:
     assert weights(recipe(loss_reduction="sum"), 0).tolist() == [1.0] * n
     counted = recipe(loss_reduction="token-mean", tokens=lambda batch: torch.arange(1, n + 1))
     assert weights(counted, 0).tolist() == [2 / (n * (n + 1))] * n
+    listed = recipe(loss_reduction="token-mean", tokens=lambda batch: list(range(1, n + 1)))
+    assert torch.equal(weights(listed, 0), weights(counted, 0))
     with pytest.raises(UsageError, match="needs tokens="):
         weights(recipe(loss_reduction="token-mean"), 0)
     with pytest.raises(UsageError, match="loss_reduction='median' in a recipe; expected one of mean, sum, token-mean"):

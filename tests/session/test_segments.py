@@ -189,6 +189,11 @@ def test_numbers_of_segments_and_workers_are_checked(tmp_path: Path) -> None:
         name = next(iter(wrong))
         with pytest.raises(UsageError, match=f"found {name}=0; expected 1"):
             run.embed(**wrong)
+    for bad in ({"segments": 2.5}, {"workers": 1.5}, {"segments": "4"}, {"workers": True}):
+        with pytest.raises(UsageError, match=r"found (segments|workers)=.*; expected a whole number"):
+            run.embed(**bad)
+    assert not run.store.embeddings()
+    assert not run.store.segments()
 
 
 def test_boundaries_are_checkpoints_and_about_equal(tmp_path: Path) -> None:

@@ -91,7 +91,10 @@ def embed(
         int | None,
         typer.Option(help="Cut the run into so many parts (Algorithm 2): answers at every checkpoint.", min=1),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that embed segments at the same time.", min=1)] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(help="Processes that embed segments at the same time; without --segments as many parts.", min=1),
+    ] = 1,
     json: Json = False,
 ) -> None:
     """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""

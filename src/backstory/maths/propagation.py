@@ -66,17 +66,16 @@ class Propagator:
     def __init__(self, p: int, *, dtype: torch.dtype, gamma: Gamma = None, device: str = "cpu") -> None:
         self.gamma = gamma
         self._p, self._like = p, torch.empty(0, dtype=dtype, device=device)
-        self._A: Tensor | None = None  # None stands for I
-        self._C: Tensor | None = None  # None stands for 0
+        self._A: Tensor | None = None  # None stands for I, of pairs for [I; 0]
+        self._C: Tensor | None = None  # None stands for 0; where A is None, of pairs, for [0; I]
+        self._of_pairs = False  # (θ, m) in place of θ
         self._pending = Pending()
 
     @classmethod
     def of_segment(cls, p: int, *, dtype: torch.dtype, gamma: Gamma = None, momentum: bool) -> "Propagator":
-        """Begun at the end of a segment: with momentum it holds two (2p, p) matrices, and embeddings have 2p numbers."""
+        """Begun at the end of a segment: with momentum it comes to hold two (2p, p) matrices, and embeddings have 2p numbers."""
         made = cls(p, dtype=dtype, gamma=gamma)
-        if momentum:
-            zero, one = torch.zeros(p, p, dtype=dtype), torch.eye(p, dtype=dtype)
-            made._A, made._C = torch.cat([one, zero]), torch.cat([zero, one])
+        made._of_pairs = momentum
         return made
 
     @property
@@ -123,7 +122,11 @@ class Propagator:
         """A and C themselves, nothing pending."""
         self._settle()
         if self._A is None:
-            self._A = torch.eye(self._p, dtype=self._like.dtype, device=self._like.device)
+            one = torch.eye(self._p, dtype=self._like.dtype, device=self._like.device)
+            self._A = one
+            if self._of_pairs:
+                zero = torch.zeros_like(one)
+                self._A, self._C = torch.cat([one, zero]), torch.cat([zero, one])
         return self._A, self._C
 
     def _settle(self) -> None:
@@ -180,6 +183,8 @@ class Propagator:
 
     def _shared(self, steps: Sequence[Step]) -> list[Tensor]:
         self._settle()
+        if self._of_pairs:
+            self._held()
         V, effects = curvature_rows(steps[0]), self._pending.pass_by([s.coefficients for s in steps])
         rows = [torch.cat([clipped_gradients(s), taken_out(s)[None] if s.clip < 1 else s.G[:0]]) for s in steps]
         sizes, all_rows = [len(x) for x in rows], torch.cat(rows)
@@ -216,7 +221,10 @@ class Propagator:
     def _seen(self, rows: Tensor, effects: Tensor) -> Tensor:
         """rows Sᵀ as far as A₀, C₀ and pending rows make it, with the numbers of each row's own step."""
         s = effects[:, :FIRST].to(rows)
-        out = rows * s[:, :1] if self._A is None else (rows @ self._A.T).mul_(s[:, :1])
+        if self._A is None:
+            out = torch.cat([rows * x for x in s[:, : 1 + self._of_pairs, None].unbind(1)], 1)
+        else:
+            out = (rows @ self._A.T).mul_(s[:, :1])
         if self._C is not None:
             out.addmm_(rows * s[:, 1:], self._C.T)
         return self._pending.times(rows, effects, out)

@@ -100,6 +100,8 @@ def _check(store: RunStore, out: Path, rank: int | None, stretches: int | None) 
         raise UsageError(f"found rank={rank}; expected at least 1, or None for the whole sum.")
     if stretches is not None and stretches < 1:
         raise UsageError(f"found stretches={stretches}; expected at least 1.")
+    if store.path.resolve() in out.resolve().parents:
+        raise UsageError(f"found out={str(out)!r}, a path inside the run itself; expected one beside it or elsewhere.")
     if out.exists():
         raise StoreError(f"{out} is there already; expected a new path. Choose another one.")
     if store.n_steps() == 0:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -90,6 +91,22 @@ def embed(
     _take_over(report, watch.done())
     report.seconds = time.perf_counter() - began
     return report
+
+
+def check_asked(store: RunStore, *, dtype: torch.dtype, encoding: str, segments: int | None, workers: int) -> None:
+    """Raise where an embedding cannot be made so, or would be wrong."""
+    for name, count in (("segments", segments), ("workers", workers)):
+        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool)):
+            raise UsageError(f"found {name}={count!r}; expected a whole number.")
+    if workers < 1:
+        raise UsageError(f"found workers={workers}; expected 1 or more processes.")
+    if dtype not in (torch.float32, torch.float64):
+        raise UsageError(f"found dtype={dtype!r}; expected torch.float32 or torch.float64.")
+    if encoding == "int8" and store.config["diagonal"]:
+        raise UsageError(
+            "found encoding='int8' for a run in full or mask coordinates with Adam: its own diagonal spreads an embedding over many "
+            "orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with subspace='learned'."
+        )
 
 
 def form_of(gamma: Gamma) -> str:

@@ -26,8 +26,9 @@ from .plan_costs import Alternative, Costs
 from .plan_trial import Progress, Trial, trial
 from .recipe import Recipe
 from .settings import RecordSettings
+from .sweep import CHUNK_BYTES
 
-CHUNK_BYTES = 8 << 20  # of rows that a question holds at a time, unless one step has more
+IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
 
 
@@ -57,6 +58,7 @@ class Plan:
     condensed_bytes: int | None  # after `condense` with its defaults, where there are curvature rows
     propagator_bytes: int  # joint
     propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
+    rows_bytes: int  # of a sweep that embeds or asks, read and on their way
     query_bytes: int  # one question, by the adjoint
     plain_seconds: float  # a step
     recorded_seconds: float  # a step, once the subspace is known
@@ -140,7 +142,8 @@ def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple
 def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: str | None) -> Plan:
     chosen, *_ = alternatives = costs.alternatives()
     form, dims = t.settings.curvature_form(), sum(t.dims)
-    rows_held = max(CHUNK_BYTES, 4 * dims * t.batch * (1 + form.rows))
+    step = 4 * dims * t.batch * (1 + form.rows)
+    rows_held = IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * steps))
     each = 8 + 2 * (8 + 4 * t.letters)  # an occurrence's score, its step and its id, which are put together from pieces
     once = _once_seconds(t, chosen.store_bytes)
     in_all = once + t.warmup_seconds + (steps - t.warmup_steps) * t.recorded_seconds
@@ -167,7 +170,8 @@ def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: s
         condensed_bytes=costs.condensed_bytes(),
         propagator_bytes=chosen.propagator_bytes,
         propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
-        query_bytes=round(2 * rows_held + 8 * dims + each * costs.occurrences),
+        rows_bytes=rows_held,
+        query_bytes=round(rows_held + 8 * dims + each * costs.occurrences),
         plain_seconds=t.plain_seconds,
         recorded_seconds=t.recorded_seconds,
         warmup_steps=t.warmup_steps,
@@ -205,8 +209,8 @@ def _lines(p: Plan) -> Iterator[str]:
     if p.condensed_bytes is not None and p.condensed_bytes < p.store_bytes:
         yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
     yield (
-        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, beside the rows it reads, "
-        f"{_size(p.propagator_bytes_per_layer)} per layer"
+        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
+        f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"
     )
     yield f"a question    about {_size(p.query_bytes)} of memory"
     yield (

@@ -67,8 +67,11 @@ def weights(recipe: Recipe, step: int) -> Tensor:
     ids, batch = recipe.batches[step]
     if recipe.loss_reduction == "token-mean":
         if recipe.tokens is None:
-            raise UsageError("a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch.")
-        total = float(recipe.tokens(batch).sum())
+            raise UsageError(
+                "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that gives how many tokens "
+                "of each sample have a loss, (B,)."
+            )
+        total = float(torch.as_tensor(recipe.tokens(batch)).sum())
     elif recipe.loss_reduction in REDUCTIONS:
         total = float(len(ids)) if recipe.loss_reduction == "mean" else 1.0
     else:
