@@ -188,7 +188,9 @@ class Run(Contents):
         """
         step = self.step_of(at)
         if step not in self.store.embeddings():
-            raise UsageError(f"no embeddings for step {step} to index: call run.embed({at!r}) first, without segments.")
+            raise UsageError(
+                f"no embeddings for step {step} to index: call run.embed({at!r}) first, without segments, or `backstory embed`."
+            )
         with RunStore.open(self.path, write=True) as store:
             report = build_index(store, step, recall=recall, queries=queries, seed=seed, progress=progress)
         self.store = RunStore.open(self.path)
