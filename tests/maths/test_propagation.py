@@ -396,17 +396,18 @@ def test_steps_without_rows_do_not_pile_up() -> None:
     assert propagator._pending.steps <= 257
 
 
-def test_rows_that_change_afterwards_do_not_matter() -> None:
-    g = torch.Generator().manual_seed(5)
-    step = random_step(g, 3, plain(0.2))
-    expected = Propagator(P, dtype=torch.float64, gamma=0.0)
-    propagator = Propagator(P, dtype=torch.float64, gamma=0.0)
+@pytest.mark.parametrize("curvature", [None, 2], ids=["fisher", "own rows"])
+def test_rows_that_change_afterwards_do_not_matter(curvature: int | None) -> None:
+    """Pending rows are copies: the caller may use its memory again."""
+    step = random_step(torch.Generator().manual_seed(5), 3, plain(0.2), curvature=curvature)
+    expected, propagator = (Propagator(P, dtype=torch.float64, gamma=0.0) for _ in range(2))
     for x in (expected, propagator):
         x.embed([step])
-        expected.A  # noqa: B018  taken before the rows change
-        step = step._replace(G=step.G.clone())
-    step.G.zero_()
-    assert_close(propagator.A, expected.A, 1e-12)
+    before = expected.A.clone()
+    for rows in (step.G, step.V):
+        if rows is not None:
+            rows.zero_()
+    assert_close(propagator.A, before, 1e-12)
 
 
 def test_pending_rows_in_float32_are_as_exact_as_float32_is() -> None:
