@@ -6,7 +6,7 @@ export MKL_NUM_THREADS := 1
 
 AXE := 4.14.0
 
-.PHONY: demo test test-slow check bench clean browser screens
+.PHONY: demo test test-slow test-rounding check bench clean browser screens
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,9 @@ test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
 
 test-slow: .venv/ready browser  ## everything that an issue names
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+
+test-rounding: .venv/ready  ## the same without browser and subprocess tests, every product with a random last bit
+	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu" --ignore=tests/web
 
 screens: .venv/ready browser  ## screenshots of the demos' runs in build/screenshots
 	SCREENSHOT_RUNS=demo:demo-text $(BIN)/python -m pytest -q -m slow tests/web/test_browser.py -k screens

@@ -249,3 +249,24 @@ def assert_close(actual: Tensor, expected: Tensor, rtol: float, causes: str = ""
         f"largest relative error {error.max().item():.2e} in row {error.argmax().item()} of {len(error)} "
         f"(allowed {rtol:.0e}); median of actual/expected {ratio:.6f}. {causes}"
     )
+
+
+def assert_same(
+    actual: Tensor, expected: Tensor, terms: int, *, size: float | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """Two computations of the same numbers: |actual − expected| ≤ terms × unit roundoff × size of the terms.
+
+    `terms` is the length of the sums behind one number, from the first input on: of a product its inner dimension, of
+    a training run the inner dimensions of all its steps. `size` is how large the terms are where they cancel; without it,
+    the largest result. `dtype` is that of the arithmetic, where the numbers were widened afterwards.
+    """
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    unit = torch.finfo(dtype or (expected.dtype if expected.is_floating_point() else torch.float64)).eps / 2
+    a, b = actual.detach().double(), expected.detach().double()
+    largest = b.abs().max().item() if b.numel() else 0.0
+    allowed = terms * unit * (largest if size is None else size)
+    error = (a - b).abs().max().item() if b.numel() else 0.0
+    assert error <= allowed, (
+        f"they differ by {error:.1e}, and rounding explains {allowed:.1e} (largest number {largest:.1e}). A little more "
+        "means that `terms` is too short; much more, that something else was computed."
+    )

@@ -138,7 +138,7 @@ class OptimizerReader:
             return
         self._refuse_newcomers()
         before, after = self._measured()
-        clip, norm = _clip_factor(before, after, rounding=0.0 if self._scale == 1 else 1e-5)
+        clip, norm = _clip_factor(before, after, self._rounding())
         squares = {k: v[0] ** 2 for k, v in before.items()}
         self._check_clipping(clip, norm)
         rows = [self._group(group) for group in optimizer.param_groups]
@@ -146,6 +146,10 @@ class OptimizerReader:
         reading = Reading(groups, clip, norm, squares)
         self.on_step(reading)
         self.reading = reading
+
+    def _rounding(self) -> float:
+        """How far two norms of the same gradient may lie apart, relatively: the same sums, or a loss scale taken out."""
+        return 1e-5 if self._scale != 1 else 8 * max(torch.finfo(x.dtype).eps for x in self._before.values())
 
     def _check_clipping(self, clip: float, norm: float) -> None:
         """Clipping by norm leaves the same norm at every clipped step; another scaling of gradients does not."""
@@ -278,8 +282,8 @@ def _norm(grad: Tensor) -> Tensor:
     return norm
 
 
-def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float = 0.0) -> tuple[float, float]:
-    """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone, up to the `rounding` of a loss scale."""
+def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float) -> tuple[float, float]:
+    """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone, up to `rounding`."""
     norm = sum(x * x for x, _ in before.values()) ** 0.5
     pairs = [(x, y) for k in before for x, y in zip(before[k], after[k], strict=True)]
     if norm == 0 or all(abs(y - x) <= rounding * x for x, y in pairs):
