@@ -26,7 +26,9 @@ SUMS = {aten.sum, aten.mean, aten.linalg_vector_norm, aten.convolution_backward,
 class NoisyRounding(TorchDispatchMode):
     """Every sum of products, and every long sum, comes out with a random last bit."""
 
-    draws = torch.Generator().manual_seed(0)
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = torch.Generator().manual_seed(0)  # a test that fails fails again alone
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operation, and then its last bit."""
@@ -45,7 +47,7 @@ class NoisyRounding(TorchDispatchMode):
         if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu" or x.layout != torch.strided:
             return x
         unit = torch.finfo(x.dtype).eps
-        draw = torch.randint(-1, 2, x.shape, generator=self.draws, dtype=torch.int8)
+        draw = torch.randint(-1, 2, x.shape, generator=self._draws, dtype=torch.int8)
         return torch.where(x == x.round(), x, x * (1 + unit * draw.to(x.dtype)))
 
 
