@@ -1,6 +1,6 @@
 """Rows that do not add up to the gradient are refused, with the parameter's name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tests.session.loops import (
 from torch import Tensor, nn
 
 import backstory
-from backstory.errors import CoverageError
-from backstory.maths.layers import RULES
+from backstory.errors import CoverageError, UnsupportedError
+from backstory.maths.layers import RULES, Sum
 
 SUBSPACES: list[dict[str, Any]] = [
     FULL,
@@ -171,3 +171,157 @@ def test_clipped_and_scaled_steps_add_up(tmp_path: Path) -> None:
     model = mlp()
     train(tmp_path / "run", model, sgd(model), 2, max_norm=0.01)
     assert stored(tmp_path / "run").table.clip.max() < 0.2
+
+
+class Cancelling(nn.Module):
+    """Two biases whose gradients are 0 for each sample: before a norm of single channels, and of attention's keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 4, 2), nn.GroupNorm(4, 4)
+        self.q, self.k, self.v, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.conv(x[:, None])).mT
+        out: Tensor = self.out((self.q(h) @ self.k(h).mT).softmax(-1) @ self.v(h)).mean(1)
+        return out
+
+
+def long(dtype: torch.dtype) -> Callable[[Any], tuple[Tensor, ...]]:
+    """Batches of 12 numbers a sample, so that there are positions to sum over."""
+
+    def batch(ids: Any) -> tuple[Tensor, ...]:
+        x, y = batch_of(ids)
+        return torch.cat([x * (k + 1) for k in range(4)], 1).sin().to(dtype), y
+
+    return batch
+
+
+DTYPES = [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("settings", SUBSPACES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_exactly_zero_are_no_false_alarm(
+    settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = seeded(Cancelling()).to(dtype)
+    train(tmp_path / "run", model, sgd(model), 3, batch=long(dtype), **settings)
+    assert backstory.open(tmp_path / "run").n_steps == 3
+    for name in ("conv.bias", "k.bias"):
+        grad = model.get_parameter(name).grad
+        assert grad is not None
+        assert float(grad.norm()) < 1e-5, "not a gradient of 0: this test shows nothing"
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {  # of the terms of each sample and position
+    "scaled": lambda delta: 1.01 * delta,
+    "shifted": lambda delta: delta + 5e-3 * delta.abs().mean(1, keepdim=True),
+    "shifted a little": lambda delta: delta + 1e-4 * delta.abs().mean(1, keepdim=True),
+    "missing": lambda delta: torch.cat([torch.zeros_like(delta[:1]), delta[1:]]),
+}
+
+
+@pytest.mark.usefixtures("_registry")
+@pytest.mark.parametrize("settings", SUBSPACES[:2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("how", "name"), [("scaled", "v"), ("shifted", "v"), ("missing", "v"), ("shifted a little", "k")]
+)
+def test_a_wrong_bias_row_is_refused(
+    how: str, name: str, settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Also where the gradient is 0: the bound follows what was summed, not what is left."""
+    model = seeded(Cancelling()).to(dtype)
+    right = RULES[nn.Linear]
+
+    def wrong(module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Any]:
+        out = dict(right(module, inputs, delta))
+        if module is model.get_submodule(name):
+            out["bias"] = Sum(WRONG[how](delta))
+        return out
+
+    backstory.register(nn.Linear, wrong)
+    with pytest.raises(CoverageError, match=rf"'{name}.bias' do not add up .*a custom rule is wrong"):
+        train(tmp_path / "run", model, sgd(model), 1, batch=long(dtype), **settings)
+
+
+def penalty(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    loss = F.cross_entropy(model(x), y)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + slope.square().sum()
+
+
+def adversarial(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
+    return F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y)
+
+
+def adversarial_by_backward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    F.cross_entropy(model(x), y).backward()
+    model.zero_grad()
+    assert x.grad is not None
+    return F.cross_entropy(model(x.detach() + 0.1 * x.grad.sign()), y)
+
+
+def shrinking(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y) + 0.03 * sum(p.square().sum() for p in model.parameters())
+
+
+@pytest.mark.parametrize("settings", SUBSPACES[:2])
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [
+        (penalty, r"create_graph=True ran in this step, as for a gradient penalty"),
+        (adversarial, r"torch.autograd.grad ran .* adversarial .*before rec.step\(\)"),
+        (adversarial_by_backward, r"2 backward passes ran .* declares 1 micro-batches"),
+        (shrinking, r"0.06 times the parameter itself, as an L2 term .* weight_decay=0.06 "),
+    ],
+)
+def test_what_the_step_shows_of_the_cause_is_named(
+    loss: Any, cause: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    with (
+        pytest.raises(CoverageError, match=cause),
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec,
+        rec.step(ids_of(0)),
+    ):
+        loss(model, *batch_of(ids_of(0))).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+def test_the_remedies_of_two_causes_work(tmp_path: Path) -> None:
+    """Adversarial examples made before the step; an L2 term as weight decay."""
+    model = mlp()
+    optimizer = sgd(model, weight_decay=0.06)
+    x, y = batch_of(ids_of(0))
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        (slope,) = torch.autograd.grad(F.cross_entropy(model(x.requires_grad_()), y), x)
+        with rec.step(ids_of(0)):
+            F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y).backward()
+            optimizer.step()
+    assert backstory.open(tmp_path / "run").n_steps == 1
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_closure_is_refused_by_its_name(by_name: bool, tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+
+    def closure() -> float:
+        loss = cross_entropy(model, batch_of(ids_of(0))).mean()
+        loss.backward()
+        return float(loss)
+
+    with (
+        pytest.raises(UnsupportedError, match=r"step\(closure\) .*backward\(\) first"),
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
+        rec.step(ids_of(0)),
+    ):
+        optimizer.step(**{"closure": closure}) if by_name else optimizer.step(closure)

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import CoverageError, UnsupportedError, UsageError
+from .tap import backward_pass
 
 OPTIMIZER_MODELS = ("auto", "sgd")
 CHECK_EVERY = 100  # steps after which the largest entries of all gradients are looked at again, twice
@@ -60,6 +61,7 @@ class OptimizerReader:
         self._before: dict[int, Tensor] = {}  # id of parameter -> its gradient's norm
         self._largest: dict[int, Tensor] = {}  # likewise its largest entry, of those that are looked at in a step
         self._looked_at: set[int] = set()
+        self.passes: set[int] = set()  # the backward passes of this step that added to a gradient
         self._steps = 0  # begun so far
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
@@ -88,6 +90,7 @@ class OptimizerReader:
         self.reading = None
         self._before.clear()
         self._largest.clear()
+        self.passes = set()
         every, turn = self._steps % CHECK_EVERY < 2, self._steps % max(1, len(self.parameters))
         self._looked_at = {id(p) for p in (self.parameters if every else self.parameters[turn : turn + 1])}
         self._steps += 1
@@ -122,6 +125,7 @@ class OptimizerReader:
 
     def _measure(self, p: Tensor) -> None:
         assert p.grad is not None
+        self.passes.add(backward_pass())
         self._before[id(p)] = _norm(p.grad)
         if id(p) in self._looked_at:
             self._largest[id(p)] = _largest(p.grad)
@@ -134,6 +138,7 @@ class OptimizerReader:
             )
         if self.reading is not None:
             raise UsageError("optimizer.step() was called twice inside one rec.step(); give each update its own.")
+        _refuse_closure(args, kwargs)
         if _fused_skip(optimizer):
             return
         self._refuse_newcomers()
@@ -307,6 +312,15 @@ def _fused_skip(optimizer: Optimizer) -> bool:
             "measured. Call scaler.unscale_(optimizer) before scaler.step(optimizer), or use fused=False."
         )
     return bool(getattr(optimizer, "found_inf", False))
+
+
+def _refuse_closure(args: Any, kwargs: Any) -> None:
+    """torch's step hooks see `(optimizer, closure)`; a closure runs after them, so its gradients come too late."""
+    if any(x is not None for x in (*args[1:2], kwargs.get("closure"))):
+        raise UnsupportedError(
+            "optimizer.step(closure) computes the gradients inside the optimizer, after they were to be read. Call "
+            "loss.backward() first, and then optimizer.step() without a closure."
+        )
 
 
 def _check_modelled(optimizer: Optimizer) -> None:

@@ -37,6 +37,8 @@ class Tap:
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
         self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
+        self.passes: set[int] = set()  # the backward passes of this step that reached a recorded layer
+        self.differentiable = False  # whether one of them was made to be differentiated again
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
         self._handles: list[RemovableHandle] = []
@@ -66,6 +68,7 @@ class Tap:
     def begin(self) -> None:
         """A new step: no micro-batch yet."""
         self.slot, self.sizes, self.rounded = None, [], set()
+        self.passes, self.differentiable = set(), False
         self.forget_calls()
 
     def batch(self, size: int) -> int:
@@ -147,6 +150,8 @@ class Tap:
     def _meet(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
         if self.slot is None or self._muted:
             return  # a backward pass outside of any step, or one of our own
+        self.passes.add(backward_pass())
+        self.differentiable |= torch.is_grad_enabled()  # create_graph=True
         self._contribute(module, inputs, delta, slot, self.sink)
 
     def _contribute(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int, sink: Sink) -> None:
@@ -194,6 +199,12 @@ class Tap:
                 f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: "
                 "no sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
             )
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that is under way, inside a hook."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Contribution:

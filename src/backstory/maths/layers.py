@@ -210,6 +210,23 @@ def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features
     return out
 
 
+def term_sizes(part: Contribution) -> tuple[Tensor, int]:
+    """`(Σ ‖term‖, how many)` of all that a contribution sums over samples and positions, before anything cancels.
+
+    Float64, because squares of small terms underflow. A `Dense` has its positions summed already: its rows are the terms.
+    """
+    if isinstance(part, Outer):
+        sizes = _lengths(part.right) * (_lengths(part.left) if part.left.is_floating_point() else 1.0)  # (B, S)
+    else:
+        sizes = _lengths(part.values) if isinstance(part, Sum) else _lengths(part.grads.flatten(1))
+    return sizes.sum(), sizes.numel()
+
+
+def _lengths(x: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    return lengths
+
+
 def _vector(values: Tensor) -> Contribution:
     """Σ_t values_t (B, S, d); with one position there is nothing to sum."""
     return Sum(values) if values.shape[1] > 1 else Dense(values[:, 0])

@@ -4,12 +4,20 @@ r"""The safety net of recording: rows must add up to the gradient that torch com
 
 A weight that is used outside its module's forward, a module that was compiled away, a batch dimension that is not
 the first, or a stale `.grad` from before the step all break this identity, and would otherwise pass silently.
-Knows nothing of files.
+
+Both sides sum the same terms, δ_t a_tᵀ of every sample and position t, in different orders. Where the terms cancel, what is
+left is rounding: the key bias of softmax attention and a bias before InstanceNorm have a gradient of exactly 0, and so has each
+sample's row. With n terms and the unit roundoff u the two sums may lie apart by
+
+    c √n u Σ_t ‖δ_t‖ ‖a_t‖      (Higham & Mary's probabilistic bound; products are summed in blocks, so n ≤ 4,096)
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from math import sqrt
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..capture.blocks import Block
 from ..errors import CoverageError
@@ -18,37 +26,53 @@ from .step import StepScope
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative
 HALF_TOLERANCE = 5e-2  # half precision, of the gradient itself or inside autocast
+SUMMING = 8.0  # c above
+BLOCK = 4096  # terms after which partial sums are summed among themselves, at the latest
+ALIKE = 0.05  # a rest that differs from a multiple of the parameter by less than this is called one
+
+
+class Passes(NamedTuple):
+    """The backward passes of a step, by torch's own numbers."""
+
+    recorded: Collection[int]  # they reached a recorded layer
+    accumulated: Collection[int]  # they added to a parameter's gradient
+    differentiable: bool  # one of them ran with create_graph=True
 
 
 def check_sums(
-    scope: StepScope,
-    blocks: Sequence[Block],
-    chosen: Iterable[int],
-    bases: Sequence[Basis] | None,
-    clip: float,
-    scale: float,
-    rounded: Collection[int] = (),
+    scope: StepScope, blocks: Sequence[Block], clip: float, scale: float, passes: Passes, rounded: Collection[int] = ()
 ) -> None:
-    """Raise if the recorded rows of a chosen block do not add up to its gradient, times the clipping factor.
+    """Raise if the recorded rows of a checked block do not add up to its gradient, times the clipping factor.
 
     `rounded` are the blocks whose layers ran in half precision: their gradient is that much coarser than its type.
     """
-    for number in chosen:
+    for number in scope.checked:
         block = blocks[number]
         grad = block.parameter.grad
         if grad is None:
             continue
-        wide = grad.detach().to(torch.promote_types(grad.dtype, torch.float32))
-        shape, basis = block.shape, bases[number] if bases is not None else None
-        if basis is None:
-            shape, basis = _small(block)
-        expected = project_dense(wide[None], shape, basis)[0]  # (dims,)
-        found, size = scope.gradients.total(number, shape, basis)
-        rounding = clip / scale * size
-        error = (expected - found * (clip / scale)).norm()
+        shape, basis = (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
+        expected = _seen(grad, shape, basis)  # (dims,)
+        total, size = scope.gradients.total(number, shape, basis)
+        rest = expected - total.double() * (clip / scale)
         tolerance = HALF_TOLERANCE if number in rounded else TOLERANCE.get(grad.dtype, HALF_TOLERANCE)
-        if bool(error > tolerance * (expected.norm() + 0.1 * rounding)):
-            raise CoverageError(_message(block.name, scope.number, float(error / expected.norm().clamp_min(1e-30))))
+        rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype)) * (clip / scale)
+        if bool(rest.norm() > tolerance * expected.norm() + rounding):
+            off = float(rest.norm() / expected.norm().clamp_min(1e-300))
+            theta = _seen(block.parameter.detach(), shape, basis)
+            raise CoverageError(_message(block.name, scope.number, off, _cause(passes, scope, rest / clip, theta)))
+
+
+def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype) -> Tensor:
+    """How far two sums of the block's terms may lie apart."""
+    size, count = scope.gradients.terms(number)
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    return SUMMING * sqrt(min(count + shape.d_out + shape.d_in, BLOCK)) * unit * size
+
+
+def _seen(x: Tensor, shape: Shape, basis: Basis) -> Tensor:
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    return project_dense(wide[None], shape, basis)[0].double()  # squares of small gradients underflow in float32
 
 
 def _small(block: Block) -> tuple[Shape, Basis]:
@@ -61,11 +85,39 @@ def _small(block: Block) -> tuple[Shape, Basis]:
     return shape, Basis(*(None if x is None else x.to(like.device, wide) for x in basis))
 
 
-def _message(name: str, step: int, error: float) -> str:
-    return (
-        f"the recorded rows of {name!r} do not add up to its gradient in step {step} (off by {error:.1%}). Likely "
-        "causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight is used outside its module's forward (nn.MultiheadAttention, functional calls); an "
-        "in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module was "
-        "compiled or replaced; something was added to .grad after "
-        "backward; a custom rule is wrong. Leave the layer out with layers=['!name'], or mend the cause."
+def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor) -> str | None:
+    """What the step itself shows of the cause, and what to do; None where it shows nothing."""
+    if passes.differentiable:
+        return (
+            "A backward pass with create_graph=True ran in this step, as for a gradient penalty: the gradient of such a term "
+            "is no sum over layer calls, and is not modelled. Train without the penalty while recording."
+        )
+    if len(set(passes.recorded) - set(passes.accumulated)):
+        return (
+            "torch.autograd.grad ran through the model inside this step, as for adversarial examples, and its terms are not "
+            "part of the parameters' gradients. Compute them before rec.step() begins."
+        )
+    if len(passes.recorded) > len(scope.sizes):
+        return (
+            f"{len(passes.recorded)} backward passes ran in this step, which declares {len(scope.sizes)} micro-batches. If one of "
+            "them is no part of the update (its gradients were zeroed again), move it before rec.step(); if each is a "
+            "micro-batch of its own, declare it with s.batch(ids)."
+        )
+    factor = float(rest @ theta / theta.square().sum().clamp_min(1e-300))
+    if factor and bool((rest - factor * theta).norm() < ALIKE * rest.norm()):
+        return (
+            f"What is missing is {factor:.3g} times the parameter itself, as an L2 term in the loss gives. Take the term out of "
+            f"the loss, and pass weight_decay={factor:.3g} to the optimizer (of SGD and Adam it is the same term)."
+        )
+    return None
+
+
+def _message(name: str, step: int, error: float, cause: str | None) -> str:
+    return f"the recorded rows of {name!r} do not add up to its gradient in step {step} (off by {error:.1%}). " + (
+        cause
+        or "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
+        "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
+        "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
+        "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
+        "with layers=['!name'], or mend the cause."
     )

@@ -12,7 +12,7 @@ Knows nothing of optimizers or files.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..capture.blocks import Block
 from ..errors import UsageError
-from ..maths.layers import Contribution, Outer
+from ..maths.layers import Contribution, Outer, term_sizes
 from ..maths.precondition import Scale, absorbed, scaled
 from ..maths.subspace import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
@@ -32,8 +32,15 @@ Versions = tuple[int, ...]  # of a contribution's tensors: how often each has be
 class Gathered:
     """The contributions of one backward pass through all micro-batches of a step."""
 
-    def __init__(self, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        groups: int = 1,
+        checked: Collection[int] = (),
+    ) -> None:
         self._blocks, self._bases, self.groups = blocks, bases, groups
+        self._terms = dict.fromkeys(checked, (torch.zeros((), dtype=torch.float64), 0))
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._kept: dict[Key, list[Kept]] = defaultdict(list)
         self._versions: list[tuple[int, Contribution, Versions]] = []  # of what was kept, with its block
@@ -42,6 +49,9 @@ class Gathered:
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
+        if block in self._terms:
+            (size, count), (more, further) = self._terms[block], term_sizes(part)
+            self._terms[block] = size.to(more) + more, count + further
         if self._bases is None:
             self._kept[slot, block].append((part, group))
             self._versions.append((block, part, _versions(part)))
@@ -125,6 +135,10 @@ class Gathered:
         for rows in (*seen, *(x.sum(1) for (_, b), x in self._rows.items() if b == block)):
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
+
+    def terms(self, block: int) -> tuple[Tensor, int]:
+        """`(Σ ‖w ∂ℓ at one position‖, how many)` of a block that is checked in this step: what was summed, before it cancels."""
+        return self._terms[block]
 
     def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:
         shape = self._blocks[block].shape

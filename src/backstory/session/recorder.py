@@ -32,7 +32,7 @@ from ..maths.subspace import Shape
 from ..store import RunStore, Writer
 from .adaptive import Adaptive, save_scales
 from .budget import Budget
-from .checks import check_sums
+from .checks import Passes, check_sums
 from .curvature import CurvatureRows
 from .finishing import Behind, Done, exact_dots, meta_of, record_of
 from .gathered import divided
@@ -142,7 +142,9 @@ class Recorder:
     def _new_scope(self) -> StepScope:
         bases = None if self._warming_up or self._adaptive.hatted else self._projections
         groups = self._form.groups if self._form.split else 1
-        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases, groups)
+        every = (self._at - self._began) % CHECK_EVERY < 2
+        checked = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
+        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases, groups, checked)
         scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
         if self._form.passes:
             scope.curvature = CurvatureRows(self._form, self.settings.seed, self.blocks, bases, self._tap.extra_pass)
@@ -205,11 +207,9 @@ class Recorder:
             scope.terms()
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
-        every = (self._at - self._began) % CHECK_EVERY < 2
-        chosen = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
-        scale = self._reader.loss_scale
+        passes = Passes(self._tap.passes, self._reader.passes, self._tap.differentiable)
         with own_precision(self._device):
-            check_sums(scope, self.blocks, chosen, scope.bases, reading.clip, scale, self._tap.rounded)
+            check_sums(scope, self.blocks, reading.clip, self._reader.loss_scale, passes, self._tap.rounded)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""

@@ -9,7 +9,7 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 Knows nothing of files.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,18 @@ class StepScope:
     """What `with rec.step() as s` gives: declare each micro-batch before its forward pass."""
 
     def __init__(
-        self, number: int, reduction: str, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1
+        self,
+        number: int,
+        reduction: str,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        groups: int = 1,
+        checked: Collection[int] = (),
     ) -> None:
         self.number, self._reduction, self._blocks = number, reduction, blocks
         self.bases = bases  # None: keep the contributions themselves until they can be projected
-        self.gradients = Gathered(blocks, bases, groups)
+        self.checked = checked  # the blocks whose rows must add up to the gradient in this step
+        self.gradients = Gathered(blocks, bases, groups, checked)
         self.ids: list[str] = []
         self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
