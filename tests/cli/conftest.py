@@ -1,8 +1,9 @@
-"""A small real run, recorded once for all command-line tests."""
+"""A small real run, recorded once for all command-line tests, and a folder that no command may trust."""
 
 from pathlib import Path
 
 import pytest
+from tests.cli.hostile import Hostile, made
 
 import backstory
 from backstory.session.recipe import take_step
@@ -12,18 +13,23 @@ from backstory.studies.digits import RECIPE, recipe
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     args = {"source": "digits", "epochs": 1}
-    made = recipe("digits", epochs=1)
+    plan = recipe("digits", epochs=1)
     path = tmp_path_factory.mktemp("runs") / "digits"
-    steps = len(made.batches)
+    steps = len(plan.batches)
     with backstory.record(
-        made.model, made.optimizer, path, loss_reduction="mean", steps=steps, checkpoints=1, warmup_steps=5,
+        plan.model, plan.optimizer, path, loss_reduction="mean", steps=steps, checkpoints=1, warmup_steps=5,
         recipe=RECIPE, recipe_args=args,
     ) as rec:  # fmt: skip
-        for t, (ids, (_, y)) in enumerate(made.batches):
+        for t, (ids, (_, y)) in enumerate(plan.batches):
             with rec.step(ids):
-                take_step(made, t)
+                take_step(plan, t)
             rec.describe(ids, label=y.tolist(), text=[f"digit {int(v)}" for v in y])
     run = backstory.open(path)
-    x, y = made.queries["test"]
+    x, y = plan.queries["test"]
     run.add_queries("few", (x[:3], y[:3]))
     return path
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return made(tmp_path_factory.mktemp("hostile"), tmp_path_factory.mktemp("runs"))

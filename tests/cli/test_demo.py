@@ -29,7 +29,7 @@ def test_the_command_that_opens_the_page_is_printed_last(
     monkeypatch.setattr(sys, "argv", [program, "demo"])
     demo._where(SimpleNamespace(seconds={"train": 1.0}, run="a-long-folder-for-demos/run"), Path("report.html"))
     last = file.getvalue().strip().splitlines()[-1]
-    assert last.endswith(f" {shown} serve a-long-folder-for-demos/run --trust-recipe")
+    assert last.endswith(f" {shown} serve a-long-folder-for-demos/run")
 
 
 def test_the_fine_tuning_demo_shows_both_timelines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,8 +93,23 @@ def test_a_function_that_is_not_there(name: str, said: str, file: Path, monkeypa
 
 
 def test_an_import_path_works_too(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(file.parent))
+    monkeypatch.chdir(file.parent)
     assert isinstance(load("my_training:recipe")(), backstory.Recipe)
+    assert sys.path[-1] == str(file.parent)
+
+
+def test_the_files_neighbours_come_after_what_is_installed(file: Path) -> None:
+    import plotly
+
+    (file.parent / "plotly.py").write_text("WIDTH = 5\n")
+    file.write_text(FILE.replace("from neighbour", "from plotly"))
+    said = rf"cannot import name 'WIDTH' from 'plotly'.*finds 'plotly' in {Path(plotly.__file__).parent}, before {file.parent}"
+    with pytest.raises(UsageError, match=said):
+        load(f"{file}:recipe")
+    assert sys.path[-1] == str(file.parent)
+    file.write_text("from neighbour import NOTHING\n")
+    with pytest.raises(ImportError, match="NOTHING"):
+        load(f"{file}:recipe")
 
 
 @pytest.mark.parametrize(

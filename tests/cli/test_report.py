@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.cli.hostile import Hostile
 from typer.testing import CliRunner
 
 from backstory.cli.app import app
@@ -39,9 +40,9 @@ def test_what_would_fail_after_the_work_fails_before_it(
         call(digits_run, "-o", tmp_path / "no-such-file" / "r.html", "--trust-recipe")
 
 
-def test_a_recipe_that_nobody_trusts_is_not_imported(digits_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Pass --trust-recipe"):
-        call(digits_run, "-o", tmp_path / "r.html")
+def test_a_recipe_that_nobody_trusts_is_not_imported(hostile: Hostile, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pass --trust-recipe"):
+        call(hostile.mine, "-o", tmp_path / "r.html")
 
 
 def test_a_missing_package_is_said(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
+from tests.cli.hostile import Hostile
 from typer.testing import CliRunner
 
-from backstory.cli import serve
+from backstory.cli import serve, show
 from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.web.limits import Limits
@@ -37,8 +40,8 @@ def run(*args: str) -> None:
 
 def test_loopback_needs_no_token_and_checks_the_host(digits_run: Path, listened: list[Any]) -> None:
     run(str(digits_run))
-    path, recipe, host, port, limits, queue, timeout, room = listened[0]
-    assert (path, recipe, host, port) == (digits_run, None, "127.0.0.1", 8321)
+    path, _, _, host, port, limits, queue, timeout, room = listened[0]
+    assert (path, host, port) == (digits_run, "127.0.0.1", 8321)
     assert limits == Limits(token=None, most_bytes=1 << 20, any_host=False)
     assert (queue, timeout, room) == (32, 30.0, 4 << 30)
 
@@ -58,7 +61,7 @@ def test_the_token_comes_from_a_file_or_the_environment(
     run(str(digits_run), "--host", "0.0.0.0", "--token-file", str(file))
     monkeypatch.setenv(serve.TOKEN, TOKEN + "x")
     run(str(digits_run), "--host", "0.0.0.0")
-    assert [call[4] for call in listened] == [Limits(token=t, any_host=True) for t in (TOKEN, TOKEN + "x")]
+    assert [call[5] for call in listened] == [Limits(token=t, any_host=True) for t in (TOKEN, TOKEN + "x")]
 
 
 @pytest.mark.parametrize("token", ["", "short", "a token with spaces in it", "tökens-of-16-letters"])
@@ -72,10 +75,33 @@ def test_a_weak_token_is_refused(digits_run: Path, listened: list[Any], tmp_path
     assert not listened
 
 
-def test_the_recipe_is_imported_only_if_it_is_trusted(digits_run: Path, listened: list[Any]) -> None:
-    run(str(digits_run), "--trust-recipe")
+def test_the_recipe_is_imported_only_if_it_is_trusted_or_backstorys_own(
+    digits_run: Path, hostile: Hostile, listened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run(str(hostile.mine))
+    run(str(hostile.bare))
+    run(str(digits_run))
+    run(str(hostile.mine), "--trust-recipe")
     run(str(digits_run), "--recipe", "my.own:recipe")
-    assert [call[1] for call in listened] == ["backstory.studies.digits:recipe", "my.own:recipe"]
+    own = "backstory.studies.digits:recipe"
+    expected = [(None, False), (None, False), (own, False), ("my_training:recipe", True), ("my.own:recipe", True)]
+    assert [call[1:3] for call in listened] == expected
+
+
+def test_a_run_is_opened_without_a_recipe_that_nobody_asked_for(
+    digits_run: Path, hostile: Hostile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "out", Console(width=400))
+    assert serve._opened(hostile.mine, None, False, 0).recipe is None
+    said = "note: the recipe my_training:recipe(seed=0), which Python does not find here, was not imported."
+    assert said in capsys.readouterr().out
+    monkeypatch.setattr("backstory.studies.digits.images", Mock(side_effect=UsageError("the data are not here.")))
+    own = "backstory.studies.digits:recipe"
+    assert serve._opened(digits_run, own, False, 0).recipe is None
+    assert "cannot be used: the data are not here." in capsys.readouterr().out
+    with pytest.raises(UsageError, match="the data are not here"):
+        serve._opened(digits_run, own, True, 0)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
@@ -120,11 +146,16 @@ def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
     assert [opened.stopping.is_set() for opened in made] == [True]
 
 
-def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:
-    code = "from backstory.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", str(digits_run), "--trust-recipe", "--port", "0"]
+def test_it_serves_until_it_is_told_to_end_and_runs_nothing_of_its_folder_but_the_recipe(
+    hostile: Hostile, tmp_path: Path
+) -> None:
+    script = tmp_path / "backstory"  # as the console script: Python puts the script's own folder first
+    script.write_text("from backstory.cli import main\nmain()\n")
+    command = [sys.executable, str(script), "serve", str(hostile.mine), "--trust-recipe", "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", serve.TOKEN: TOKEN}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=hostile.folder
+    )
     try:
         assert child.stdout is not None
         line = next(line for line in child.stdout if "http://" in line)
@@ -132,7 +163,7 @@ def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:
         found = {}
         for name, headers in (("without", {}), ("with", {"Authorization": f"Bearer {TOKEN}"})):
             link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            link.request("GET", "/samples?per=1", headers=headers)
+            link.request("GET", "/samples?per=1&queries=test", headers=headers)
             answer = link.getresponse()
             found[name] = answer.status, json.loads(answer.read())
             assert "server" not in {k.lower() for k, _ in answer.getheaders()}
@@ -142,4 +173,6 @@ def test_it_serves_until_it_is_told_to_end(digits_run: Path) -> None:
         said = child.communicate(timeout=60)
     assert found["without"][0] == 401
     assert (found["with"][0], len(found["with"][1]["items"])) == (200, 1)
+    assert found["with"][1]["items"][0]["value"] is not None, "the recipe has its late import"
     assert "Traceback" not in said[1], said[1]
+    assert hostile.ran() == []

@@ -1,5 +1,6 @@
 """A recipe by name: imported only when asked for, checked, and stepping as the recorded loop did."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 import backstory
 from backstory.errors import UsageError
-from backstory.session.recipe import Recipe, load_recipe, take_step, weights
+from backstory.session.recipe import Recipe, hidden, load_recipe, place, take_step, weights
 
 
 def recipe(lr: float = 0.1, **changes: Any) -> Recipe:
@@ -45,11 +46,43 @@ def test_a_recipe_is_found_by_name_and_made_fresh() -> None:
         ("no.such.module:f", r"'no.such.module:f' cannot be imported \(No module named 'no'\). Run where its package"),
         (f"{HERE}:absent", "cannot be imported"),
         (f"{HERE}:nothing", "returned int; expected backstory.Recipe"),
+        ("module", "found the recipe 'module'; expected package.module:function"),
+        (":f", "found the recipe ':f'; expected package.module:function"),
+        (".near:f", "found the recipe '.near:f'; expected package.module:function"),
     ],
 )
 def test_names_that_lead_nowhere(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe(name)
+
+
+def test_where_a_package_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "single.py").write_text("raise RuntimeError")
+    assert place("whole.part") == str(tmp_path / "whole")
+    assert place("loose.part") == str(tmp_path / "loose")
+    assert place("single") == str(tmp_path / "single.py")
+    assert place("torch.nn") == str(Path(torch.__file__).parent)
+    assert (place("time"), place("nowhere")) == ("Python itself", None)
+
+
+def test_a_package_that_another_one_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(first), f"{first}/", str(second)])
+    for folder in (first, second):
+        (folder / "spaced").mkdir(parents=True)
+        (folder / "twice.py").write_text("")
+    (first / "once.py").write_text("import twice.part")
+    (second / "os.py").write_text("")
+    assert hidden("once") == hidden("spaced") == hidden("nowhere") == hidden("json") == ""
+    said = f"Python finds 'twice' in {first / 'twice.py'}, before {second / 'twice.py'}: rename the one that is yours."
+    assert hidden("twice.part") == said
+    assert f"before {second / 'os.py'}" in hidden("os")
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_recipe("once:f")  # it is the module that was not found which is told
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])

@@ -158,6 +158,32 @@ def test_what_the_page_of_another_site_sends_is_refused(headers: dict[str, str])
 
 
 @pytest.mark.parametrize(
+    "origin",
+    [
+        *(
+            "http://[::1",
+            "http://[",
+            "http://[::1]:8321]",
+            "null",
+            "",
+            "http://",
+            "//",
+            "127.0.0.1:8321",
+            "http://\xe9\xbd",
+        ),
+        *("\xe9", "x" * 10**5, "http://" + "x" * 10**5),
+    ],
+)
+def test_an_origin_that_cannot_be_read_is_foreign_whatever_the_token(
+    origin: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for limits in (Limits(), Limits(token=TOKEN), Limits(token=TOKEN, any_host=True)):
+        assert asked(limits, "/ask", headers={"origin": origin})[0] == 403
+    assert asked(Limits(any_host=True), "/ask", headers={"origin": origin, "host": ""})[0] == 403
+    assert caplog.records == [], "nothing failed inside"
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {},

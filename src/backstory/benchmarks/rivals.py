@@ -137,7 +137,7 @@ def last_line_of(text: str) -> str:
 
 
 def _call(command: Sequence[str], what: str, seconds: float, cwd: str | None = None) -> str:
-    ready = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
+    ready = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": cwd or ""}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=ready, cwd=cwd, timeout=seconds)
     except subprocess.TimeoutExpired as error:

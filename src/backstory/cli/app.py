@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, condense, data, datasets, demo, index, insight, plan, report, serve, show, study
+from . import bench, condense, data, datasets, demo, index, insight, plan, recipes, report, serve, show, study
 from . import bench_serve as bench_serve  # its command joins those of bench
 from . import study_checkpoints as study_checkpoints  # its command joins those of study
 from . import study_domains as study_domains  # its command joins those of study
@@ -141,10 +141,10 @@ def query(
     """Which training samples helped and hurt the model on a query?"""
     from ..session.ask import ask
 
+    name = recipes.confirm(run, recipe, trust_recipe)  # a question and a bar do not share a terminal
     with show.progress() as say:
         found = ask(
-            run, queries, index=index, at=data.at(at), k=k, per=per,
-            recipe=data.confirm(run, recipe, trust_recipe),
+            run, queries, index=index, at=data.at(at), k=k, per=per, recipe=name,
             joint=not per_layer, gamma=0.0 if literal else "auto", progress=lambda done, total: say("query", done, total),
         )  # fmt: skip
     if json:
@@ -211,7 +211,7 @@ def erase(
 
 def main() -> None:
     """Entry point: plain errors, no traceback for what the user can mend."""
-    sys.path.insert(0, "")  # a recipe may live in the current folder, as with `python -m`
+    recipes.leave_the_folder_out()
     try:
         app()
     except BackstoryError as error:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..errors import UsageError
 
 
@@ -61,32 +59,6 @@ def plotting(*files: Path | None) -> None:
     if any(file is not None for file in files):
         need("plotly", extra="plot")
     writable(*files)
-
-
-def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
-    """The recipe to import: the one the user passed, or the run's own once the user agrees."""
-    from ..session.run import Run
-
-    stored = Run(run).config.get("recipe")
-    if recipe is not None:
-        return recipe
-    if stored is None:
-        raise UsageError(
-            "this command needs a recipe, a function that gives model, loss and data, and the run names none. "
-            "Pass --recipe package.module:function."
-        )
-    if not trusted and not _agreed(f"Import and run the code {stored!r} that this run names?"):
-        raise UsageError(
-            f"the recipe {stored!r} was not imported. Pass --trust-recipe to import it without a question."
-        )
-    return str(stored)
-
-
-def _agreed(question: str) -> bool:
-    try:
-        return typer.confirm(question)
-    except typer.Abort:  # nobody is there to answer
-        return False
 
 
 def need(*packages: str, extra: str) -> None:

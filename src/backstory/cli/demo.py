@@ -167,4 +167,4 @@ def _where(result: Any, page: Path) -> None:
     times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
     show.out.print(f"Time: {times}.\nRun: {result.run}\nReport: {page}", soft_wrap=True)
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
-    show.out.print(f"Look at it:  {program} serve {result.run} --trust-recipe", soft_wrap=True, highlight=False)
+    show.out.print(f"Look at it:  {program} serve {result.run}", soft_wrap=True, highlight=False)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from . import data, show
+from . import data, recipes, show
 from .options import Json
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
@@ -199,7 +199,7 @@ def _question(run: Path, queries: Sequence[str], at: str, recipe: str | None, tr
     from ..insight import asked
 
     data.plotting(plot)
-    return asked(run, list(queries), data.confirm(run, recipe, trusted), data.at(at))
+    return asked(run, list(queries), recipes.confirm(run, recipe, trusted), data.at(at))
 
 
 def _written(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
-from . import show
+from . import recipes, show
 from .options import Json
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -70,6 +70,7 @@ def load(name: str) -> Callable[[], Any]:
     if not where.endswith(".py"):
         from ..session.recipe import load_recipe
 
+        recipes.look_here()  # to name it is to trust it
         return lambda: load_recipe(name)
     make: Callable[[], Any] | None = getattr(_run_file(Path(where)), function, None)
     if not callable(make):
@@ -80,13 +81,20 @@ def load(name: str) -> Callable[[], Any]:
 def _run_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise UsageError(f"there is no file {str(file)!r}; expected the Python file that holds the recipe's function.")
-    sys.path.insert(0, str(file.resolve().parent))  # its neighbours, as when Python runs the file itself
+    recipes.look_in(file.resolve().parent)  # its neighbours; what is installed comes first
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        from ..session.recipe import hidden
+
+        if not (remedy := hidden(error.name or file.stem)):
+            raise
+        raise UsageError(f"{file} cannot be imported ({error}). {remedy}") from error
     return module
 
 

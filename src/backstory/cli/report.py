@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import data, show
+from . import data, recipes, show
 from .insight import RecipeName, RunPath, Trusted
 from .options import Json
 
@@ -33,7 +33,7 @@ def report(
     data.writable(out, pdf)
     if pdf is not None:
         printing.browser()
-    name = data.confirm(run, recipe, trust_recipe)
+    name = recipes.confirm(run, recipe, trust_recipe)
     found = made.gathered(Opened(run, name), queries)
     out.write_text(made.report(found), encoding="utf-8")
     if pdf is not None:

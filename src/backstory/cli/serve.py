@@ -7,13 +7,16 @@ import errno
 import os
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
-from . import data, show
+from ..errors import BackstoryError, UsageError
+from . import data, recipes, show
 from .insight import RecipeName, RunPath, Trusted
+
+if TYPE_CHECKING:
+    from ..web.opened import Opened
 
 TOKEN = "BACKSTORY_TOKEN"
 SHORTEST = 16  # characters of a token
@@ -37,7 +40,8 @@ def serve(
 ) -> None:
     """Show a run as a web page, and answer programs in JSON at the same paths. Read-only.
 
-    Without --recipe or --trust-recipe the run's code is not imported, and what needs the model cannot be asked.
+    Without --recipe or --trust-recipe, code that the run names is not imported unless it is part of Backstory; queries that
+    need the model are then not available.
     """
     data.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
     import torch
@@ -51,27 +55,35 @@ def serve(
             f"{host} can be reached from other machines, and there is no token. Give one with --token-file or {TOKEN} "
             "(such as `openssl rand -hex 32`), or listen on 127.0.0.1."
         )
-    name = recipe or (data.confirm(run, None, True) if trust_recipe else None)
+    asked = recipe is not None or trust_recipe
+    name = recipes.confirm(run, recipe, True) if asked else recipes.unasked(run)
     torch.set_num_threads(1)  # answers of several threads at once; replays repeat bit for bit
     Run(run)  # a path that is no run is refused before anything is loaded
     limits = Limits(token=token, most_bytes=max_bytes, any_host=token is not None)
-    _listen(run, name, host, port, limits, queue, timeout, int(memory * 2**30))
+    _listen(run, name, asked, host, port, limits, queue, timeout, int(memory * 2**30))
 
 
 def _listen(
-    run: Path, recipe: str | None, host: str, port: int, limits: object, queue: int, timeout: float, room: int
+    run: Path,
+    recipe: str | None,
+    asked: bool,
+    host: str,
+    port: int,
+    limits: object,
+    queue: int,
+    timeout: float,
+    room: int,
 ) -> None:
     import uvicorn
 
     from ..web.app import make_app
     from ..web.limits import Limits
-    from ..web.opened import Opened
 
     assert isinstance(limits, Limits)
     place = bound(host, port)  # before anything is loaded: what cannot be served need not be
-    opened = Opened(run, recipe, room=room)
+    opened = _opened(run, recipe, asked, room)
     for line in opened.missing():
-        show.out.print(f"note: {line}", soft_wrap=True, highlight=False, markup=False)
+        _note(line)
     config = uvicorn.Config(
         make_app(opened, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
@@ -84,6 +96,27 @@ def _listen(
         uvicorn.Server(config).run(sockets=[place])
     finally:
         opened.stopping.set()  # also where the service has not come up: Python waits for its threads
+
+
+def _opened(run: Path, recipe: str | None, asked: bool, room: int) -> "Opened":
+    """The run; where nobody asked for its recipe and it cannot be had, without it."""
+    from ..session.run import Run
+    from ..web.opened import Opened
+
+    config = Run(run).config
+    if recipe is None and config.get("recipe") is not None:
+        _note(f"{recipes.described(config)}, was not imported.")
+    try:
+        return Opened(run, recipe, room=room)
+    except BackstoryError as error:
+        if asked or recipe is None:
+            raise
+        _note(f"{recipes.described(config)}, cannot be used: {error}")
+        return Opened(run, None, room=room)
+
+
+def _note(text: str) -> None:
+    show.out.print(f"note: {text}", soft_wrap=True, highlight=False, markup=False)
 
 
 def bound(host: str, port: int) -> socket.socket:

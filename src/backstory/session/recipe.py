@@ -1,13 +1,17 @@
 """A recipe: the model, the loss, the data and their order once more, so that a run can be asked and replayed.
 
 Recipes are code. They are named in a run's config as `package.module:function`, and imported only when the user
-passes the name, or confirms the one that is stored.
-Knows nothing of files.
+passes the name, or confirms the one that is stored. Where Python looks for them is up to the caller.
+Knows nothing of runs.
 """
 
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import torch
@@ -50,16 +54,51 @@ class Recipe:
 def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     """Import `package.module:function` and call it."""
     module, _, function = name.partition(":")
+    if not module or module.startswith(".") or not function:
+        raise UsageError(f"found the recipe {name!r}; expected package.module:function.")
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"the recipe {name!r} cannot be imported ({error}). Run where its package is importable."
-        ) from error
+        missed = error.name if isinstance(error, ImportError) and error.name else module
+        remedy = hidden(missed) or "Run where its package is importable."
+        raise UsageError(f"the recipe {name!r} cannot be imported ({error}). {remedy}") from error
     made = make(**(args or {}))
     if not isinstance(made, Recipe):
         raise UsageError(f"the recipe {name!r} returned {type(made).__name__}; expected backstory.Recipe.")
     return made
+
+
+def place(module: str) -> str | None:
+    """The file or folder of a module's package, where Python would import it from now; nothing is run."""
+    spec = _spec(module)
+    return None if spec is None else _place(spec)
+
+
+def hidden(module: str) -> str:
+    """What to do where the package that Python finds has the name of another one further down its path; else nothing."""
+    spec, package = _spec(module), module.partition(".")[0]
+    if spec is None or spec.origin is None:  # not found; or a package without a file, which may lie in several places
+        return ""
+    first = _place(spec)
+    others = [_place(x) for folder in sys.path if (x := PathFinder.find_spec(package, [folder])) is not None]
+    rest = [other for other in others if os.path.realpath(other) != os.path.realpath(first)]
+    if not rest:
+        return ""
+    return f"Python finds {package!r} in {first}, before {rest[0]}: rename the one that is yours."
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module.partition(".")[0])
+    except ValueError:  # a module that was put together by hand has no spec
+        return None
+
+
+def _place(spec: ModuleSpec) -> str:
+    if spec.submodule_search_locations:
+        return str(next(iter(spec.submodule_search_locations)))
+    origin = spec.origin if spec.has_location else getattr(spec.loader_state, "filename", None)
+    return origin or "Python itself"
 
 
 def weights(recipe: Recipe, step: int) -> Tensor:

@@ -63,7 +63,15 @@ def foreign(headers: Headers) -> bool:
         return True
     if origin == "null":  # also of our own forms, for they tell no referrer; then the site is said
         return site is None
-    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    return origin is not None and _host_of(origin) != headers.get("host", "").lower()
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port that an origin names; None where it names none or cannot be read, which is no host of ours."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
 
 
 class Guard:

@@ -1,0 +1,125 @@
+"""Which recipe a command imports, and where Python looks for it: nowhere in the current folder before somebody trusts one.
+
+Then that folder is the last place to look, until the process ends: installed packages come before files of the same name.
+Knows nothing of what a recipe gives.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..errors import UsageError
+
+HEAD, TAIL, MOST = 70, 30, 10  # letters of a value at either end, and arguments of a call, that a question shows
+STUDIES = f"{__name__.partition('.')[0]}.studies."
+
+
+def leave_the_folder_out() -> None:
+    """Take the current folder off Python's path, as `python -c` puts it there; also for processes that are started from here."""
+    sys.path[:] = [entry for entry in sys.path if entry]
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def look_in(folder: str | Path) -> None:
+    """From now on Python looks for modules in this folder too, after all other places."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def look_here() -> None:
+    """As `look_in`, for the folder that is the current one now."""
+    with suppress(FileNotFoundError):  # it was removed
+        look_in(Path.cwd())
+
+
+def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
+    """The recipe to import: the one the user passed, or the run's own once the user agrees."""
+    config = _config(run)
+    name = config.get("recipe") if recipe is None else recipe
+    if name is None:
+        raise UsageError(
+            "this command needs a recipe, a function that gives model, loss and data, and the run names none. "
+            "Pass --recipe package.module:function."
+        )
+    if shipped(str(name)):
+        return str(name)
+    if recipe is None and not trusted and not _agreed(f"This run names {described(config)}. Import and run it?"):
+        raise UsageError(f"{described(config)}, was not imported. If you trust this code, pass --trust-recipe.")
+    look_here()
+    return str(name)
+
+
+def unasked(run: Path) -> str | None:
+    """The recipe that the run names, where nobody need be asked before it is imported; else None."""
+    name = str(_config(run).get("recipe"))
+    return name if shipped(name) else None
+
+
+def shipped(name: str) -> bool:
+    """Whether a recipe is Backstory's own: what a module of its studies declares as RECIPE.
+
+    Any other function of the package is as foreign as the arguments that the run gives it: `load_recipe` imports anything.
+    """
+    module = name.partition(":")[0]
+    if not module.startswith(STUDIES):
+        return False
+    try:
+        return getattr(importlib.import_module(module), "RECIPE", None) == name
+    except ImportError:
+        return False
+
+
+def described(config: Mapping[str, Any]) -> str:
+    """The recipe that a run names, as the call that it is, and where Python would find it: in one line."""
+    from ..session.recipe import place
+
+    name, before = str(config.get("recipe")), list(sys.path)
+    look_here()
+    try:
+        found = place(name.partition(":")[0])
+    finally:
+        sys.path[:] = before
+    where = "which Python does not find here" if found is None else f"found in {_plain(found)}"
+    return f"the recipe {call(name, config.get('recipe_args'))}, {where}"
+
+
+def call(name: str, args: Any) -> str:
+    """`package.module:function(argument=value, …)`, of bounded length and without anything that a terminal acts on."""
+    known = list(args.items()) if isinstance(args, Mapping) else []
+    parts = [f"{_short(_name(key))}={_short(repr(value))}" for key, value in known[:MOST]]
+    if len(known) > MOST:
+        parts.append(f"… {len(known) - MOST:,} more arguments")
+    return f"{_short(_name(name))}({', '.join(parts)})"
+
+
+def _config(run: Path) -> Mapping[str, Any]:
+    from ..session.run import Run
+
+    return Run(run).config
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except typer.Abort:  # nobody is there to answer
+        return False
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+def _name(text: str) -> str:
+    """A name as it is; anything else in quotes, so that it cannot pass for the rest of the line."""
+    return text if all(part.isidentifier() for part in text.replace(":", ".").split(".")) else repr(text)
+
+
+def _short(text: str) -> str:
+    more = len(text) - HEAD - TAIL
+    return text if more <= 0 else f"{text[:HEAD]}…({more:,} more characters)…{text[-TAIL:]}"

@@ -1,0 +1,224 @@
+"""No command runs what lies in the current folder before a recipe of it is trusted; the question shows what would run."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from tests.cli.hostile import Hostile, renamed
+from typer.testing import CliRunner
+
+from backstory.cli import recipes
+from backstory.cli.app import app
+
+# As the console script: Python puts the script's own folder first. The commands of a list, one after the other in one
+# process, each with the path as it was at the start; after each list, what a spawned worker sees.
+SCRIPT = """
+import contextlib, io, json, sys, traceback
+
+def typed(words):
+    sys.path[:], sys.argv = before, ["backstory", *words]
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            code = traceback.format_exc()
+    return {"words": words, "code": code, "said": said.getvalue(), "path": list(sys.path)}
+
+if __name__ == "__main__":
+    before = list(sys.path)
+    from backstory.cli import main
+    from backstory.session.processes import spread
+    for commands in json.loads(sys.argv[1]):
+        found = [typed(words) for words in commands]
+        worker = dict(spread(eval, [("__import__('sys').path",)], 1))[0]
+        print(json.dumps({"commands": found, "worker": worker}))
+"""
+NAME = "my_training:recipe"
+ASKING = (
+    ["query", "RUN", "--set", "test"],
+    ["timeline", "RUN", "--queries", "test", "--plot", "page.html"],
+    ["evolution", "RUN", "--queries", "test"],
+    ["saturation", "RUN", "--queries", "test", "--sample", "3"],
+    ["sources", "RUN", "--queries", "test"],
+    ["harmful", "RUN", "--queries", "test"],
+    ["report", "RUN", "-o", "report.html"],
+)
+REFUSED = {"condense", *(words[0] for words in ASKING)}  # without a recipe; and the run has nothing to condense
+
+
+def every_command(group: Any, before: tuple[str, ...] = ()) -> list[list[str]]:
+    inner = getattr(group, "commands", {}).items()
+    return [[*before, "--help"], *(x for name, c in inner for x in every_command(c, (*before, name)))]
+
+
+def plain(run: Path, out: Path) -> list[list[str]]:
+    """Commands that need no recipe, and those that ask for one."""
+    free = (
+        ["inspect", "RUN", "--verify"],
+        ["embed", "RUN"],
+        ["condense", "RUN", str(out / f"{run.name}-condensed")],
+        ["export", "RUN", "--out", str(out / run.name)],
+        ["erase", "RUN", "3", "--yes"],
+    )
+    return [[str(run) if word == "RUN" else word for word in words] for words in (*free, *ASKING)]
+
+
+def trusted(run: Path) -> list[list[str]]:
+    return [[*(str(run) if word == "RUN" else word for word in words), "--trust-recipe"] for words in ASKING]
+
+
+def test_no_command_runs_a_file_of_the_current_folder(hostile: Hostile, tmp_path: Path) -> None:
+    script, folder = tmp_path / "backstory", str(hostile.folder)
+    script.write_text(SCRIPT)
+    shown = every_command(typer.main.get_command(app))
+    mine, bare = (renamed(run, tmp_path / run.name, name) for run, name in zip(hostile[1:], (NAME, None), strict=True))
+    untrusted = [*shown, *plain(mine, tmp_path), *plain(bare, tmp_path)]
+    plans = [["plan", name, "--seconds", "0.001"] for name in ("my_training.py:recipe", NAME)]
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps([untrusted, [*trusted(mine), *plans]])],
+        cwd=hostile.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert hostile.ran() == [], done.stderr
+    before, after = (json.loads(line) for line in done.stdout.splitlines())
+    assert len(before["commands"]) > 60
+    for found in before["commands"]:
+        assert found["code"] == (2 if found["words"][0] in REFUSED and "--help" not in found["words"] else 0), found
+        assert not {folder, ""} & set(found["path"]), found["words"]
+    for found in after["commands"]:
+        assert (found["code"], found["path"][-1], found["path"].count(folder)) == (0, folder, 1), found
+    assert not {folder, ""} & set(before["worker"])
+    assert after["worker"][-1] == folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder; Python's path and modules come back afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("my_training", "neighbour", "late"):
+        sys.modules.pop(name, None)
+
+
+def asked(run: Path, answer: str = "") -> tuple[str, BaseException | None]:
+    found = CliRunner().invoke(app, ["query", str(run), "--set", "test"], input=answer)
+    return found.output, found.exception
+
+
+def test_the_question_shows_the_call_and_where_it_is_found(hostile: Hostile, here: Path) -> None:
+    run, before = renamed(hostile.mine, here / "run", "os:system", {"command": "rm -rf ~"}), list(sys.path)
+    shown, error = asked(run, "n\n")
+    file = importlib.util.find_spec("os").loader_state.filename  # type: ignore[union-attr]
+    call = f"the recipe os:system(command='rm -rf ~'), found in {file}"
+    assert f"This run names {call}. Import and run it? [y/N]: " in shown
+    assert str(error) == f"{call}, was not imported. If you trust this code, pass --trust-recipe."
+    assert sys.path == before
+    (here / "made_up.py").write_text("raise RuntimeError")
+    assert f"made_up:f(), found in {here / 'made_up.py'}." in asked(renamed(run, here / "b", "made_up:f"))[0]
+    assert (
+        "nowhere.at.all:f(), which Python does not find here." in asked(renamed(run, here / "c", "nowhere.at.all:f"))[0]
+    )
+    assert sys.path == before
+
+
+def test_a_recipe_that_somebody_agrees_to_is_found_in_the_folder(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    monkeypatch.chdir(hostile.folder)
+    shown, error = asked(hostile.mine, "y\n")
+    assert error is None
+    assert "Helped most" in shown
+    assert sys.path[-1] == str(hostile.folder)
+    assert hostile.ran() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "shown"),
+    [
+        ("a.b:f", {"x": 1, "y": ["z", None], "z": {"deep": 0.5}}, "a.b:f(x=1, y=['z', None], z={'deep': 0.5})"),
+        ("a.b:f", {"x": "\x1b[2J\r\n\u202e"}, r"a.b:f(x='\x1b[2J\r\n\u202e')"),
+        ("a:f(), found in /safe. \x1b[8m", {"a=1), b": 2}, r"'a:f(), found in /safe. \x1b[8m'('a=1), b'=2)"),
+        ("a:f", {"x": "a" * 1000 + "end"}, f"a:f(x='{'a' * 69}…(905 more characters)…{'a' * 26}end')"),
+        ("a:f", {f"x{i}": i for i in range(1011)}, "a:f(" + "".join(f"x{i}={i}, " for i in range(10)) + "… 1,001 more arguments)"),
+        ("a:f", None, "a:f()"),
+        ("a:f", [1], "a:f()"),
+    ],
+)  # fmt: skip
+def test_a_call_as_it_is_shown(name: str, args: Any, shown: str) -> None:
+    assert recipes.call(name, args) == shown
+    assert recipes.call(name, args).isprintable()
+
+
+def test_what_a_question_shows_is_bounded() -> None:
+    assert len(recipes.call("a" * 10**6, {"b" * 10**6 + str(i): ["\x1b" * 10**4] for i in range(100)})) < 4000
+
+
+@pytest.mark.parametrize("study", ["digits", "texts", "treebank_run", "stories_run"])
+def test_recipes_of_backstory_itself_need_no_question(study: str) -> None:
+    assert recipes.shipped(f"backstory.studies.{study}:recipe")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backstory.session.recipe:load_recipe",  # would import whatever its arguments name
+        "backstory.benchmarks.rivals:_call",  # would run whatever its arguments say
+        "backstory.studies.demo:recipe",
+        "backstory.studies.demo:fresh",
+        "backstory.studies.digits:images",
+        "backstory.studies.digits",
+        "backstory.studies.nothing:recipe",
+        "backstory.studies.:recipe",
+        "backstory.studies..digits:recipe",
+        "backstory_evil.studies.digits:recipe",
+        "backstory:record",
+        "",
+    ],
+)
+def test_other_functions_are_asked_about(name: str) -> None:
+    assert not recipes.shipped(name)
+
+
+def test_a_recipe_of_backstory_is_imported_without_the_folder(digits_run: Path, here: Path) -> None:
+    found = CliRunner().invoke(app, ["query", str(digits_run), "--set", "few"])
+    assert found.exception is None
+    assert "Import and run" not in found.output
+    assert str(here) not in sys.path
+
+
+def test_a_name_that_an_installed_package_has_too(hostile: Hostile, here: Path) -> None:
+    import plotly
+
+    (here / "plotly.py").write_text("def recipe(): ...")
+    run, installed = renamed(hostile.mine, here / "run", "plotly:recipe"), Path(plotly.__file__).parent
+    found = CliRunner().invoke(app, ["query", str(run), "--set", "test", "--trust-recipe"])
+    assert "has no attribute 'recipe'" in str(found.exception)
+    assert f"Python finds 'plotly' in {installed}, before {here / 'plotly.py'}: rename" in str(found.exception)
+
+
+def test_a_folder_that_was_removed_is_looked_into_by_nobody(here: Path) -> None:
+    gone, before = here / "gone", list(sys.path)
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    recipes.look_here()
+    assert sys.path == before
+
+
+def test_a_command_and_its_children_start_without_the_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(sys, "path", ["", "/a", "", "/b"])
+    recipes.leave_the_folder_out()
+    assert sys.path == ["/a", "/b"]
+    code = [sys.executable, "-S", "-c", "import sys; print('' in sys.path)"]
+    assert subprocess.run(code, capture_output=True, text=True, check=True).stdout.strip() == "False"
