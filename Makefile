@@ -6,7 +6,7 @@ export MKL_NUM_THREADS := 1
 
 AXE := 4.14.0
 
-.PHONY: demo test test-slow test-rounding check bench clean browser screens
+.PHONY: demo test test-slow test-rounding check bench clean browser data screens
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -17,26 +17,28 @@ AXE := 4.14.0
 demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
-browser: .venv/ready  ## Chromium, axe-core and the demos' data for the tests of the page, where they can be had
-	@$(BIN)/python -c "from backstory.studies.data import corpus, mnist_5k; mnist_5k(); corpus()" 2> /dev/null \
-		|| echo "the demos' data could not be fetched: the page is not tested on the demos' runs"
+browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had
 	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } > /dev/null 2>&1 \
 		|| echo "chromium is not here and could not be installed: the page is not tested in a browser"
 	@test -f .venv/axe/package/axe.min.js || { mkdir -p .venv/axe && cd .venv/axe \
 		&& npm pack --silent --ignore-scripts axe-core@$(AXE) > /dev/null 2>&1 && tar xzf axe-core-$(AXE).tgz; } \
 		|| echo "axe-core could not be fetched with npm: the page's accessibility is not tested"
 
-test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+data: .venv/ready  ## the demos' data, for the tests of the page on the demos' own runs
+	@$(BIN)/python -c "from backstory.studies.data import corpus, mnist_5k; mnist_5k(); corpus()" 2> /dev/null \
+		|| echo "the demos' data could not be fetched: the page is not tested on the demos' runs"
 
-test-slow: .venv/ready browser  ## everything that an issue names
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
+
+test-slow: .venv/ready browser data  ## everything that an issue names
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not gpu"
 
 test-rounding: .venv/ready  ## the same without browser and subprocess tests, every product with a random last bit
-	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu" --ignore=tests/web
+	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow and not gpu" --ignore=tests/web
 
-screens: .venv/ready browser  ## screenshots of the demos' runs in build/screenshots
-	SCREENSHOT_RUNS=demo:demo-text $(BIN)/python -m pytest -q -m slow tests/web/test_browser.py -k screens
+screens: .venv/ready browser data  ## screenshots of the demos' runs in build/screenshots
+	SCREENSHOT_RUNS=demo:demo-text $(BIN)/python -m pytest -q -m slow tests/web/browser/test_browser.py -k screens
 
 check: .venv/ready  ## linters and types
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
-"""What every test needs: `tests.oracles` importable from anywhere, and one thread, so that sums repeat."""
+"""What every test needs: `tests.oracles` importable from anywhere, one thread, and files that share their fixtures."""
 
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,3 +23,17 @@ def _rounding() -> Iterator[None]:
 
     with NoisyRounding():
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process runs the whole of a file, so that what it trains or starts is made once; one runs all that need a browser."""
+    for item in items:
+        browser = "browser" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much processor time the tests took: it must stay under 12 minutes, whatever else the machine does."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    minutes, seconds = divmod(sum(x.ru_utime + x.ru_stime for x in used), 60)
+    terminalreporter.write_line(f"CPU time {minutes:.0f} min {seconds:.0f} s (pytest and its children, user + system)")

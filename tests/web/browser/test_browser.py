@@ -12,29 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.web import recorded
-from tests.web.browsing import FITS, ROOT, Visitor, chromium, missing, served, until
+from tests.web.browsing import FITS, ROOT, Visitor, missing, served, until
 
 from backstory.web.shapes import HELPED, HURT
 
 Visit = Callable[..., Visitor]
 RUNS = ("digits", "text")
 PHONE = {"viewport": {"width": 390, "height": 844}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def services(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("runs")
-    for _ in recorded.without_network():
-        text, digits = recorded.text_run(folder / "text"), recorded.digits_run(folder / "digits")
-        with served(digits) as one, served(text) as two:
-            yield {"digits": one, "text": two}
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.web import recorded
-from tests.web.browsing import FITS, ROOT, Visitor, chromium, served
-from tests.web.test_browser import compared, ids, move, paths, shown, sides
+from tests.web.browser.test_browser import compared, ids, move, paths, shown, sides
+from tests.web.browsing import FITS, ROOT, Visitor, served
 
 from backstory.studies.data import DataError
 from backstory.web.pages import plain
 from backstory.web.shapes import HELPED, HURT
 
+pytestmark = pytest.mark.slow
 RUNS = ("mnist", "domains")
 SETS = {"mnist": "demo", "domains": "law"}
 
@@ -42,12 +43,6 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def services(demos: dict[str, Path]) -> Iterator[dict[str, str]]:
     with served(demos["mnist"]) as one, served(demos["domains"]) as two:
         yield {"mnist": one, "domains": two}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

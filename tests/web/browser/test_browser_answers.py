@@ -5,33 +5,18 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
-from tests.web import recorded
-from tests.web.browsing import FITS, Visitor, chromium, served
+from tests.web.browsing import FITS, Visitor
 
 Visit = Callable[..., Visitor]
 PHONE = {"viewport": {"width": 390, "height": 844}}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("answers")
-    for _ in recorded.without_network():
-        with served(recorded.text_run(folder / "text")) as found:
-            yield found
-
-
 @pytest.fixture
-def visit(browser: Browser, address: str) -> Iterator[Visit]:
+def visit(browser: Browser, services: dict[str, str]) -> Iterator[Visit]:
     visitors: list[Visitor] = []
 
     def begin(**options: Any) -> Visitor:
-        visitors.append(Visitor(browser, address, **options))
+        visitors.append(Visitor(browser, services["text"], **options))
         return visitors[-1]
 
     yield begin
