@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backstory.capture.optimizer import OptimizerReader, Reading
+from backstory.capture.optimizer import OptimizerReader, Reading, dropped
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 
@@ -254,6 +254,75 @@ def test_wrong_words_and_maximize_are_refused() -> None:
         OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1), model_as="adam")
     with pytest.raises(UnsupportedError, match="maximize=True is not modelled: negate the loss"):
         OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1, maximize=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_a_proxy_does_not_hide_maximize(kind: Any) -> None:
+    """The influences would have the wrong sign."""
+    net = model()
+    with pytest.raises(UnsupportedError, match="maximize=True is not modelled: negate the loss"):
+        OptimizerReader(net, kind(net.parameters(), lr=0.1, maximize=True), model_as="sgd")
+    optimizer = kind(net.parameters(), lr=0.1)
+    with Watched(net, optimizer, model_as="sgd") as watched:
+        optimizer.param_groups[0]["maximize"] = True
+        with pytest.raises(UnsupportedError, match="maximize=True is not modelled"):
+            watched.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        (torch.optim.SGD, {}, []),
+        (torch.optim.SGD, {"dampening": 0.5}, []),  # torch ignores it without momentum
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, ["momentum 0.9", "Nesterov", "weight decay 0.0005"]),
+        (torch.optim.AdamW, {}, ["Adam's second moment", "momentum 0.9", "weight decay 0.01"]),
+        (torch.optim.Adam, {"betas": (0.0, 0.9)}, ["Adam's second moment"]),
+        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own way of stepping", "momentum 0.5"]),
+        (torch.optim.Adafactor, {}, ["Adafactor's own way of stepping"]),
+    ],
+)  # fmt: skip
+def test_what_a_proxy_drops_is_read_from_the_optimizer(
+    kind: Any, settings: dict[str, Any], expected: list[str]
+) -> None:
+    net = model()
+    assert dropped(kind(net.parameters(), lr=0.1, **settings)) == expected
+
+
+def test_what_differs_between_groups_is_a_range() -> None:
+    net = model()
+    groups = [{"params": p, "momentum": mu} for p, mu in zip(net.parameters(), (0.0, 0.5, 0.9, 0.5), strict=True)]
+    assert dropped(torch.optim.SGD(groups, lr=0.1)) == ["momentum 0 to 0.9"]
+
+
+def test_plain_sgd_that_gets_momentum_is_no_longer_exact_and_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Watched(net, optimizer, model_as="sgd") as watched:
+        watched.step(0)
+        optimizer.param_groups[0]["momentum"] = 0.9
+        with pytest.raises(
+            UnsupportedError, match=r"plain when recording began; now it has momentum 0.9.*without optim"
+        ):
+            watched.step(1)
+
+
+def test_coverage_counts_what_the_step_updates_and_the_share_all_that_is_clipped() -> None:
+    net = model()
+    _, bias, second, last = net.parameters()
+    twin = copy.deepcopy(net)
+    loss(twin, 0).backward()
+    squares = [float(p.grad.square().sum()) for p in twin.parameters() if p.grad is not None]
+    groups: list[dict[str, Any]] = [{"params": [second, last]}, {"params": [bias], "lr": 0.0}]  # the first is in none
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with Watched(net, optimizer) as watched:
+        reading = watched.step(0, max_norm=0.1)
+    assert reading.norm == pytest.approx(sum(squares) ** 0.5, rel=1e-12)
+    assert reading.share({id(second)}) == pytest.approx(squares[2] / sum(squares), rel=1e-12)
+    assert reading.coverage({id(second)}) == pytest.approx(squares[2] / (squares[2] + squares[3]), rel=1e-12)
+    assert reading.coverage({id(second), id(bias), id(last)}) == 1.0
+    optimizer.param_groups[0]["lr"] = 0.0
+    with Watched(net, optimizer) as watched:
+        assert watched.step(0).coverage({id(bias)}) == 1.0, "where nothing moves, nothing is missing"
 
 
 def test_a_parameter_without_gradient_beside_others_with_momentum_is_refused() -> None:

@@ -120,7 +120,7 @@ def same_bits(a: Stored, b: Stored) -> None:
         )
     assert torch.equal(a.loss.nan_to_num(-1), b.loss.nan_to_num(-1))
     assert a.samples == b.samples
-    for name in ("step", "row_start", "rows", "clip", "norm", "coverage", "size", "drift", "crc"):
+    for name in ("step", "row_start", "rows", "clip", "norm", "coverage", "size", "drift", "trained", "crc"):
         np.testing.assert_array_equal(getattr(a.table, name), getattr(b.table, name), name)
     for name, values in a.table.groups.items():
         np.testing.assert_array_equal(values, b.table.groups[name], name)

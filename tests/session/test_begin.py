@@ -351,3 +351,12 @@ def test_resuming_needs_a_step_and_the_model_of_that_step(tmp_path: Path) -> Non
     ):
         pass
     assert backstory.open(tmp_path / "run").n_steps == 3
+
+
+def test_what_a_proxy_drops_after_a_resumption_is_named_too(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 2, optimizer_model="sgd")
+    train(tmp_path / "run", model, sgd(model, momentum=0.9), 3, start=2, optimizer_model="sgd")
+    run = backstory.open(tmp_path / "run")
+    assert run.config["optimizer"]["dropped"] == ["momentum 0.9"]
+    assert "without momentum 0.9" in run.validity().words()[0]

@@ -156,6 +156,17 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     assert not (tmp_path / "small.partial").exists()
 
 
+def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = (lambda m: torch.optim.SGD(m.get_submodule("2").parameters(), lr=0.1), {"subspace": "full"}, 0.1)
+    monkeypatch.setitem(RUNS, "head", head)
+    run = recorded("head", tmp_path / "run")
+    run.condense(tmp_path / "small")
+    steps = backstory.open(tmp_path / "small").store.steps()
+    assert steps.trained.tolist() == [1.0] * STEPS
+    assert steps.coverage.tolist() == run.store.steps().coverage.tolist()
+    assert max(steps.coverage) < 1
+
+
 def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> None:
     """⟨n, d⟩ = Σ w ⟨g, ∇L⟩: else clipping would not shrink along the step's own gradient."""
     run = recorded("adamw, hatted, clipped", tmp_path / "run")

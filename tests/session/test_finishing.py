@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.session.loops import FULL, batch_of, cross_entropy, ids_of, mlp, seeded, sgd
+from tests.oracles import assert_close
+from tests.session.loops import FULL, batch_of, cross_entropy, ids_of, mlp, one_backward_each, seeded, sgd, train
 from torch import Tensor, nn
 
 import backstory
@@ -70,6 +71,39 @@ def test_a_row_that_is_not_finite_is_named_in_its_own_step(tmp_path: Path) -> No
             with pytest.raises(NumericalError, match=f"sample '{ids[1]}' in step 2"):
                 take()
     assert RunStore.open(tmp_path / "run").n_steps() == 2
+
+
+def test_clipping_follows_all_that_was_clipped_and_coverage_what_is_trained(tmp_path: Path) -> None:
+    """`clip_grad_norm_(model.parameters())` takes the norm over a backbone too that the optimizer does not have."""
+    model, names = mlp(), ["2.weight", "2.bias"]
+    head = [model.get_parameter(n) for n in names]
+    whole = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, ["0.weight", "0.bias", *names]).mean(0)
+    G = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, names)  # (B, p)
+    train(tmp_path / "run", model, torch.optim.SGD(head, lr=0.1), 1, max_norm=0.05)
+    run, n, norm = backstory.open(tmp_path / "run"), G.mean(0), float(whole.norm())
+    c, rho = 0.05 / (norm + 1e-6), norm / (norm + 1e-6)
+    J = c * (torch.eye(len(n)) - rho * torch.outer(n, n) / norm**2)
+    v = torch.arange(1.0, len(n) + 1).double()
+    found = run.query_vectors(v[None]).scores
+    ratio = 0.1 / 3 * (G @ (J @ v)) / found[0]
+    assert_close(found, 0.1 / 3 * (G @ (J @ v))[None], 1e-9, f"the ratios are {ratio.tolist()}")
+    table = run.store.steps()
+    assert table.clip.tolist() == pytest.approx([c], rel=1e-9)
+    assert table.norm.tolist() == pytest.approx([norm], rel=1e-9)
+    assert table.coverage.tolist() == pytest.approx([float(n.square().sum()) / norm**2], rel=1e-9)
+    assert table.trained.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("subspace", ["random", "learned"])
+def test_both_shares_are_kept_in_adams_coordinates_and_through_a_warm_up(subspace: str, tmp_path: Path) -> None:
+    model, names = mlp(), ["2.weight", "2.bias"]
+    whole = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, ["0.weight", "0.bias", *names]).mean(0)
+    part = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, names).mean(0)
+    optimizer = torch.optim.AdamW([model.get_parameter(n) for n in names], lr=0.1)
+    train(tmp_path / "run", model, optimizer, 1, max_norm=0.05, subspace=subspace, rank=2)
+    table = RunStore.open(tmp_path / "run").steps()
+    assert table.coverage.tolist() == pytest.approx([float(part.square().sum() / whole.square().sum())], rel=1e-9)
+    assert table.trained.tolist() == [1.0]
 
 
 class Keeping(nn.Module):

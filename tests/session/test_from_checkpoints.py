@@ -90,7 +90,7 @@ def test_with_the_weights_before_every_step_it_is_the_recording(
     found = record_checkpoints(plan, given, tmp_path / "made", nearest="before", **settings)
     same_rows(found.store, run.store)
     a, b = found.store.steps(), run.store.steps()
-    for name in ("clip", "norm", "coverage", "size", "drift"):
+    for name in ("clip", "norm", "coverage", "size", "drift", "trained"):
         assert (getattr(a, name) == getattr(b, name)).all(), name
     assert all((a.groups[k] == b.groups[k]).all() for k in b.groups)
     assert found.config["fingerprints"][str(STEPS)] == run.config["fingerprints"][str(STEPS)] == fingerprint(plan.model)

@@ -1,13 +1,15 @@
 """The validity report: numbers against their definitions, words against the numbers."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.session import adam
 from tests.session.adam import adamw
-from tests.session.loops import batch_of, cross_entropy, mlp
+from tests.session.loops import batch_of, cross_entropy, ids_of, mlp, one_backward_each, sgd, stored, train
 from torch import nn
 
 import backstory
@@ -53,6 +55,79 @@ def test_energy_coverage_and_clipping(tmp_path: Path) -> None:
     part, _ = recorded(tmp_path / "part", subspace="full", layers=["2.*"])
     assert 0 < part.validity().coverage < 1
     assert part.validity().kept == pytest.approx(1.0, rel=1e-4), "energy is measured within what is recorded"
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: float | None, tmp_path: Path) -> None:
+    model = mlp()
+    head = [model.get_parameter("2.weight"), model.get_parameter("2.bias")]
+    train(tmp_path / "run", model, torch.optim.SGD(head, lr=0.1), 3, max_norm=max_norm)
+    run = backstory.open(tmp_path / "run")
+    assert run.store.steps().coverage.max() < 0.999, "the backbone has gradients"
+    assert run.validity().coverage == 1.0
+    assert "The recorded parameters hold 100.0% of the squared gradient norm." in run.validity().words()
+    assert run.config["left_out"] == []
+    assert [n for n in run.notes() if "parameters" in n] == [
+        "2 parameters are in no group of the optimizer, and taken as not trained"
+    ]
+
+
+def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path) -> None:
+    """The first weight is in no group, the first bias has a rate of 0 in the first step, the last bias is not recorded."""
+    model = mlp()
+    names = ["0.bias", "2.weight", "2.bias"]
+    slow, *fast = (model.get_parameter(n) for n in names)
+    groups: list[dict[str, Any]] = [{"params": [slow], "lr": 0.0}, {"params": fast}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    expected = []
+
+    def seen(t: int, ids: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 * t
+        mean = one_backward_each(model, batch_of(ids), cross_entropy, names).mean(0).square()
+        first, weight, bias = (float(x.sum()) for x in mean.split([4, 8, 2]))
+        expected.append(weight / (weight + bias) if t == 0 else (first + weight) / (first + weight + bias))
+
+    train(tmp_path / "run", model, optimizer, 2, layers=["!2.bias"], seen=seen, max_norm=0.01)
+    run = backstory.open(tmp_path / "run")
+    assert stored(tmp_path / "run").table.trained.tolist() == pytest.approx(expected, rel=1e-9)
+    assert run.validity().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
+    (note,) = [n for n in run.notes() if "not recorded" in n]
+    assert (
+        note == f"1 parameters are not recorded; the rest covers {sum(expected) / 2:.1%} of the squared gradient norm"
+    )
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.01}, {}])
+def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model, **settings), 2, optimizer_model="sgd")
+    run = backstory.open(tmp_path / "run")
+    said = {"momentum": "momentum 0.9 and Nesterov", "weight_decay": "weight decay 0.01"}.get(next(iter(settings), ""))
+    answer = run.query(model, cross_entropy, batch_of(ids_of(0)))
+    assert answer.validity is not None
+    if said is None:
+        assert "SGD's steps are modelled exactly." in answer.validity["words"]
+        assert not any("proxy" in n for n in (*run.notes(), *answer.notes))
+        return
+    assert (
+        answer.validity["words"][0]
+        == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
+    )
+    note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
+    assert note in answer.notes
+    assert note in run.notes()
+
+
+def test_a_proxy_of_before_claims_nothing_that_it_does_not_know(tmp_path: Path) -> None:
+    """Runs of before did not keep what was dropped."""
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 1, optimizer_model="sgd")
+    path = tmp_path / "run/config.json"
+    config = json.loads(path.read_text())
+    del config["optimizer"]["dropped"]
+    path.write_text(json.dumps(config))
+    (note,) = [n for n in backstory.open(tmp_path / "run").notes() if "proxy" in n]
+    assert "without momentum and weight decay, if it had any" in note
 
 
 def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_a_run_of_format_1_is_read(tmp_path: Path) -> None:
     steps = store.steps(1, 5)
     assert steps.size.tolist() == [record(t).norm ** 2 * record(t).coverage for t in range(1, 5)]
     assert steps.drift.tolist() == [0.0] * 4
+    assert steps.trained.tolist() == steps.coverage.tolist()
     assert steps.clip.tolist() == [record(t).clip for t in range(1, 5)]
     assert store.diagonal(0, 6) is None
     assert "rate_1" in store.scalars("steps").read_all().column_names

@@ -1,11 +1,13 @@
 """Which parameters of a model are recorded, and by which rule.
 
-A block is one parameter: weight and bias of a layer may sit in different optimizer groups.
+A block is one parameter: weight and bias of a layer may sit in different optimizer groups. A tied parameter is chosen, or left
+out, under any of its names, and as a whole: rows from only some of its uses would not add up to its gradient.
 Knows nothing of steps or files.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import distributed, nn
@@ -18,6 +20,7 @@ from .fingerprint import canonical
 
 Selection = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 SHARED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # torch's wrappers for several processes
+FUNCTIONAL = (nn.MultiheadAttention,)  # these use the weights of modules below them without calling the modules
 Rank = int | tuple[int, int] | dict[str, int | tuple[int, int]]
 
 
@@ -38,6 +41,7 @@ class Blocks:
     blocks: list[Block]
     owners: dict[nn.Module, tuple[Rule, dict[str, int]]]  # module -> rule, {local name: number of block}
     left_out: list[str]  # trained parameters that are not recorded
+    elsewhere: list[str] = field(default_factory=list)  # in no group of the optimizer, though they need a gradient
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
@@ -66,11 +70,13 @@ def find_blocks(
     groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
     _check_optimizer(model, optimizer)
-    owners = _owners(model, {id(p) for p in trained.values()}, layers)
+    _check_names(model, layers)
+    selected = _selected(model, {id(p) for p in trained.values()}, layers)
+    owners = _owners(model, selected - _used_inside(model))
     reached = {id(getattr(m, local)) for m, (_, names) in owners.items() for local in names}
     chosen = {n: p for n, p in trained.items() if id(p) in reached}
     if uncovered == "error":
-        _refuse_uncovered(model, trained, reached, layers)
+        _refuse_uncovered(trained, selected, reached)
     if not chosen:
         raise CoverageError("no trained parameter is recorded: check `layers=`, `requires_grad` and the optimizer.")
     blocks = [
@@ -81,48 +87,88 @@ def find_blocks(
     table = {
         m: (rule, {local: number[id(getattr(m, local))] for local in names}) for m, (rule, names) in owners.items()
     }
-    elsewhere = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in groups]
-    return Blocks(blocks, table, [canonical(n) for n in (*trained, *elsewhere) if n not in chosen])
+    elsewhere = [canonical(n) for n, p in model.named_parameters() if p.requires_grad and id(p) not in groups]
+    return Blocks(blocks, table, [canonical(n) for n in trained if n not in chosen], elsewhere)
 
 
-def _owners(model: nn.Module, trained: set[int], layers: Selection | None) -> dict[nn.Module, tuple[Rule, list[str]]]:
+def _owners(model: nn.Module, wanted: set[int]) -> dict[nn.Module, tuple[Rule, list[str]]]:
     out: dict[nn.Module, tuple[Rule, list[str]]] = {}
-    for path, module in model.named_modules():
+    for module in model.modules():
         rule = rule_for(module)
-        names = [
-            local
-            for local, p in module.named_parameters(recurse=False)
-            if id(p) in trained and _selected(canonical(f"{path}.{local}"), module, layers)
-        ]
+        names = [local for local, p in module.named_parameters(recurse=False) if id(p) in wanted]
         if rule is not None and names:
             out[module] = (rule, names)
     return out
 
 
-def _selected(name: str, module: nn.Module, layers: Selection | None) -> bool:
-    """`name` is the parameter's; patterns match it, or the module that holds it."""
+def _used_inside(model: nn.Module) -> set[int]:
+    """Parameters that a module without a rule uses itself, its own and those of the modules below: no hook sees them used."""
+    inside = [m for m in model.modules() if isinstance(m, FUNCTIONAL) and rule_for(m) is None]
+    return {id(p) for module in inside for p in module.parameters()}
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """`(name, the module that holds it, parameter)`; a tied parameter comes once for each name."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for local, p in module.named_parameters(recurse=False):
+            yield canonical(f"{path}.{local}" if path else local), module, p
+
+
+def _selected(model: nn.Module, trained: set[int], layers: Selection | None) -> set[int]:
+    """Those of the trained parameters, by id, that `layers` includes under one of their names and excludes under none."""
     if layers is None:
-        return True
-    path = name.rpartition(".")[0]
+        return trained
+    places = [(name, module, id(p)) for name, module, p in _places(model) if id(p) in trained]
     if callable(layers):
-        return bool(layers(name, module))
+        return {p for name, module, p in places if layers(name, module)}
     excluded = [x[1:] for x in layers if isinstance(x, str) and x.startswith("!")]
     included = [x for x in layers if not (isinstance(x, str) and x.startswith("!"))]
-    if any(_matches(x, name, path, module) for x in excluded):
-        return False
-    return not included or any(_matches(x, name, path, module) for x in included)
+    chosen = {p for name, module, p in places if not included or any(_matches(x, name, module) for x in included)}
+    return chosen - {p for name, module, p in places if any(_matches(x, name, module) for x in excluded)}
 
 
-def _matches(pattern: str | type[nn.Module], name: str, path: str, module: nn.Module) -> bool:
-    if isinstance(pattern, str):
-        return fnmatchcase(name, pattern) or fnmatchcase(path, pattern)
-    return isinstance(module, pattern)
+def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    """Whether a type, a plain name or a pattern means the parameter `name` of `module`."""
+    if not isinstance(pattern, str):
+        return isinstance(module, pattern)
+    if _plain(pattern):
+        return f"{name}.".startswith(f"{_unwrapped(pattern)}.")  # the parameter itself, or all below a module
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
 
 
-def _refuse_uncovered(
-    model: nn.Module, trained: dict[str, nn.Parameter], reached: set[int], layers: Selection | None
-) -> None:
-    missing = {n: p for n, p in trained.items() if id(p) not in reached and _selected_by_name(model, n, layers)}
+def _plain(pattern: str) -> bool:
+    return not any(x in pattern for x in "*?[")
+
+
+def _unwrapped(path: str) -> str:
+    """A module's or a parameter's name without the prefixes that wrappers add; empty for a wrapper itself."""
+    return canonical(f"{path}.")[:-1]
+
+
+def _check_names(model: nn.Module, layers: Selection | None) -> None:
+    """Refuse plain names that the model does not have."""
+    if layers is None or callable(layers):
+        return
+    if isinstance(layers, str):
+        raise UsageError(f"found layers={layers!r}; expected a list of names and types, such as [{layers!r}].")
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    known = [x for x in dict.fromkeys([*map(_unwrapped, paths), *(name for name, _, _ in _places(model))]) if x]
+    for given in layers:
+        if isinstance(given, str) and _plain(given) and _unwrapped(given.removeprefix("!")) not in known:
+            raise UsageError(
+                f"found {given!r} in layers=, which is no name in the model; expected that of a module or a parameter, or a "
+                f"pattern with '*'. {_names_to_try(_unwrapped(given.removeprefix('!')), known)}"
+            )
+
+
+def _names_to_try(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, 5) or [x for x in known if name and name in x][:5]
+    outermost = [x for x in known if "." not in x]
+    return f"Close to it: {', '.join(close)}." if close else f"The model has {', '.join(outermost[:8])}."
+
+
+def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reached: set[int]) -> None:
+    missing = {n: p for n, p in trained.items() if id(p) in selected - reached}
     if not missing:
         return
     total = sum(p.numel() for p in trained.values())
@@ -130,13 +176,9 @@ def _refuse_uncovered(
     raise CoverageError(
         "no layer rule covers these parameters, so their part of every influence would be missing:\n"
         + "\n".join(lines)
-        + "\nTeach Backstory the layer with `backstory.register`, leave it out by name with `layers=['!name']`, "
-        "or pass uncovered='skip' to record the rest and store the share that is covered."
+        + "\nTeach Backstory the layer with `backstory.register` (where it returns one tensor), leave it out with `layers=['!name']` (the name of a parameter, or "
+        "of a module with everything below it), or pass uncovered='skip' to record the rest and store the share that is covered."
     )
-
-
-def _selected_by_name(model: nn.Module, name: str, layers: Selection | None) -> bool:
-    return _selected(canonical(name), model.get_submodule(name.rpartition(".")[0]), layers)
 
 
 def _refuse_shared(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ entries, which tell clipping by value that hardly moves a norm, of all parameter
 Knows nothing of rows or files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,15 @@ class Reading:
     clip: float
     norm: float
     squares: dict[int, float]  # id of parameter -> its share of ‖∇L‖², before clipping
+    updated: frozenset[int] = frozenset()  # ids of the parameters that the step moves: in a group whose rate is not 0
+
+    def share(self, recorded: Collection[int]) -> float:
+        """Of ‖∇L‖², what these parameters hold; over all that have a gradient, as clipping by norm is."""
+        return _share(self.squares, recorded)
+
+    def coverage(self, recorded: Collection[int]) -> float:
+        """Of the squared norm of the gradients that the step uses, what these parameters hold."""
+        return _share({k: x for k, x in self.squares.items() if k in self.updated}, recorded)
 
 
 class OptimizerReader:
@@ -66,6 +75,8 @@ class OptimizerReader:
         self._handles: list[RemovableHandle] = []
         if not self.proxy:
             _check_modelled(optimizer)
+        _refuse_maximize(optimizer)
+        self._plain = self.proxy and not dropped(optimizer)  # its own steps are the ones that are modelled
 
     def attach(self) -> None:
         """Install the hooks."""
@@ -142,13 +153,14 @@ class OptimizerReader:
         if _fused_skip(optimizer):
             return
         self._refuse_newcomers()
+        self._refuse_changes()
         before, after = self._measured()
         clip, norm = _clip_factor(before, after, self._rounding())
         squares = {k: v[0] ** 2 for k, v in before.items()}
         self._check_clipping(clip, norm)
         rows = [self._group(group) for group in optimizer.param_groups]
         groups = {name: [row[name] for row in rows] for name in rows[0]}
-        reading = Reading(groups, clip, norm, squares)
+        reading = Reading(groups, clip, norm, squares, frozenset(_moved(optimizer)))
         self.on_step(reading)
         self.reading = reading
 
@@ -174,8 +186,6 @@ class OptimizerReader:
         """One parameter group's coefficients, by name."""
         if self.proxy:
             return _proxy_group(group)
-        if group["maximize"]:
-            raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
         return self._adam_group(group) if self.adaptive else self._sgd_group(group)
 
     def _adam_group(self, group: dict[str, Any]) -> dict[str, float]:
@@ -244,6 +254,15 @@ class OptimizerReader:
             raise CoverageError(
                 f"{len(new)} parameters, the first of shape {tuple(new[0].shape)}, are trained now, but were frozen when "
                 "recording began, so they have no rows. End this recording, and record from here on into a new run."
+            )
+
+    def _refuse_changes(self) -> None:
+        """Settings that were not there when recording began, and are not followed."""
+        _refuse_maximize(self.optimizer)
+        if self._plain and (new := dropped(self.optimizer)):
+            raise UnsupportedError(
+                f"SGD was plain when recording began; now it has {listed(new)}, which optimizer_model='sgd' leaves out. Record "
+                "without optimizer_model=: then SGD's steps are followed as they are."
             )
 
     def _measured(self) -> tuple[dict[int, Sizes], dict[int, Sizes]]:
@@ -331,8 +350,51 @@ def _check_modelled(optimizer: Optimizer) -> None:
             "SGD steps, as the paper does; with an adaptive optimizer that proxy has little correlation with the truth, "
             "and every answer will say that it was used."
         )
-    if any(group["maximize"] for group in optimizer.param_groups):
+
+
+def _refuse_maximize(optimizer: Optimizer) -> None:
+    if any(group.get("maximize", False) for group in optimizer.param_groups):
         raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
+
+
+def dropped(optimizer: Optimizer) -> list[str]:
+    """What optimizer_model="sgd" drops of this optimizer's steps, in words; nothing where they are plain SGD steps."""
+    momentum = _values_of(optimizer, lambda g: g["betas"][0] if "betas" in g else g.get("momentum"))
+    decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
+    nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
+    second = ["Adam's second moment"] if type(optimizer) in (Adam, AdamW) else []
+    own = [] if type(optimizer) in (SGD, Adam, AdamW) else [f"{type(optimizer).__name__}'s own way of stepping"]
+    parts = [
+        *second,
+        *own,
+        momentum and f"momentum {momentum}",
+        nesterov and "Nesterov",
+        decay and f"weight decay {decay}",
+    ]
+    return [part for part in parts if part]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Parts in one phrase."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _values_of(optimizer: Optimizer, read: Callable[[dict[str, Any]], Any]) -> str:
+    """A number of all parameter groups as text, a range where they differ; empty where it is 0 in all of them."""
+    found = sorted({float(read(group) or 0.0) for group in optimizer.param_groups})
+    return "" if found == [0.0] else f"{found[0]:g}" if len(found) == 1 else f"{found[0]:g} to {found[-1]:g}"
+
+
+def _moved(optimizer: Optimizer) -> Iterator[int]:
+    """The parameters, by id, that the optimizer's next step moves."""
+    for group in optimizer.param_groups:
+        if float(group["lr"]) != 0:
+            yield from (id(p) for p in group["params"] if p.grad is not None)
+
+
+def _share(squares: Mapping[int, float], recorded: Collection[int]) -> float:
+    total = sum(squares.values())
+    return sum(x for k, x in squares.items() if k in recorded) / total if total else 1.0
 
 
 def _proxy_group(group: dict[str, Any]) -> dict[str, float]:

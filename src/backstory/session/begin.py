@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ..capture.blocks import Blocks
 from ..capture.fingerprint import fingerprint
+from ..capture.optimizer import dropped
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.factors import worth_it
 from ..maths.subspace import Shape
@@ -44,10 +45,12 @@ def open_store(
             "settings": settings.as_config(),
             "blocks": table,
             "left_out": blocks.left_out,
+            **({"elsewhere": blocks.elsewhere} if blocks.elsewhere else {}),
             "optimizer": {
                 "class": type(optimizer).__name__,
                 "modelled_as": settings.optimizer_model,
                 "coordinates": adaptive.coordinates,
+                **({"dropped": dropped(optimizer)} if settings.optimizer_model == "sgd" else {}),
             },
             "provenance": provenance(device),
             **extra,
@@ -124,7 +127,15 @@ def _go_on(
     joins = [t for t in store.config.get("unverified_joins", []) if t < start]
     joins += [] if str(start) in known else [start]
     kept = {k: v for k, v in known.items() if int(k) <= start}
-    store.update_config(closed=False, fingerprints=kept, unverified_joins=joins)
+    about = _also_dropped(store.config["optimizer"], optimizer)
+    store.update_config(closed=False, fingerprints=kept, unverified_joins=joins, optimizer=about)
+
+
+def _also_dropped(before: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """What the run says of its optimizer, with what its model leaves out from here on."""
+    if "dropped" not in before:
+        return before
+    return {**before, "dropped": list(dict.fromkeys([*before["dropped"], *dropped(optimizer)]))}
 
 
 def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:

@@ -194,6 +194,7 @@ def _record(block: RowBlock, table: StepTable, i: int, rows: slice, P: Tensor | 
         clip=float(table.clip[i]),
         norm=float(table.norm[i]),
         coverage=float(table.coverage[i]),
+        trained=float(table.trained[i]),
         size=float(table.size[i]),
         drift=float(table.drift[i]),
         P=P,

@@ -105,8 +105,8 @@ def exact_dots(scope: StepScope, wholes: Sequence[Tensor | None] | None) -> None
 def meta_of(done: Done) -> dict[str, Any]:
     """Everything about a step but its rows, as plain values."""
     scope, reading, form = done.scope, done.reading, done.form
-    total = sum(reading.squares.values())
-    covered = sum(reading.squares.get(id(b.parameter), 0.0) for b in done.blocks)
+    recorded = {id(b.parameter) for b in done.blocks}
+    covered = sum(x for k, x in reading.squares.items() if k in recorded)
     gdots = None if scope.gdots is None else scope.gdots * done.inverse[:, None]  # (B, K)
     return {
         "samples": scope.ids,
@@ -116,7 +116,8 @@ def meta_of(done: Done) -> dict[str, Any]:
         "groups": reading.groups,
         "clip": reading.clip,
         "norm": reading.norm,
-        "coverage": covered / total if total else 1.0,
+        "coverage": reading.share(recorded),
+        "trained": reading.coverage(recorded),
         "size": covered if scope.seen.size is None else scope.seen.size,
         "drift": scope.seen.drift,
         "gdot": None if gdots is None else gdots.sum(1).tolist(),

@@ -44,7 +44,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
     if run.n_steps:
         out["gradients"] = {
             "share of steps clipped": float((table.clip < 1).mean()),
-            "share of squared norm covered, mean": float(table.coverage.mean()),
+            "share of squared norm covered, mean": float(table.trained.mean()),
             "largest norm": float(table.norm.max()),
             "at step": int(table.step[table.norm.argmax()]),
         }

@@ -234,7 +234,7 @@ def _measured(path: Path, course: _Course, model_bytes: int) -> Trial:
         momentum=bool(table.groups["momentum"].any()),
         adaptive=store.config["diagonal"] or store.config["optimizer"].get("coordinates") == HATTED,
         clipped=float((table.clip < 1).mean()) if store.config["optimizer"].get("coordinates") == HATTED else 0.0,
-        coverage=float(table.coverage.mean()),
+        coverage=float(table.trained.mean()),
         plain_seconds=course.seconds["plain"],
         recorded_seconds=course.seconds["recorded"],
         warmup_steps=course.warmup_steps,

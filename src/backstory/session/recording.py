@@ -54,7 +54,7 @@ def record(
     patterns to either, or "auto:S": as many numbers as hold the share S of the gradients' energy in the warm-up, at most
     as many as rank 32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
     "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
-    ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!".
+    ("empirical/6": free, and "auto" for token-mean losses; "auto" is "empirical" otherwise). `layers` includes names and types, and excludes names that begin with "!"; the name of a module means everything below it.
     With `factored`, rows in other than learned coordinates are kept as two factors for each matrix, which is exact and far smaller for
     samples that pass each layer once, at one position (a fully connected net; not sequences or images in convolutions); others are refused.
     `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`

@@ -34,7 +34,7 @@ from .query import LossFn
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
-from .validity import Validity, Watch, validity
+from .validity import Validity, Watch, validity, without
 
 METHODS = ("auto", "adjoint", "embeddings", "index")
 
@@ -344,9 +344,12 @@ class Run(Contents):
     def notes(self) -> tuple[str, ...]:
         """What every answer of this run must say."""
         out = [*self.store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
-        if self.config["optimizer"]["modelled_as"] == "sgd" and self.config["optimizer"]["class"] != "SGD":
+        if dropped := without(self.config["optimizer"]):
             name = self.config["optimizer"]["class"]
-            out.append(f"{name}'s steps were treated as plain SGD steps (the paper's proxy): expect little agreement")
+            cost = "weaker answers" if name == "SGD" else "little agreement"
+            out.append(
+                f"{name}'s steps were treated as plain SGD steps (the paper's proxy), without {dropped}: expect {cost}"
+            )
         if joins := self.config.get("unverified_joins"):
             where = ", ".join(map(str, joins))
             out.append(
@@ -358,9 +361,11 @@ class Run(Contents):
                 f"condensed: curvature is the mean over {count} stretches of steps, of which {energy:.1%} of the trace is kept"
             )
         if self.config.get("left_out"):
-            share = float(self.store.steps().coverage.mean()) if self.n_steps else 1.0
+            share = float(self.store.steps().trained.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])
             out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
+        if elsewhere := self.config.get("elsewhere"):
+            out.append(f"{len(elsewhere)} parameters are in no group of the optimizer, and taken as not trained")
         return tuple(out)
 
     # -- inside --------------------------------------------------------------------------------------------------

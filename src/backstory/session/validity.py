@@ -3,12 +3,13 @@
 Knows nothing of models or printing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
+from ..capture.optimizer import listed
 from ..maths.steps import growth
 from ..store import RunStore
 from .sweep import Chunk, backward
@@ -22,7 +23,7 @@ class Validity:
 
     steps: int
     clipped: float  # share of steps whose gradient was clipped
-    coverage: float  # mean share of the squared gradient norm in recorded parameters
+    coverage: float  # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
     optimizer: str
     modelled: str  # "exactly", or what was assumed
     curvature: str
@@ -71,9 +72,18 @@ class Validity:
         return bad + good
 
 
-def _modelled(optimizer: dict[str, Any], proxy: bool) -> str:
-    if proxy:
-        return "as plain SGD steps, the paper's proxy"
+def without(optimizer: Mapping[str, Any]) -> str:
+    """What a run leaves out of its optimizer's steps, where they were taken as plain SGD steps; empty where nothing."""
+    if optimizer["modelled_as"] != "sgd":
+        return ""
+    if "dropped" in optimizer:
+        return listed(optimizer["dropped"])
+    return "momentum and weight decay, if it had any" if optimizer["class"] == "SGD" else "its own way of stepping"
+
+
+def _modelled(optimizer: Mapping[str, Any]) -> str:
+    if dropped := without(optimizer):
+        return f"as plain SGD steps, the paper's proxy, without {dropped}"
     if optimizer["class"] == "SGD":
         return "exactly"
     how = "with its second moment as it was in the run"
@@ -86,13 +96,12 @@ class Watch:
     def __init__(self, store: RunStore, at: int, start: int = 0) -> None:
         table = store.steps(start, at)
         settings, optimizer = store.config["settings"], store.config["optimizer"]
-        proxy = optimizer["modelled_as"] == "sgd" and optimizer["class"] != "SGD"
         self.report = Validity(
             steps=at - start,
             clipped=float((table.clip < 1).mean()) if at > start else 0.0,
-            coverage=float(table.coverage.mean()) if at > start else 1.0,
+            coverage=float(table.trained.mean()) if at > start else 1.0,
             optimizer=optimizer["class"],
-            modelled=_modelled(optimizer, proxy),
+            modelled=_modelled(optimizer),
             curvature=settings["curvature"],
             subspace=settings["subspace"],
         )

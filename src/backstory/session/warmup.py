@@ -199,6 +199,7 @@ def finished_record(
         clip=meta["clip"],
         norm=meta["norm"],
         coverage=meta["coverage"],
+        trained=meta.get("trained"),
         size=meta["size"],
         drift=meta["drift"],
         P=meta.get("P"),

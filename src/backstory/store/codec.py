@@ -147,20 +147,27 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
         "crc": list(crcs),
     }
     columns |= {name: [float(getattr(r, name)) for r in records] for name in STEP_NUMBERS}
+    columns["trained"] = [float(r.coverage if r.trained is None else r.trained) for r in records]
     columns |= {key: [[float(x) for x in r.groups[key]] for r in records] for key in GROUP_KEYS}
     diagonals = [r.P.float() for r in records if r.P is not None]
     if diagonals:
         columns["P"] = vectors(torch.stack(diagonals))
-    return pa.table(columns, schema=steps_schema(n_groups, len(diagonals[0]) if diagonals else 0))
+    return pa.table(columns, schema=steps_schema(n_groups, len(diagonals[0]) if diagonals else 0, trained=True))
 
 
 def read_steps(table: Table, lo: int, hi: int) -> StepTable:
     """Steps `lo` to `hi`."""
-    there = [name for name in STEP_NUMBERS if name in table.schema.names]  # format 1 had no size and no drift
+    numbers = (*STEP_NUMBERS, "trained")
+    there = [name for name in numbers if name in table.schema.names]  # format 1 had no size and no drift
     columns = table.table(["step", "row_start", "rows", "crc", *there, *GROUP_KEYS], lo, hi)
     ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
     floats = {name: columns[name].to_numpy().copy() for name in there}
-    floats = {"size": floats["norm"] ** 2 * floats["coverage"], "drift": np.zeros(hi - lo), **floats}
+    absent = {
+        "size": floats["norm"] ** 2 * floats["coverage"],
+        "drift": np.zeros(hi - lo),
+        "trained": floats["coverage"],
+    }
+    floats = {**absent, **floats}
     groups = {key: _matrix(columns[key]) for key in GROUP_KEYS}
     return StepTable(**ints, **floats, groups=groups)
 

@@ -3,7 +3,7 @@
     rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
              and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];
              split runs have no g and s: there the gradient is the sum of the curvature rows
-    steps    step, row_start, rows, clip, norm, coverage, size, drift, crc, and one list over parameter groups
+    steps    step, row_start, rows, clip, norm, coverage, size, drift, trained, crc, and one list over parameter groups
              each for rate, l2, decay, momentum, tau, a, n; P[Σp], the optimizer's diagonal, where it is kept
     samples  id, text, image, label, source
     emb-*    step, pos, e[Σp] codes, se[L] scales
@@ -45,9 +45,10 @@ class StepRecord:
     groups: Mapping[str, Sequence[float]]  # GROUP_KEYS -> one number per parameter group
     clip: float  # 1.0 = not clipped
     norm: float  # ‖∇L‖ before clipping
-    coverage: float  # share of the squared gradient norm that the rows cover, 0..1
+    coverage: float  # share of ‖∇L‖² that the rows cover, 0..1, over all parameters that have a gradient
     size: float = 0.0  # ‖∇L‖² of the recorded parameters in the run's coordinates, before the subspace
     drift: float = 0.0  # change of log P since the step before, root mean square
+    trained: float | None = None  # `coverage` among the parameters that the optimizer updates; None: the same
     P: Tensor | None = None  # (Σp,) the optimizer's diagonal, where rows are kept without it
     curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
     kappa: Tensor | None = None  # (B, R) float64, their scales κ
@@ -71,6 +72,7 @@ class StepTable(NamedTuple):
     coverage: NDArray[np.float64]  # (T,)
     size: NDArray[np.float64]  # (T,)
     drift: NDArray[np.float64]  # (T,)
+    trained: NDArray[np.float64]  # (T,)
     groups: dict[str, NDArray[np.float64]]  # (T, n_groups) each
     crc: NDArray[np.int64]  # (T,)
 
@@ -111,10 +113,11 @@ def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, s
     return pa.schema(fields)
 
 
-def steps_schema(n_groups: int, diagonal: int = 0) -> pa.Schema:
-    """Columns of `steps.lance`; `diagonal` is how many entries of P are kept."""
+def steps_schema(n_groups: int, diagonal: int = 0, trained: bool = False) -> pa.Schema:
+    """Columns of `steps.lance`; `diagonal` is how many entries of P are kept, `trained` a column that came later."""
     fields = [("step", pa.int32()), ("row_start", pa.int64()), ("rows", pa.int32())]
     fields += [(name, pa.float64()) for name in STEP_NUMBERS]
+    fields += [("trained", pa.float64())] if trained else []
     fields += [("crc", pa.int64())]
     fields += [(key, pa.list_(pa.float64(), n_groups)) for key in GROUP_KEYS]
     fields += [("P", pa.list_(pa.float32(), diagonal))] if diagonal else []

@@ -55,7 +55,7 @@ def verdict(validity: Mapping[str, Any]) -> Reason:
 
 def _against(v: Mapping[str, Any]) -> Iterator[Reason]:
     if "proxy" in v.get("modelled", ""):
-        yield Reason(WEAK, f"{v.get('optimizer', 'The optimizer')}'s steps were treated as plain SGD steps.")
+        yield Reason(WEAK, f"{v.get('optimizer', 'The optimizer')}'s steps were treated {v['modelled']}.")
     if (kept := _kept(v)) is not None and kept <= 0.8:
         yield Reason(WEAK if kept < LOST else FAIR, f"The subspace keeps {kept:.0%} of the step gradients' energy.")
     if (held := v.get("coverage", 1.0)) <= 0.999:
