@@ -4,6 +4,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
+
+EXPERIMENTS = (
+    "studies/test_*",
+    "benchmarks/*",
+    "cli/test_study*",
+    "cli/test_bench*",
+)  # what guards them runs in test-slow
+PRODUCT = (
+    "studies/test_demo*",
+    "studies/test_digits*",
+    "studies/test_text*",
+)  # but for what `backstory demo` is made of
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +41,11 @@ def _rounding() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process runs the whole of a file, so that what it trains or starts is made once; one runs all that need a browser."""
     for item in items:
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        if any(fnmatchcase(file, x) for x in EXPERIMENTS) and not any(fnmatchcase(file, x) for x in PRODUCT):
+            item.add_marker(pytest.mark.slow)
         browser = "browser" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group("browser" if browser else file))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

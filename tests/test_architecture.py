@@ -104,9 +104,6 @@ def test_extras_are_not_imported_with_the_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_modules_say_what_they_do_not_know() -> None:
+def test_modules_have_a_docstring() -> None:
     for path in FILES:
-        doc = ast.get_docstring(ast.parse(path.read_text())) or ""
-        assert doc, f"{path} has no docstring"
-        if path.name not in ("__init__.py", "_version.py"):
-            assert "nothing of" in doc, f"{path.relative_to(SOURCE)} does not say what it knows nothing of"
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

@@ -21,7 +21,10 @@ SOURCE = Path(backstory.__path__[0]).parent
 BATCH = 32
 KEYS = {"rate": 1e-3, "l2": 0.0, "decay": 0.0, "momentum": 0.0, "tau": 0.0, "a": 1.0, "n": 0.0}
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def measured(path: Path, what: str, chunk_bytes: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("what", ["embed", "query"])
-@pytest.mark.parametrize(("steps", "chunk"), [(1100, 4 << 20), pytest.param(4400, 8 << 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "chunk"), [(1100, 4 << 20), (4400, 8 << 20)])
 def test_memory_does_not_grow_with_the_run(
     what: str, steps: int, chunk: int, pair_of_runs: Callable[[int], tuple[Path, Path]]
 ) -> None:

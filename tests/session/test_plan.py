@@ -20,7 +20,7 @@ from backstory.errors import UsageError
 from backstory.session.plan import Plan, _once_seconds
 from backstory.session.plan_trial import Trial, _each, _Size, trial
 from backstory.session.recipe import Recipe, take_step
-from backstory.store import RunStore
+from backstory.store import RunStore, Writer
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1}
 Make = Callable[..., Recipe]
@@ -94,6 +94,14 @@ def recorded_bytes(made: Recipe, path: Path, **settings: Any) -> int:
             with rec.step(ids, tokens=None if made.tokens is None else made.tokens(batch)):
                 take_step(made, t)
     return RunStore.open(path).size_bytes()
+
+
+@pytest.fixture(autouse=True)
+def _commits_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the writer commits by the clock, and more files take more bytes."""
+    defaults = Writer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "commit_seconds", 3600.0)
 
 
 CASES: dict[str, tuple[Make, dict[str, Any]]] = {

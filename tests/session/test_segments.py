@@ -133,6 +133,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path: Path, monkeypatch: py
     assert not run.store.verify()
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_leave_what_is_complete_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from backstory.truth.limit import influence_function, problem, tsloo_of_all
 D = torch.float64
 
 
-@pytest.mark.parametrize("model", ["linear", "logistic"])
+@pytest.mark.parametrize("model", ["linear", pytest.param("logistic", marks=pytest.mark.slow)])
 def test_the_ratio_goes_to_one(model: str) -> None:
     curve = large_t_limit(model, steps=(10, 100, 1000), rate=0.05, batch=32)
     assert abs(curve.ratios[-1] - 1) < 0.03, f"ratios {curve.ratios}: B would mean a missing weight, −1 a wrong sign"

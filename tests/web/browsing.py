@@ -21,6 +21,15 @@ from backstory.web.opened import Opened
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for anything that a test waits for
+QUIET = [  # one process more or less, and nothing that looks for a network or a graphics card
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+]
 FITS = "document.scrollingElement.scrollWidth <= innerWidth"
 
 
@@ -59,7 +68,7 @@ def chromium() -> Iterator[Browser]:
         missing("no Chromium on the path: install the package `chromium`")
     expect.set_options(timeout=1000 * SECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=1000 * SECONDS)
+        browser = playwright.chromium.launch(executable_path=found, args=QUIET, timeout=1000 * SECONDS)
         yield browser
         browser.close()
 
