@@ -39,7 +39,7 @@ def test_with_models_and_projection_it_is_close_to_ours() -> None:
     found = by_id(traker(made, queries(), models=states, damping=1.0, proj_dim=400), 80)
     assert correlation(found, exact) > 0.9
     again = by_id(traker(made, queries(), models=states, damping=1.0, proj_dim=400), 80)
-    assert torch.equal(found, again)
+    assert_close(found, again, 2e-2, "the same draws, in float32 with one inverse; other draws differ by far more")
     assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
 
 

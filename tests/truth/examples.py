@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.oracles import assert_same
 from torch import Tensor, nn
 
 from backstory import Recipe
@@ -12,6 +13,9 @@ from backstory import Recipe
 D = torch.float64
 N, BATCH, STEPS = 12, 4, 8
 NAME = "tests.truth.examples:make"
+# The sums behind one number of a run: at each step inputs and hidden units of the forward products with their biases, the
+# softmax, the mean, outputs and twice the batch of the backward products, the 27 weights in a clipped norm.
+TERMS = STEPS * ((3 + 1) + (5 + 1) + 2 + BATCH + (2 + BATCH + BATCH) + 27)
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.2),
@@ -66,6 +70,31 @@ def make(
         schedule=torch.optim.lr_scheduler.StepLR(made, 3, 0.5) if schedule else None,
         queries={"q": (x[N:], y[N:])},
     )
+
+
+def whole() -> Recipe:
+    """A run whose numbers all stay whole, so that every processor has the same bits: one weight for each of 4 features.
+
+    A batch has one sample of each feature; a step with rate ½ on (w − y)² goes by w − y, and by all such steps before.
+    """
+    y = torch.randint(-9, 10, (N,), generator=torch.Generator().manual_seed(0)).to(D)
+    model = nn.Linear(4, 1, bias=False, dtype=D)
+    nn.init.zeros_(model.weight)
+    order = [[4 * ((t + f) % 3) + f for f in range(4)] for t in range(STEPS)]
+    return Recipe(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=1.0),
+        loss=lambda m, b: (m(b[0])[:, 0] - b[1]).square(),
+        batches=[(ids, (torch.eye(4, dtype=D), y[ids])) for ids in order],
+        loss_reduction="sum",
+        queries={"q": (torch.tensor([[1.0, 1, 1, 1], [1, -1, 2, 0]], dtype=D), torch.zeros(2, dtype=D))},
+    )
+
+
+def assert_replayed(found: Recipe, expected: Recipe) -> None:
+    """Weights of two trainings of one recipe, up to rounding."""
+    for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        assert_same(a, b, TERMS, size=1.0)
 
 
 def by_hand(recipe: Recipe, factors: Mapping[tuple[int, int], float]) -> Tensor:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.oracles import assert_same
 from tests.truth import examples
 from tests.truth.test_replay import recorded
 
@@ -16,9 +17,9 @@ def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
     batch = examples.make().queries["q"]
     found = query(run, examples.NAME, batch)
     expected = unroll(examples.NAME, "q", args=run.config["recipe_args"])
-    assert torch.equal(found.scores, expected.scores)
+    assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
     assert found.how == "exact unrolling"
-    assert "bit for bit" in found.notes[0]
+    assert "the replay reproduces the run" in found.notes[0]
     assert [h.sample for h in found.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.oracles import assert_close
+from tests.rounding import NoisyRounding
 from tests.session.adam import Tiny, adamw, group_rows
 from tests.session.loops import one_backward_each, seeded, sgd, trained_names
 from torch import Tensor, nn
@@ -57,9 +58,10 @@ def make(optimizer: str = "sgd", clip: float | None = None, seed: int = 0, tied:
 
 
 def recorded(path: Path, args: dict[str, Any], **settings: Any) -> tuple[Run, Recipe]:
-    """The recipe's run, as a user records it, and the trained recipe."""
+    """The recipe's run with its weights, as a user records it, and the trained recipe."""
     recipe = make(**args)
-    settings = {"encoding": "float64", "rank": 3, "warmup_steps": 2, **settings}
+    stored = {"steps": STEPS, "checkpoints": 1}
+    settings = {"encoding": "float64", "rank": 3, "warmup_steps": 2, **stored, **settings}
     with record(
         recipe.model, recipe.optimizer, path, loss_reduction="token-mean", recipe=NAME, recipe_args=args, **settings
     ) as rec:
@@ -158,7 +160,7 @@ def test_positions_that_took_no_part_have_nothing(optimizer: str, tmp_path: Path
 
 
 def test_hits_ready_vectors_and_earlier_models(tmp_path: Path) -> None:
-    run, recipe = recorded(tmp_path / "run", {"optimizer": "ball"}, subspace="full", steps=STEPS, checkpoints=1)
+    run, recipe = recorded(tmp_path / "run", {"optimizer": "ball"}, subspace="full")
     batch, loss_fn = recipe.queries["q"], recipe.loss
     hits = answered(run, recipe).top(2, query=0)
     by_hit = tokens(run, NAME, batch, hits, loss_fn=lambda m, b: 2 * loss(m, b))
@@ -180,10 +182,20 @@ def test_torchs_generator_is_left_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_another_recipe_is_refused(tmp_path: Path) -> None:
-    run, recipe = recorded(tmp_path / "run", {})
+def test_other_rounding_is_no_other_recipe(tmp_path: Path) -> None:
+    run, recipe = recorded(tmp_path / "run", {"optimizer": "adamw", "clip": 0.3})
+    query, steps = recipe.queries["q"], (0, 3)
+    expected = tokens(run, NAME, query, [(0, t) for t in steps])
+    with NoisyRounding():
+        found = tokens(run, NAME, query, [(0, t) for t in steps])
+    assert_close(torch.stack([x.scores for x in found]), torch.stack([x.scores for x in expected]), 1e-10)
+
+
+@pytest.mark.parametrize(("stored", "words"), [(1, "differs from the run at step"), (None, "no weights to tell which")])
+def test_another_recipe_is_refused(stored: int | None, words: str, tmp_path: Path) -> None:
+    run, recipe = recorded(tmp_path / "run", {}, checkpoints=stored)
     query = recipe.queries["q"]
-    with pytest.raises(MismatchError, match="differs from the run at step 0"):
+    with pytest.raises(MismatchError, match=words):
         tokens(run, NAME, query, [(1, 0)], args={"seed": 1})
     with pytest.raises(MismatchError, match="not the one that was recorded"):
         tokens(run, NAME, query, [(1, 0)], args={"seed": 1}, check=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import assert_same
 from tests.truth import examples
 from torch import Tensor, nn
 
@@ -72,7 +73,8 @@ def test_removal_equals_a_hand_written_loop(clip: float | None, reduction: str) 
     found = tsloo(lambda: make(clip=clip, reduction=reduction), removals, query)
     base = by_hand({}, clip, reduction)
     expected = torch.tensor([by_hand(r, clip, reduction) - base for r in gone], dtype=D)
-    torch.testing.assert_close(found[:, 0], expected, rtol=1e-10, atol=1e-14)
+    terms = 4 * ((3 + 1) + 1 + 4 + 4 + 4)  # 4 steps: forward, mean, both gradients, the norm
+    assert_same(found[:, 0], expected, terms, size=max(1.0, base))
     assert bool((found.abs() > 1e-9).all())
 
 
@@ -85,6 +87,11 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     tsloo(make, [Removal((1,)), Removal((2,))], lambda m: torch.zeros(2), lambda a, b: seen.append((a, b)))
     assert seen == [(1, 2), (2, 2)]
+
+
+def assert_rows(found: Tensor, expected: Tensor) -> None:
+    """Two trainings' differences of query losses, which are about 1: they round where the losses do."""
+    assert_same(found, expected, examples.TERMS, size=1.0)
 
 
 def first_of(sample: int) -> int:
@@ -125,7 +132,7 @@ def test_stacked_equals_plain_equals_by_hand(kind: str, clip: float | None, sche
     expected = expected_rows(fresh)
     for vectorised in (True, False):
         found = tsloo(fresh, REMOVALS, "q", vectorised=vectorised)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+        assert_rows(found, expected)
     assert float(expected.abs().min()) > 1e-9
 
 
@@ -133,7 +140,7 @@ def test_dropout_draws_the_same_masks() -> None:
     fresh = partial(examples.make, "momentum", dropout=0.4)
     expected = expected_rows(fresh)
     for vectorised in (True, False):
-        torch.testing.assert_close(tsloo(fresh, REMOVALS, "q", vectorised=vectorised), expected, rtol=1e-10, atol=1e-13)
+        assert_rows(tsloo(fresh, REMOVALS, "q", vectorised=vectorised), expected)
     smooth = tsloo(partial(examples.make, "momentum"), REMOVALS, "q")
     assert not torch.allclose(smooth, expected), "dropout does nothing here, so this test says nothing"
 
@@ -176,7 +183,7 @@ class Replays:
 
 def test_a_killed_job_goes_on_and_a_finished_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removals = [Removal((s,)) for s in range(6)]
-    fresh = partial(examples.make, "adamw")
+    fresh = examples.whole  # a row is found by the bits of the run's weights, so they must repeat
     expected = tsloo(fresh, removals, "q", vectorised=False)
     with monkeypatch.context() as patch:
         whole = Replays(patch)
@@ -189,9 +196,7 @@ def test_a_killed_job_goes_on_and_a_finished_one_is_read(tmp_path: Path, monkeyp
     assert 0 < kept < 6
     with monkeypatch.context() as patch:
         rest = Replays(patch)
-        torch.testing.assert_close(
-            tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False), expected, rtol=0, atol=0
-        )
+        assert torch.equal(tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False), expected)
     assert 0 < rest.steps < whole.steps
     with monkeypatch.context() as patch:
         none = Replays(patch)
@@ -209,7 +214,7 @@ def test_another_run_query_or_removal_never_meets_an_old_row(tmp_path: Path) -> 
                 for activation in ("tanh", "relu"):
                     fresh = partial(examples.make, kind, activation=activation)
                     found = tsloo(fresh, removals, query, cache=tmp_path)
-                    assert torch.equal(found, tsloo(fresh, removals, query))
+                    assert_rows(found, tsloo(fresh, removals, query))
     assert len(list(tmp_path.rglob("*.json"))) == 16
 
 
@@ -222,7 +227,7 @@ def test_removals_of_the_same_occurrences_share_a_row(tmp_path: Path) -> None:
 def test_worker_processes_give_the_same(tmp_path: Path) -> None:
     args = {"optimizer": "momentum", "dropout": 0.4}
     found = tsloo(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
-    torch.testing.assert_close(found, tsloo(examples.NAME, REMOVALS, "q", args=args), rtol=1e-10, atol=1e-13)
+    assert_rows(found, tsloo(examples.NAME, REMOVALS, "q", args=args))
     assert len(list(tmp_path.rglob("*.json"))) == len(REMOVALS)
 
 
@@ -232,7 +237,7 @@ def test_pieces_of_workers_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     args = {"optimizer": "adamw"}
     seen: list[tuple[int, int]] = []
     found = tsloo(examples.NAME, REMOVALS, "q", lambda a, b: seen.append((a, b)), args=args, workers=3)
-    torch.testing.assert_close(found, tsloo(examples.NAME, REMOVALS, "q", args=args), rtol=1e-10, atol=1e-13)
+    assert_rows(found, tsloo(examples.NAME, REMOVALS, "q", args=args))
     assert seen[-1] == (len(REMOVALS), len(REMOVALS))
 
 
@@ -263,7 +268,7 @@ def test_what_cannot_be_stacked_is_replayed_plainly() -> None:
         )
 
     found = tsloo(branched, REMOVALS, "q")
-    torch.testing.assert_close(found, expected_rows(partial(branched)), rtol=1e-10, atol=1e-13)
+    assert_rows(found, expected_rows(partial(branched)))
     with pytest.raises(UnsupportedError, match="cannot be stacked"):
         tsloo(branched, REMOVALS, "q", vectorised=True)
 
@@ -274,7 +279,7 @@ def test_an_optimizer_that_is_not_modelled_is_replayed_plainly() -> None:
         optimizer = torch.optim.RMSprop(recipe.model.parameters(), lr=0.01)
         return Recipe(model=recipe.model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries)  # fmt: skip
 
-    torch.testing.assert_close(tsloo(other, REMOVALS, "q"), expected_rows(partial(other)), rtol=1e-10, atol=1e-13)
+    assert_rows(tsloo(other, REMOVALS, "q"), expected_rows(partial(other)))
 
 
 def test_few_states_in_memory_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +287,7 @@ def test_few_states_in_memory_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Tape, "affordable", lambda tape: 2)
     for vectorised in (True, False):
         found = tsloo(examples.make, REMOVALS, "q", vectorised=vectorised)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+        assert_rows(found, expected)
 
 
 def test_a_replay_that_diverges_is_an_error() -> None:

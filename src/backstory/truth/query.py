@@ -37,8 +37,9 @@ def query(
 ) -> Influence:
     """The influence of every occurrence before `at` on the recipe's losses of `batch`: one query for each loss.
 
-    The recipe is replayed first, and must reproduce the run's stored weights bit for bit (`check=False`: not compared,
-    and the answer says so). Then it is unrolled in `dtype`. Arguments of a recipe named in the run are the run's.
+    The recipe is replayed first, and must reproduce the run's stored weights, bit for bit or up to rounding
+    (`check=False`: not compared, and the answer says so). Then it is unrolled in `dtype`. Arguments of a recipe named in
+    the run are the run's.
     """
     step = run.step_of(at)
     if args is None and isinstance(make, str) and make == run.config.get("recipe"):

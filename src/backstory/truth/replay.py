@@ -1,42 +1,81 @@
-"""A run played again, and whether it came out the same, bit for bit.
+r"""A run played again, and whether it came out the same: bit for bit, or up to rounding.
 
+The same training rounds differently on another processor, with another number of threads or another alignment of
+memory, so weights that are not the run's bit for bit may still be those of a faithful replay. Where the run stored the
+weights themselves, rounding is measured: a twin of the replay starts one unit of the last place away in every weight,
+and with θ_t the weights before step t
+
+    ‖θ_t(replay) − θ_t(run)‖  ≤  10 ‖θ_t(twin) − θ_t(replay)‖          counts as rounding
+
+Where the run has fingerprints only, a mismatch does not say which of the two it was.
 Knows nothing of removals' effects, queries or caches.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..capture import fingerprint
+from ..capture.fingerprint import weights as weights_of
 from ..errors import UsageError
-from ..session.recipe import Recipe
+from ..session.recipe import Recipe, take_step
 from ..session.run import Run
 from .removal import Removal, index, places
-from .tape import Make, Progress, Tape, own_randomness
+from .tape import Make, Progress, Tape, generators, own_randomness, seed
+
+TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and its rounding has one place only
+CHECK = "check the recipe's arguments, its seed (dropout draws from torch's generator) and the versions"
+
+
+class Gap(NamedTuple):
+    """Distances of weights, as parts of their length."""
+
+    replay: float  # of the replay from the run
+    twin: float  # of the replay from its twin
+    largest: float  # √ε: where rounding has taken half of the digits, weights no longer tell recipes apart
+
+    @property
+    def rounding(self) -> bool:
+        """Whether rounding explains the replay's distance."""
+        return self.replay <= min(TWINS * self.twin, self.largest)
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Which stored weights of a run a replay of its recipe met, bit for bit."""
+    """Which stored weights of a run a replay of its recipe met."""
 
-    same: tuple[int, ...]  # steps
-    different: tuple[int, ...]
+    same: tuple[int, ...]  # steps: bit for bit
+    different: tuple[int, ...] = ()  # by more than rounding explains
+    near: tuple[int, ...] = ()  # up to rounding
+    undecided: tuple[int, ...] = ()  # not bit for bit, and the run stores no weights to measure the difference
+    gaps: Mapping[int, Gap] = field(default_factory=dict)  # at the steps whose weights were compared
 
     def __bool__(self) -> bool:
-        return bool(self.same) and not self.different
+        return bool(self.same or self.near) and not self.different and not self.undecided
 
     def __str__(self) -> str:
-        if not self.same and not self.different:
+        met = sorted((*self.same, *self.near))
+        last = f"the last agreement is at step {met[-1]}" if met else "they agree at no earlier step"
+        if self.different:
+            gap = self.gaps[self.different[0]]
+            return (
+                f"the replay differs from the run at step {self.different[0]} by {gap.replay:.1e} of the weights' length, where "
+                f"rounding explains {min(TWINS * gap.twin, gap.largest):.1e}; {last}: {CHECK}"
+            )
+        if self.undecided:
+            return (
+                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). Another "
+                "processor, number of threads or memory alignment causes that as well as another recipe, and the run stores "
+                f"no weights to tell which (record with checkpoints=K): {CHECK}"
+            )
+        if not met:
             return "nothing to compare: the run has no fingerprints of the replayed steps"
-        if self:
-            return f"the replay reproduces the run bit for bit (compared at steps {', '.join(map(str, self.same))})"
-        return (
-            f"the replay differs from the run at step {self.different[0]} and was last the same at "
-            f"{self.same[-1] if self.same else 'none'}: check the recipe's arguments, its seed (dropout draws from "
-            "torch's generator), the number of threads and the versions"
-        )
+        how = "up to rounding" if self.near else "bit for bit"
+        return f"the replay reproduces the run {how} (compared at steps {', '.join(map(str, met))})"
 
 
 def replay(
@@ -69,23 +108,99 @@ def reproduction(
     until: int | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Replay the recipe and compare the weights with the fingerprints that the run stored."""
-    known = {int(step): word for step, word in run.config.get("fingerprints", {}).items()}
-    same: list[int] = []
-    different: list[int] = []
+    """Replay the recipe and compare the weights with what the run stored: fingerprints, then the weights themselves.
+
+    Where all fingerprints are met that is one replay; else it ends at the first that is not, and two more follow.
+    """
+    known = fingerprints(run)
     with own_randomness():
         tape = Tape(make, args=args, length=until)
         if tape.length < run.n_steps and until is None:
             raise UsageError(f"the recipe has {tape.length} steps, the run {run.n_steps}; give the run's own recipe.")
-
-        def watch(t: int) -> None:
-            if t in known:
-                (same if fingerprint(tape.recipe.model) == known[t] else different).append(t)
-
-        tape.record((), progress, watch)
-    return Reproduction(tuple(same), tuple(different))
+        for t in _side_by_side((tape,), progress):
+            if t in known and fingerprint(tape.recipe.model) != known[t]:
+                return judged(run, make, t, args=args, until=until, progress=progress)
+    return Reproduction(tuple(t for t in known if t <= tape.length))
 
 
 def reproduces(run: Run, make: Make, *, args: Mapping[str, Any] | None = None) -> bool:
-    """Whether the recipe's replay meets every fingerprint of the run, and there is at least one."""
+    """Whether the recipe's replay meets the run, up to rounding, wherever they can be compared (at least once)."""
     return bool(reproduction(run, make, args=args))
+
+
+def fingerprints(run: Run) -> dict[int, str]:
+    """Steps in order, and the fingerprints of the run's weights there."""
+    return {int(t): word for t, word in sorted(run.config.get("fingerprints", {}).items(), key=lambda x: int(x[0]))}
+
+
+def judged(
+    run: Run,
+    make: Make,
+    step: int,
+    *,
+    args: Mapping[str, Any] | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Whether it is rounding that the weights before `step` are the first which are not the run's bit for bit.
+
+    Where the run stores weights there or later, two replays side by side tell, up to the first weights that differ.
+    """
+    end = run.n_steps if until is None else until
+    if not any(step <= t <= end for t in run.checkpoints):
+        return Reproduction(tuple(t for t in fingerprints(run) if t < step), undecided=(step,))
+    with own_randomness():
+        tape, twin = (Tape(make, args=args, length=end) for _ in range(2))
+        _shift(twin.parameters)
+        gaps, stored = dict[int, Gap](), set(run.checkpoints)
+        for t in _side_by_side((tape, twin), progress):
+            if t in stored:
+                gaps[t] = _gap(run, t, tape, twin)
+            if t in stored and not gaps[t].rounding:
+                break
+    same = tuple(t for t, gap in gaps.items() if gap.replay == 0)
+    near = tuple(t for t, gap in gaps.items() if gap.replay > 0 and gap.rounding)
+    return Reproduction(same, tuple(t for t in gaps if t not in same + near), near, gaps=gaps)
+
+
+def _side_by_side(tapes: Sequence[Tape], progress: Progress | None) -> Iterator[int]:
+    """Play the tapes together, with the same random draws; gives each step before it is taken, and the end."""
+    seed(tapes[0].generators[0])
+    for t in range(tapes[0].length):
+        yield t
+        before = generators()
+        for tape in tapes:
+            seed(before)
+            take_step(tape.recipe, t)
+        if progress is not None:
+            progress(t + 1, tapes[0].length)
+    yield tapes[0].length
+
+
+def _shift(parameters: Sequence[Tensor]) -> None:
+    """Move every weight by one unit of the last place, up or down as a seeded coin says."""
+    coin = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in parameters:
+            up = torch.randint(0, 2, p.shape, generator=coin).to(p)
+            p.mul_(1 + torch.finfo(p.dtype).eps * (2 * up - 1))
+
+
+def _gap(run: Run, step: int, tape: Tape, twin: Tape) -> Gap:
+    stored, found, other = (
+        run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model), weights_of(twin.recipe.model),
+    )  # fmt: skip
+    unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
+    return Gap(_distance(found, stored), _distance(other, found), unit**0.5)
+
+
+def _distance(found: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
+    """‖found − stored‖ / ‖stored‖ over all floating-point weights; infinite where anything else differs."""
+    if {k: (v.shape, v.dtype) for k, v in found.items()} != {k: (v.shape, v.dtype) for k, v in stored.items()}:
+        return math.inf
+    floats = [k for k, v in stored.items() if v.is_floating_point()]
+    if any(not torch.equal(found[k], v) for k, v in stored.items() if k not in floats):
+        return math.inf
+    apart = sum(float((found[k].double() - stored[k].double()).square().sum()) for k in floats)
+    length = sum(float(stored[k].double().square().sum()) for k in floats)
+    return math.sqrt(apart / length) if length else math.sqrt(apart)

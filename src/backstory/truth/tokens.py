@@ -5,8 +5,8 @@ layers. With the adjoint s at the step in which the sequence was used (`maths.ad
 
     influence of position j = −w ⟨J g_j, s⟩,        Σ_j of it = −w ⟨J g, s⟩, the influence of the occurrence
 
-g_j is not stored: the run's recipe is replayed bit for bit, and at the steps asked about its backward pass goes through
-the recording hooks with each position kept apart, in the run's own coordinates. A position's part is that of the layers'
+g_j is not stored: the run's recipe is replayed, and at the steps asked about its backward pass goes through the
+recording hooks with each position kept apart, in the run's own coordinates. A position's part is that of the layers'
 computations *at* that position, with the whole sequence as it was: it is not the effect of deleting the token.
 
 Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
@@ -15,7 +15,7 @@ Knows nothing of retraining without anything, or of words.
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from ..session.query import LossFn, query_rows
 from ..session.run import Run
 from ..session.step import safe_inverse
 from ..session.sweep import backward
+from .replay import Reproduction, fingerprints, judged
 from .tape import Make, Progress, Tape, own_randomness
 
 Where = tuple[int, int]  # step, place in its batch
@@ -75,7 +76,8 @@ def tokens(
 
     The queries are `loss_fn(model, batch)` (the recipe's loss where it is None), or ready `vectors` (Q, dims) with
     `batch=None`. A hit is what `answer.top` gives, or a pair (sample, step). `positions` is S, where the layers of the model
-    differ in it. The replay must meet the run's stored weights bit for bit (`check=False`: its rows only, and loosely).
+    differ in it. The replay must meet the run's stored weights, bit for bit or up to rounding (`replay.reproduction`;
+    `check=False`: its rows only, and loosely).
     """
     step = run.step_of(at)
     if (batch is None) == (vectors is None):
@@ -86,7 +88,9 @@ def tokens(
         args = run.config.get("recipe_args")
     with own_randomness():
         tape = Tape(make, args=args, length=step if vectors is None else last + 1)
-        found = _Positions(run, tape, _places(tape, asked), positions, check)
+        found = _Positions(run, tape, _places(tape, asked), positions)
+        if check:
+            found.compare(run, lambda t: judged(run, make, t, args=args, until=tape.length))
         tape.record((), progress, found.watch)
         v = vectors
         if v is None:
@@ -132,28 +136,30 @@ def _checked_vectors(v: Tensor, run: Run) -> Tensor:
 class _Positions:
     """Watches a replay: the gradient of chosen occurrences, position by position, in the run's coordinates."""
 
-    def __init__(self, run: Run, tape: Tape, order: Sequence[Where], positions: int | None, check: bool) -> None:
+    def __init__(self, run: Run, tape: Tape, order: Sequence[Where], positions: int | None) -> None:
         self.order = order
         self.rows: dict[Where, Tensor] = {}  # (S, p)
         self.dots: dict[Where, Tensor] = {}  # (S,) c ⟨g_j, ∇L⟩ in full coordinates, where rows are in Adam's
         self.blocks, self.bases = blocks_of(run.store, tape.recipe.model), bases_of(run.store)
         self._tape, self._positions = tape, positions
         self._settings = run.config["settings"]
-        known = run.config.get("fingerprints", {}) if check else {}
-        self._fingerprints = {int(t): word for t, word in known.items()}
+        self._fingerprints: dict[int, str] = {}
         self._wanted: dict[int, list[int]] = defaultdict(list)
         for t, place in dict.fromkeys(order):
             self._wanted[t].append(place)
         self._tap: Tap | None = None
         self._gathered: Gathered | None = None
 
+    def compare(self, run: Run, judge: Callable[[int], Reproduction]) -> None:
+        """From now on refuse a replay whose weights are not the run's; `judge(t)` says why they are not, bit for bit."""
+        self._fingerprints, self._judge = fingerprints(run), judge
+
     def watch(self, t: int) -> None:
         """Before step t: what step t − 1 left is read, and the hooks are put in place for step t."""
         if t in self._fingerprints and fingerprint(self._tape.recipe.model) != self._fingerprints[t]:
-            raise MismatchError(
-                f"the replay differs from the run at step {t}: check the recipe's arguments, its seed, the number of threads "
-                "and the versions. To go by the rows of the occurrences alone, pass check=False."
-            )
+            self._fingerprints = {}  # this answers for the later ones too
+            if not (found := self._judge(t)):
+                raise MismatchError(f"{found}. To go by the rows of the occurrences alone, pass check=False.")
         if self._tap is not None:
             self._tap.detach()
             self._take(t - 1)
