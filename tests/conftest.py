@@ -38,14 +38,23 @@ def _rounding() -> Iterator[None]:
         yield
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what guards experiments, where slow tests are left out."""
+    return True if "not slow" in config.option.markexpr and is_experiment(collection_path) else None
+
+
+def is_experiment(path: Path) -> bool:
+    file = path.relative_to(Path(__file__).parent).as_posix() if path.is_relative_to(Path(__file__).parent) else ""
+    return any(fnmatchcase(file, x) for x in EXPERIMENTS) and not any(fnmatchcase(file, x) for x in PRODUCT)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process runs the whole of a file, so that what it trains or starts is made once; one runs all that need a browser."""
     for item in items:
-        file = item.path.relative_to(Path(__file__).parent).as_posix()
-        if any(fnmatchcase(file, x) for x in EXPERIMENTS) and not any(fnmatchcase(file, x) for x in PRODUCT):
+        if is_experiment(item.path):
             item.add_marker(pytest.mark.slow)
         browser = "browser" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("browser" if browser else file))
+        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -103,7 +103,7 @@ def test_after_an_exception_in_any_step(case: str, tmp_path: Path) -> None:
         same_run(tmp_path / "whole", tmp_path / f"{stop}")
 
 
-@pytest.mark.parametrize("back", [1, 2, 5])
+@pytest.mark.parametrize("back", [1, pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("case", ["full", "learned", "learned, several calls"])
 def test_from_an_older_checkpoint(case: str, back: int, tmp_path: Path) -> None:
     """What lay beyond it is replaced, also where the resumed steps were part of a finished warm-up."""

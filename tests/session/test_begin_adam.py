@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "random": {"subspace": "random", "rank": 2},
     "full": {"subspace": "full"},
 }
+MORE = [("random", 0), ("random", 2), ("full", 2)]
 State = dict[str, Any]
 
 
@@ -87,8 +88,10 @@ def names(store: RunStore) -> list[str]:
     return [n for n in store.tensor_names() if n.startswith("scale-")]
 
 
-@pytest.mark.parametrize("back", [0, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "back"),
+    [("learned", 0), ("learned", 2), ("full", 0), *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE)],
+)
 def test_after_an_exception_before_during_and_after_the_warm_up(case: str, back: int, tmp_path: Path) -> None:
     kept = undisturbed(tmp_path / "whole", case)
     for stop in range(back, STEPS):

@@ -69,7 +69,7 @@ def _rule(monkeypatch: pytest.MonkeyPatch) -> None:
     backstory.register(Odd, written_out)
 
 
-@pytest.mark.parametrize("K", [2, 3, 5])
+@pytest.mark.parametrize("K", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("subspace", SUBSPACES)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_those_of_each_group_at_each_layers_own_output(

@@ -291,7 +291,15 @@ train(Path(sys.argv[1]), model, sgd(model), test_learned.STEPS, batch=wide_batch
 """
 
 
-@pytest.mark.parametrize("place", ["learned", "basis", "table", "rows"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("learned", marks=pytest.mark.slow),
+        "basis",
+        pytest.param("table", marks=pytest.mark.slow),
+        pytest.param("rows", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_while_the_choice_is_made(place: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{Path(backstory.__path__[0]).parent}{os.pathsep}{ROOT}"}
     environment["OMP_NUM_THREADS"] = "1"

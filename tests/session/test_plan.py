@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param("gpt", marks=pytest.mark.slow), *(x for x in CASES if x != "gpt")])
 def test_the_store_is_as_large_as_planned(case: str, tmp_path: Path) -> None:
     make, settings = CASES[case]
     planned = backstory.plan(make, **QUICK, **settings)

@@ -119,12 +119,7 @@ def frozen_decay(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sgd", CLIP, frozen_clip),
         ("decay", None, frozen_decay),
         ("momentum", None, frozen_first_moment),
-        ("nesterov", None, frozen_first_moment),
-        ("nesterov", None, frozen_decay),
         ("adam", None, frozen_second_moment),
-        ("adam", None, frozen_first_moment),
-        ("adam", None, frozen_decay),
-        ("adamw", None, frozen_second_moment),
         ("adamw", CLIP, frozen_clip),
     ],
 )
