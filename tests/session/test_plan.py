@@ -138,8 +138,8 @@ def test_the_parts_make_the_whole() -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "chosen"),
     [
-        (mlp, {"rank": 4}, slice(None)),
-        (gpt, {"rank": 4}, slice(1, None, 5)),
+        pytest.param(mlp, {"rank": 4}, slice(None), marks=pytest.mark.slow),
+        pytest.param(gpt, {"rank": 4}, slice(1, None, 5), marks=pytest.mark.slow),
         (gpt, {"rank": 4, "subspace": "mask", "curvature": "empirical"}, slice(5, None, 2)),
     ],
     ids=["mlp", "gpt", "gpt with a diagonal"],
@@ -394,7 +394,7 @@ def test_what_cannot_be_planned(settings: dict[str, Any], said: str) -> None:
         backstory.plan(mlp, **{**QUICK, **settings})
 
 
-@pytest.mark.parametrize("encoding", ["float16", "int8"])
+@pytest.mark.parametrize("encoding", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
 def test_the_condensed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
     planned = backstory.plan(gpt, encoding=encoding, **QUICK)
     recorded_bytes(gpt(), tmp_path / "run", encoding=encoding)

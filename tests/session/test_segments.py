@@ -57,7 +57,7 @@ def queries(run: Run) -> Tensor:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RUNS)
 def test_segments_are_one_sweep_at_every_checkpoint(name: str, count: int, joint: bool, tmp_path: Path) -> None:
     run = recorded(name, tmp_path / "run")

@@ -30,7 +30,6 @@ from backstory.web.limits import Limits
 from backstory.web.opened import Opened
 
 TOKEN = "a-token-of-some-length"
-EXAMPLES = 15  # for each path, kind and unkind
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -46,13 +45,14 @@ def document(opened: Opened) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", make_app(opened, limits=Limits(any_host=True), warm=False))
 
 
-def test_the_document_holds(document: Any) -> None:
+@pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.slow)])  # for each path, kind and unkind
+def test_the_document_holds(document: Any, examples: int) -> None:
     """Kind and unkind requests to every path, always the same ones: no 5xx, and what comes back is what is documented."""
     seen = []
     for found in document.get_all_operations():
         operation = found.ok()
         calm = settings(
-            max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+            max_examples=examples, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
