@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.session.loops import generator, stored
+from tests.session.loops import generator, stored, terms_of
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -19,8 +19,8 @@ FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
 
 
 def built(kind: Any, config: Any, **sizes: Any) -> nn.Module:
-    """A model of these sizes, whose parameters depend on nothing else."""
-    model: nn.Module = kind(config(**sizes, bos_token_id=0, eos_token_id=0))
+    """A model of these sizes in float64, so that two trainings agree to many digits; its parameters depend on nothing else."""
+    model: nn.Module = kind(config(**sizes, bos_token_id=0, eos_token_id=0)).double()
     for i, p in enumerate(model.parameters()):
         p.data.copy_(0.2 * torch.randn(p.shape, generator=generator(i)) + (0.8 if p.dim() == 1 else 0.0))
     return model
@@ -96,6 +96,11 @@ def trainer(
         callbacks=[*([] if recording is None else [recording]), *callbacks],
     )
     return made, recording
+
+
+def terms(model: nn.Module, steps: int, parts: int = 1) -> int:
+    """As `assert_same` takes them, for texts of up to 8 tokens."""
+    return terms_of(model, steps, parts * SIZE * 8)
 
 
 def order(run: Path) -> list[list[int]]:

@@ -22,14 +22,15 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 def net() -> nn.Sequential:
-    made = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    """In float64, so that two trainings agree to many digits."""
+    made = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     for i, p in enumerate(made.parameters()):
         p.data.copy_(torch.randn(p.shape, generator=generator(i)))
     return made
 
 
 def points(n: int = SAMPLES) -> Any:
-    x = torch.randn(n, 5, generator=generator(7))
+    x = torch.randn(n, 5, generator=generator(7)).double()
     return [(x[i], torch.tensor(i % 3)) for i in range(n)]
 
 

@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with one callback against a loop written by hand: the same rows, bit for bit."""
+"""`transformers.Trainer` with one callback against a loop written by hand: the same rows, up to rounding."""
 
 import copy
 import re
@@ -18,10 +18,12 @@ from tests.integrations.causal import (
     llama,
     make,
     order,
+    terms,
     texts,
     trainer,
 )
-from tests.session.loops import Interrupted, generator, same_bits, stored
+from tests.oracles import assert_same
+from tests.session.loops import Interrupted, generator, same_numbers, same_weights, stored, terms_of
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import LlamaForSequenceClassification, Trainer, TrainerCallback
@@ -57,8 +59,8 @@ def test_rows_are_those_of_a_loop_by_hand(kind: str, parts: int, tmp_path: Path)
     assert sorted(i for ids in steps[: len(steps) // 2] for i in ids) == list(range(SAMPLES))
     assert [len(ids) for ids in steps[: len(steps) // 2]] == {1: [3] * 7 + [1], 3: [9, 9, 4]}[parts]
     model = by_hand(tmp_path / "hand", steps, make(kind), first_counts=kind == "GPT-2")
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "hand"))
-    assert fingerprint(model) == fingerprint(made.model)
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "hand"), terms(model, len(steps), parts))
+    same_weights(made.model.state_dict(), model.state_dict(), terms(model, len(steps), parts))
     assert RunStore.open(tmp_path / "run").config["closed"]
 
 
@@ -68,7 +70,7 @@ def test_workers_strings_as_ids_and_removed_columns(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", remove_unused_columns=True)
     plain.train()
-    assert torch.equal(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows)
+    assert_same(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows, terms(plain.model, 16))
     assert stored(tmp_path / "run").samples == [f"text {i} ü" for step in order(tmp_path / "plain") for i in step]
 
 
@@ -86,7 +88,7 @@ def test_recording_changes_nothing_about_training(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", None, **settings)
     plain.train()
-    assert fingerprint(made.model) == fingerprint(plain.model)
+    same_weights(made.model.state_dict(), plain.model.state_dict(), terms(plain.model, 8, 2))
     assert not made.model._forward_pre_hooks
     assert not made.model._forward_hooks
 
@@ -111,10 +113,10 @@ def test_learned_subspace_and_sampled_curvature_by_default_settings(tmp_path: Pa
 
 
 def test_half_precision_is_autocast(tmp_path: Path) -> None:
-    made, _ = trainer(tmp_path / "out", tmp_path / "run", bf16=True)
+    made, _ = trainer(tmp_path / "out", tmp_path / "run", model=make().float(), bf16=True)
     made.train()
     assert torch.isfinite(stored(tmp_path / "run").rows).all()
-    whole, _ = trainer(tmp_path / "out", tmp_path / "whole", max_steps=1)
+    whole, _ = trainer(tmp_path / "out", tmp_path / "whole", model=make().float(), max_steps=1)
     whole.train()
     a, b = (stored(tmp_path / x).rows[:SIZE] for x in ("run", "whole"))
     assert not torch.equal(a, b)
@@ -142,7 +144,7 @@ def test_data_sets_of_hugging_face(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", max_steps=4)
     plain.train()
-    assert torch.equal(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows)
+    assert_same(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows, terms(plain.model, 4))
     assert stored(tmp_path / "run").samples == [f"text {i}" for step in order(tmp_path / "plain") for i in step]
     gone, _ = trainer(tmp_path / "out", tmp_path / "gone", data=data, collator=arrange, record={"ids": "remark"})
     with pytest.raises(UsageError, match=r"expected the key 'remark'.*ids=dataset\['remark'\]"):
@@ -169,7 +171,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
         for i, p in enumerate(self.parameters()):
             p.data.copy_(torch.randn(p.shape, generator=generator(i)))
 
@@ -179,7 +181,7 @@ class Plain(nn.Module):
 
 
 def points() -> list[dict[str, Any]]:
-    x = torch.randn(SAMPLES, 4, generator=generator(5))
+    x = torch.randn(SAMPLES, 4, generator=generator(5), dtype=torch.float64)
     return [{"x": x[i], "labels": i % 3} for i in range(SAMPLES)]
 
 
@@ -222,7 +224,7 @@ def test_a_mean_over_each_micro_batch_weighs_the_samples_of_small_ones_more(tmp_
         truth.zero_grad()
         truth(data[int(i)]["x"][None], torch.tensor([data[int(i)]["labels"]]))["loss"].backward()
         grads.append(torch.cat([p.grad.flatten() for p in truth.parameters() if p.grad is not None]))
-    torch.testing.assert_close(found.rows, torch.stack(grads).double(), rtol=1e-4, atol=1e-6)
+    assert_same(found.rows, torch.stack(grads), terms_of(model, 1))
 
 
 class Deaf(Plain):
@@ -263,7 +265,7 @@ def test_a_resumed_epoch_knows_how_many_micro_batches_are_left(tmp_path: Path) -
     second.train(resume_from_checkpoint=True)
     whole, _ = trainer(tmp_path / "other", tmp_path / "whole", model=Plain(), **settings)
     whole.train()
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), terms_of(whole.model, 6, 3 * SIZE))
 
 
 # -- interrupted and resumed -----------------------------------------------------------------------------------------
@@ -285,7 +287,13 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(stop: int, workers: int, s
     second.train(resume_from_checkpoint=True)
     whole, _ = trainer(tmp_path / "other", tmp_path / "whole", **settings)
     whole.train()
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    a, b = stored(tmp_path / "run"), stored(tmp_path / "whole")
+    if subspace == "full":
+        same_numbers(a, b, terms(whole.model, 9, 3))
+    else:
+        same_numbers(
+            a, b, 2 * 81, torch.float32
+        )  # a core is float32: each of its numbers, 9 × 9 to a row, may be the next
 
 
 class Checked(Trainer):
@@ -317,7 +325,7 @@ def test_the_same_trainer_may_go_on_after_an_error(tmp_path: Path) -> None:
     made.train(resume_from_checkpoint=True)
     whole, _ = trainer(tmp_path / "other", tmp_path / "whole", **settings)
     whole.train()
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), terms(whole.model, 16))
 
 
 def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> None:
@@ -326,7 +334,7 @@ def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> No
     def run(name: str, stop: int = -1, **more: Any) -> None:
         made, recording = trainer(
             tmp_path / f"{name} out", tmp_path / name, callbacks=[Stop(stop)], max_grad_norm=0.0, save_strategy="steps",
-            save_steps=4, max_steps=8, gradient_accumulation_steps=2,
+            save_steps=4, max_steps=8, gradient_accumulation_steps=2, model=make().float(),
         )  # fmt: skip
         made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-117)
         assert recording is not None
@@ -340,7 +348,7 @@ def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> No
     run("run", resume_from_checkpoint=True)
     run("whole")
     assert backstory.open(tmp_path / "whole").n_steps == 7
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), 7 * 926, torch.float32)
     plain, _ = trainer(
         tmp_path / "out", tmp_path / "plain", gradient_accumulation_steps=2, max_steps=8, max_grad_norm=0.0
     )
@@ -375,12 +383,17 @@ def test_the_run_ends_with_the_last_model_not_the_best(tmp_path: Path) -> None:
         "greater_is_better": True,
         "load_best_model_at_end": True,
     }  # the highest loss
-    made, _ = trainer(tmp_path / "out", tmp_path / "run", save_strategy="steps", save_steps=3, max_steps=6, **best)
+    seen: list[str] = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(fingerprint(kwargs["model"]))
+
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    made, _ = trainer(tmp_path / "out", tmp_path / "run", callbacks=[Look()], **saves, **best)
     made.train()
-    last, _ = trainer(tmp_path / "other", None, max_steps=6)
-    last.train()
-    assert fingerprint(made.model) != fingerprint(last.model), "the best model is an earlier one"
-    assert RunStore.open(tmp_path / "run").config["fingerprints"]["6"] == fingerprint(last.model)
+    assert fingerprint(made.model) != seen[-1], "the best model is an earlier one"
+    assert RunStore.open(tmp_path / "run").config["fingerprints"]["6"] == seen[-1]
 
 
 # -- what cannot be right is refused ---------------------------------------------------------------------------------
@@ -472,7 +485,7 @@ def test_a_loss_that_is_scaled_on_its_way_has_samples_of_that_weight(tmp_path: P
     plain.train()
     a, b = stored(tmp_path / "run"), stored(tmp_path / "plain")
     assert torch.equal(a.weight, 2 * b.weight)
-    assert torch.equal(a.rows[:6], b.rows[:6])
+    assert_same(a.rows[:6], b.rows[:6], terms(plain.model, 1, 2))
 
 
 def test_ids_that_do_not_reach_the_model_are_missed(tmp_path: Path) -> None:
@@ -489,7 +502,7 @@ def test_a_loss_of_ones_own_may_not_be_accumulated(tmp_path: Path) -> None:
     one.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", max_steps=2)
     plain.train()
-    torch.testing.assert_close(stored(tmp_path / "one").rows, stored(tmp_path / "plain").rows, rtol=1e-4, atol=1e-6)
+    assert_same(stored(tmp_path / "one").rows, stored(tmp_path / "plain").rows, terms(plain.model, 2))
 
 
 def test_texts_without_a_loss_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -534,7 +547,7 @@ def test_a_model_that_keeps_its_logits_to_itself(tmp_path: Path) -> None:
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", **settings)
     plain.train()
     a, b = stored(tmp_path / "run"), stored(tmp_path / "plain")
-    assert torch.equal(a.rows, b.rows)
+    assert_same(a.rows, b.rows, terms(plain.model, 8, 2))
     assert torch.equal(a.weight, b.weight)
     assert bool(a.loss.isnan().all())
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with one callback against a loop written by hand: the same rows, bit for bit."""
+"""Lightning's Trainer with one callback against a loop written by hand: the same rows, up to rounding."""
 
 import re
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from tests.integrations.modules import (
     points,
     trainer,
 )
-from tests.session.loops import Interrupted, same_bits, stored
+from tests.oracles import assert_same
+from tests.session.loops import Interrupted, same_numbers, same_weights, stored, terms_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import backstory
-from backstory.capture import fingerprint
 from backstory.errors import StoreError, UnsupportedError, UsageError
 from backstory.integrations.lightning import Record
 from backstory.store import RunStore
@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists"),
 ]
+TERMS = terms_of(net(), 8 * EPOCHS, SIZE)
 
 
 class Stop(Callback):  # type: ignore[misc]
@@ -67,8 +68,8 @@ def test_rows_are_those_of_a_loop_by_hand(parts: int, optimizer: Any, tmp_path: 
     module = Validated(optimizer)
     trainer(tmp_path, tmp_path / "run", accumulate_grad_batches=parts).fit(module, loader(), held_out())
     model = by_hand(tmp_path / "hand", accumulate=parts, optimizer=optimizer)
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "hand"))
-    assert fingerprint(module) == fingerprint(model)
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "hand"), TERMS)
+    same_weights(module.state_dict(), model.state_dict(), TERMS)
     assert len(stored(tmp_path / "run").table.step) == {1: 8, 3: 3}[parts] * EPOCHS
     assert RunStore.open(tmp_path / "run").config["closed"]
 
@@ -79,7 +80,7 @@ def test_workers_and_strings_as_ids(tmp_path: Path) -> None:
     fit.fit(Net(), loader(num_workers=2))
     by_hand(tmp_path / "hand")
     a, b = stored(tmp_path / "run"), stored(tmp_path / "hand")
-    assert torch.equal(a.rows, b.rows)
+    assert_same(a.rows, b.rows, TERMS)
     assert a.samples == [f"point {i}" for i in b.samples]
 
 
@@ -94,11 +95,11 @@ def test_loaders_of_a_module_and_of_a_data_module(tmp_path: Path) -> None:
 
     trainer(tmp_path, tmp_path / "data").fit(Net(), datamodule=Data())
     trainer(tmp_path, tmp_path / "own").fit(Own())
-    same_bits(stored(tmp_path / "data"), stored(tmp_path / "own"))
+    same_numbers(stored(tmp_path / "data"), stored(tmp_path / "own"), TERMS)
 
 
 def test_recording_changes_nothing_about_training(tmp_path: Path) -> None:
-    def trained(run: Path | None) -> tuple[str, Any]:
+    def trained(run: Path | None) -> tuple[dict[str, Tensor], Any]:
         torch.manual_seed(4)
         module = Net()
         batches: DataLoader[Any] = DataLoader(points(), batch_size=SIZE, shuffle=True)
@@ -106,10 +107,10 @@ def test_recording_changes_nothing_about_training(tmp_path: Path) -> None:
         fit = trainer(tmp_path, run)
         fit.fit(module, batches)
         assert (batches.dataset, batches.collate_fn, type(batches)) == before, "the user's loader is as it was"
-        return fingerprint(module), fit.optimizers[0]
+        return module.state_dict(), fit.optimizers[0]
 
     found, optimizer = trained(tmp_path / "run")
-    assert found == trained(None)[0]
+    same_weights(found, trained(None)[0], TERMS)
     assert not optimizer._optimizer_step_pre_hooks
     assert "integrations" not in optimizer.step.__code__.co_filename
 
@@ -153,8 +154,9 @@ def test_token_means_take_a_function_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_autocast(tmp_path: Path) -> None:
-    trainer(tmp_path, tmp_path / "run", precision="bf16-mixed", max_epochs=1).fit(Net(), loader())
-    trainer(tmp_path, tmp_path / "whole", max_epochs=1).fit(Net(), loader())
+    for name, precision in (("run", "bf16-mixed"), ("whole", "32-true")):
+        made = trainer(tmp_path, tmp_path / name, max_epochs=1, precision=precision)
+        made.fit(Net().float(), loader(single(points())))
     a, b = (stored(tmp_path / x).rows[:SIZE] for x in ("run", "whole"))
     assert not torch.equal(a, b)
     assert float((a - b).norm() / b.norm()) < 0.05, "bfloat16 has 8 bits"
@@ -187,15 +189,15 @@ def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> No
         }
         made = trainer(tmp_path, tmp_path / run, max_epochs=2, **chosen)
         made.precision_plugin.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-117)
-        made.fit(Net(), loader(large()), ckpt_path=path, weights_only=False)
+        made.fit(Net().float(), loader(large()), ckpt_path=path, weights_only=False)
         return made
 
     made = fit("run")
     with pytest.raises(Interrupted):
         fit("halves", stop=12)
     fit("halves", path=tmp_path / "halves saved" / "epoch=0.ckpt")
-    same_bits(stored(tmp_path / "halves"), stored(tmp_path / "run"))
-    trainer(tmp_path, tmp_path / "plain", precision="bf16-mixed", max_epochs=2).fit(Net(), loader(large()))
+    same_numbers(stored(tmp_path / "halves"), stored(tmp_path / "run"), 20, torch.bfloat16)
+    trainer(tmp_path, tmp_path / "plain", precision="bf16-mixed", max_epochs=2).fit(Net().float(), loader(large()))
     a, b = stored(tmp_path / "run"), stored(tmp_path / "plain")
     skipped = made.global_step - len(a.table.step)
     assert skipped > 0
@@ -205,13 +207,18 @@ def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> No
     assert float((first - truth).norm() / truth.norm()) < 0.05, "the loss scale was not taken out"
 
 
+def single(data: Any) -> Any:
+    """In float32: autocast leaves float64 alone."""
+    return [(x.float(), y) for x, y in data]
+
+
 def large() -> Any:
-    return [(10 * x, y) for x, y in points()]
+    return [(10 * x, y) for x, y in single(points())]
 
 
 def trained_before(step: int) -> Tensor:
     """Rows of the samples of a step, for the model as it was at the beginning."""
-    model, data = nn.ModuleDict({"net": net()}), large()
+    model, data = nn.ModuleDict({"net": net().float()}), large()
     ids = list(Shuffled())[step * SIZE : (step + 1) * SIZE]
     rows = []
     for i in ids:
@@ -250,7 +257,8 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(parts: int, subspace: str,
     assert not RunStore.open(tmp_path / "run").config["closed"]
     fit("run", path=tmp_path / "run saved" / "epoch=1.ckpt")
     fit("whole")
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    terms, dtype = (TERMS, torch.float64) if subspace == "full" else (2 * 30, torch.float32)  # a core is float32
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), terms, dtype)
 
 
 def test_a_loader_that_can_resume_may_stop_inside_of_an_epoch(tmp_path: Path) -> None:
@@ -267,7 +275,7 @@ def test_a_loader_that_can_resume_may_stop_inside_of_an_epoch(tmp_path: Path) ->
         fit("run", Stop(7))
     fit("run", path=tmp_path / "run saved" / "step=6.ckpt")
     fit("whole")
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "whole"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), TERMS)
 
 
 class Resumable(DataLoader[Any]):
@@ -346,7 +354,7 @@ def test_a_stream_with_ids_is_fetched_one_batch_ahead(tmp_path: Path) -> None:
     trainer(tmp_path, tmp_path / "run", max_epochs=2).fit(Dicts(), DataLoader(NamedStream(), batch_size=SIZE))
     trainer(tmp_path, tmp_path / "list", max_epochs=2).fit(Net(), DataLoader(points(), batch_size=SIZE))
     a, b = stored(tmp_path / "run"), stored(tmp_path / "list")
-    assert torch.equal(a.rows, b.rows)
+    assert_same(a.rows, b.rows, TERMS)
     assert a.samples == [f"s{i}" for i in b.samples]
 
 

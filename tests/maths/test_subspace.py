@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backstory.maths import subspace
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
-from backstory.maths.sides import LONG, learned_basis, moments, probes
+from backstory.maths.sides import LONG, learned_basis, moments, probes, signed
 from backstory.maths.subspace import (
     Basis,
     Shape,
@@ -257,7 +257,7 @@ def test_a_learned_basis_holds_the_top_eigenvectors() -> None:
         vectors = torch.from_numpy(np.linalg.svd(moment.numpy())[0])[:, :r]  # largest first
         signs = (vectors * side).sum(0).sign()
         assert_close(side, vectors * signs, 1e-9, "The smallest, or in the wrong order?")
-        assert (side.gather(0, side.abs().argmax(0, keepdim=True)) > 0).all(), "signs are not fixed"
+        assert torch.equal(signed(-side), side), "signs are not fixed"
 
 
 def test_a_learned_basis_does_not_count_data_twice() -> None:

@@ -27,7 +27,7 @@ class Points(Dataset[tuple[Tensor, int]]):
         return SAMPLES
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return torch.randn(5, generator=torch.Generator().manual_seed(i)), i % 3
+        return torch.randn(5, generator=torch.Generator().manual_seed(i), dtype=torch.float64), i % 3
 
 
 def batches(start: int) -> list[list[int]]:
@@ -41,13 +41,13 @@ def batches(start: int) -> list[list[int]]:
 def main(run: Path, own: Path, pause: float, workers: int = 2) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     start = load(own, model, optimizer)
     resume = (run / "config.json").exists()
     loader = DataLoader(backstory.with_ids(Points()), batch_sampler=batches(start), num_workers=workers)
     with backstory.record(
-        model, optimizer, run, loss_reduction="mean", subspace="learned", rank=2, warmup_steps=7, encoding="float32",
+        model, optimizer, run, loss_reduction="mean", subspace="learned", rank=2, warmup_steps=7, encoding="float64",
         resume=resume, start=start,
     ) as rec:  # fmt: skip
         own.with_suffix(".log").write_text("recording")

@@ -4,13 +4,15 @@ The truth shares no code with `backstory`; only `train` and `stored` call it.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import assert_same
 from torch import Tensor, nn
 
 import backstory
@@ -108,22 +110,49 @@ def stored(path: Path) -> Stored:
     return Stored(block.rows, block.weight, block.loss, block.gdot, block.samples, block.step, store.steps())
 
 
-def same_bits(a: Stored, b: Stored) -> None:
-    """Two runs hold the same numbers, bit for bit."""
-    for name in ("rows", "weight", "gdot", "step"):
-        x, y = getattr(a, name), getattr(b, name)
-        assert x.shape == y.shape, f"{name}: {tuple(x.shape)} and {tuple(y.shape)}"
-        where = (x != y).nonzero()
-        assert torch.equal(x, y), (
-            f"{name} differs at {len(where)} places, first {where[0].tolist()}, by at most {(x - y).abs().max():.1e}. "
-            "1e-16 means that resumed steps went another way of rounding; more, that another model was recorded."
-        )
-    assert torch.equal(a.loss.nan_to_num(-1), b.loss.nan_to_num(-1))
+def terms_of(model: nn.Module, steps: int, batch: int = 3) -> int:
+    """The length of the sums behind one number of a training run, as `assert_same` takes it.
+
+    Of each step the inner dimensions of every layer's products: forward, back, and over the batch (samples × positions);
+    and the whole gradient, over which its norm and ⟨g, ∇L⟩ are sums.
+    """
+    each = [p.numel() + len(p) + p[0].numel() + batch for p in model.parameters()]
+    return steps * sum(each)
+
+
+def same_numbers(a: Stored, b: Stored, terms: int, dtype: torch.dtype = torch.float64) -> None:
+    """Two recordings of one training: the same steps and samples, and numbers that are as near as rounding allows."""
     assert a.samples == b.samples
-    for name in ("step", "row_start", "rows", "clip", "norm", "coverage", "size", "drift", "trained", "crc"):
+    assert torch.equal(a.step, b.step)
+    assert torch.equal(a.weight, b.weight), "a weight is 1/n, not a sum"
+    assert torch.equal(a.loss.isnan(), b.loss.isnan())
+    for name in ("rows", "gdot", "loss"):
+        assert_same(getattr(a, name).nan_to_num(0), getattr(b, name).nan_to_num(0), terms, dtype=dtype)
+    for name in ("step", "row_start", "rows"):
         np.testing.assert_array_equal(getattr(a.table, name), getattr(b.table, name), name)
+    for name in ("clip", "norm", "coverage", "size", "trained"):
+        assert_same(
+            torch.from_numpy(getattr(a.table, name)), torch.from_numpy(getattr(b.table, name)), terms, dtype=dtype
+        )
+    np.testing.assert_allclose(a.table.drift, b.table.drift, rtol=0, atol=1e-6)  # of log P, in float32: 16 × 6e-8
     for name, values in a.table.groups.items():
         np.testing.assert_array_equal(values, b.table.groups[name], name)
+
+
+def same_report(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> None:
+    """Two reports on a run's validity, each from a sweep of its own: numbers up to the rounding of float32."""
+    assert a is not None
+    assert b is not None
+    assert a.keys() == b.keys()
+    for key, value in b.items():
+        assert a[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
+
+
+def same_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor], terms: int) -> None:
+    """Two models after one training, in its own precision."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert_same(a[name], b[name], terms)
 
 
 def train(

@@ -1,31 +1,37 @@
-"""Going on after an interruption: the resumed run equals an undisturbed one bit for bit, or is refused."""
+"""Going on after an interruption: the resumed run equals an undisturbed one, up to rounding, or is refused."""
 
 import copy
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.oracles import assert_same
 from tests.session.loops import (
     FULL,
     Interrupted,
+    Stored,
     batch_of,
     cross_entropy,
     ids_of,
     mlp,
     restore,
-    same_bits,
+    same_numbers,
+    same_weights,
     sgd,
     snapshot,
     stored,
+    terms_of,
     train,
 )
 from tests.session.zoo import Again
-from torch import nn
+from torch import Tensor, nn
 
 import backstory
+from backstory.capture import fingerprint
 from backstory.errors import MismatchError, StoreError, UsageError
 from backstory.session import recorder as recorder_module
 from backstory.session import warmup as warmup_module
@@ -34,6 +40,7 @@ from backstory.store import RunStore
 
 STEPS = 7
 LEARNED: dict[str, Any] = {"subspace": "learned", "rank": 2, "encoding": "float64", "warmup_steps": 4}
+CORE = 2 * 12  # a basis is kept in float32: each number of a core, up to 12 to a row, may be the next one
 State = dict[str, Any]
 
 
@@ -41,41 +48,81 @@ def optimizer_of(model: nn.Module) -> torch.optim.SGD:
     return sgd(model, momentum=0.9, dampening=0.2)
 
 
-def undisturbed(path: Path, settings: dict[str, Any], make: Callable[[], nn.Module] = mlp) -> list[State]:
-    """A run without interruption, and the user's own checkpoint before every step."""
+class Whole(NamedTuple):
+    """A run without interruption."""
+
+    path: Path
+    kept: list[State]  # the user's own checkpoint before every step, and after the last
+
+
+def undisturbed(
+    path: Path,
+    settings: dict[str, Any],
+    make: Callable[[], nn.Module] = mlp,
+    look: Callable[[int], object] = lambda t: None,
+) -> Whole:
+    kept = interrupted(path, STEPS, settings, make, look)
+    return Whole(path, kept)
+
+
+def interrupted(
+    path: Path,
+    stop: int,
+    settings: dict[str, Any],
+    make: Callable[[], nn.Module] = mlp,
+    look: Callable[[int], object] = lambda t: None,
+) -> list[State]:
+    """A run whose step `stop` fails, unless that is the end; the user's own checkpoints of the steps before it."""
     model = make()
     optimizer = optimizer_of(model)
     kept: list[State] = []
-    train(
-        path,
-        model,
-        optimizer,
-        STEPS,
-        max_norm=0.1,
-        seen=lambda t, ids: kept.append(snapshot(model, optimizer)),
-        **settings,
-    )
-    return [*kept, snapshot(model, optimizer)]
+
+    def seen(t: int, ids: Any) -> None:
+        look(t)
+        kept.append(snapshot(model, optimizer))
+
+    with nullcontext() if stop == STEPS else pytest.raises(Interrupted):
+        train(path, model, optimizer, STEPS, stop=stop, max_norm=0.1, seen=seen, **settings)
+    return [*kept[:stop], snapshot(model, optimizer)]
 
 
-def go_on(path: Path, start: int, state: State, settings: dict[str, Any], make: Callable[[], nn.Module] = mlp) -> None:
+def go_on(
+    path: Path, start: int, state: State, settings: dict[str, Any], make: Callable[[], nn.Module] = mlp
+) -> nn.Module:
     model = make()
     optimizer = optimizer_of(model)
     restore(state, model, optimizer)
     train(path, model, optimizer, STEPS, max_norm=0.1, start=start, **{"resume": True, **settings})
+    return model
 
 
-def same_run(a: Path, b: Path) -> None:
-    same_bits(stored(a), stored(b))
-    first, second = RunStore.open(a), RunStore.open(b)
-    one, two = first.load_tensors("basis"), second.load_tensors("basis")
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[k], two[k]) for k in one)
+def same_run(whole: Whole, path: Path, model: nn.Module) -> None:
+    """A run that went on, and the model that it ended with."""
+    first, second = RunStore.open(whole.path), RunStore.open(path)
+    same_weights(model.state_dict(), whole.kept[-1]["model"], terms_of(model, STEPS))
+    assert second.config["fingerprints"][str(STEPS)] == fingerprint(model)
+    found, expected = stored(path), stored(whole.path)
+    if second.config["encoding"] == "int8":
+        found = found._replace(rows=at_the_same_codes(found, expected))
+    if not (basis := second.load_tensors("basis")):
+        same_numbers(found, expected, terms_of(model, STEPS))
+    else:
+        same_numbers(found, expected, CORE, torch.float32)
+        for name, side in first.load_tensors("basis").items():
+            assert_same(basis[name], side, CORE, dtype=torch.float32)
     assert first.tensor_metadata("basis") == second.tensor_metadata("basis")
     assert all(first.config[k] == second.config[k] for k in ("blocks", "layers")), "the layout of rows"
     assert second.verify() == []
     assert second.spooled() == []
-    assert second.config["fingerprints"][str(STEPS)] == first.config["fingerprints"][str(STEPS)]
+
+
+def at_the_same_codes(found: Stored, expected: Stored) -> Tensor:
+    """A number that lies between two codes may fall to either: hardly ever, and to no other."""
+    code = expected.rows.abs().max() / 127
+    apart = (found.rows - expected.rows).abs()
+    assert apart.max() < 1.01 * code
+    assert (apart > code / 100).double().mean() < 0.01
+    return torch.where(apart > code / 100, expected.rows, found.rows)
 
 
 def again() -> nn.Module:
@@ -94,13 +141,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_after_an_exception_in_any_step(case: str, tmp_path: Path) -> None:
     settings, make = CASES[case]
-    kept = undisturbed(tmp_path / "whole", settings, make)
+    whole = undisturbed(tmp_path / "whole", settings, make)
     for stop in range(STEPS):
-        model = make()
-        with pytest.raises(Interrupted):
-            train(tmp_path / f"{stop}", model, optimizer_of(model), STEPS, stop=stop, max_norm=0.1, **settings)
-        go_on(tmp_path / f"{stop}", stop, kept[stop], settings, make)
-        same_run(tmp_path / "whole", tmp_path / f"{stop}")
+        kept = interrupted(tmp_path / f"{stop}", stop, settings, make)
+        model = go_on(tmp_path / f"{stop}", stop, kept[stop], settings, make)
+        same_run(whole, tmp_path / f"{stop}", model)
 
 
 @pytest.mark.parametrize("back", [1, pytest.param(2, marks=pytest.mark.slow), 5])
@@ -108,35 +153,27 @@ def test_after_an_exception_in_any_step(case: str, tmp_path: Path) -> None:
 def test_from_an_older_checkpoint(case: str, back: int, tmp_path: Path) -> None:
     """What lay beyond it is replaced, also where the resumed steps were part of a finished warm-up."""
     settings, make = CASES[case]
-    kept = undisturbed(tmp_path / "whole", settings, make)
+    whole = undisturbed(tmp_path / "whole", settings, make)
     for stop in range(back, STEPS):
-        model = make()
-        with pytest.raises(Interrupted):
-            train(tmp_path / f"{stop}", model, optimizer_of(model), STEPS, stop=stop, max_norm=0.1, **settings)
-        go_on(tmp_path / f"{stop}", stop - back, kept[stop - back], settings, make)
-        same_run(tmp_path / "whole", tmp_path / f"{stop}")
+        kept = interrupted(tmp_path / f"{stop}", stop, settings, make)
+        model = go_on(tmp_path / f"{stop}", stop - back, kept[stop - back], settings, make)
+        same_run(whole, tmp_path / f"{stop}", model)
 
 
 @pytest.mark.parametrize("case", ["full", "learned"])
 def test_after_a_death_without_a_word(case: str, tmp_path: Path) -> None:
     """The folder as it lies on disk between two steps, with what still waits in memory lost."""
     settings, _ = CASES[case]
-    kept: list[State] = []
-    model = mlp()
-    optimizer = optimizer_of(model)
-
-    def photograph(t: int, ids: Any) -> None:
-        shutil.copytree(tmp_path / "whole", tmp_path / f"{t}")
-        kept.append(snapshot(model, optimizer))
-
-    train(tmp_path / "whole", model, optimizer, STEPS, max_norm=0.1, seen=photograph, **settings)
+    whole = undisturbed(
+        tmp_path / "whole", settings, look=lambda t: shutil.copytree(tmp_path / "whole", tmp_path / f"{t}")
+    )
     for t in range(STEPS):
         store = RunStore.open(tmp_path / f"{t}")
         assert store.verify() == []
         held = store.n_steps() or len(store.spooled())
         assert held == (min(t, 4) if case == "learned" else 0), "warm-up steps are durable one by one"
-        go_on(tmp_path / f"{t}", held, kept[held], settings)
-        same_run(tmp_path / "whole", tmp_path / f"{t}")
+        model = go_on(tmp_path / f"{t}", held, whole.kept[held], settings)
+        same_run(whole, tmp_path / f"{t}", model)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +181,10 @@ def test_after_a_death_without_a_word(case: str, tmp_path: Path) -> None:
     ["before the basis", "before the layout", "before projection", "amid projection", "before the spool is cleared"],
 )
 def test_a_death_at_the_end_of_the_warm_up(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = undisturbed(tmp_path / "whole", LEARNED)
+    whole = undisturbed(tmp_path / "whole", LEARNED)
     with monkeypatch.context() as patch:
         _die(patch, moment)
-        model = mlp()
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", model, optimizer_of(model), STEPS, max_norm=0.1, **LEARNED)
+        kept = interrupted(tmp_path / "run", 4, LEARNED)
     store = RunStore.open(tmp_path / "run")
     assert store.verify() == []
     assert ("basis" in store.tensor_names()) == (moment != "before the basis")
@@ -158,8 +193,8 @@ def test_a_death_at_the_end_of_the_warm_up(moment: str, tmp_path: Path, monkeypa
     assert store.spooled() == [0, 1, 2, 3]
     for start in (4, 2):
         shutil.copytree(tmp_path / "run", tmp_path / f"{start}")
-        go_on(tmp_path / f"{start}", start, kept[start], LEARNED)
-        same_run(tmp_path / "whole", tmp_path / f"{start}")
+        model = go_on(tmp_path / f"{start}", start, kept[start], LEARNED)
+        same_run(whole, tmp_path / f"{start}", model)
 
 
 def _die(patch: pytest.MonkeyPatch, moment: str) -> None:
@@ -188,22 +223,19 @@ def _die(patch: pytest.MonkeyPatch, moment: str) -> None:
 
 def test_an_old_config_beside_a_new_basis_is_mended(tmp_path: Path) -> None:
     """A power failure may bring back the `config.json` from before the layout was settled; no row can be there yet."""
-    kept = undisturbed(tmp_path / "whole", LEARNED)
+    whole = undisturbed(tmp_path / "whole", LEARNED)
     old: list[bytes] = []
-    model = mlp()
-    optimizer = optimizer_of(model)
     run = tmp_path / "run"
-    train(run, model, optimizer, STEPS, max_norm=0.1, **LEARNED,
-          seen=lambda t, ids: old.append((run / "config.json").read_bytes()))  # fmt: skip
+    kept = undisturbed(run, LEARNED, look=lambda t: old.append((run / "config.json").read_bytes())).kept
     with RunStore.open(run, write=True) as store:
         settled = store.config["blocks"], store.config["layers"]
         store.truncate(0)
     (run / "config.json").write_bytes(old[2])
     before = RunStore.open(run)
     assert (before.config["blocks"], before.config["layers"]) != settled
-    go_on(run, 0, kept[0], LEARNED)
+    model = go_on(run, 0, kept[0], LEARNED)
     assert (RunStore.open(run).config["blocks"], RunStore.open(run).config["layers"]) == settled
-    same_run(tmp_path / "whole", run)
+    same_run(whole, run, model)
 
 
 def test_a_warm_up_that_ends_by_bytes_ends_at_the_same_step(tmp_path: Path) -> None:
@@ -214,16 +246,15 @@ def test_a_warm_up_that_ends_by_bytes_ends_at_the_same_step(tmp_path: Path) -> N
         "warmup_steps": 99,
         "warmup_bytes": warmup_module.spooled_bytes(RunStore.open(tmp_path / "probe")),
     }
-    kept = undisturbed(tmp_path / "whole", settings)
-    with pytest.raises(Interrupted):
-        train(tmp_path / "run", model := mlp(), optimizer_of(model), STEPS, stop=2, max_norm=0.1, **settings)
-    go_on(tmp_path / "run", 2, kept[2], settings)
-    same_run(tmp_path / "whole", tmp_path / "run")
+    whole = undisturbed(tmp_path / "whole", settings)
+    kept = interrupted(tmp_path / "run", 2, settings)
+    model = go_on(tmp_path / "run", 2, kept[2], settings)
+    same_run(whole, tmp_path / "run", model)
 
 
 def test_embeddings_and_checkpoints_of_replaced_steps_are_gone(tmp_path: Path) -> None:
     settings = {**FULL, "checkpoints": 2, "planned": STEPS}
-    kept = undisturbed(tmp_path / "run", settings)
+    kept = undisturbed(tmp_path / "run", settings).kept
     run = backstory.open(tmp_path / "run")
     assert run.checkpoints == [0, 2, 5, 7]
     run.embed()

@@ -1,4 +1,4 @@
-"""AdamW and rows by groups of positions, resumed after an interruption: equal to an undisturbed run bit for bit."""
+"""AdamW and rows by groups of positions, resumed after an interruption: equal to an undisturbed run up to rounding."""
 
 import shutil
 from collections.abc import Callable
@@ -7,8 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from tests.oracles import assert_same
 from tests.session.adam import Tiny, adamw, block_of
-from tests.session.loops import Interrupted, ids_of, mlp, restore, same_bits, seeded, sgd, snapshot, stored, train
+from tests.session.loops import (
+    Interrupted,
+    ids_of,
+    mlp,
+    restore,
+    same_numbers,
+    seeded,
+    sgd,
+    snapshot,
+    stored,
+    terms_of,
+    train,
+)
 from tests.session.test_run_adam import next_token, sequences
 from torch import nn
 
@@ -16,7 +29,22 @@ import backstory
 from backstory.errors import MismatchError
 from backstory.store import RunStore
 
+
+class Keyed(Tiny):
+    """Without the bias of keys: its gradient is zero but for rounding, and Adam would make steps of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12, bias=False)
+
+
+def make() -> nn.Module:
+    return seeded(Keyed())
+
+
 STEPS, WARM = 7, 4
+TERMS = terms_of(make(), STEPS, 3 * 5)
+CORE = 2 * 36  # a basis is kept in float32: each number of a core, up to 6 × 6 to a row, may be the next one
 CASES: dict[str, dict[str, Any]] = {
     "learned": {"subspace": "learned", "rank": 2, "warmup_steps": WARM},
     "random": {"subspace": "random", "rank": 2},
@@ -36,7 +64,7 @@ def loop(
     seen: Callable[[int, State], None] = lambda t, state: None,
 ) -> None:
     """The training loop of a user who saves model and optimizer, with a planned checkpoint at step 5."""
-    model = seeded(Tiny())
+    model = make()
     optimizer = adamw(model)
     if state is not None:
         restore(state, model, optimizer)
@@ -59,29 +87,29 @@ def loop(
 
 def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     """All tables and files agree, but for what an interruption after `ended` steps left at its own end."""
-    same_bits(stored(a), stored(b))
+    first, second = RunStore.open(a), RunStore.open(b)
+    learned = first.config["settings"]["subspace"] == "learned"
+    terms, dtype = (CORE, torch.float32) if learned else (TERMS, torch.float64)
+    same_numbers(stored(a), stored(b), terms, dtype)
     one, two = block_of(a), block_of(b)
     for name in ("curvature", "kappa", "hdot"):
-        x, y = getattr(one, name), getattr(two, name)
-        assert torch.equal(x, y), f"{name} differs by at most {(x - y).abs().max():.1e}"
-    first, second = RunStore.open(a), RunStore.open(b)
+        assert_same(getattr(two, name), getattr(one, name), terms, dtype=dtype)
     more = set(second.tensor_names()) - set(first.tensor_names())
     assert more <= (set() if ended is None else {f"scale-{ended:08d}", f"checkpoint-{ended:08d}"})
     for name in first.tensor_names():  # basis, checkpoints, scales
         x, y = first.load_tensors(name), second.load_tensors(name)
         assert x.keys() == y.keys()
-        assert all(torch.equal(x[k], y[k]) for k in x), name
+        for k in x:
+            assert_same(
+                y[k], x[k], CORE if name == "basis" else TERMS, dtype=torch.float32 if name == "basis" else None
+            )
     P, Q = first.diagonal(0, STEPS), second.diagonal(0, STEPS)
-    assert P is None if Q is None else P is not None and torch.equal(P, Q)
+    assert (P is None) == (Q is None) == (first.config["settings"]["subspace"] != "full")
+    if P is not None and Q is not None:
+        torch.testing.assert_close(Q, P, rtol=2.0**-22, atol=0)  # kept in float32: the next number
     assert second.verify() == []
     assert second.spooled() == []
-    assert first.config["fingerprints"].items() <= second.config["fingerprints"].items()
-
-
-def undisturbed(path: Path, case: str) -> list[State]:
-    kept: list[State] = []
-    loop(path, case, seen=lambda t, state: kept.append(state))
-    return kept
+    assert first.config["fingerprints"].keys() <= second.config["fingerprints"].keys()
 
 
 def names(store: RunStore) -> list[str]:
@@ -93,11 +121,11 @@ def names(store: RunStore) -> list[str]:
     [("learned", 0), ("learned", 2), ("full", 0), *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE)],
 )
 def test_after_an_exception_before_during_and_after_the_warm_up(case: str, back: int, tmp_path: Path) -> None:
-    kept = undisturbed(tmp_path / "whole", case)
+    loop(tmp_path / "whole", case)
     for stop in range(back, STEPS):
-        path = tmp_path / f"{stop}"
+        path, kept = tmp_path / f"{stop}", list[State]()
         with pytest.raises(Interrupted):
-            loop(path, case, stop=stop)
+            loop(path, case, stop=stop, seen=lambda t, state, kept=kept: kept.append(state))  # type: ignore[misc]
         loop(path, case, start=stop - back, state=kept[stop - back])
         same_run(tmp_path / "whole", path, ended=stop)
 
@@ -120,10 +148,11 @@ def test_after_a_death_without_a_word(case: str, tmp_path: Path) -> None:
 
 def test_scales_of_replaced_steps_are_gone_and_a_resumed_end_has_its_own(tmp_path: Path) -> None:
     """Also where training is not taken up again: the optimizer knows its second moment from before."""
-    kept = undisturbed(tmp_path / "run", "random")
+    kept: list[State] = []
+    loop(tmp_path / "run", "random", seen=lambda t, state: kept.append(state))
     assert names(RunStore.open(tmp_path / "run")) == ["scale-00000005", "scale-00000007"]
     before = RunStore.open(tmp_path / "run").load_tensors("scale-00000005")
-    model = seeded(Tiny())
+    model = make()
     optimizer = adamw(model)
     for start in (5, 3):
         restore(kept[start], model, optimizer)
@@ -139,8 +168,8 @@ def test_scales_of_replaced_steps_are_gone_and_a_resumed_end_has_its_own(tmp_pat
         store = RunStore.open(tmp_path / "run")
         assert names(store) == [f"scale-{start:08d}"]
         if start == 5:
-            found = store.load_tensors("scale-00000005")
-            assert all(torch.equal(found[k], before[k]) for k in before)
+            for k, found in store.load_tensors("scale-00000005").items():
+                assert_same(found, before[k], 3 * max(found.shape[0], 9))  # of the same moments: sums over 9, 12 or 4
         assert len(backstory.open(tmp_path / "run").query(model, next_token, sequences([1]))) == 3 * start
 
 

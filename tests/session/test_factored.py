@@ -15,12 +15,17 @@ from backstory.errors import MismatchError, UsageError
 ROOMY: dict[str, Any] = {**FULL, "encoding": "float64"}
 
 
-def both(tmp_path: Path, **settings: Any) -> tuple[backstory.Run, backstory.Run, nn.Module]:
+Trained = tuple[backstory.Run, nn.Module]
+
+
+def both(tmp_path: Path, **settings: Any) -> tuple[Trained, Trained]:
     """The same training recorded plainly and as factors."""
+    found = []
     for name, more in (("plain", {}), ("factored", {"factored": True})):
         model = mlp(width=9)
         train(tmp_path / name, model, sgd(model, momentum=0.5), 6, **{**ROOMY, **settings, **more})
-    return backstory.open(tmp_path / "plain"), backstory.open(tmp_path / "factored"), model
+        found.append((backstory.open(tmp_path / name), model))
+    return found[0], found[1]
 
 
 def asked(run: backstory.Run, model: nn.Module, how: str) -> Tensor:
@@ -29,21 +34,21 @@ def asked(run: backstory.Run, model: nn.Module, how: str) -> Tensor:
 
 @pytest.mark.parametrize("settings", [{}, {"subspace": "random", "rank": 3}, {"subspace": "mask", "rank": 3}])
 def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
-    plain, small, model = both(tmp_path, **settings)
+    (plain, one), (small, two) = both(tmp_path, **settings)
     a, b = stored(tmp_path / "plain"), stored(tmp_path / "factored")
     assert_close(b.rows, a.rows, 1e-12)
     assert (small.config["format"], plain.config["format"]) == (4, 2)
     assert small.store.dims == plain.store.dims
     assert small.store.bytes_per_row < plain.store.bytes_per_row
-    assert_close(asked(small, model, "adjoint"), asked(plain, model, "adjoint"), 1e-6)
+    assert_close(asked(small, two, "adjoint"), asked(plain, one, "adjoint"), 1e-6)
     for run in (plain, small):
         run.embed()
-    assert_close(asked(small, model, "embeddings"), asked(plain, model, "embeddings"), 2e-3)
+    assert_close(asked(small, two, "embeddings"), asked(plain, one, "embeddings"), 2e-3)
     assert small.store.verify() == []
 
 
 def test_matrices_are_factored_and_learned_coordinates_refused(tmp_path: Path) -> None:
-    _, small, _ = both(tmp_path)
+    _, (small, _) = both(tmp_path)
     kept = [b for b in small.store.blocks if not isinstance(b, int)]
     assert len(kept) == 2, "both weights of the net, and no bias"
     model = mlp(width=9)

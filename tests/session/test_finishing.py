@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.oracles import assert_close
-from tests.session.loops import FULL, batch_of, cross_entropy, ids_of, mlp, one_backward_each, seeded, sgd, train
+from tests.oracles import assert_close, assert_same
+from tests.session.loops import (
+    FULL,
+    batch_of,
+    cross_entropy,
+    ids_of,
+    mlp,
+    one_backward_each,
+    seeded,
+    sgd,
+    terms_of,
+    train,
+)
 from torch import Tensor, nn
 
 import backstory
@@ -146,7 +157,7 @@ def rows_of(store: RunStore) -> Tensor:
 def test_a_buffer_that_batches_share_is_read_in_time(tmp_path: Path) -> None:
     shared = adamw_run(tmp_path / "shared", lambda t, x, model: x.numpy().fill(7.0))  # no version counts this
     alone = adamw_run(tmp_path / "alone", lambda t, x, model: None)
-    assert torch.equal(rows_of(shared), rows_of(alone))
+    assert_same(rows_of(shared), rows_of(alone), terms_of(Keeping(), 4))
 
 
 def test_an_activation_that_is_changed_is_refused_and_the_run_ends_before_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.oracles import assert_close
+from tests.oracles import assert_close, assert_same
 from tests.session.loops import (
     Interrupted,
     cross_entropy,
@@ -21,11 +21,12 @@ from tests.session.loops import (
     normal,
     one_backward_each,
     restore,
-    same_bits,
+    same_numbers,
     seeded,
     sgd,
     snapshot,
     stored,
+    terms_of,
     train,
     trained_names,
 )
@@ -42,6 +43,7 @@ from backstory.store import RunStore
 
 AUTO: dict[str, Any] = {"subspace": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}
 STEPS = 7
+CORE = 2 * 108  # a basis is kept in float32: each number of a core, up to 12 × 9 to a row, may be the next one
 ROOT = Path(__file__).parents[2]
 
 
@@ -208,10 +210,9 @@ def module_rows(store: RunStore) -> list[Tensor]:
 def test_a_run_with_everything_kept_answers_as_in_full_coordinates(how: str, tmp_path: Path) -> None:
     """With all steps in the warm-up, all of their energy kept is all that a query can meet."""
     settings: dict[str, Any] = {"warmup_steps": STEPS, "rank": "auto:0.9999999999"}
-    model, _ = recorded(tmp_path / "run", **settings)
-    recorded(tmp_path / "full", rank=16, subspace="full")
     answers = []
-    for name in ("run", "full"):
+    for name, more in (("run", settings), ("full", {"rank": 16, "subspace": "full"})):
+        model, _ = recorded(tmp_path / name, **more)
         run = backstory.open(tmp_path / name)
         if how == "embeddings":
             run.embed(dtype=torch.float64, encoding="float64")
@@ -226,7 +227,8 @@ def test_memory_for_one_block_at_a_time_changes_nothing(tmp_path: Path, monkeypa
     one, two = (RunStore.open(tmp_path / x) for x in ("all", "one"))
     assert one.dims == two.dims
     a, b = (x.load_tensors("basis") for x in (one, two))
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    for name in a:
+        assert_same(b[name], a[name], CORE, dtype=torch.float32)
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
@@ -257,10 +259,10 @@ def test_from_the_first_step_again_with_the_choice_that_was_made(tmp_path: Path)
 
 
 def equal(one: Path, two: Path) -> None:
-    same_bits(stored(one), stored(two))
+    same_numbers(stored(one), stored(two), CORE, torch.float32)
     a, b = RunStore.open(one), RunStore.open(two)
     assert (a.config["blocks"], a.config["layers"]) == (b.config["blocks"], b.config["layers"])
-    assert a.config["energy"] == b.config["energy"]
+    assert a.config["energy"] == pytest.approx(b.config["energy"], rel=1e-9)
     assert a.verify() == []
 
 
@@ -348,7 +350,7 @@ def test_a_reader_from_before_the_choice_sees_it(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), STEPS, batch=wide_batch, seen=look, **{**AUTO, "encoding": "int8"})
     late = backstory.open(tmp_path / "run")
     one, two = (x.query(model, cross_entropy, wide_batch([1])).scores for x in (early[0], late))
-    assert torch.equal(one, two)
+    assert_same(one, two, 2 * terms_of(model, STEPS))
 
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -341,9 +342,9 @@ def test_turns_do_not_train() -> None:
     recipe = Recipe(model=made.model, optimizer=made.optimizer, loss=watched, batches=made.batches)
     backstory.plan(lambda: recipe, subspace="random", rank=2, **QUICK)
     assert len(seen) > 10
-    assert len(set(seen)) == 2, (
-        "one plain step moves its model; else a net that has learned its batches by heart is timed"
-    )
+    seen.sort()
+    apart = [b - a for a, b in pairwise(seen) if b - a > 1e-5]  # rounding: 200 numbers of float32
+    assert len(apart) == 1, "one plain step moves its model; else a net that has learned its batches by heart is timed"
 
 
 def test_fewer_steps_than_the_warm_up() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.oracles import assert_close
+from tests.oracles import assert_close, assert_same
 from tests.session.loops import (
     batch_of,
     cross_entropy,
@@ -16,6 +16,7 @@ from tests.session.loops import (
     one_backward_each,
     seeded,
     sgd,
+    terms_of,
     train,
     trained_names,
 )
@@ -186,9 +187,11 @@ def test_every_flag_is_put_back_and_no_gradient_is_left(monkeypatch: pytest.Monk
     model[0].eval()
     model[2].weight.requires_grad_(False)
     first = asked.rows(cross_entropy, batch_of([0, 1]))
-    assert torch.equal(first, asked.rows(cross_entropy, batch_of([0, 1]))), "dropout must be off in eval mode"
+    assert_same(
+        asked.rows(cross_entropy, batch_of([0, 1])), first, terms_of(model, 1, 2)
+    )  # dropout is off in eval mode
     with torch.no_grad():
-        assert torch.equal(first, asked.rows(cross_entropy, batch_of([0, 1])))
+        assert_same(asked.rows(cross_entropy, batch_of([0, 1])), first, terms_of(model, 1, 2))
     assert [m.training for m in model.modules()] == [True, False, True, True]
     assert [p.requires_grad for p in model.parameters()] == [True, True, False, True]
     assert all(p.grad is None for p in model.parameters())
@@ -262,7 +265,7 @@ def test_a_live_recording_is_not_disturbed(tmp_path: Path) -> None:
     run = backstory.open(tmp_path / "run")
     plain = run.query(model, cross_entropy, batch_of([0, 1])).scores
     with backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", subspace="full"):
-        assert torch.equal(run.query(model, cross_entropy, batch_of([0, 1])).scores, plain)
+        assert_same(run.query(model, cross_entropy, batch_of([0, 1])).scores, plain, 2 * terms_of(model, 2))
 
 
 def test_bases_are_those_given() -> None:

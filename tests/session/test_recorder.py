@@ -22,9 +22,11 @@ from tests.session.loops import (
     normal,
     one_backward_each,
     one_step,
-    same_bits,
+    same_numbers,
+    same_weights,
     sgd,
     stored,
+    terms_of,
     train,
     trained_names,
 )
@@ -237,8 +239,7 @@ def test_training_is_the_same_with_and_without_recording(tmp_path: Path) -> None
         cross_entropy(plain, batch_of(ids_of(t))).mean().backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
         opt_plain.step()
-    for a, b in zip(recorded.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
+    same_weights(recorded.state_dict(), plain.state_dict(), terms_of(plain, 4))
     assert opt_recorded.state_dict() == opt_plain.state_dict(), "reading the optimizer left something in its state"
 
 
@@ -275,7 +276,7 @@ def test_an_evaluation_inside_a_step_records_nothing(style: str, tmp_path: Path)
                     cross_entropy(model, batch_of(range(7)))
                 model.train()
                 optimizer.step()
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "plain"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "plain"), terms_of(model, 2))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -305,7 +306,7 @@ def test_a_step_that_raises_is_no_step_and_training_goes_on(tmp_path: Path) -> N
             with rec.step(ids_of(t)):
                 cross_entropy(model, batch_of(ids_of(t))).mean().backward()
                 optimizer.step()
-    same_bits(stored(tmp_path / "run"), stored(tmp_path / "plain"))
+    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "plain"), terms_of(model, 3))
     answer = backstory.open(tmp_path / "run").query(model, cross_entropy, batch_of([0, 1]))
     assert not [n for n in answer.notes if "verified" in n]
 

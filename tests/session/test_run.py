@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests import oracles
-from tests.oracles import assert_close
+from tests.oracles import assert_close, assert_same
 from tests.session.loops import (
     FULL,
     Batch,
@@ -21,6 +21,7 @@ from tests.session.loops import (
     sgd,
     snapshot,
     stored,
+    terms_of,
     train,
     trained_names,
 )
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import LockedError, MismatchError, StoreError, UsageError
+from backstory.session.answer import Hit
 from backstory.session.run import Run
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -162,7 +164,7 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     asked = run.load_weights(mlp(seed=4), at=6)
     expected = backstory.open(tmp_path / "short").query(short, cross_entropy, QUERY)
     found = run.query(asked, cross_entropy, QUERY, at=6)
-    assert torch.equal(found.scores, expected.scores)
+    assert_same(found.scores, expected.scores, 2 * terms_of(short, 6))
     assert (found.samples.tolist(), found.steps.tolist()) == (expected.samples.tolist(), expected.steps.tolist())
     assert found.at == 6
     run.embed(at=6, dtype=torch.float64, encoding="float64")
@@ -196,10 +198,11 @@ def test_another_model_is_refused_and_a_wrapped_one_is_not(run: Pair) -> None:
         opened.query(other, cross_entropy, QUERY)
     with pytest.raises(MismatchError, match="in its own precision"):
         opened.query(copy.deepcopy(model).float(), cross_entropy, QUERY)
-    assert torch.equal(opened.query(nn.DataParallel(model), cross_entropy, QUERY).scores, expected)
+    assert_same(opened.query(nn.DataParallel(model), cross_entropy, QUERY).scores, expected, 2 * terms_of(model, 6))
     wrapped = nn.Module()
     wrapped._orig_mod = model
-    assert torch.equal(opened.query(wrapped, lambda m, b: cross_entropy(model, b), QUERY).scores, expected)
+    again = opened.query(wrapped, lambda m, b: cross_entropy(model, b), QUERY).scores
+    assert_same(again, expected, 2 * terms_of(model, 6))
 
 
 def test_a_step_without_fingerprint_is_answered_only_on_request_and_with_a_note(run: Pair) -> None:
@@ -226,12 +229,18 @@ def test_keep_gives_the_ends_of_the_whole_answer(run: Pair) -> None:
         for q in range(2):
             for ask in ("top", "bottom"):
                 expected = getattr(everything, ask)(k, query=q, per="occurrence")
-                assert getattr(kept, ask)(k, query=q, per="occurrence") == expected
-                assert getattr(kept, ask)(1000, query=q, per="occurrence")[:k] == expected
+                same_hits(getattr(kept, ask)(k, query=q, per="occurrence"), expected)
+                same_hits(getattr(kept, ask)(1000, query=q, per="occurrence")[:k], expected)
                 most = k if 2 * k < 18 else 18
                 assert len(getattr(kept, ask)(1000, query=q, per="occurrence")) == most, "no lowest among the highest"
     with pytest.raises(UsageError, match=r"keep=0; expected"):
         opened.query(model, cross_entropy, QUERY, keep=0)
+
+
+def same_hits(found: list[Hit], expected: list[Hit]) -> None:
+    assert [(h.sample, h.step) for h in found] == [(h.sample, h.step) for h in expected]
+    one, two = (torch.tensor([h.influence for h in x], dtype=torch.float64) for x in (found, expected))
+    assert_same(one, two, 2 * terms_of(mlp(), 6))
 
 
 def test_methods(run: Pair) -> None:

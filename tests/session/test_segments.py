@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.oracles import assert_close
-from tests.session.loops import batch_of, cross_entropy, ids_of, mlp, normal, sgd, train
+from tests.oracles import assert_close, assert_same
+from tests.session.loops import batch_of, cross_entropy, ids_of, mlp, normal, same_report, sgd, terms_of, train
 from torch import Tensor, nn
 
 import backstory
@@ -100,7 +100,7 @@ def test_workers_and_their_number_change_nothing(tmp_path: Path) -> None:
     assert (report.segments, report.occurrences) == (4, 3 * STEPS)
     assert sorted(run.store.segments()) == spans
     for span, E in alone.items():
-        assert torch.equal(run.store.read_segment(span, 0, len(E), dtype=torch.float64), E)
+        assert_same(run.store.read_segment(span, 0, len(E), dtype=torch.float64), E, terms_of(mlp(), STEPS))
 
 
 def killed_once(path: Path, span: tuple[int, int], plan: Any, momentum: bool) -> None:
@@ -225,12 +225,7 @@ def test_the_report_is_that_of_one_sweep(tmp_path: Path) -> None:
     v = queries(run)
     whole = run.query_vectors(v, method="adjoint").validity
     run.embed(segments=3, **EXACT)
-    found = run.query_vectors(v).validity
-    assert whole is not None
-    assert found is not None
-    assert found.keys() == whole.keys()
-    for key, value in whole.items():
-        assert found[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+    same_report(run.query_vectors(v).validity, whole)
 
 
 def test_training_on_drops_later_segments_only(tmp_path: Path) -> None:

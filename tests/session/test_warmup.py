@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.oracles import assert_close
+from tests.oracles import assert_close, assert_same
 from tests.session.loops import (
     Batch,
     Interrupted,
@@ -21,6 +21,7 @@ from tests.session.loops import (
     seeded,
     sgd,
     stored,
+    terms_of,
     train,
     trained_names,
 )
@@ -160,6 +161,7 @@ def test_ids_and_losses_survive_the_spool(tmp_path: Path) -> None:
 
 WIDE: dict[str, Any] = {**LEARNED, "rank": 2, "warmup_steps": 4}
 STEPS = 7
+CORE = 2 * 36  # a basis is kept in float32: each number of a core, up to 6 × 6 to a row, may be the next one
 
 
 def wide_net(seed: int = 0) -> nn.Module:
@@ -248,14 +250,16 @@ def _largest_left_out(path: Path, columns: Sequence[int]) -> float:
 
 
 def test_where_everything_fits_there_is_no_core_and_answers_are_those_of_full_coordinates(tmp_path: Path) -> None:
-    model, _ = wide_run(tmp_path / "learned", rank=12)
-    wide_run(tmp_path / "full", subspace="full")
+    models = {
+        "learned": wide_run(tmp_path / "learned", rank=12)[0],
+        "full": wide_run(tmp_path / "full", subspace="full")[0],
+    }
     store = RunStore.open(tmp_path / "learned")
     assert not any(name.endswith("/core") for name in store.load_tensors("basis"))
     assert all(b["shape"][4] == 0 for b in store.config["blocks"])
     learned, full = (
         backstory.open(tmp_path / x).query(model, cross_entropy, wide_batch([1, 50])).scores
-        for x in ("learned", "full")
+        for x, model in models.items()
     )
     assert_close(learned, full, 1e-6)
 
@@ -297,7 +301,7 @@ def test_scales_are_those_of_each_parameters_own_columns(encoding: str, step: fl
     exact, small = (stored(tmp_path / x).rows.split(dims, 1) for x in ("exact", "small"))
     for x, y in zip(exact, small, strict=True):
         largest = x.abs().amax(1, keepdim=True)
-        assert bool(((x - y).abs() <= largest * step * (1 + 1e-4)).all())
+        assert bool(((x - y).abs() <= largest * (step + CORE * 2.0**-24)).all())
         assert_close(y.abs().amax(1), largest[:, 0], 1e-6, "the largest entry of each parameter is kept as it is")
 
 
@@ -316,4 +320,4 @@ def test_a_run_that_was_opened_during_its_warm_up_is_read_in_its_new_layout(enco
         if method == "embeddings":
             late.embed(encoding=encoding)
         one, two = (x.query(model, cross_entropy, wide_batch([1]), method=method).scores for x in (early[0], late))
-        assert torch.equal(one, two), method
+        assert_same(one, two, 2 * terms_of(model, STEPS))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .layers import Contribution, Outer
+from .sides import signed
 from .subspace import Shape, densify
 
 WIDER = 3  # sides, as a multiple of the rank; twice is 0.02 (GPT) to 0.05 (MLP) worse, for less than half the work
@@ -58,7 +59,7 @@ def spectrum(C: Tensor, most: int) -> Spectrum:
         Q = _leading(C, most)  # (n, m)
         values, inner = torch.linalg.eigh(Q.T @ (C @ Q))
         vectors = Q @ inner
-    return Spectrum(values.flip(0).clamp_min(0).double(), _signed(vectors.flip(1)))
+    return Spectrum(values.flip(0).clamp_min(0).double(), signed(vectors.flip(1)))
 
 
 def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
@@ -70,12 +71,7 @@ def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
     if not m:
         return Spectrum(values.new_zeros(1), torch.eye(X.shape[1], 1, dtype=X.dtype))
     vectors = wide.T @ (U[:, :m] * values[:m].rsqrt())  # (n, m)
-    return Spectrum(values[:m], _signed(vectors).to(X.dtype))
-
-
-def _signed(vectors: Tensor) -> Tensor:
-    """Eigenvectors with a sign that does not depend on the machine's mood."""
-    return vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
+    return Spectrum(values[:m], signed(vectors).to(X.dtype))
 
 
 def _leading(C: Tensor, m: int) -> Tensor:

@@ -75,11 +75,18 @@ def learned_basis(
 
 
 def _top(moment: Tensor, omega: Tensor | None, r: int) -> Tensor:
-    """(d, r), largest first, with a sign that does not depend on the machine's mood."""
+    """(d, r), largest first."""
     found = torch.linalg.eigh(moment.double())[1].flip(1) if omega is None else _nystrom(moment, omega)
-    vectors = found[:, :r]
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    return (vectors * largest.sign()).to(moment.dtype).contiguous()
+    return signed(found[:, :r]).to(moment.dtype).contiguous()
+
+
+def signed(vectors: Tensor) -> Tensor:
+    """Eigenvectors (d, r) with a sign that rounding does not decide: all on one side of a plane without symmetry.
+
+    The sign of the largest entry would not do. Where two classes are learned, an eigenvector is (1, −1)/√2.
+    """
+    normal = torch.arange(1, len(vectors) + 1).to(vectors).sqrt().cos()  # (d,)
+    return torch.where(normal @ vectors < 0, -vectors, vectors)
 
 
 def _nystrom(Y: Tensor, omega: Tensor) -> Tensor:
