@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -59,7 +61,19 @@ def test_timeline_gives_what_the_library_gives(run: Path, model: Any, tmp_path: 
     assert "Trace of the propagator" in page
     assert '<script src="http' not in page
     assert found["plot"] == str(tmp_path / "page.html")
-    assert "Phases: " in call("timeline", run, "--queries", "few", *TRUST)
+    printed = call("timeline", run, "--queries", "few", *TRUST)
+    assert f"Phases: {expected.phases.words}" in printed
+    assert "Where influence is high" not in printed, "there are no phases in so short a run"
+
+
+def test_windows_are_printed_where_the_three_phases_are(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = np.arange(200) / 200
+    valley = insight.phases(1 + 4 * np.maximum(0, 0.2 - t) / 0.2 + 2 * np.maximum(0, t - 0.6) / 0.4)
+    plain = insight.timeline
+    monkeypatch.setattr(insight, "timeline", lambda *a, **k: replace(plain(*a, **k), phases=valley))
+    printed = call("timeline", run, "--queries", "few", *TRUST)
+    assert "Where influence is high" in printed
+    assert f"0 to {valley.windows[0].last - 1}" in printed
 
 
 def test_timeline_of_the_recipes_own_set_at_a_checkpoint(run: Path) -> None:

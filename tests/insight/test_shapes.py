@@ -1,10 +1,10 @@
-"""Closest curves against scikit-learn's isotonic regression and against all places of the turn."""
+"""Closest curves against scikit-learn's isotonic regression and against all places of the turn, with weights and without."""
 
 import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from backstory.insight.shapes import Curve, errors, falling, prefix_errors, ramps, rising, valley
+from backstory.insight.shapes import Curve, errors, falling, hill, prefix_errors, ramps, rising, valley
 
 
 def noisy(n: int, seed: int) -> Curve:
@@ -12,38 +12,43 @@ def noisy(n: int, seed: int) -> Curve:
     return np.asarray(g.standard_normal(n) + g.uniform(-3, 3) * np.linspace(0, 1, n))
 
 
-def isotonic(y: Curve, increasing: bool) -> Curve:
+def weights(n: int, seed: int) -> Curve:
+    return np.asarray(np.random.default_rng(seed + 100).uniform(0.1, 5, n))
+
+
+def isotonic(y: Curve, w: Curve, increasing: bool) -> Curve:
     if len(y) == 0:
         return y
-    return np.asarray(IsotonicRegression(increasing=increasing).fit_transform(np.arange(len(y)), y))
+    fit = IsotonicRegression(increasing=increasing).fit_transform(np.arange(len(y)), y, sample_weight=w)
+    return np.asarray(fit)
 
 
-def distance(y: Curve, fit: Curve) -> float:
-    return float(((y - fit) ** 2).sum())
+def distance(y: Curve, w: Curve, increasing: bool) -> float:
+    return float((w * (y - isotonic(y, w, increasing)) ** 2).sum())
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
 def test_closest_curves_are_isotonic_regression(n: int, seed: int) -> None:
-    y = noisy(n, seed)
-    np.testing.assert_allclose(rising(y), isotonic(y, True), atol=1e-12)
-    np.testing.assert_allclose(falling(y), isotonic(y, False), atol=1e-12)
-    prefixes = [distance(y[:k], isotonic(y[:k], True)) for k in range(n + 1)]
-    np.testing.assert_allclose(prefix_errors(y.tolist()), prefixes, atol=1e-12)
+    y, w = noisy(n, seed), weights(n, seed)
+    np.testing.assert_allclose(rising(y), isotonic(y, np.ones(n), True), atol=1e-12)
+    np.testing.assert_allclose(rising(y, w), isotonic(y, w, True), atol=1e-12)
+    np.testing.assert_allclose(falling(y, w), isotonic(y, w, False), atol=1e-12)
+    prefixes = [distance(y[:k], w[:k], True) for k in range(n + 1)]
+    np.testing.assert_allclose(prefix_errors(y.tolist(), w.tolist()), prefixes, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_closest_valley_is_the_best_of_all_turns(seed: int) -> None:
-    y = noisy(20, seed)
-    found = errors(y)
-    every = [
-        distance(y[:c], isotonic(y[:c], False)) + distance(y[c:], isotonic(y[c:], True)) for c in range(len(y) + 1)
-    ]
-    assert found.valley == pytest.approx(min(every), abs=1e-12)
-    assert every[found.turn] == pytest.approx(min(every), abs=1e-12)
-    assert found.rising == pytest.approx(distance(y, isotonic(y, True)), abs=1e-12)
-    assert found.falling == pytest.approx(distance(y, isotonic(y, False)), abs=1e-12)
-    assert distance(y, valley(y)) == pytest.approx(found.valley, abs=1e-12)
+def test_the_closest_valley_and_hill_are_the_best_of_all_turns(seed: int) -> None:
+    y, w = noisy(20, seed), weights(20, seed)
+    found = errors(y, w)
+    for turned, error, fit in ((False, found.valley, valley(y, w)), (True, found.hill, hill(y, w))):
+        every = [distance(y[:c], w[:c], turned) + distance(y[c:], w[c:], not turned) for c in range(len(y) + 1)]
+        assert error == pytest.approx(min(every), abs=1e-12)
+        assert float((w * (y - fit) ** 2).sum()) == pytest.approx(error, abs=1e-12)
+    assert found.rising == pytest.approx(distance(y, w, True), abs=1e-12)
+    assert found.falling == pytest.approx(distance(y, w, False), abs=1e-12)
+    assert errors(y) == errors(y, np.ones(20))
 
 
 def test_ramps_find_the_corners_of_a_curve_that_has_them() -> None:
@@ -58,6 +63,15 @@ def test_ramps_find_the_corners_of_a_curve_that_has_them() -> None:
     assert (upward.end, upward.start, upward.fall) == (0, 26, 0.0)
     flat = ramps(np.ones(40), falls=False, rises=False)
     assert (flat.end, flat.start, flat.level) == (0, 40, 1.0)
+
+
+def test_what_weighs_nothing_moves_no_corner() -> None:
+    x = np.arange(40.0)
+    y, w = 2 + 3 * np.maximum(0, 1 - x / 8) + 1.5 * np.maximum(0, (x - 25) / 14), np.ones(40)
+    y[[3, 15, 30]], w[[3, 15, 30]] = 50.0, 1e-12
+    found = ramps(y, w, falls=True, rises=True)
+    assert (found.end, found.start) == (8, 26)
+    np.testing.assert_allclose([found.level, found.fall, found.rise], [2, 3, 1.5], rtol=1e-6)
 
 
 def test_a_hill_is_no_valley() -> None:

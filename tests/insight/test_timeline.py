@@ -1,6 +1,8 @@
 """The timeline against influences, rates and losses that are put together by hand."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from tests.insight.runs import STEPS, Small, loss, small
 from tests.session.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
+from backstory.insight.phases import Phases, phases
+from backstory.insight.shapes import Curve
 from backstory.insight.timeline import smooth, timeline
 
 
@@ -82,6 +86,23 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     assert len(found.to_pandas()) == STEPS
     assert len(found.figure().data) == 4
     assert not any("clipped" in note for note in told["notes"])
+
+
+def test_phases_are_sought_in_the_sizes_and_know_how_many_samples_a_step_had(
+    plain: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[tuple[Curve, list[int]]] = []
+
+    def seen(values: Curve, samples: Any, seed: int) -> Phases:
+        sought.append((values, list(samples)))
+        return phases(values)
+
+    monkeypatch.setattr(sys.modules[timeline.__module__], "phases", seen)
+    found = timeline(plain.run, plain.model, loss, plain.queries)
+    (values, samples) = sought[0]
+    assert values is found.size
+    assert samples == STEPS * [3]
+    assert any("phases are sought in the mean size" in note for note in found.notes)
 
 
 def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:

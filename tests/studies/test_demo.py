@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 import backstory
 from backstory.cli.app import app
 from backstory.errors import StoreError
+from backstory.insight import asked, phases, timeline
 from backstory.studies.demo import demo
+from backstory.studies.digits import RECIPE
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,19 @@ def test_the_demo_answers_and_proves(found: tuple[dict[str, object], Path]) -> N
     assert len(queries) == 5
     assert all(q["helpful"][0]["influence"] > 0 > q["harmful"][0]["influence"] for q in queries)
     assert backstory.open(out / "run").checkpoints
+
+
+def test_its_timeline_says_the_same_without_the_last_tenth_of_the_steps(found: tuple[dict[str, object], Path]) -> None:
+    one = asked(found[1] / "run", ["test"], RECIPE)
+    when = timeline(one.run, one.model, one.loss, one.batches["test"])
+    assert when.phases.shape == "rises"
+    assert phases(when.size[: -len(when.size) // 10]).shape == "rises"
+
+
+def test_its_lists_do_not_begin_with_the_last_step(found: tuple[dict[str, object], Path]) -> None:
+    result, _ = found
+    first = [q[side][0]["step"] for q in result["queries"] for side in ("helpful", "harmful")]  # type: ignore[attr-defined]
+    assert sum(step >= 0.95 * result["steps"] for step in first) <= 2, first  # type: ignore[operator]
 
 
 def test_the_page_is_self_contained(found: tuple[dict[str, object], Path]) -> None:

@@ -115,3 +115,16 @@ def test_the_model_says_a_digit_of_each_image() -> None:
     found = says(made.model, batch)
     assert found == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
     assert made.says is says
+
+
+@pytest.mark.parametrize("batch_size", [50, 64])
+def test_no_step_weighs_more_because_of_its_place(batch_size: int) -> None:
+    """The last batch of an epoch was once half as large, so that each of its samples weighed double."""
+    made, rates = recipe("digits", epochs=2, batch_size=batch_size), []
+    assert {len(ids) for ids, _ in made.batches} == {batch_size}
+    for _ in made.batches:
+        rates.append(made.optimizer.param_groups[0]["lr"])
+        made.optimizer.step()
+        made.schedule.step()
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] <= 0.03 * rates[0]

@@ -50,6 +50,6 @@ def test_the_timeline_is_of_unseen_sequences_on_the_final_model(found: list[Fine
 def test_plain_values_hold_both_kinds_of_phases(found: list[FineTuning]) -> None:
     plain = found[0].as_dict()
     assert plain["setup"]["sequences"] == 24
-    assert plain["timeline"]["phases"]["shape"] == "too short" == plain["phases_of_sizes"]["shape"]
+    assert plain["timeline"]["phases"]["shape"] == "too short" == plain["phases_of_signed_means"]["shape"]
     assert plain["phases_of_undivided_sizes"]["steps"] == 12
     assert len(plain["timeline"]["loss"]) == 12

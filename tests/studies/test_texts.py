@@ -11,7 +11,7 @@ from backstory.session.recipe import take_step
 from backstory.studies import texts
 from backstory.studies.data import Document
 from backstory.studies.gpt_setups import rate_at
-from backstory.studies.texts import ASKED, WARMUP, pieces, recipe, shown, text_of, typed
+from backstory.studies.texts import ASKED, END, RATE, WARMUP, pieces, recipe, shown, text_of, typed
 
 TINY: dict[str, Any] = {"steps": 8, "batch_size": 4, "length": 12, "layers": 1, "width": 16}
 HOSTILE = "<script>"
@@ -68,12 +68,24 @@ def test_the_seed_decides_everything_and_the_net_learns() -> None:
     assert first[-1] < first[0]
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
-    rates = [rate_at(t, 200, WARMUP) for t in range(200)]
+def test_the_rate_warms_up_and_falls_to_a_hundredth() -> None:
+    rates = [rate_at(t, 200, WARMUP, END) for t in range(200)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     assert max(rates) == pytest.approx(1.0) == rates[10]
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert rates[-1] == pytest.approx(0.01, abs=1e-3)
     assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_no_step_weighs_more_because_of_its_place() -> None:
+    made = recipe(**TINY)
+    assert {len(ids) for ids, _ in made.batches} == {TINY["batch_size"]}
+    rates = []
+    for t in range(TINY["steps"]):
+        rates.append(made.optimizer.param_groups[0]["lr"])
+        take_step(made, t)
+    expected = [RATE * rate_at(t, TINY["steps"], WARMUP, END) for t in range(TINY["steps"])]
+    assert rates == pytest.approx(expected)
+    assert rates[-1] < 0.1 * max(rates)
 
 
 def test_a_corpus_that_is_too_small_is_refused() -> None:

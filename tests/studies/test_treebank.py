@@ -45,7 +45,7 @@ def test_the_timeline_is_of_the_mean_loss_of_unseen_words_on_the_final_model(fou
     assert found.timeline.size.tolist() == pytest.approx(sizes, rel=1e-3)
     assert found.timeline.at == 18
     assert bool(np.isfinite(found.timeline.loss).all())
-    assert found.timeline.phases.shape == "too short" == found.sizes.shape == found.undivided.shape
+    assert found.timeline.phases.shape == "too short" == found.signed.shape == found.undivided.shape
 
 
 def test_groups_are_the_epochs_and_have_no_influence_before_they_begin(found: TreebankResult) -> None:

@@ -29,7 +29,8 @@ def test_every_page_needs_no_network_and_says_how_far_to_trust_it(found: Treeban
     for name, page in made.items():
         assert not re.search(r"<script[^>]+src=|<link", page), name
         assert "trained from scratch" in page or name == "copies.html"
-    assert found.timeline.phases.words in made["timeline.html"]
+    for one in (found.timeline.phases, found.signed, found.undivided):
+        assert one.words in made["timeline.html"]
 
 
 def test_the_figure_shows_share_and_median_of_each_method(found: TreebankResult) -> None:
@@ -46,8 +47,9 @@ def test_sizes_are_drawn_by_rate_and_as_they_are_with_the_borders_of_phases(foun
     assert np.nanmean(np.array(lines[0].y)) > 0
     expected = smooth(found.timeline.size * found.timeline.rate)
     assert list(lines[1].y) == pytest.approx(expected.tolist())
-    side = Side(True, 2.0, 0.01, 1.0, 5)
-    shown = sizes_figure(replace(found, sizes=replace(found.sizes, warm_up=side, ascent=replace(side, boundary=7))))
+    side = Side(True, 0.01, 1.0, 5)
+    marked = replace(found.timeline.phases, warm_up=side, ascent=replace(side, boundary=7))
+    shown = sizes_figure(replace(found, timeline=replace(found.timeline, phases=marked)))
     assert [(line.x0, line.x1) for line in shown.layout.shapes] == [(5, 5), (7, 7)]
     assert not sizes_figure(found).layout.shapes
 

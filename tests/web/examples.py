@@ -39,11 +39,12 @@ def hit(k: int, influence: float, **more: Any) -> shapes.Hit:
 
 
 def phases(present: bool = True) -> shapes.Phases:
-    side: dict[str, Any] = {"present": present, "statistic": 2.5, "p": 0.002, "level": 1.0}
-    window = shapes.Window(name="early", first=0, last=20, level=3.2, times_basin=4.0)
+    side: dict[str, Any] = {"present": present, "p": 0.002, "level": 1.0}
+    windows = [shapes.Window(name="early", first=0, last=20, level=3.2, times_basin=4.0)] if present else []
+    three = "Three phases: warm-up until step 20, basin until step 90, then ascent."
     return shapes.Phases(
-        present=present, shape="three phases" if present else "falls", basin=0.8, windows=[window], steps=120,
-        words="warm-up until step 20, basin until step 90, then ascent (fall 2.50).",
+        present=present, shape="three phases" if present else "falls", basin=0.8, windows=windows, steps=120,
+        words=three if present else "Influence falls during training.",
         warm_up=shapes.Side(**side, boundary=20 if present else None),
         ascent=shapes.Side(**side, boundary=90 if present else None),
     )  # fmt: skip

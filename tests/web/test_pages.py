@@ -120,6 +120,19 @@ def test_signs_are_in_words_on_every_hit() -> None:
     assert "nats of the query's loss" in text
 
 
+@pytest.mark.parametrize("name", ["timeline", "phases", "overview"])
+@pytest.mark.parametrize("present", [True, False])
+def test_what_was_found_over_time_is_one_sentence_with_advice_only_from_phases(name: str, present: bool) -> None:
+    found = examples.phases(present)
+    when = examples.timeline(phases=found)
+    shown = read(
+        page(name, {"timeline": when, "phases": found, "overview": examples.overview(timeline=when)}[name])
+    ).text
+    assert found.words in shown
+    assert ("Where influence is high" in shown) == (present and name != "overview")
+    assert "chance" not in shown
+
+
 def test_words_in_common_are_marked_and_line_breaks_stay() -> None:
     html = page("answer")
     assert html.count("<mark>court</mark> <mark>held</mark>") == 6

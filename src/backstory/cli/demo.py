@@ -83,7 +83,8 @@ def _stories(out: Path, json: bool) -> None:
         found = stories(out, say=say)
     page = out / "report.html"
     words = " ".join(
-        f"{heading(one)} Phases {one.timeline.phases.words} In the sizes: {one.sizes.words}" for one in found
+        f"{heading(one)} Phases in the sizes: {one.timeline.phases.words} In the mean with its sign: {one.signed.words}"
+        for one in found
     )
     figures = [one.timeline.figure().update_layout(title=heading(one)) for one in found]
     page.write_text(html_page("stories15M fine-tuned: when did data matter?", words, *figures), encoding="utf-8")
@@ -146,12 +147,21 @@ def show_stories(found: Any, page: Path) -> None:
     """Losses and phases of each fine-tuning."""
     rows = [
         (one.setup.passes, one.setup.sequences, one.setup.steps, f"{one.before:.2f}", f"{one.after:.2f}", one.timeline.phases.words,
-         one.sizes.words, one.undivided.words)
+         one.undivided.words, one.signed.words)
         for one in found
     ]  # fmt: skip
     show.table(
         "stories15M fine-tuned; loss on unseen sequences in nats a token",
-        ("passes", "sequences", "steps", "before", "after", "phases", "in the sizes", "in the sizes, not by rate"),
+        (
+            "passes",
+            "sequences",
+            "steps",
+            "before",
+            "after",
+            "phases in the sizes",
+            "in the sizes, not by rate",
+            "in the mean with its sign",
+        ),
         rows,
     )
     show.out.print(f"Time: {sum(one.seconds for one in found):.0f} s.\nReport: {page}", soft_wrap=True)

@@ -46,16 +46,7 @@ def timeline(
     if _written(found, drawn, page, plot, json, more):
         return
     show.out.print(f"Phases: {found.phases.words}", soft_wrap=True)
-    rows = [
-        (
-            w.name,
-            f"{w.first} to {w.last - 1}",
-            _number(w.level),
-            "" if w.times_basin is None else f"{w.times_basin:.2f}",
-        )
-        for w in found.phases.windows
-    ]
-    show.table("Where data selection pays", ("window", "steps", "influence by rate", "times the basin's"), rows)
+    _windows(found.phases.windows)
     _notes(found.notes)
 
 
@@ -220,6 +211,21 @@ def _written(
     elif plot is not None:
         show.out.print(f"Figure: {plot}", soft_wrap=True)
     return json
+
+
+def _windows(windows: Sequence[Any]) -> None:
+    """Where influence is high; nothing where the three phases were not found."""
+    rows = [
+        (
+            w.name,
+            f"{w.first} to {w.last - 1}",
+            f"{w.level:.4g}",
+            "–" if w.times_basin is None else f"{w.times_basin:.2f}",
+        )
+        for w in windows
+    ]
+    if rows:
+        show.table("Where influence is high", ("window", "steps", "size by learning rate", "times the basin's"), rows)
 
 
 def _said(say: Callable[[str, int, int], None], stage: str) -> Callable[[int, int], None]:

@@ -48,9 +48,9 @@ def treebank(
 
 def _tables(found: Mapping[str, Any], out: Path) -> None:
     for name, phases in (
-        ("by learning rate", found["timeline"]["phases"]),
-        ("in the sizes, by learning rate", found["phases_of_sizes"]),
+        ("in the sizes, by learning rate", found["timeline"]["phases"]),
         ("in the sizes as they are", found["phases_of_undivided_sizes"]),
+        ("in the mean with its sign, by learning rate", found["phases_of_signed_means"]),
     ):
         show.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
     _evolution(found)

@@ -1,48 +1,57 @@
-r"""The three phases of training that the paper describes, or a number that says they are not there.
+r"""The three phases of training that the paper describes, or another pattern over time, or none that is clear.
 
-High-impact warm-up, low-impact basin, gradual ascent: in time, average influence falls, and later rises. Two questions decide:
+High-impact warm-up, low-impact basin, gradual ascent: in time, influence falls, and later rises. With the closest curves of each
+shape (`shapes`) to the medians y of `BINS` bins of steps, weighted by their precision, two questions decide:
 
-    fall = error of the closest rising curve  − error of the closest valley         larger than chance?
-    rise = error of the closest falling curve − error of the closest valley         larger than chance?
+    fall = (error of the closest rising curve  − least) / noise                     larger than noise alone gives?
+    rise = (error of the closest falling curve − least) / noise                     larger than noise alone gives?
 
-Both must be: a curve that only falls, only rises or does neither has no phases. Chance is what the same differences are for noise
-alone, which of all rising (falling) curves with that noise are the largest. The noise is drawn anew, normal, as large at
-each place as what the closest valley leaves over around it (averaged over `NEAR` bins on either side, and enlarged for the
-`USED` values that the fit has taken), and with its correlation from bin to bin. A statistic is the difference over the 0.99 quantile of
-`DRAWS` draws: above 1, it is not chance.
+where `least` is the error of the closest valley or hill, whichever is closer. Both: three phases (a valley), or a hill. One: the
+curve only falls, or only rises. A bin's variance is (π/2) σ²/n, σ from the median jump from one step to the next around it, so that
+a few wild steps count for little and a part of the run that is noisier counts for less; `noise` is 1, or larger where the closest curve is
+left further than that. What noise alone gives are `DRAWS` seeded draws of normal noise around a level: of all curves
+without a fall (rise) the one that imitates it most often. A fall or rise counts at p ≤ `CERTAIN` and if it is `LEAST` of the lower level.
 
-What is certain may still be small: the fall (rise) must also be `LEAST` of the basin's level. The warm-up ends, and the ascent begins,
+A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
+else there is no clear pattern. Only the three phases have boundaries, levels and windows: the warm-up ends, and the ascent begins,
 where the closest curve of a straight fall, a level and a straight rise has its corners.
-
-Steps are averaged in `BINS` bins, so that noise which lasts a few steps is averaged out; a boundary is known to a bin.
 Knows nothing of runs: one number for each step in, phases out.
 """
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .shapes import Curve, Ramps, errors, ramps, valley
+from .shapes import Curve, Errors, errors, hill, ramps, valley
 
-DRAWS = 499  # of noise
-CERTAIN = 0.99  # quantile of chance that must be passed
-LEAST = 0.25  # of the basin's level: what a phase must lie above it
-BINS = 50
+DRAWS = 1999  # of noise
+CERTAIN = 0.005  # the largest p at which a fall or a rise counts
+LEAST = 0.25  # of the lower level: the smallest fall or rise that counts
+LEFT_OUT = (0.0, 0.01, 0.05, 0.1)  # of the steps, at the end: a pattern must be the same without them
+RARE = 0.2  # of the steps: where more have another number of samples than most, sizes vary by design
 FEWEST = 20  # steps, below which nothing can be told
-NEAR = 10  # bins on either side over which the size of the noise is averaged
-USED = 14  # values that the closest valley has taken from the noise, about
-LONGEST = 0.9  # correlation of the noise of neighbouring bins that is followed
-LARGEST = 1e6  # statistic that is told apart
-ROUNDING = 1e-12  # of Σ y²: a difference below it is none
-SHAPES = {(True, True): "three phases", (True, False): "falls", (False, True): "rises", (False, False): "flat"}
-WITHOUT = {
-    "falls": "influence falls, and does not rise again",
-    "rises": "influence rises, and has not fallen before",
-    "flat": f"influence stays level, to {LEAST:.0%}",
+EACH, BINS, FINE = 5, 20, 50  # steps in a bin where there are enough; bins at most, in tests and for boundaries
+NEAR = 2  # bins on either side of one in which its noise is measured
+JUMP = 0.9539  # median |difference| of two standard normal numbers
+QUIET = 1e-3  # of the run's middling noise: the smallest that is believed of a part
+ROUNDING = 1e-9  # of the middling value: noise below it is none
+PHASES, HILL, FALLS, RISES, NONE, SHORT = (
+    "three phases", "rises, then falls", "falls", "rises", "no clear pattern", "too short",
+)  # fmt: skip
+NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
+SURE = f"(p ≤ {CERTAIN:g}, and the same without the last {LEFT_OUT[-1]:.0%} of the steps)"
+WORDS = {
+    FALLS: f"Influence falls during training {SURE}.",
+    RISES: f"Influence rises during training {SURE}.",
+    HILL: f"Influence rises and then falls during training {SURE}.",
+    NONE: "No clear pattern: no rise or fall of influence during training stands out from the noise, with and without the last steps.",
 }
-Chance = tuple[float, float]  # statistic, p
+Steps = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -50,32 +59,31 @@ class Side:
     """One side of the valley: the fall of the warm-up, or the rise of the ascent."""
 
     present: bool
-    statistic: float  # over what chance does in 99 of 100 cases; above 1: not chance
-    p: float  # how often chance does as much
-    level: float | None  # mean of the phase, None where nothing was found
+    p: float  # how often noise alone does as much; the largest of all tests
+    level: float | None  # median of the phase; None without three phases, as the boundary
     boundary: int | None  # the step at which the warm-up ends, or the ascent begins
 
 
 @dataclass(frozen=True)
 class Window:
-    """Steps first … last−1 in which data selection pays: a phase, or its half of the run. How high influence is there."""
+    """Steps first … last−1 in which influence is high: the warm-up or the ascent, or its half of the run."""
 
     name: str  # "early" or "late"
     first: int
     last: int
     level: float
-    times_basin: float | None  # None where the level of the closest curve between the phases is not positive
+    times_basin: float | None  # None where the basin's level is not positive
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Whether the three phases are there, and where."""
+    """Whether the three phases are there, and where; else the pattern that there is, if one is clear."""
 
     present: bool
-    shape: str  # "three phases", "falls", "rises", "flat", or "too short"
+    shape: str  # "three phases", "rises, then falls", "falls", "rises", "no clear pattern" or "too short"
     warm_up: Side
     ascent: Side
-    basin: float | None  # its mean level
+    basin: float | None  # its median level
     windows: tuple[Window, ...]
     steps: int
 
@@ -86,87 +94,133 @@ class Phases:
     @property
     def words(self) -> str:
         """The finding in one sentence."""
-        if self.shape == "too short":
-            return f"not present: {self.steps} steps are too few to tell; at least {FEWEST} are needed."
-        times = f"{self.warm_up.statistic:.3g} times, the rise {self.ascent.statistic:.3g} times"
-        said = f"The fall is {times} what chance alone gives in 99 of 100 cases; above 1 it is no chance."
+        if self.shape == SHORT:
+            return f"No clear pattern: {self.steps} steps are too few; at least {FEWEST} are needed."
         if self.present:
             first, last = self.warm_up.boundary, self.ascent.boundary
-            return f"warm-up until step {first}, basin until step {last}, then ascent. {said}"
-        return f"not present: {WITHOUT[self.shape]}. {said}"
+            return f"Three phases: warm-up until step {first}, basin until step {last}, then ascent {SURE}."
+        return WORDS[self.shape]
 
 
-ABSENT = Side(False, 0.0, 1.0, None, None)
+class Tried(NamedTuple):
+    """The pattern of some of the steps."""
+
+    shape: str
+    fall: float  # p
+    rise: float  # p
 
 
-def phases(values: Curve, *, seed: int = 0, draws: int = DRAWS) -> Phases:
-    """Phases of a curve with one number for each step; steps without one (NaN) are left out."""
-    if values.ndim != 1 or draws < 99:
+class Chance(NamedTuple):
+    """What noise alone gives."""
+
+    left: float  # mean error of the closest valley or hill
+    gains: Curve  # falls and rises, sorted
+
+
+def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DRAWS) -> Phases:
+    """Pattern of a curve with one number for each step, and how many `samples` each step had; steps without a number (NaN) are left out."""
+    if values.ndim != 1 or draws < 99 or (samples is not None and np.shape(samples) != values.shape):
         raise UsageError(
-            f"found values {values.shape} and draws={draws}; expected one number a step, and 99 draws or more."
+            f"found values {values.shape}, samples {None if samples is None else np.shape(samples)} and draws={draws}; expected one number "
+            "a step, as many numbers of samples or none, and 99 draws or more."
         )
     steps = np.flatnonzero(np.isfinite(values))
     if len(steps) < FEWEST:
-        return Phases(False, "too short", ABSENT, ABSENT, None, (), len(values))
-    parts = np.array_split(steps, min(BINS, len(steps)))
-    y = np.array([values[part].mean() for part in parts])
-    edges = np.array([*(part[0] for part in parts), len(values)])
-    return _found(y, edges, *_chances(y, seed, draws))
+        return _without(SHORT, 1.0, 1.0, len(values))
+    parts = _parts(steps, samples)
+    bins = _bins(min(len(part) for part in parts), BINS)
+    tried = [_tried(values[part], bins, chance(bins, seed, draws)) for part in parts]
+    shape = tried[0].shape if len({one.shape for one in tried}) == 1 else NONE
+    fall, rise = max(one.fall for one in tried), max(one.rise for one in tried)
+    if shape == PHASES:
+        return _located(values, steps, fall, rise)
+    return _without(shape, fall, rise, len(values))
 
 
-def _chances(y: Curve, seed: int, draws: int) -> tuple[Chance, Chance]:
-    """Of the fall and of the rise."""
-    found, chance = errors(y), [errors(z) for z in noise(y, seed, draws)]
-    least = max(ROUNDING * float(y @ y), 1e-300)
-    fall = _compared(found.rising - found.valley, [e.rising - e.valley for e in chance], least)
-    return fall, _compared(found.falling - found.valley, [e.falling - e.valley for e in chance], least)
+def _without(shape: str, fall: float, rise: float, steps: int) -> Phases:
+    """A curve without the three phases has no basin, no boundaries, and no windows."""
+    warm_up, ascent = Side(shape == FALLS, fall, None, None), Side(shape == RISES, rise, None, None)
+    return Phases(False, shape, warm_up, ascent, None, (), steps)
 
 
-def noise(y: Curve, seed: int, draws: int) -> Curve:
-    """Noise like that of `y` around its valley, (draws, n): its size at each place, and how long it lasts."""
-    left = y - valley(y)
-    square = np.pad(left**2, NEAR, mode="reflect")
-    size = np.sqrt(np.convolve(square, np.full(2 * NEAR + 1, 1 / (2 * NEAR + 1)), "valid") * len(y) / (len(y) - USED))
-    lasts = float(np.clip((left[1:] @ left[:-1]) / max(float(left @ left), 1e-300), 0.0, LONGEST))
-    fresh = np.random.default_rng(seed).standard_normal((draws, len(y)))
-    for j in range(1, len(y)):
-        fresh[:, j] = lasts * fresh[:, j - 1] + np.sqrt(1 - lasts**2) * fresh[:, j]
-    return fresh * size
+def _parts(steps: Steps, samples: Any) -> list[Steps]:
+    """All steps, and what is left of them without the last ones, and without odd-sized batches."""
+    parts = [steps[: len(steps) - math.ceil(share * len(steps))] for share in LEFT_OUT]
+    if samples is not None:
+        counts = np.asarray(samples)[steps]
+        sizes, often = np.unique(counts, return_counts=True)
+        if 1 - often.max() / len(steps) <= RARE:
+            parts.append(steps[counts == sizes[often.argmax()]])
+    return parts
 
 
-def _compared(found: float, chance: list[float], least: float) -> Chance:
-    threshold = max(float(np.quantile(chance, CERTAIN)), least)
-    return min(found / threshold, LARGEST), (1 + sum(x >= found for x in chance)) / (1 + len(chance))
+def _bins(steps: int, most: int) -> int:
+    return min(most, max(steps // EACH, FEWEST // 2))
 
 
-def _found(y: Curve, edges: Curve, fall: Chance, rise: Chance) -> Phases:
-    fit = ramps(y, falls=fall[0] > 1, rises=rise[0] > 1)
-    basin = float(y[fit.end : fit.start].mean()) if fit.start > fit.end else fit.level
-    warm_up = _side(y[: fit.end], fall, fit.fall, fit.level, int(edges[fit.end]))
-    ascent = _side(y[fit.start :], rise, fit.rise, fit.level, int(edges[fit.start]))
-    shape = SHAPES[warm_up.present, ascent.present]
-    return Phases(
-        shape == "three phases", shape, warm_up, ascent, basin, _windows(y, edges, fit, warm_up, ascent), int(edges[-1])
+def _tried(values: Curve, bins: int, noise: Chance) -> Tried:
+    y, w = binned(values, bins)
+    found = errors(y, w)
+    fall, rise = (_p(gain, noise) for gain in _gains(found, noise.left))
+    is_valley = found.valley <= found.hill
+    fit = valley(y, w) if is_valley else hill(y, w)
+    turn = float(fit.min() if is_valley else fit.max())
+    first, last = (_far(float(end), turn) for end in (fit[0], fit[-1]))
+    falls = fall <= CERTAIN and (first if is_valley else last)
+    rises = rise <= CERTAIN and (last if is_valley else first)
+    return Tried(NAMES.get((falls, rises), PHASES if is_valley else HILL), fall, rise)
+
+
+def _far(one: float, other: float) -> bool:
+    """Whether two levels differ by `LEAST` of the lower one."""
+    return abs(one - other) >= LEAST * abs(min(one, other))
+
+
+def _gains(found: Errors, left: float) -> tuple[float, float]:
+    """The fall and the rise: how much closer the best valley or hill comes than a curve without them."""
+    least = min(found.valley, found.hill)
+    noise = max(1.0, least / left)
+    return (found.rising - least) / noise, (found.falling - least) / noise
+
+
+def _p(gain: float, noise: Chance) -> float:
+    return float(1 + len(noise.gains) - np.searchsorted(noise.gains, gain)) / (1 + len(noise.gains))
+
+
+@lru_cache(maxsize=32)
+def chance(bins: int, seed: int, draws: int) -> Chance:
+    """Normal noise in as many bins: the same for every curve, for its gains have no unit."""
+    found = [errors(y) for y in np.random.default_rng(seed).standard_normal((draws, bins))]
+    left = float(np.mean([min(e.valley, e.hill) for e in found]))
+    return Chance(left, np.sort([gain for e in found for gain in _gains(e, left)]))
+
+
+def binned(values: Curve, bins: int) -> tuple[Curve, Curve]:
+    """`(medians of bins of neighbouring values, their precisions)`, in units of the middling value."""
+    values = values / (float(np.median(np.abs(values))) or float(np.abs(values).max()) or 1.0)
+    jumps, parts = np.abs(np.diff(values)), np.array_split(np.arange(len(values)), bins)
+    floor = max(QUIET * float(np.median(jumps)), ROUNDING)
+    around = [(parts[max(0, b - NEAR)][0], parts[min(bins - 1, b + NEAR)][-1]) for b in range(bins)]
+    sigma = np.array([max(float(np.median(jumps[lo:hi])), floor) / JUMP for lo, hi in around])
+    middles = np.array([np.median(values[part]) for part in parts])
+    return middles, np.array([len(part) for part in parts]) / (math.pi / 2 * sigma**2)
+
+
+def _located(values: Curve, steps: Steps, fall: float, rise: float) -> Phases:
+    """The three phases: boundaries, levels, and the windows, neither beyond the middle of the run."""
+    n, T = _bins(len(steps), FINE), len(values)
+    fit = ramps(*binned(values[steps], n), falls=True, rises=True)
+    edges = [int(part[0]) for part in np.array_split(steps, n)]
+    end, start, half = edges[max(fit.end, 1)], edges[min(fit.start, n - 1)], edges[n // 2]
+    levels = [float(np.nanmedian(values[lo:hi])) for lo, hi in ((0, end), (end, start), (start, T))]
+    basin = levels[1]
+    windows = tuple(
+        _window(values, name, lo, hi, basin)
+        for name, lo, hi in (("early", 0, min(end, half)), ("late", max(start, half), T))
     )
+    return Phases(True, PHASES, Side(True, fall, levels[0], end), Side(True, rise, levels[2], start), basin, windows, T)
 
 
-def _windows(y: Curve, edges: Curve, fit: Ramps, warm_up: Side, ascent: Side) -> tuple[Window, ...]:
-    """The warm-up and the ascent, neither beyond the middle of the run."""
-    half = len(y) // 2
-    parts = [("early", 0, min(fit.end, half), warm_up), ("late", max(fit.start, half), len(y), ascent)]
-    return tuple(
-        Window(name, int(edges[lo]), int(edges[hi]), float(y[lo:hi].mean()), _times(float(y[lo:hi].mean()), fit.level))
-        for name, lo, hi, side in parts
-        if side.present
-    )
-
-
-def _times(level: float, basin: float) -> float | None:
-    return level / basin if basin > 0 else None
-
-
-def _side(y: Curve, chance: Chance, height: float, level: float, boundary: int) -> Side:
-    if not len(y):
-        return Side(False, *chance, None, None)
-    far = height >= LEAST * abs(level)
-    return Side(far, *chance, float(y.mean()), boundary if far else None)
+def _window(values: Curve, name: str, first: int, last: int, basin: float) -> Window:
+    level = float(np.nanmedian(values[first:last]))
+    return Window(name, first, last, level, level / basin if basin > 0 else None)

@@ -4,8 +4,9 @@
 
 as the paper does, so that a step is not small merely because its rate was. Where the gradient was clipped Σ w J g = 0: scaling all of it
 changes nothing, so that the influences of the step's samples add up to 0 however much they mattered. These steps have no `per_rate`;
-`size_t`, the mean of |influence| over η_t, has them all, and phases are sought in it where most steps were clipped. η_t is the largest rate of the step's parameter
-groups. With momentum or Adam a step's effect also depends on later rates; dividing by its own is then a convention.
+`size_t`, the mean of |influence| over η_t, has them all. Phases are sought in it: the mean with its sign is a small rest of influences that
+cancel, and drowns in its own noise where they are largest. η_t is the largest rate of the step's parameter groups. With momentum or Adam
+a step's effect also depends on later rates; dividing by its own is then a convention.
 Knows nothing of models but for the gradient of their loss.
 """
 
@@ -26,6 +27,7 @@ from .phases import Phases, phases
 from .shapes import Curve
 
 UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
+SOUGHT = "phases are sought in the mean size of influences by learning rate, whatever their sign"
 ROWS_AT_ONCE = 1 << 16
 CURVES = ("influence", "rate", "per_rate", "size", "loss")
 
@@ -40,7 +42,7 @@ class Timeline(InNotebook):
     per_rate: Curve  # (T,) influence over the rate; NaN where the rate was 0 or the gradient was clipped
     size: Curve  # (T,) mean |influence| of an occurrence over the rate; NaN where the rate was 0
     loss: Curve  # (T,) Σ w ℓ of the step; NaN where losses were not recorded
-    phases: Phases  # of `per_rate`, or of `size` where most steps were clipped
+    phases: Phases  # of `size`
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def timeline(
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Timeline:
-    """The timeline of influence on the queries' mean loss at `at`; `seed` of the chance that phases are compared with."""
+    """The timeline of influence on the queries' mean loss at `at`; `seed` of the noise that phases are compared with."""
     answer = mean_answer(
         run, model, loss, batch, at, joint=joint, gamma=gamma, unverified=unverified, progress=progress
     )
@@ -112,17 +114,16 @@ def timeline(
     rate, clipped = table.groups["rate"].max(1), np.asarray(table.clip) < 1
     per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=(rate > 0) & ~clipped)
     size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
-    found = phases(size if clipped.mean() > 0.5 else per_rate, seed=seed)
-    notes = (*said(answer), *_about_clipping(clipped))
+    found = phases(size, samples=table.rows, seed=seed)
+    notes = (*said(answer), *_about_clipping(clipped), SOUGHT)
     return Timeline(step, mean, rate, per_rate, size, losses(run.store, step), found, notes)
 
 
 def _about_clipping(clipped: Any) -> tuple[str, ...]:
     if not clipped.any():
         return ()
-    sought = "in the sizes of influences" if clipped.mean() > 0.5 else "in the other steps"
-    said = "their samples' influences add up to 0 by construction and are left out of per_rate; phases are sought"
-    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {said} {sought}",)
+    said = "their samples' influences add up to 0 by construction and are left out of per_rate, not of size"
+    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {said}",)
 
 
 def _line(drawn: Any, y: Curve, name: str, colour: int, row: int = 1, opacity: float = 1.0) -> None:

@@ -101,11 +101,11 @@ def _recipe(
     )  # fmt: skip
 
 
-def rate_at(t: int, total: int, warmup: float = WARMUP) -> float:
-    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to a tenth."""
+def rate_at(t: int, total: int, warmup: float = WARMUP, floor: float = FLOOR) -> float:
+    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to `floor`."""
     warm = max(1, round(warmup * total))
     done = max(0, t - warm) / max(1, total - warm)
-    return min(1.0, (t + 1) / warm) * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
+    return min(1.0, (t + 1) / warm) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def net(setup: GptSetup, seed: int) -> GPT:

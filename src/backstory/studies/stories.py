@@ -35,7 +35,7 @@ class FineTuning:
     before: float  # nats a token on unseen sequences
     after: float
     timeline: Timeline
-    sizes: Phases  # of the timeline's sizes
+    signed: Phases  # of the timeline's means with their sign, as the paper draws them
     undivided: Phases  # of the sizes as they are, not divided by the rate
     seconds: float
 
@@ -44,7 +44,7 @@ class FineTuning:
         plain = {k: getattr(self, k) for k in ("run", "before", "after", "seconds")}
         setup = {**asdict(self.setup), "sequences": self.setup.sequences}
         return {
-            "setup": setup, **plain, "timeline": self.timeline.as_dict(), "phases_of_sizes": self.sizes.as_dict(),
+            "setup": setup, **plain, "timeline": self.timeline.as_dict(), "phases_of_signed_means": self.signed.as_dict(),
             "phases_of_undivided_sizes": self.undivided.as_dict(),
         }  # fmt: skip
 
@@ -63,8 +63,8 @@ def _fine_tuned(out: Path, setup: StoriesSetup, say: Say) -> FineTuning:
     before = _loss(plan)
     _train(setup, plan, path, say)
     when = timeline(Run(path), plan.model, mean_loss, batch, seed=setup.seed)
-    sizes, plain = (phases(curve, seed=setup.seed) for curve in (when.size, when.size * when.rate))
-    return FineTuning(setup, str(path), before, _loss(plan), when, sizes, plain, time.perf_counter() - began)
+    signed, plain = (phases(curve, seed=setup.seed) for curve in (when.per_rate, when.size * when.rate))
+    return FineTuning(setup, str(path), before, _loss(plan), when, signed, plain, time.perf_counter() - began)
 
 
 def _train(setup: StoriesSetup, plan: Recipe, path: Path, say: Say) -> None:

@@ -19,7 +19,11 @@ from .gpt_model import GPT
 from .gpt_setups import BETAS, CLIP, DECAY, counts, loss, rate_at
 
 RECIPE = "backstory.studies.texts:recipe"
-RATE, WARMUP = 2e-3, 0.05  # the highest rate, and the part of the steps that leads to it
+RATE, WARMUP, END = (
+    2e-3,
+    0.05,
+    0.01,
+)  # the highest rate, the part of the steps that leads to it, and its part at the end
 ASKED = 16  # passages of each domain that are kept for questions
 
 
@@ -52,7 +56,7 @@ def recipe(
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=list(zip(names, parts, strict=True)),
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP, END)),
         queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
         text=partial(typed, length=length), show=shown, pieces=pieces,
     )  # fmt: skip

@@ -45,7 +45,7 @@ class TreebankResult:
     run: str
     losses: list[dict[str, float]]  # nats a word at each epoch's end: of the copies, and of unseen text
     timeline: Timeline
-    sizes: Phases  # of the timeline's sizes, whatever the timeline's own phases were sought in
+    signed: Phases  # of the timeline's means with their sign, as the paper draws them
     undivided: Phases  # of the sizes as they are, not divided by the rate
     evolution: Evolution  # of occurrences by thirds of the steps
     faded: Curve  # (3, C) the same groups and checkpoints: mean |influence| of one occurrence
@@ -61,7 +61,7 @@ class TreebankResult:
             "setup": {**asdict(self.setup), "ends": self.setup.ends},
             **plain,
             "timeline": self.timeline.as_dict(),
-            "phases_of_sizes": self.sizes.as_dict(),
+            "phases_of_signed_means": self.signed.as_dict(),
             "phases_of_undivided_sizes": self.undivided.as_dict(),
             "evolution": self.evolution.as_dict(),
             "evolution_of_sizes": dict(zip(self.evolution.groups, self.faded.tolist(), strict=True)),
@@ -96,7 +96,7 @@ def study(
     texts = dict(zip(found.ids, found.texts, strict=True))
     return TreebankResult(
         setup, str(run.path), [_losses(run, plan, asked, at) for at in setup.ends], when,
-        phases(when.size, seed=setup.seed), phases(when.size * when.rate, seed=setup.seed), groups, faded, ranks, examples(ranks, asked, texts), proven, seconds,
+        phases(when.per_rate, seed=setup.seed), phases(when.size * when.rate, seed=setup.seed), groups, faded, ranks, examples(ranks, asked, texts), proven, seconds,
     )  # fmt: skip
 
 

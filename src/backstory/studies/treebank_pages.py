@@ -39,10 +39,10 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.5rem; } h3 { fon
 
 def pages(found: TreebankResult) -> dict[str, str]:
     """Every page by its file's name."""
-    sizes = (
-        f"In the sizes of influences: {found.sizes.words} In the sizes without that division: {found.undivided.words}"
+    more = (
+        f"In the sizes without that division: {found.undivided.words} In the mean with its sign: {found.signed.words}"
     )
-    when = f"{WHEN} Phases: {found.timeline.phases.words} {sizes} {CAUTION}"
+    when = f"{WHEN} Phases in the sizes of influences: {found.timeline.phases.words} {more} {CAUTION}"
     return {
         "timeline.html": page(
             "Penn Treebank: when did data matter?", when, sizes_figure(found), found.timeline.figure()
@@ -68,7 +68,7 @@ def sizes_figure(found: TreebankResult) -> Any:
         drawn.add_scatter(
             y=smooth(y).tolist(), mode="lines", line={"color": COLOURS[1]}, showlegend=False, row=row, col=1
         )
-    for side, text in ((found.sizes.warm_up, "warm-up ends"), (found.sizes.ascent, "ascent begins")):
+    for side, text in ((when.phases.warm_up, "warm-up ends"), (when.phases.ascent, "ascent begins")):
         if side.boundary is not None:
             drawn.add_vline(x=side.boundary, line_dash="dot", annotation_text=text, row=1, col=1)
     drawn.update_yaxes(type="log", dtick="D2")  # ticks at 1, 2 and 5

@@ -39,8 +39,8 @@ HERE |= {"harmful": "/harmful", "ask": "/ask", "answer": "/ask", "compare": "/as
 TWINS = frozenset(HERE) - {"tokens"} | {"health"}
 TIMELINE = (
     "Mean over the occurrences of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
-    "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. Coloured bands are the three phases, where they were "
-    "found."
+    "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. The dotted line is their mean size without the sign. The "
+    "pattern over time is sought in it, and the coloured bands are the three phases, where they were found."
 )
 
 

@@ -37,14 +37,13 @@ class Side(Shape):
     """One side of the valley: the fall of the warm-up, or the rise of the ascent."""
 
     present: bool
-    statistic: float
     p: float
     level: Number
     boundary: int | None
 
 
 class Window(Shape):
-    """Steps first … last−1 in which choosing data pays."""
+    """Steps first … last−1 in which influence is high."""
 
     name: str
     first: int
@@ -54,7 +53,7 @@ class Window(Shape):
 
 
 class Phases(Shape):
-    """Whether the three phases of training are there, and where."""
+    """Whether the three phases of training are there, and where; else the pattern that there is, if one is clear."""
 
     present: bool
     shape: str

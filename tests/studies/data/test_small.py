@@ -45,6 +45,7 @@ def test_the_recipe_is_the_same_each_time() -> None:
 
 def test_test_images_are_not_trained_on() -> None:
     found = digits.images("digits")
-    train, test = digits.split(found)
+    train, test = digits.split(found, 50)
     assert not set(train.tolist()) & set(test.tolist())
-    assert len(train) + len(test) == len(found.y)
+    assert len(train) + len(test) == len(found.y), "an image that fills no batch is a test image"
+    assert len(train) == 1400 == 4 * len(found.y) // 5 // 50 * 50
