@@ -74,8 +74,8 @@ def test_a_removal_at_the_last_step_is_exact() -> None:
     plan = scheduled(TINY, 0, 3.0)
     row, without = removal(measured(plan, 3.0), 3, 0)
     assert row["weights_bound"] == 0.0
-    assert row["hessian"]["weights_error"] < 1e-14 < row["distance"]
-    assert row["ggn"]["influence"] == row["hessian"]["influence"]
+    assert row["hessian"]["weights_error"] < 160 * 16 * 2**-53 < 1e-6 < row["distance"]  # 160 weights, batches of 16
+    assert row["ggn"]["influence"] == pytest.approx(row["hessian"]["influence"], rel=1e-12)
     assert len(without) == 5
 
 

@@ -16,6 +16,7 @@ from backstory.truth import QuerySet, unroll
 
 TINY = setup_of("tiny", "gelu", "sgd", 2)
 MOMENTUM = replace(TINY, optimizer="momentum")
+ROUNDING = 18 * 2 * (610 + 16 * 10) * 2**-53  # 18 steps or fewer, there and back: 610 weights, 16 images of 10 classes
 
 
 def asked(setup: Setup, folder: Path) -> Problem:
@@ -68,7 +69,7 @@ def test_the_correction_equals_that_of_a_recording_with_full_rank(tmp_path: Path
     here, there = full_corrected(problem), recorded(problem, "random", 64, "exact:10", "corrected")
     assert close(here.all, there.all, 5e-4)
     assert not close(full(problem, "exact", "literal").all, there.all, 2e-3), "the correction changes nothing here"
-    assert torch.equal(here.single, full(problem, "exact", "literal").single)
+    assert close(here.single, full(problem, "exact", "literal").single, ROUNDING)
 
 
 def test_no_propagation_is_tracin_in_the_run(problem: Problem) -> None:
@@ -91,5 +92,5 @@ def test_the_paper_on_a_run_with_momentum_is_plain_sgd_of_the_same_rate(tmp_path
     plain = replace(problem.replay, updates=[Update(TINY.rate / 10)] * len(problem.replay.updates))
     as_if = Problem(MOMENTUM, 0, plain, problem.samples, tmp_path)
     as_plain = full(as_if, "empirical", "literal").all
-    assert close(full(problem, "empirical", "literal", "proxy").all, as_plain, 1e-12)
+    assert close(full(problem, "empirical", "literal", "proxy").all, as_plain, ROUNDING)
     assert not close(full(problem, "empirical", "literal").all, as_plain, 0.5)

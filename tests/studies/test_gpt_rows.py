@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.oracles import assert_same
 from tests.studies.test_gpt_setups import TINY, without_network
 
 import backstory
@@ -78,7 +79,8 @@ def test_the_default_row_equals_a_plain_recording(problem: Problem, tmp_path: Pa
                 take_step(plan, t)
     answer = backstory.open(tmp_path / "run").query(plan.model, domain_losses, plan.queries["domains"])
     expected = torch.stack([answer.of([s]) for s in problem.samples])
-    assert torch.equal(scores("default", problem).values, expected)
+    # Rows are rounded to float16; where the trainings' own rounding tips one over, it moves by one unit of float16.
+    assert_same(scores("default", problem).values, expected, 1, dtype=torch.float16)
 
 
 def test_rows_of_one_recording_stand_side_by_side() -> None:

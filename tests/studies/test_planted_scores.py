@@ -107,7 +107,10 @@ def test_the_most_suspect_are_the_most_harmful_of_insight(problem: Planted, tmp_
     told = harmful(run, plan.model, problem.asked, problem.queries, k=10)
     ids = sorted({str(i) for names, _ in plan.batches for i in names})
     scores = by_recording(problem)["default"][""].scores
-    assert [ids[k] for k in scores.topk(10).indices] == [str(shown.sample) for shown in told.harmful]
+    found = [float(scores[ids.index(str(shown.sample))]) for shown in told.harmful]
+    assert found == pytest.approx(
+        scores.topk(10).values.tolist(), rel=1e-3
+    )  # rows in float16: nearly equal ones may swap
 
 
 def test_text_has_a_condensed_run_too_and_images_have_none(said: tuple[list[str], Found]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.studies.test_stories_run import TINY, without_network
 
 import backstory
+from backstory.session import coordinates
 from backstory.session.recipe import take_step
 from backstory.studies.stories import FineTuning, heading, stories
 from backstory.studies.stories_run import RECIPE, StoriesSetup, mean_loss, recipe
@@ -33,7 +34,10 @@ def test_once_and_three_times_with_as_many_steps(found: list[FineTuning]) -> Non
     assert heading(found[1]) == "8 sequences of 'poems', each used 3 times."
 
 
-def test_the_timeline_is_of_unseen_sequences_on_the_final_model(found: list[FineTuning]) -> None:
+def test_the_timeline_is_of_unseen_sequences_on_the_final_model(
+    found: list[FineTuning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinates, "check_model", lambda *_: [])  # trained anew: the run's up to rounding only
     for one in found:
         plan = recipe(**TINY, passes=one.setup.passes)
         before = mean_loss(plan.model, plan.queries["unseen"]).item()
@@ -41,7 +45,7 @@ def test_the_timeline_is_of_unseen_sequences_on_the_final_model(found: list[Fine
             take_step(plan, t)
         after = mean_loss(plan.model, plan.queries["unseen"]).item()
         assert (one.before, one.after) == pytest.approx((before, after), rel=1e-4)
-        answer = backstory.open(one.run).query(plan.model, mean_loss, plan.queries["unseen"], unverified=True)
+        answer = backstory.open(one.run).query(plan.model, mean_loss, plan.queries["unseen"])
         expected = [float(answer.scores[0, answer.steps == t].mean()) for t in range(12)]
         assert one.timeline.influence.tolist() == pytest.approx(expected, rel=1e-3, abs=1e-9)
         assert max(map(abs, expected)) > 1e-6

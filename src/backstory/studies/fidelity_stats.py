@@ -6,12 +6,14 @@ With resampling counts c (how often each removal is drawn), the mid-rank of remo
 
 so that all resamples of one score take one matrix product, ties and repeats included; Spearman's correlation is Pearson's
 of the ranks, weighted by c. An interval draws seeds with replacement, then removals within each seed, the same for
-both methods (paired): what would come out with other seeds and other removals.
+both methods (paired): what would come out with other seeds and other removals. All sums are of whole numbers (ranks times
+2 and times n), exact up to a thousand removals: equal orders have equal correlations, on every processor.
 
 Shapes:  n removals, R resamples.
 Knows nothing of models or methods.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,9 +37,9 @@ def spearman(x: Tensor, y: Tensor) -> float:
     """Rank correlation, ties at their mean rank; 0 where one side is constant."""
     if not bool((x.isfinite() & y.isfinite()).all()):
         raise NumericalError("found scores or truths that are not finite; expected numbers that can be ranked.")
-    a, b = (r - r.mean() for r in (_mid_ranks(x), _mid_ranks(y)))
-    size = float(a.norm() * b.norm())
-    return float(a @ b) / size if size > 1e-9 else 0.0
+    a, b = (len(r) * r - r.sum() for r in (_twice_ranks(x), _twice_ranks(y)))
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size > 0 else 0.0
 
 
 def interval(scores: Sequence[tuple[Tensor, Tensor]], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
@@ -58,10 +60,10 @@ def difference(pairs: Sequence[Pair], *, draws: int = DRAWS, seed: int = 0) -> t
     return exact, *bounds(resampled, g)
 
 
-def _mid_ranks(x: Tensor) -> Tensor:
-    """Ranks (n,), equal values at the middle of theirs; by sorting, for any n."""
+def _twice_ranks(x: Tensor) -> Tensor:
+    """Ranks (n,) times 2, equal values at the middle of theirs; by sorting, for any n."""
     _, where, counts = torch.unique(x, return_inverse=True, return_counts=True)
-    ranks: Tensor = (counts.cumsum(0) - counts.double() / 2)[where]
+    ranks: Tensor = (2 * counts.cumsum(0) - counts)[where].double()
     return ranks
 
 
@@ -94,8 +96,8 @@ def order(x: Tensor) -> Tensor:
 def weighted(X: Tensor, Y: Tensor, C: Tensor) -> Tensor:
     """Weighted correlations of the ranks, (R,)."""
     total = C.sum(1, keepdim=True)
-    a, b = C @ X.T, C @ Y.T  # (R, n)
-    a = a - (C * a).sum(1, keepdim=True) / total
-    b = b - (C * b).sum(1, keepdim=True) / total
+    a, b = C @ (2 * X.T), C @ (2 * Y.T)  # (R, n)
+    a = total * a - (C * a).sum(1, keepdim=True)
+    b = total * b - (C * b).sum(1, keepdim=True)
     size = ((C * a * a).sum(1) * (C * b * b).sum(1)).sqrt()
-    return torch.where(size > 1e-9, (C * a * b).sum(1) / size.clamp_min(1e-9), torch.zeros_like(size))
+    return (C * a * b).sum(1) / size.clamp_min(1)

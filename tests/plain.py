@@ -1,0 +1,22 @@
+"""Plain values, as a study or an answer gives them to JSON, from two computations."""
+
+from typing import Any
+
+import pytest
+
+
+def assert_alike(found: Any, expected: Any, *, rel: float = 1e-9, abs: float = 1e-12) -> None:
+    """The same keys, words and whole numbers; numbers with a fraction up to rounding, in float64 unless told otherwise."""
+    assert type(found) is type(expected), f"found {found!r}, expected {expected!r}"
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for key in found:
+            assert_alike(found[key], expected[key], rel=rel, abs=abs)
+    elif isinstance(found, list | tuple):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            assert_alike(a, b, rel=rel, abs=abs)
+    elif isinstance(found, float):
+        assert found == pytest.approx(expected, rel=rel, abs=abs, nan_ok=True)
+    else:
+        assert found == expected
