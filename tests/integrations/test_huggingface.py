@@ -49,8 +49,7 @@ class Stop(TrainerCallback):
 # -- the same rows ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["Llama", "GPT-2"])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("parts", "kind"), [(1, "Llama"), (3, "GPT-2")])
 def test_rows_are_those_of_a_loop_by_hand(kind: str, parts: int, tmp_path: Path) -> None:
     """With clipping, a schedule, evaluation in between, a shuffled order and an epoch that ends inside of an update."""
     made, _ = trainer(tmp_path / "out", tmp_path / "run", model=make(kind), gradient_accumulation_steps=parts)
@@ -271,7 +270,10 @@ def test_a_resumed_epoch_knows_how_many_micro_batches_are_left(tmp_path: Path) -
 # -- interrupted and resumed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stop", "workers", "subspace"), [(3, 0, "full"), (6, 2, "full"), (6, 0, "learned")])
+@pytest.mark.parametrize(
+    ("stop", "workers", "subspace"),
+    [pytest.param(3, 0, "full", marks=pytest.mark.slow), (6, 2, "full"), (6, 0, "learned")],
+)
 def test_interrupted_and_resumed_is_as_if_undisturbed(stop: int, workers: int, subspace: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "gradient_accumulation_steps": 3, "save_strategy": "steps", "save_steps": 2, "dataloader_num_workers": workers,
