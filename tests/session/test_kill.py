@@ -30,7 +30,8 @@ def start(run: Path, own: Path, pause: float) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     with open(own.with_suffix(".err"), "ab") as errors:
         return subprocess.Popen(
-            [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", kill_script.__file__,
+            [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning",
+             "-W", "ignore:This DataLoader will create", kill_script.__file__,
              str(run), str(own), str(pause)],
             stdout=subprocess.DEVNULL, stderr=errors, env=environment,
         )  # fmt: skip
