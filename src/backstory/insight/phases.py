@@ -9,8 +9,8 @@ shape (`shapes`) to the medians y of `BINS` bins of steps, weighted by their pre
 where `least` is the error of the closest valley or hill, whichever is closer. Both: three phases (a valley), or a hill. One: the
 curve only falls, or only rises. A bin's variance is (π/2) σ²/n, σ from the median jump from one step to the next around it, so that
 a few wild steps count for little and a part of the run that is noisier counts for less; `noise` is 1, or larger where the closest curve is
-left further than that. What noise alone gives are `DRAWS` seeded draws of normal noise around a level: of all curves
-without a fall (rise) the one that imitates it most often. A fall or rise counts at p ≤ `CERTAIN` and if it is `LEAST` of the lower level.
+left further than that. What noise alone gives are `DRAWS` seeded draws of as many steps of normal noise around a level: of all
+curves without a fall (rise) the one that imitates it most often. A fall or rise counts at p ≤ `CERTAIN` and if it is `LEAST` of the lower level.
 
 A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
 else there is no clear pattern. Only the three phases have boundaries, levels and windows: the warm-up ends, and the ascent begins,
@@ -29,14 +29,15 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .shapes import Curve, Errors, errors, hill, ramps, valley
 
-DRAWS = 1999  # of noise
+DRAWS = 999  # of noise
 CERTAIN = 0.005  # the largest p at which a fall or a rise counts
 LEAST = 0.25  # of the lower level: the smallest fall or rise that counts
 LEFT_OUT = (0.0, 0.01, 0.05, 0.1)  # of the steps, at the end: a pattern must be the same without them
 RARE = 0.2  # of the steps: where more have another number of samples than most, sizes vary by design
 FEWEST = 20  # steps, below which nothing can be told
-EACH, BINS, FINE = 5, 20, 50  # steps in a bin where there are enough; bins at most, in tests and for boundaries
-NEAR = 2  # bins on either side of one in which its noise is measured
+EACH, BINS = 5, 40  # steps in a bin where there are enough, and bins at most
+MANY = 10  # steps in a bin: with more, noise gives the same
+NEAR = 4  # bins on either side of one in which its noise is measured
 JUMP = 0.9539  # median |difference| of two standard normal numbers
 QUIET = 1e-3  # of the run's middling noise: the smallest that is believed of a part
 ROUNDING = 1e-9  # of the middling value: noise below it is none
@@ -128,12 +129,13 @@ def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DR
     if len(steps) < FEWEST:
         return _without(SHORT, 1.0, 1.0, len(values))
     parts = _parts(steps, samples)
-    bins = _bins(min(len(part) for part in parts), BINS)
-    tried = [_tried(values[part], bins, chance(bins, seed, draws)) for part in parts]
+    bins = min(BINS, max(min(len(part) for part in parts) // EACH, FEWEST // 2))
+    noise = chance(bins, min(len(steps) // bins, MANY), seed, draws)
+    tried = [_tried(values[part], bins, noise) for part in parts]
     shape = tried[0].shape if len({one.shape for one in tried}) == 1 else NONE
     fall, rise = max(one.fall for one in tried), max(one.rise for one in tried)
     if shape == PHASES:
-        return _located(values, steps, fall, rise)
+        return _located(values, steps, bins, fall, rise)
     return _without(shape, fall, rise, len(values))
 
 
@@ -152,10 +154,6 @@ def _parts(steps: Steps, samples: Any) -> list[Steps]:
         if 1 - often.max() / len(steps) <= RARE:
             parts.append(steps[counts == sizes[often.argmax()]])
     return parts
-
-
-def _bins(steps: int, most: int) -> int:
-    return min(most, max(steps // EACH, FEWEST // 2))
 
 
 def _tried(values: Curve, bins: int, noise: Chance) -> Tried:
@@ -188,27 +186,30 @@ def _p(gain: float, noise: Chance) -> float:
 
 
 @lru_cache(maxsize=32)
-def chance(bins: int, seed: int, draws: int) -> Chance:
-    """Normal noise in as many bins: the same for every curve, for its gains have no unit."""
-    found = [errors(y) for y in np.random.default_rng(seed).standard_normal((draws, bins))]
+def chance(bins: int, each: int, seed: int, draws: int) -> Chance:
+    """Normal noise around a level, `each` steps to a bin: the same for every curve, for gains have no unit."""
+    y, w = binned(np.random.default_rng(seed).standard_normal((draws, bins * each)), bins)
+    found = [errors(*one) for one in zip(y, w, strict=True)]
     left = float(np.mean([min(e.valley, e.hill) for e in found]))
     return Chance(left, np.sort([gain for e in found for gain in _gains(e, left)]))
 
 
 def binned(values: Curve, bins: int) -> tuple[Curve, Curve]:
-    """`(medians of bins of neighbouring values, their precisions)`, in units of the middling value."""
-    values = values / (float(np.median(np.abs(values))) or float(np.abs(values).max()) or 1.0)
-    jumps, parts = np.abs(np.diff(values)), np.array_split(np.arange(len(values)), bins)
-    floor = max(QUIET * float(np.median(jumps)), ROUNDING)
+    """`(medians of bins of neighbouring values, their precisions)` along the last axis, in units of the middling value."""
+    sizes = np.abs(values)
+    unit = np.where(np.median(sizes, -1) > 0, np.median(sizes, -1), sizes.max(-1))[..., None]
+    values = values / np.where(unit > 0, unit, 1.0)
+    jumps, parts = np.abs(np.diff(values)), np.array_split(np.arange(values.shape[-1]), bins)
+    floor = np.maximum(QUIET * np.median(jumps, -1), ROUNDING)
     around = [(parts[max(0, b - NEAR)][0], parts[min(bins - 1, b + NEAR)][-1]) for b in range(bins)]
-    sigma = np.array([max(float(np.median(jumps[lo:hi])), floor) / JUMP for lo, hi in around])
-    middles = np.array([np.median(values[part]) for part in parts])
+    sigma = np.stack([np.maximum(np.median(jumps[..., lo:hi], -1), floor) for lo, hi in around], -1) / JUMP
+    middles = np.stack([np.median(values[..., part], -1) for part in parts], -1)
     return middles, np.array([len(part) for part in parts]) / (math.pi / 2 * sigma**2)
 
 
-def _located(values: Curve, steps: Steps, fall: float, rise: float) -> Phases:
-    """The three phases: boundaries, levels, and the windows, neither beyond the middle of the run."""
-    n, T = _bins(len(steps), FINE), len(values)
+def _located(values: Curve, steps: Steps, n: int, fall: float, rise: float) -> Phases:
+    """The three phases in n bins: boundaries, levels, and the windows, neither beyond the middle of the run."""
+    T = len(values)
     fit = ramps(*binned(values[steps], n), falls=True, rises=True)
     edges = [int(part[0]) for part in np.array_split(steps, n)]
     end, start, half = edges[max(fit.end, 1)], edges[min(fit.start, n - 1)], edges[n // 2]
