@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tests.plain import assert_alike
 from torch import Tensor
 
 import backstory
@@ -16,6 +17,8 @@ from backstory.studies.gpt_model import GPT
 from backstory.studies.gpt_setups import counts, loss
 from backstory.studies.texts import pieces, shown, text_of, typed
 
+# What is behind one influence, in float32: width and letters for each token there and back, and the run's 136 numbers.
+TERMS = 2 * 12 * (8 + 256) + 136
 RECIPE, TOLD = "tests.web.recipes:recipe", "tests.web.recipes:told"
 LENGTH, STEPS, BATCH = 12, 24, 3
 SCRIPT = "<script>alert(1)</script>"
@@ -88,6 +91,13 @@ def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:
     if embed:
         run.embed()
     return path
+
+
+def assert_same_hits(found: Any, expected: Any) -> None:
+    """Hits, or all of an answer, of one question that was asked twice: the same but for rounding."""
+    hits = expected if isinstance(expected, list) else [*expected["helpful"], *expected["harmful"]]
+    rounding = TERMS * 2**-24
+    assert_alike(found, expected, rel=rounding, abs=rounding * max(abs(h["influence"]) for h in hits))
 
 
 def copied(path: Path, to: Path) -> Path:

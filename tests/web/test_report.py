@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
+from tests.plain import assert_alike
 from tests.web import recorded
 from tests.web.browsing import FITS, Visitor, chromium, missing
 from tests.web.test_pages import Reader, read
@@ -170,9 +171,11 @@ def test_samples_are_followed_and_harmful_ones_are_those_of_the_page(runs: dict[
     assert ids(found.hurt.items) == ids(views.harmful(opened, None, made.WORST, None).items)
     assert list(found.followed) == ids([*found.helpful[: made.FOLLOWED], *found.harmful[: made.FOLLOWED]])
     for name, values in found.followed.items():
-        assert values == views_samples.life(opened, name, None, False).evolution
+        evolution = views_samples.life(opened, name, None, False).evolution
+        assert_alike([x.model_dump() for x in values], [x.model_dump() for x in evolution], rel=1e-5)
     assert found.life is not None
-    assert found.life == views_samples.life(opened, found.helpful[0].sample.id, None, True)
+    again = views_samples.life(opened, found.helpful[0].sample.id, None, True)
+    assert_alike(found.life.model_dump(), again.model_dump(), rel=1e-5, abs=1e-7)
 
 
 def test_hostile_text_is_only_text(pages: dict[str, Path]) -> None:
