@@ -239,10 +239,8 @@ def test_keep_gives_the_ends_of_the_whole_answer(run: Pair) -> None:
 
 def same_hits(found: list[Hit], expected: list[Hit]) -> None:
     assert [(h.sample, h.step) for h in found] == [(h.sample, h.step) for h in expected]
-    assert_same(
-        *(torch.tensor([h.influence for h in x], dtype=torch.float64) for x in (found, expected)),
-        2 * terms_of(mlp(), 6),
-    )
+    a, b = (torch.tensor([h.influence for h in x], dtype=torch.float64) for x in (found, expected))
+    assert_same(a, b, 2 * terms_of(mlp(), 6))
 
 
 def test_methods(run: Pair) -> None:
