@@ -155,7 +155,7 @@ def _visit(run: Run, theta: Tensor, batch: Sequence[int], before: Tensor, after:
     theta = theta.requires_grad_()
     grads = torch.stack([torch.autograd.grad(run.loss(theta, z), theta)[0] for z in batch])
     norm = before.norm().item()
-    return Visit(grads, before, norm, after.norm().item() / norm)
+    return Visit(grads, before, norm, 1.0 if torch.equal(before, after) else after.norm().item() / norm)
 
 
 class Recorded(NamedTuple):

@@ -504,7 +504,8 @@ def test_a_loss_of_ones_own_may_not_be_accumulated(tmp_path: Path) -> None:
     one.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", max_steps=2)
     plain.train()
-    assert_same(stored(tmp_path / "one").rows, stored(tmp_path / "plain").rows, terms(plain.model, 2))
+    words = plain.model.config.vocab_size  # transformers sums them in float32, in each of two steps
+    assert_same(stored(tmp_path / "one").rows, stored(tmp_path / "plain").rows, 2 * words, dtype=torch.float32)
 
 
 def test_texts_without_a_loss_are_taken_as_they_are(tmp_path: Path) -> None:
