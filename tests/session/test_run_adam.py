@@ -163,7 +163,7 @@ def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(out.mT, batch[0][:, 1:], reduction="none").mean(1)
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("joint", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_embeddings_and_adjoint_agree(case: str, joint: bool, tmp_path: Path) -> None:
     model = seeded(Tiny())

@@ -281,6 +281,8 @@ def test_what_saturated_a_sample_is_asked_for_by_a_link() -> None:
     text = read(page("sample saturated")).text
     assert "erased by later samples" in text
     assert "took influence away, most at step 60" in text
+    alone = examples.saturated().model_copy(update={"erased_by": []})
+    assert "Nothing took its influence away." in read(page("sample saturated", alone)).text
 
 
 def test_sources_come_as_csv_for_the_same_query_sets() -> None:
