@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.session.loops import generator, stored, terms_of
+from tests.oracles import assert_same
+from tests.session.loops import generator, same_numbers, stored
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -15,6 +16,7 @@ import backstory
 from backstory.integrations.huggingface import Record
 
 VOCABULARY, SAMPLES, SIZE, EPOCHS, MAX_NORM = 23, 22, 3, 2, 0.5
+TERMS = VOCABULARY + 3 * SIZE * 8  # of a step: transformers sums over words, and tokens of up to 9 texts, in float32
 FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
 
 
@@ -98,9 +100,20 @@ def trainer(
     return made, recording
 
 
-def terms(model: nn.Module, steps: int, parts: int = 1) -> int:
-    """As `assert_same` takes them, for texts of up to 8 tokens."""
-    return terms_of(model, steps, parts * SIZE * 8)
+def same_training(a: Path, b: Path, steps: int) -> None:
+    """Two recordings of one training."""
+    same_numbers(stored(a), stored(b), steps * TERMS, torch.float32)
+
+
+def same_rows(a: Path, b: Path, steps: int) -> None:
+    """The same of rows alone, where other things differ."""
+    assert_same(stored(a).rows, stored(b).rows, steps * TERMS, dtype=torch.float32)
+
+
+def same_answers(a: nn.Module, b: nn.Module, steps: int) -> None:
+    """Two models after one training, by their logits: what a weight is that has no effect, rounding and Adam decide."""
+    batch = collate(texts())
+    assert_same(a(**batch).logits, b(**batch).logits, steps * TERMS, dtype=torch.float32)
 
 
 def order(run: Path) -> list[list[int]]:

@@ -13,17 +13,20 @@ import torch.nn.functional as F
 from tests.integrations.causal import (
     SAMPLES,
     SIZE,
+    TERMS,
     by_hand,
     collate,
     llama,
     make,
     order,
-    terms,
+    same_answers,
+    same_rows,
+    same_training,
     texts,
     trainer,
 )
 from tests.oracles import assert_same
-from tests.session.loops import Interrupted, generator, same_numbers, same_weights, stored, terms_of
+from tests.session.loops import Interrupted, generator, same_numbers, stored, terms_of
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import LlamaForSequenceClassification, Trainer, TrainerCallback
@@ -58,8 +61,8 @@ def test_rows_are_those_of_a_loop_by_hand(kind: str, parts: int, tmp_path: Path)
     assert sorted(i for ids in steps[: len(steps) // 2] for i in ids) == list(range(SAMPLES))
     assert [len(ids) for ids in steps[: len(steps) // 2]] == {1: [3] * 7 + [1], 3: [9, 9, 4]}[parts]
     model = by_hand(tmp_path / "hand", steps, make(kind), first_counts=kind == "GPT-2")
-    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "hand"), terms(model, len(steps), parts))
-    same_weights(made.model.state_dict(), model.state_dict(), terms(model, len(steps), parts))
+    same_training(tmp_path / "run", tmp_path / "hand", len(steps))
+    same_answers(made.model, model, len(steps))
     assert RunStore.open(tmp_path / "run").config["closed"]
 
 
@@ -69,7 +72,7 @@ def test_workers_strings_as_ids_and_removed_columns(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", remove_unused_columns=True)
     plain.train()
-    assert_same(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows, terms(plain.model, 16))
+    same_rows(tmp_path / "run", tmp_path / "plain", 16)
     assert stored(tmp_path / "run").samples == [f"text {i} ü" for step in order(tmp_path / "plain") for i in step]
 
 
@@ -87,7 +90,7 @@ def test_recording_changes_nothing_about_training(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", None, **settings)
     plain.train()
-    same_weights(made.model.state_dict(), plain.model.state_dict(), terms(plain.model, 8, 2))
+    same_answers(made.model, plain.model, 8)
     assert not made.model._forward_pre_hooks
     assert not made.model._forward_hooks
 
@@ -143,7 +146,7 @@ def test_data_sets_of_hugging_face(tmp_path: Path) -> None:
     made.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", max_steps=4)
     plain.train()
-    assert_same(stored(tmp_path / "run").rows, stored(tmp_path / "plain").rows, terms(plain.model, 4))
+    same_rows(tmp_path / "run", tmp_path / "plain", 4)
     assert stored(tmp_path / "run").samples == [f"text {i}" for step in order(tmp_path / "plain") for i in step]
     gone, _ = trainer(tmp_path / "out", tmp_path / "gone", data=data, collator=arrange, record={"ids": "remark"})
     with pytest.raises(UsageError, match=r"expected the key 'remark'.*ids=dataset\['remark'\]"):
@@ -289,13 +292,7 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(stop: int, workers: int, s
     second.train(resume_from_checkpoint=True)
     whole, _ = trainer(tmp_path / "other", tmp_path / "whole", **settings)
     whole.train()
-    a, b = stored(tmp_path / "run"), stored(tmp_path / "whole")
-    if subspace == "full":
-        same_numbers(a, b, terms(whole.model, 9, 3))
-    else:
-        same_numbers(
-            a, b, 2 * 81, torch.float32
-        )  # a core is float32: each of its numbers, 9 × 9 to a row, may be the next
+    same_training(tmp_path / "run", tmp_path / "whole", 9)
 
 
 class Checked(Trainer):
@@ -327,7 +324,7 @@ def test_the_same_trainer_may_go_on_after_an_error(tmp_path: Path) -> None:
     made.train(resume_from_checkpoint=True)
     whole, _ = trainer(tmp_path / "other", tmp_path / "whole", **settings)
     whole.train()
-    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), terms(whole.model, 16))
+    same_training(tmp_path / "run", tmp_path / "whole", 16)
 
 
 def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> None:
@@ -350,7 +347,7 @@ def test_steps_that_a_scaler_skips_are_no_steps_of_the_run(tmp_path: Path) -> No
     run("run", resume_from_checkpoint=True)
     run("whole")
     assert backstory.open(tmp_path / "whole").n_steps == 7
-    same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), 7 * 926, torch.float32)
+    same_training(tmp_path / "run", tmp_path / "whole", 7)
     plain, _ = trainer(
         tmp_path / "out", tmp_path / "plain", gradient_accumulation_steps=2, max_steps=8, max_grad_norm=0.0
     )
@@ -487,7 +484,7 @@ def test_a_loss_that_is_scaled_on_its_way_has_samples_of_that_weight(tmp_path: P
     plain.train()
     a, b = stored(tmp_path / "run"), stored(tmp_path / "plain")
     assert torch.equal(a.weight, 2 * b.weight)
-    assert_same(a.rows[:6], b.rows[:6], terms(plain.model, 1, 2))
+    assert_same(a.rows[:6], b.rows[:6], TERMS, dtype=torch.float32)
 
 
 def test_ids_that_do_not_reach_the_model_are_missed(tmp_path: Path) -> None:
@@ -504,8 +501,7 @@ def test_a_loss_of_ones_own_may_not_be_accumulated(tmp_path: Path) -> None:
     one.train()
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", max_steps=2)
     plain.train()
-    words = plain.model.config.vocab_size  # transformers sums them in float32, in each of two steps
-    assert_same(stored(tmp_path / "one").rows, stored(tmp_path / "plain").rows, 2 * words, dtype=torch.float32)
+    same_rows(tmp_path / "one", tmp_path / "plain", 2)
 
 
 def test_texts_without_a_loss_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -550,7 +546,7 @@ def test_a_model_that_keeps_its_logits_to_itself(tmp_path: Path) -> None:
     plain, _ = trainer(tmp_path / "out", tmp_path / "plain", **settings)
     plain.train()
     a, b = stored(tmp_path / "run"), stored(tmp_path / "plain")
-    assert_same(a.rows, b.rows, terms(plain.model, 8, 2))
+    same_rows(tmp_path / "run", tmp_path / "plain", 8)
     assert torch.equal(a.weight, b.weight)
     assert bool(a.loss.isnan().all())
 
