@@ -29,13 +29,13 @@ data: .venv/ready  ## the demos' data, for the tests of the page on the demos' o
 		|| echo "the demos' data could not be fetched: the page is not tested on the demos' runs"
 
 test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
 
 test-slow: .venv/ready browser data  ## everything that an issue names
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
 test-rounding: .venv/ready  ## the same without browser and subprocess tests, every product with a random last bit
-	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow and not gpu" --ignore=tests/web
+	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu" --ignore=tests/web
 
 screens: .venv/ready browser data  ## screenshots of the demos' runs in build/screenshots
 	SCREENSHOT_RUNS=demo:demo-text $(BIN)/python -m pytest -q -m slow tests/web/browser/test_browser.py -k screens

@@ -1,6 +1,7 @@
 """What every test needs: `tests.oracles` importable from anywhere, one thread, and files that share their fixtures."""
 
 import os
+import re
 import resource
 import sys
 import zlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
@@ -26,6 +28,39 @@ PRODUCT = (
     "studies/test_digits*",
     "studies/test_text*",
 )  # but for what `backstory demo` is made of
+
+# Cases that show again what the others of the same test show: they run in test-slow.
+REPEATS = re.compile("|".join((
+    r"test_propagation.*derivatives_of_torch_sgd\[(?!plain-|two groups-).*-(never|always)\]",
+    r"test_propagation.*torch_adam_with_v_frozen\[(?!adamw-|amsgrad-).*-(never|always)\]",
+    r"test_propagation.*equals_unrolling_by_autograd\[.*-whole-.*-(all pending|few pending|none)-",
+    r"test_steps.*runs_away\[(heavy ball 0.5|nesterov 0.5)\]",
+    r"test_steps.*single_rates\[plain\]",
+    r"test_erasure.*bending_it_changes\[(momentum|nesterov|groups)-(1.0|expanding)\]",
+    r"test_erasure.*bending_it_changes\[(adam, own diagonal|plain)-(0.0|1.0)\]",
+    r"test_saturation.*in_every_run\[(nesterov|groups|sgd|sgd, exact curvature)-(0.0|None)\]",
+    r"test_adaptive.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
+    r"test_condense.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",
+    r"test_gathered.*at_each_layers_own_output\[.*-random-3\]",
+    r"test_gathered.*leave_the_gradient_whole\[(random|full)-None\]",
+    r"test_begin\.py.*exception_in_any_step\[learned, int8\]",
+    r"test_begin_adam.*(after_the_warm_up\[learned-2\]|without_a_word\[random\])",
+    r"test_run_adam.*embeddings_and_adjoint_agree\[(mask|random|full)-True\]",
+    r"test_run_adam.*torchs_own_steps\[.*-None\]",
+    r"test_run_adam.*through_the_scaled_steps\[(learned|random)-None\]",
+    r"test_segments.*(sgd|nesterov|adamw, diagonal)-3-True\]",
+    r"test_segments.*workers_and_their_number",
+    r"test_plan\.py.*chosen_in_the_trial\[gpt\]",
+    r"test_plan\.py.*alternatives_cost_what_they_cost_when_recorded\[gpt with a diagonal\]",
+    r"test_compile.*rows_of_a_compiled_model\[whole-eager\]",
+    r"test_huggingface.*as_if_undisturbed\[6-2-full\]",
+    r"test_unroll.*differences_of_the_replay\[(sgd|decay|momentum|nesterov|adam)-None\]",
+    r"test_unroll.*each_missing_path\[sgd-0.15",
+    r"test_lora.*start_from_zero_is_recorded\[(random|full)-Llama\]",
+    r"test_browser\.py.*test_axe_finds_nothing_serious\[(digits-dark|text-light)",
+    r"test_browser\.py.*fits_a_phone_and_a_desktop\[text\]",
+    r"test_report\.py.*draws_it_and_asks_nobody\[390\]",
+)))  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +89,23 @@ def is_experiment(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs the whole of a file, so that what it trains or starts is made once; one runs all that need a browser."""
+    """What guards experiments and what repeats other tests is slow."""
     for item in items:
-        if is_experiment(item.path):
+        if is_experiment(item.path) or REPEATS.search(item.nodeid):
             item.add_marker(pytest.mark.slow)
-        browser = "browser" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
+
+
+class Together(LoadScopeScheduling):
+    """One process runs the whole of a file, so that what it trains or starts is made once; one runs all that need a browser."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return "browser" if path.startswith("tests/web/browser/") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Instead of xdist's groups by marks, which 3.8 does not hand over to the scheduler with pytest 9."""
+    return Together(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,5 +1,6 @@
 """Rows that do not add up to the gradient are refused, with the parameter's name."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.session.loops import (
 from torch import Tensor, nn
 
 import backstory
-from backstory.errors import CoverageError, UnsupportedError
+from backstory.errors import CoverageError, NumericalError, UnsupportedError
 from backstory.maths.layers import RULES, Sum
 
 SUBSPACES: list[dict[str, Any]] = [
@@ -291,6 +292,96 @@ def test_what_the_step_shows_of_the_cause_is_named(
     ):
         loss(model, *batch_of(ids_of(0))).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+class Alone(nn.Module):
+    """Its one bias is used once more, outside: what is missing is a number, and so is the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x) + 3 * self.out.bias
+        return out
+
+
+def growing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y) - 0.03 * sum(p.square().sum() for p in model.parameters())
+
+
+@pytest.mark.parametrize("which", ["a bias alone", "a term that lets weights grow"])
+def test_what_is_no_l2_term_is_not_called_one(which: str, tmp_path: Path) -> None:
+    model = seeded(Alone()) if which == "a bias alone" else mlp()
+    optimizer = sgd(model)
+    x, y = batch_of(ids_of(0))
+    x = x[:, :3] if which == "a bias alone" else x
+    with (
+        pytest.raises(CoverageError, match="Likely causes"),
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
+        rec.step(ids_of(0)),
+    ):
+        (model(x).square().mean() if which == "a bias alone" else growing(model, x, y)).backward()
+        optimizer.step()
+
+
+def test_nan_that_somebody_writes_into_a_gradient_is_refused(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    with (
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
+        pytest.raises((CoverageError, NumericalError), match=r"do not add up|wrote to .grad after backward"),
+        rec.step(ids_of(0)),
+    ):
+        cross_entropy(model, batch_of(ids_of(0))).mean().backward()
+        next(model.parameters()).grad[0] = torch.nan  # type: ignore[index]
+        optimizer.step()
+    assert backstory.open(tmp_path / "run").n_steps == 0
+
+
+class InParts(nn.Module):
+    """Attention over positions whose keys are computed in several calls."""
+
+    def __init__(self, calls: int, d: int = 32) -> None:
+        super().__init__()
+        self.calls, self.q, self.k, self.v = calls, nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = torch.cat([self.k(part) for part in x.chunk(self.calls, 1)], 1)
+        return F.scaled_dot_product_attention(self.q(x), k, self.v(x))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("calls", [1, 4])
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+def test_key_biases_in_half_precision(
+    how: str, calls: int, wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call's gradient is rounded before they are added up to 0; rows of half the positions are still refused."""
+    model = seeded(InParts(calls))
+    if how == "bfloat16":
+        model.bfloat16()
+    right = RULES[nn.Linear]
+
+    def half(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Any]:
+        found = right(layer, inputs, delta)
+        delta = delta.clone()
+        delta[:, ::2] = 0.0
+        return {**found, "bias": Sum(delta)} if layer is model.k else found
+
+    monkeypatch.setitem(RULES, nn.Linear, half if wrong else right)
+    g = torch.Generator().manual_seed(0)
+    x, target = torch.randn(8, 64, 32, generator=g), torch.randn(8, 64, 32, generator=g)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(CoverageError, match="'k.bias' do not add up") if wrong else contextlib.nullcontext(),
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
+        rec.step(list(range(8))),
+    ):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+            out = model(x.to(next(model.parameters()).dtype))
+        ((out.float() * target).sum() / 8).backward()
         optimizer.step()
 
 

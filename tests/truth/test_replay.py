@@ -97,6 +97,25 @@ def test_a_millionth_of_the_rate_is_told_apart(tmp_path: Path) -> None:
     assert found.gaps[found.different[0]].replay < 1e-5
 
 
+@pytest.mark.parametrize("other", [0.0, 1.0, 2.0], ids=["no training", "itself", "twice the rate"])
+def test_coarse_weights_cannot_tell_recipes_apart(other: float, tmp_path: Path) -> None:
+    """Rounding of bfloat16 explains more than a little training does: only what is the same bit for bit is met."""
+
+    def coarse(rate: float = 1.0) -> Recipe:
+        made = examples.make()
+        model = made.model.bfloat16()
+        batches = [(ids, (x.bfloat16(), y)) for ids, (x, y) in made.batches]
+        return dataclasses.replace(
+            made, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01 * rate), batches=batches
+        )
+
+    found = reproduction(recorded(tmp_path / "run", make=coarse), lambda: coarse(other))
+    if other != 1.0:
+        assert found.undecided
+        assert not found
+        assert "another recipe could look the same" in str(found)
+
+
 def test_each_tensor_has_its_own_bound() -> None:
     spread, sizes = {"a": 1e-9, "b": 2e-9, "c": 1e-3}, {"a": 10, "b": 10, "c": 5}
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -309,6 +311,8 @@ def _norm(grad: Tensor) -> Tensor:
 def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: float) -> tuple[float, float]:
     """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone, up to `rounding`."""
     norm = sum(x * x for x, _ in before.values()) ** 0.5
+    if not math.isfinite(norm):
+        return 1.0, norm  # the rows or their sum are not finite either, and the step is refused for that
     pairs = [(x, y) for k in before for x, y in zip(before[k], after[k], strict=True)]
     if norm == 0 or all(abs(y - x) <= rounding * x for x, y in pairs):
         return 1.0, norm

@@ -45,12 +45,12 @@ PHASES, HILL, FALLS, RISES, NONE, SHORT = (
     "three phases", "rises, then falls", "falls", "rises", "no clear pattern", "too short",
 )  # fmt: skip
 NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
-SURE = f"(p ≤ {CERTAIN:g}, and the same without the last {LEFT_OUT[-1]:.0%} of the steps)"
+SURE = f"(p ≤ {CERTAIN:g} if the noise of one step is independent of the next, and the same without the last {LEFT_OUT[-1]:.0%} of the steps)"
 WORDS = {
     FALLS: f"Influence falls during training {SURE}.",
     RISES: f"Influence rises during training {SURE}.",
     HILL: f"Influence rises and then falls during training {SURE}.",
-    NONE: "No clear pattern: no rise or fall of influence during training stands out from the noise, with and without the last steps.",
+    NONE: f"No clear pattern: no rise or fall of at least {LEAST:.0%} that stands out from the noise and is the same without the last steps.",
 }
 Steps = NDArray[np.int64]
 

@@ -14,6 +14,7 @@ Knows nothing of hooks, subspaces or optimizers.
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -210,16 +211,28 @@ def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features
     return out
 
 
-def term_sizes(part: Contribution) -> tuple[Tensor, int]:
-    """`(Σ ‖term‖, how many)` of all that a contribution sums over samples and positions, before anything cancels.
+@dataclass(frozen=True)
+class Terms:
+    """What is summed over samples and positions, before anything cancels; float64, as squares of small terms underflow."""
 
-    Float64, because squares of small terms underflow. A `Dense` has its positions summed already: its rows are the terms.
-    """
+    size: Tensor  # Σ ‖term‖
+    count: int
+    vectors: Tensor  # ‖Σ terms‖ of a call, added over the calls; of vector parameters
+
+    def __add__(self, other: "Terms") -> "Terms":
+        """Those of one more call."""
+        size, vectors = self.size.to(other.size) + other.size, self.vectors.to(other.vectors) + other.vectors
+        return Terms(size, self.count + other.count, vectors)
+
+
+def terms(part: Contribution) -> Terms:
+    """The terms of one layer call. A `Dense` has its positions summed already: its rows are the terms."""
     if isinstance(part, Outer):
         sizes = _lengths(part.right) * (_lengths(part.left) if part.left.is_floating_point() else 1.0)  # (B, S)
-    else:
-        sizes = _lengths(part.values) if isinstance(part, Sum) else _lengths(part.grads.flatten(1))
-    return sizes.sum(), sizes.numel()
+        return Terms(sizes.sum(), sizes.numel(), sizes.new_zeros(()))
+    rows = part.values if isinstance(part, Sum) else part.grads.flatten(1)
+    sizes = _lengths(rows)
+    return Terms(sizes.sum(), sizes.numel(), _lengths(rows.flatten(0, -2).sum(0, dtype=torch.float64)))
 
 
 def _lengths(x: Tensor) -> Tensor:

@@ -9,7 +9,11 @@ Both sides sum the same terms, δ_t a_tᵀ of every sample and position t, in di
 left is rounding: the key bias of softmax attention and a bias before InstanceNorm have a gradient of exactly 0, and so has each
 sample's row. With n terms and the unit roundoff u the two sums may lie apart by
 
-    c √n u Σ_t ‖δ_t‖ ‖a_t‖      (Higham & Mary's probabilistic bound; products are summed in blocks, so n ≤ 4,096)
+    c √n u Σ_t ‖δ_t‖ ‖a_t‖      (Higham & Mary's probabilistic bound)
+
+Measured where terms cancel, on key biases, other weights of attention, convolutions and a million terms of mean 0, they lie at most
+5 u Σ ‖δ_t‖ ‖a_t‖ apart, however many they are; so √n is taken for 64 terms at most. Where they do not cancel, the tolerance is larger.
+A layer that is called several times in half precision has its gradient rounded to that precision after each call.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,8 +31,10 @@ from .step import StepScope
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative
 HALF_TOLERANCE = 5e-2  # half precision, of the gradient itself or inside autocast
 SUMMING = 8.0  # c above
-BLOCK = 4096  # terms after which partial sums are summed among themselves, at the latest
+MANY = 64  # n above, at most
+ROUNDED = 4.0  # units of half precision by which the gradients of a layer's calls may be off together
 ALIKE = 0.05  # a rest that differs from a multiple of the parameter by less than this is called one
+COORDINATES = 8  # with fewer, everything is nearly a multiple of the parameter
 
 
 class Passes(NamedTuple):
@@ -46,28 +52,46 @@ def check_sums(
 
     `rounded` are the blocks whose layers ran in half precision: their gradient is that much coarser than its type.
     """
-    for number in scope.checked:
-        block = blocks[number]
-        grad = block.parameter.grad
-        if grad is None:
-            continue
-        shape, basis = (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
-        expected = _seen(grad, shape, basis)  # (dims,)
-        total, size = scope.gradients.total(number, shape, basis)
-        rest = expected - total.double() * (clip / scale)
-        tolerance = HALF_TOLERANCE if number in rounded else TOLERANCE.get(grad.dtype, HALF_TOLERANCE)
-        rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype)) * (clip / scale)
-        if bool(rest.norm() > tolerance * expected.norm() + rounding):
-            off = float(rest.norm() / expected.norm().clamp_min(1e-300))
-            theta = _seen(block.parameter.detach(), shape, basis)
-            raise CoverageError(_message(block.name, scope.number, off, _cause(passes, scope, rest / clip, theta)))
+    wrong = [
+        x for number in scope.checked if (x := _miss(scope, blocks[number], number, clip / scale, number in rounded))
+    ]
+    if wrong:
+        rest, theta = (torch.cat(x) for x in zip(*((x.rest, x.theta) for x in wrong), strict=True))
+        raise CoverageError(_message(wrong[0], scope.number, _cause(passes, scope, rest, theta, clip)))
 
 
-def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype) -> Tensor:
+class Miss(NamedTuple):
+    """A parameter whose rows do not add up, in the kept coordinates."""
+
+    name: str
+    off: float  # ‖rest‖ / ‖∇L‖
+    rest: Tensor  # (dims,) ∇L − Σ w g
+    theta: Tensor  # (dims,) the parameter itself
+
+
+def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: bool) -> Miss | None:
+    grad = block.parameter.grad
+    if grad is None:
+        return None
+    shape, basis = (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
+    expected = _seen(grad, shape, basis)
+    total, size = scope.gradients.total(number, shape, basis)
+    rest = expected - total.double() * factor
+    half = rounded or grad.dtype not in TOLERANCE
+    tolerance = HALF_TOLERANCE if half else TOLERANCE[grad.dtype]
+    rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype, half)) * factor
+    if bool(rest.norm() <= tolerance * expected.norm() + rounding):  # NaN is not
+        return None
+    off = float(rest.norm() / expected.norm().clamp_min(1e-300))
+    return Miss(block.name, off, rest, _seen(block.parameter.detach(), shape, basis))
+
+
+def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype, half: bool) -> Tensor:
     """How far two sums of the block's terms may lie apart."""
-    size, count = scope.gradients.terms(number)
+    terms = scope.gradients.terms(number)
     unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
-    return SUMMING * sqrt(min(count + shape.d_out + shape.d_in, BLOCK)) * unit * size
+    apart = SUMMING * sqrt(min(terms.count + shape.d_out + shape.d_in, MANY)) * unit * terms.size
+    return apart + (ROUNDED * torch.finfo(torch.bfloat16).eps / 2 * terms.vectors if half else 0.0)
 
 
 def _seen(x: Tensor, shape: Shape, basis: Basis) -> Tensor:
@@ -85,7 +109,7 @@ def _small(block: Block) -> tuple[Shape, Basis]:
     return shape, Basis(*(None if x is None else x.to(like.device, wide) for x in basis))
 
 
-def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor) -> str | None:
+def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: float) -> str | None:
     """What the step itself shows of the cause, and what to do; None where it shows nothing."""
     if passes.differentiable:
         return (
@@ -97,27 +121,39 @@ def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor) -> str
             "torch.autograd.grad ran through the model inside this step, as for adversarial examples, and its terms are not "
             "part of the parameters' gradients. Compute them before rec.step() begins."
         )
+    factor = _multiple(rest / clip, theta)
+    if factor is not None:
+        same = " (of SGD and Adam it is the same term)" if clip == 1 else ", which is then no part of what is clipped"
+        return (
+            f"What is missing is {factor:.3g} times the parameter itself, as an L2 term in the loss gives. Take the term out of "
+            f"the loss, and pass weight_decay={factor:.3g} to the optimizer{same}."
+        )
     if len(passes.recorded) > len(scope.sizes):
         return (
             f"{len(passes.recorded)} backward passes ran in this step, which declares {len(scope.sizes)} micro-batches. If one of "
             "them is no part of the update (its gradients were zeroed again), move it before rec.step(); if each is a "
-            "micro-batch of its own, declare it with s.batch(ids)."
-        )
-    factor = float(rest @ theta / theta.square().sum().clamp_min(1e-300))
-    if factor and bool((rest - factor * theta).norm() < ALIKE * rest.norm()):
-        return (
-            f"What is missing is {factor:.3g} times the parameter itself, as an L2 term in the loss gives. Take the term out of "
-            f"the loss, and pass weight_decay={factor:.3g} to the optimizer (of SGD and Adam it is the same term)."
+            "micro-batch of its own, declare it with s.batch(ids). (torch.utils.checkpoint with use_reentrant=True runs passes of "
+            "its own, which are no cause.)"
         )
     return None
 
 
-def _message(name: str, step: int, error: float, cause: str | None) -> str:
-    return f"the recorded rows of {name!r} do not add up to its gradient in step {step} (off by {error:.1%}). " + (
-        cause
-        or "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
-        "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
-        "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
-        "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
-        "with layers=['!name'], or mend the cause."
+def _multiple(rest: Tensor, theta: Tensor) -> float | None:
+    """λ > 0 where the rest is λ θ, as far as their coordinates can tell; else None."""
+    factor = float(rest @ theta / theta.square().sum().clamp_min(1e-300))
+    alike = bool((rest - factor * theta).norm() < ALIKE * rest.norm())
+    return factor if alike and factor > 0 and len(theta) >= COORDINATES else None
+
+
+def _message(miss: Miss, step: int, cause: str | None) -> str:
+    return (
+        f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
+        + (
+            cause
+            or "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
+            "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
+            "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
+            "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
+            "with layers=['!name'], or mend the cause."
+        )
     )

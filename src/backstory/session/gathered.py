@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..capture.blocks import Block
 from ..errors import UsageError
-from ..maths.layers import Contribution, Outer, term_sizes
+from ..maths.layers import Contribution, Outer, Terms, terms
 from ..maths.precondition import Scale, absorbed, scaled
 from ..maths.subspace import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
@@ -40,7 +40,8 @@ class Gathered:
         checked: Collection[int] = (),
     ) -> None:
         self._blocks, self._bases, self.groups = blocks, bases, groups
-        self._terms = dict.fromkeys(checked, (torch.zeros((), dtype=torch.float64), 0))
+        zero = torch.zeros((), dtype=torch.float64)
+        self._terms = dict.fromkeys(checked, Terms(zero, 0, zero))
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._kept: dict[Key, list[Kept]] = defaultdict(list)
         self._versions: list[tuple[int, Contribution, Versions]] = []  # of what was kept, with its block
@@ -50,8 +51,7 @@ class Gathered:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
         if block in self._terms:
-            (size, count), (more, further) = self._terms[block], term_sizes(part)
-            self._terms[block] = size.to(more) + more, count + further
+            self._terms[block] += terms(part)
         if self._bases is None:
             self._kept[slot, block].append((part, group))
             self._versions.append((block, part, _versions(part)))
@@ -136,8 +136,8 @@ class Gathered:
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
 
-    def terms(self, block: int) -> tuple[Tensor, int]:
-        """`(Σ ‖w ∂ℓ at one position‖, how many)` of a block that is checked in this step: what was summed, before it cancels."""
+    def terms(self, block: int) -> Terms:
+        """What was summed into the gradient of a block that is checked in this step."""
         return self._terms[block]
 
     def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:

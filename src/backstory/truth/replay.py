@@ -30,6 +30,7 @@ from ..session.run import Run
 from .removal import Removal, index, places
 from .tape import Make, Progress, Tape, generators, own_randomness, seed
 
+MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
 TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
 CHECK = "check the recipe's arguments, its seed (dropout draws from torch's generator) and the versions"
 
@@ -40,11 +41,17 @@ class Gap(NamedTuple):
     tensor: str
     replay: float  # from the run
     allowed: float
+    moved: float = math.inf  # by training, as a part of all weights' length
 
     @property
     def rounding(self) -> bool:
         """Whether rounding explains the distance."""
         return self.replay <= self.allowed
+
+    @property
+    def decides(self) -> bool:
+        """Whether another recipe would be seen: rounding explains little of what training does."""
+        return self.allowed <= MOST * self.moved or not self.rounding
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Reproduction:
     same: tuple[int, ...]  # steps: bit for bit
     different: tuple[int, ...] = ()  # by more than rounding explains
     near: tuple[int, ...] = ()  # up to rounding
-    undecided: tuple[int, ...] = ()  # not bit for bit, and the run stores no weights to measure the difference
+    undecided: tuple[int, ...] = ()  # not bit for bit, and nothing tells whether it is rounding
     gaps: Mapping[int, Gap] = field(default_factory=dict)  # at the steps whose weights were compared
 
     def __bool__(self) -> bool:
@@ -68,6 +75,13 @@ class Reproduction:
             return (
                 f"the replay differs from the run at step {self.different[0]}: {gap.tensor} by {gap.replay:.1e} of its length, "
                 f"where rounding explains {gap.allowed:.1e}; {last}: {CHECK}"
+            )
+        if self.undecided and self.undecided[0] in self.gaps:
+            gap = self.gaps[self.undecided[0]]
+            return (
+                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). {gap.tensor} differs by "
+                f"{gap.replay:.1e} of its length; rounding explains {gap.allowed:.1e}, but training itself moved the weights by {gap.moved:.1e} only, so that "
+                f"another recipe could look the same: {CHECK}, or keep the weights in float32"
             )
         if self.undecided:
             return (
@@ -155,15 +169,18 @@ def judged(
     with own_randomness():
         tape, twin = (Tape(make, args=args, length=end) for _ in range(2))
         _shift(twin.parameters)
+        start = weights_of(tape.recipe.model)
         gaps, stored = dict[int, Gap](), set(run.checkpoints)
         for t in _side_by_side((tape, twin), progress):
             if t in stored:
-                gaps[t] = _gap(run, t, tape, twin)
+                gaps[t] = _gap(run, t, tape, twin, start)
             if t in stored and not gaps[t].rounding:
                 break
     same = tuple(t for t, gap in gaps.items() if gap.replay == 0)
-    near = tuple(t for t, gap in gaps.items() if gap.replay > 0 and gap.rounding)
-    return Reproduction(same, tuple(t for t in gaps if t not in same + near), near, gaps=gaps)
+    different = tuple(t for t, gap in gaps.items() if not gap.rounding)
+    undecided = tuple(t for t, gap in gaps.items() if t > 0 and t not in same and not gap.decides)
+    near = tuple(t for t in gaps if t not in same + different + undecided)
+    return Reproduction(same, different, near, undecided, gaps)
 
 
 def _side_by_side(tapes: Sequence[Tape], progress: Progress | None) -> Iterator[int]:
@@ -189,11 +206,16 @@ def _shift(parameters: Sequence[Tensor]) -> None:
             p.mul_(1 + torch.finfo(p.dtype).eps * (2 * up - 1))
 
 
-def _gap(run: Run, step: int, tape: Tape, twin: Tape) -> Gap:
+def _gap(run: Run, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
     stored, found = run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
     unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
     apart, spread = _distances(found, stored), _distances(weights_of(twin.recipe.model), found)
-    return farthest(apart, spread, {k: v.numel() for k, v in found.items()}, unit**0.5)
+    gap = farthest(apart, spread, {k: v.numel() for k, v in found.items()}, unit**0.5)
+    return gap._replace(moved=_distance(_joined(stored), _joined(start)))
+
+
+def _joined(weights: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([x.double().flatten() for _, x in sorted(weights.items()) if x.is_floating_point()])
 
 
 def farthest(apart: Mapping[str, float], spread: Mapping[str, float], sizes: Mapping[str, int], most: float) -> Gap:
