@@ -34,7 +34,7 @@ test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
 test-slow: .venv/ready browser data  ## everything that an issue names
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
-test-rounding: .venv/ready  ## the same without browser and subprocess tests, every product with a random last bit
+test-rounding: .venv/ready  ## the same without tests/web, most products and sums with a random last bit
 	ROUNDING=noisy $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu" --ignore=tests/web
 
 screens: .venv/ready browser data  ## screenshots of the demos' runs in build/screenshots

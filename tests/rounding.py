@@ -1,4 +1,4 @@
-r"""Another processor's rounding, on this one: the last bit of every sum of products is drawn at random.
+r"""Another processor's rounding, on this one: the last bit of most sums of products is drawn at random.
 
 A matrix product may round differently from one processor to another, from one memory alignment to the next, and with
 another number of rows in the batch. `NoisyRounding` makes each call differ by one unit of the last place, so that a

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from backstory.insight.shapes import Curve, errors, falling, hill, prefix_errors, ramps, rising, valley
+from backstory.insight.shapes import Curve, corners, errors, falling, hill, prefix_errors, rising, valley
 
 
 def noisy(n: int, seed: int) -> Curve:
@@ -51,33 +51,18 @@ def test_the_closest_valley_and_hill_are_the_best_of_all_turns(seed: int) -> Non
     assert errors(y) == errors(y, np.ones(20))
 
 
-def test_ramps_find_the_corners_of_a_curve_that_has_them() -> None:
+def test_the_corners_of_a_curve_that_has_them_are_found() -> None:
     x = np.arange(40.0)
     y = 2 + 3 * np.maximum(0, 1 - x / 8) + 1.5 * np.maximum(0, (x - 25) / 14)
-    found = ramps(y, falls=True, rises=True)
-    assert (found.end, found.start) == (8, 26), "the first that is above the level"
-    np.testing.assert_allclose([found.level, found.fall, found.rise], [2, 3, 1.5], rtol=1e-9)
-    alone = ramps(2 + 3 * np.maximum(0, 1 - x / 8), falls=True, rises=False)
-    assert (alone.end, alone.start, alone.rise) == (8, 40, 0.0)
-    upward = ramps(2 + 1.5 * np.maximum(0, (x - 25) / 14), falls=False, rises=True)
-    assert (upward.end, upward.start, upward.fall) == (0, 26, 0.0)
-    flat = ramps(np.ones(40), falls=False, rises=False)
-    assert (flat.end, flat.start, flat.level) == (0, 40, 1.0)
+    assert corners(y) == (8, 26), "the first that is above the level"
 
 
 def test_what_weighs_nothing_moves_no_corner() -> None:
     x = np.arange(40.0)
     y, w = 2 + 3 * np.maximum(0, 1 - x / 8) + 1.5 * np.maximum(0, (x - 25) / 14), np.ones(40)
     y[[3, 15, 30]], w[[3, 15, 30]] = 50.0, 1e-12
-    found = ramps(y, w, falls=True, rises=True)
-    assert (found.end, found.start) == (8, 26)
-    np.testing.assert_allclose([found.level, found.fall, found.rise], [2, 3, 1.5], rtol=1e-6)
+    assert corners(y, w) == (8, 26)
 
 
-def test_a_hill_is_no_valley() -> None:
-    hill = np.minimum(np.arange(30.0), np.arange(30.0)[::-1])
-    found = ramps(hill, falls=True, rises=True)
-    assert found.fall >= 0
-    assert found.rise >= 0
-    downward = ramps(-np.arange(30.0), falls=False, rises=True)
-    assert (downward.start, downward.rise) == (30, 0.0)
+def test_a_hill_has_no_such_corners() -> None:
+    assert corners(-np.abs(np.linspace(-1, 1, 30))) == (0, 30)

@@ -277,7 +277,7 @@ def shrinking(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         (penalty, r"create_graph=True ran in this step, as for a gradient penalty"),
         (adversarial, r"torch.autograd.grad ran .* adversarial .*before rec.step\(\)"),
         (adversarial_by_backward, r"2 backward passes ran .* declares 1 micro-batches"),
-        (shrinking, r"0.06 times the parameter itself, as an L2 term .* weight_decay=0.06 "),
+        (shrinking, r"0.06 times the parameter itself, as an L2 term .* add 0.06 to weight_decay= of SGD or Adam"),
     ],
 )
 def test_what_the_step_shows_of_the_cause_is_named(
@@ -375,7 +375,7 @@ def test_key_biases_in_half_precision(
     x, target = torch.randn(8, 64, 32, generator=g), torch.randn(8, 64, 32, generator=g)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        pytest.raises(CoverageError, match="'k.bias' do not add up") if wrong else contextlib.nullcontext(),
+        pytest.raises(CoverageError, match=r"'k\.bias' do not add up") if wrong else contextlib.nullcontext(),
         backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
         rec.step(list(range(8))),
     ):
@@ -385,10 +385,9 @@ def test_key_biases_in_half_precision(
         optimizer.step()
 
 
-def test_the_remedies_of_two_causes_work(tmp_path: Path) -> None:
-    """Adversarial examples made before the step; an L2 term as weight decay."""
+def test_adversarial_examples_made_before_the_step_are_recorded(tmp_path: Path) -> None:
     model = mlp()
-    optimizer = sgd(model, weight_decay=0.06)
+    optimizer = sgd(model)
     x, y = batch_of(ids_of(0))
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
         (slope,) = torch.autograd.grad(F.cross_entropy(model(x.requires_grad_()), y), x)
@@ -396,6 +395,24 @@ def test_the_remedies_of_two_causes_work(tmp_path: Path) -> None:
             F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y).backward()
             optimizer.step()
     assert backstory.open(tmp_path / "run").n_steps == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_weight_decay_takes_the_place_of_an_l2_term(kind: Any, tmp_path: Path) -> None:
+    """On top of what the optimizer has already."""
+    model, other = mlp(), mlp()
+    optimizer, plain = (
+        kind(model.parameters(), lr=0.1, weight_decay=0.02 + 0.06),
+        kind(other.parameters(), lr=0.1, weight_decay=0.02),
+    )
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for t in range(3):
+            one_step(rec, model, optimizer, ids_of(t))
+            plain.zero_grad()
+            shrinking(other, *batch_of(ids_of(t))).backward()
+            plain.step()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert_close(p, q, 1e-9)
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -259,6 +259,14 @@ def test_layers_that_would_be_left_out_are_named() -> None:
     assert (chosen.left_out, chosen.refused) == (("0.factor", "1.0.weight", "1.0.bias"), None)
 
 
+def test_parameters_of_no_group_are_named() -> None:
+    made = mlp()
+    made.optimizer.param_groups[0]["params"] = list(made.model.parameters())[:-1]
+    found = backstory.plan(lambda: made, **QUICK)
+    assert len(found.elsewhere) == 1
+    assert "1 parameters are in no group of the optimizer" in str(found)
+
+
 @pytest.mark.parametrize(
     ("make", "matrices"), [(mlp, 2), (lambda: mlp(momentum=0.9), 3), (gpt, 3)], ids=["sgd", "momentum", "adamw"]
 )

@@ -12,7 +12,7 @@ from tests.session.loops import Batch, batch_of, cross_entropy, ids_of, one_back
 from torch import Tensor, nn
 
 import backstory
-from backstory.errors import CoverageError
+from backstory.errors import CoverageError, UsageError
 
 CAUSES = "1 means that a layer inside the attention is recorded, although torch never calls it"
 
@@ -49,6 +49,7 @@ MODELS: dict[str, tuple[type[nn.Module], str]] = {"attention": (Attention, "atte
 REMEDIES: dict[str, Callable[[str, list[str]], dict[str, Any]]] = {
     "skip": lambda module, missing: {"uncovered": "skip"},
     "the module": lambda module, missing: {"layers": [f"!{module}"]},
+    "a pattern of modules": lambda module, missing: {"layers": [f"!*{module[-9:]}"]},
     "its parameters": lambda module, missing: {"layers": [f"!{name}" for name in missing]},
 }
 
@@ -124,3 +125,10 @@ def test_layers_below_a_bare_parameter_and_shared_weights_are_recorded_whole(
     train(tmp_path / "run", model, sgd(model), 1, **settings)
     assert [b["name"] for b in backstory.open(tmp_path / "run").config["blocks"]] == kept
     assert_close(stored(tmp_path / "run").rows, expected, 1e-10)
+
+
+@pytest.mark.parametrize("wrong", ["attentoin", 3])
+def test_what_names_no_layer_is_refused(wrong: Any, tmp_path: Path) -> None:
+    model = seeded(Attention())
+    with pytest.raises(UsageError, match=r"found .* in layers="):
+        backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="mean", layers=["!attention", wrong])

@@ -33,7 +33,7 @@ def test_the_version_and_the_columns_are_those_of_format_2() -> None:
     ]  # fmt: skip
     assert text(steps_schema(3)) == [
         "step: int32", "row_start: int64", "rows: int32", "clip: double", "norm: double", "coverage: double", "size: double",
-        "drift: double", "crc: int64",
+        "drift: double", "trained: double", "crc: int64",
         *(f"{key}: fixed_size_list<item: double>[3]" for key in ("rate", "l2", "decay", "momentum", "tau", "a", "n")),
     ]  # fmt: skip
     assert text(rows_schema([5, 7], "int8", 2, split=True))[5:7] == [
@@ -41,7 +41,6 @@ def test_the_version_and_the_columns_are_those_of_format_2() -> None:
         "h: fixed_size_list<item: int8>[24]",
     ]
     assert text(steps_schema(3, diagonal=12))[-1] == "P: fixed_size_list<item: float>[12]"
-    assert text(steps_schema(3, trained=True))[7:10] == ["drift: double", "trained: double", "crc: int64"]  # came later
     assert text(samples_schema()) == ["id: string", "text: string", "image: binary", "label: string", "source: string"]
     assert text(embeddings_schema([5, 7], "int8")) == [
         "step: int32", "pos: int32", "e: fixed_size_list<item: int8>[12]", "se: fixed_size_list<item: float>[2]",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 from torch import distributed, nn
 from torch.optim import Optimizer
@@ -127,13 +128,20 @@ def _selected(model: nn.Module, trained: set[int], layers: Selection | None) -> 
     return chosen - {p for name, module, p in places if any(_matches(x, name, module) for x in excluded)}
 
 
+def taken_as_frozen(names: Sequence[str]) -> str:
+    """What results say of parameters that are in no group of the optimizer."""
+    return f"{len(names)} parameters are in no group of the optimizer, and taken as not trained"
+
+
 def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     """Whether a type, a plain name or a pattern means the parameter `name` of `module`."""
     if not isinstance(pattern, str):
         return isinstance(module, pattern)
     if _plain(pattern):
         return f"{name}.".startswith(f"{_unwrapped(pattern)}.")  # the parameter itself, or all below a module
-    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
+    return any(
+        fnmatchcase(x, pattern) for x in accumulate(name.split("."), "{}.{}".format)
+    )  # itself, or a module it is below
 
 
 def _plain(pattern: str) -> bool:
@@ -154,6 +162,10 @@ def _check_names(model: nn.Module, layers: Selection | None) -> None:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     known = [x for x in dict.fromkeys([*map(_unwrapped, paths), *(name for name, _, _ in _places(model))]) if x]
     for given in layers:
+        if not isinstance(given, str | type):
+            raise UsageError(
+                f"found {given!r} in layers=; expected names, patterns with '*' and types such as nn.Linear."
+            )
         if isinstance(given, str) and _plain(given) and _unwrapped(given.removeprefix("!")) not in known:
             raise UsageError(
                 f"found {given!r} in layers=, which is no name in the model; expected that of a module or a parameter, or a "

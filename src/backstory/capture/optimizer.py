@@ -6,11 +6,10 @@ entries, which tell clipping by value that hardly moves a norm, of all parameter
 Knows nothing of rows or files.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import math
 
 import torch
 from torch import Tensor, nn

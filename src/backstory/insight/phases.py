@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .shapes import Curve, Errors, errors, hill, ramps, valley
+from .shapes import Curve, Errors, corners, errors, hill, valley
 
 DRAWS = 999  # of noise
 CERTAIN = 0.005  # the largest p at which a fall or a rise counts
@@ -47,10 +47,10 @@ PHASES, HILL, FALLS, RISES, NONE, SHORT = (
 NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
 SURE = f"(p ≤ {CERTAIN:g} if the noise of one step is independent of the next, and the same without the last {LEFT_OUT[-1]:.0%} of the steps)"
 WORDS = {
-    FALLS: f"Influence falls during training {SURE}.",
-    RISES: f"Influence rises during training {SURE}.",
-    HILL: f"Influence rises and then falls during training {SURE}.",
-    NONE: f"No clear pattern: no rise or fall of at least {LEAST:.0%} that stands out from the noise and is the same without the last steps.",
+    FALLS: f"Influence per unit of learning rate falls during training {SURE}.",
+    RISES: f"Influence per unit of learning rate rises during training {SURE}.",
+    HILL: f"Influence per unit of learning rate rises and then falls during training {SURE}.",
+    NONE: f"No clear pattern: no rise or fall of influence per unit of learning rate by {LEAST:.0%} or more that stands out from the noise and is the same without the last steps.",
 }
 Steps = NDArray[np.int64]
 
@@ -210,9 +210,9 @@ def binned(values: Curve, bins: int) -> tuple[Curve, Curve]:
 def _located(values: Curve, steps: Steps, n: int, fall: float, rise: float) -> Phases:
     """The three phases in n bins: boundaries, levels, and the windows, neither beyond the middle of the run."""
     T = len(values)
-    fit = ramps(*binned(values[steps], n), falls=True, rises=True)
+    fit = corners(*binned(values[steps], n))
     edges = [int(part[0]) for part in np.array_split(steps, n)]
-    end, start, half = edges[max(fit.end, 1)], edges[min(fit.start, n - 1)], edges[n // 2]
+    end, start, half = edges[max(fit[0], 1)], edges[min(fit[1], n - 1)], edges[n // 2]
     levels = [float(np.nanmedian(values[lo:hi])) for lo, hi in ((0, end), (end, start), (start, T))]
     basin = levels[1]
     windows = tuple(

@@ -87,36 +87,18 @@ def hill(y: Curve, w: Curve | None = None) -> Curve:
     return -valley(-y, w)
 
 
-class Ramps(NamedTuple):
-    """A straight fall to a level, and a straight rise from it; at least one value lies on the level."""
-
-    end: int  # the fall is before it
-    start: int  # the rise is from it on
-    level: float
-    fall: float  # how far above the level the curve begins
-    rise: float  # how far above it ends
-
-
-def ramps(y: Curve, w: Curve | None = None, *, falls: bool, rises: bool) -> Ramps:
-    """The closest curve of a level with a straight fall before it, a straight rise after it, or both."""
+def corners(y: Curve, w: Curve | None = None) -> tuple[int, int]:
+    """`(end, start)` of the closest straight fall before `end`, level, and straight rise from `start` on; (0, n) without them."""
     n, weights = len(y), np.array(_weights(y, w))
-    corners = [(a, b) for a in (range(1, n) if falls else (0,)) for b in (range(a + 1, n) if rises else (n,))]
-    sides = ([[_down(n, a) for a, _ in corners]] if falls else []) + (
-        [[_down(n, n - b)[::-1] for _, b in corners]] if rises else []
-    )
-    flat = Ramps(0, n, float(np.average(y, weights=weights)), 0.0, 0.0)
-    if not sides:
-        return flat
-    X = np.stack([np.ones((len(corners), n)), *(np.array(side) for side in sides)], 2)  # (corners, n, 2 or 3)
+    pairs = [(a, b) for a in range(1, n) for b in range(a + 1, n)]
+    falls, rises = [_down(n, a) for a, _ in pairs], [_down(n, n - b)[::-1] for _, b in pairs]
+    X = np.stack([np.ones((len(pairs), n)), np.array(falls), np.array(rises)], 2)  # (pairs, n, 3)
     XtW = X.transpose(0, 2, 1) * weights
-    found = np.linalg.solve(XtW @ X, (XtW @ y)[..., None])[..., 0]  # (corners, 2 or 3)
-    error = (weights * (y - (X @ found[..., None])[..., 0]) ** 2).sum(1)
-    error[~(found[:, 1:] > 0).all(1)] = np.inf
+    heights = np.linalg.solve(XtW @ X, (XtW @ y)[..., None])[..., 0]  # (pairs, 3): the level, and both ends above it
+    error = (weights * (y - (X @ heights[..., None])[..., 0]) ** 2).sum(1)
+    error[~(heights[:, 1:] > 0).all(1)] = np.inf
     best = int(error.argmin())
-    if not np.isfinite(error[best]):
-        return flat
-    level, *heights = found[best].tolist()
-    return Ramps(*corners[best], level, heights[0] if falls else 0.0, heights[-1] if rises else 0.0)
+    return pairs[best] if np.isfinite(error[best]) else (0, n)
 
 
 def _down(n: int, end: int) -> Curve:

@@ -17,7 +17,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Blocks, Rank, Selection, find_blocks
+from ..capture.blocks import Blocks, Rank, Selection, find_blocks, taken_as_frozen
 from ..errors import NumericalError, UsageError
 from ..maths.subspace import Basis, random_basis
 from ..session import Recipe
@@ -71,6 +71,8 @@ class Gradients:
             out.append(f"{self.width:,} random coordinates of {full:,}")
         if self.blocks.left_out:
             out.append(f"left out: {', '.join(self.blocks.left_out)}")
+        if self.blocks.elsewhere:
+            out.append(taken_as_frozen(self.blocks.elsewhere))
         return tuple(out)
 
     def ask(self, queries: Any, loss: LossFn | None = None) -> Tensor:

@@ -133,7 +133,7 @@ def load_scales(store: RunStore, step: int) -> list[Scale] | None:
         known = [int(n.removeprefix("scale-")) for n in store.tensor_names() if n.startswith("scale-")]
         raise UsageError(
             f"the run's rows are in Adam's coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
-            "Ask at one of these steps, or record with checkpoints=K."
+            "Ask at one of these steps, or record with steps=…, checkpoints=K."
         )
     tensors = store.load_tensors(name)
     return [Scale(tensors[f"{b['name']}/left"], tensors.get(f"{b['name']}/right")) for b in store.config["blocks"]]

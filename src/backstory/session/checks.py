@@ -36,6 +36,14 @@ ROUNDED = 4.0  # units of half precision by which the gradients of a layer's cal
 ALIKE = 0.05  # a rest that differs from a multiple of the parameter by less than this is called one
 COORDINATES = 8  # with fewer, everything is nearly a multiple of the parameter
 
+CAUSES = (
+    "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
+    "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
+    "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
+    "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
+    "with layers=['!name'], or mend the cause."
+)
+
 
 class Passes(NamedTuple):
     """The backward passes of a step, by torch's own numbers."""
@@ -123,17 +131,17 @@ def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: 
         )
     factor = _multiple(rest / clip, theta)
     if factor is not None:
-        same = " (of SGD and Adam it is the same term)" if clip == 1 else ", which is then no part of what is clipped"
         return (
             f"What is missing is {factor:.3g} times the parameter itself, as an L2 term in the loss gives. Take the term out of "
-            f"the loss, and pass weight_decay={factor:.3g} to the optimizer{same}."
+            f"the loss, and add {factor:.3g} to weight_decay= of SGD or Adam: it is the same term, except that clip_grad_norm_ does "
+            "not clip it (AdamW's weight_decay is another)."
         )
     if len(passes.recorded) > len(scope.sizes):
         return (
             f"{len(passes.recorded)} backward passes ran in this step, which declares {len(scope.sizes)} micro-batches. If one of "
             "them is no part of the update (its gradients were zeroed again), move it before rec.step(); if each is a "
             "micro-batch of its own, declare it with s.batch(ids). (torch.utils.checkpoint with use_reentrant=True runs passes of "
-            "its own, which are no cause.)"
+            f"its own, which are no cause.) {CAUSES}"
         )
     return None
 
@@ -146,14 +154,5 @@ def _multiple(rest: Tensor, theta: Tensor) -> float | None:
 
 
 def _message(miss: Miss, step: int, cause: str | None) -> str:
-    return (
-        f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
-        + (
-            cause
-            or "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
-            "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
-            "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
-            "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
-            "with layers=['!name'], or mend the cause."
-        )
-    )
+    found = f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
+    return found + (cause or CAUSES)

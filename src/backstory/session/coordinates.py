@@ -48,7 +48,7 @@ def check_model(store: RunStore, model: nn.Module, step: int, unverified: bool =
         steps = ", ".join(sorted(fingerprints, key=int))
         raise MismatchError(
             f"the run knows the weights of steps {steps}, not those of step {step}, so it cannot tell whether this is "
-            "the right model. Ask at one of those steps, record with checkpoints=K, or, if you are sure of the model, "
+            "the right model. Ask at one of those steps, record with steps=…, checkpoints=K, or, if you are sure of the model, "
             "pass unverified=True."
         )
     if known is None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..capture import find_blocks
-from ..capture.blocks import Selection
+from ..capture.blocks import Blocks, Selection, taken_as_frozen
 from ..errors import CoverageError, UsageError
 from .plan_costs import Alternative, Costs
 from .plan_trial import Progress, Trial, trial
@@ -48,6 +48,7 @@ class Plan:
     layers: int  # recorded parameters
     coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
     left_out: tuple[str, ...]  # trained parameters that would not be recorded
+    elsewhere: tuple[str, ...]  # parameters in no group of the optimizer
     refused: str | None  # why `record` would refuse the model, and what to do
     bytes_per_occurrence: float  # store_bytes / occurrences
     row_bytes: float  # of one occurrence, its curvature rows included
@@ -111,14 +112,14 @@ def plan(
         total = len(recipe.batches) if steps is None else steps
         if total < 1:
             raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
-        left_out, refused = _coverage(recipe, layers, uncovered)
+        blocks, refused = _coverage(recipe, layers, uncovered)
         warmup = min(total, settings.pop("warmup_steps", RecordSettings.warmup_steps))
         tried = trial(
             recipe, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
             layers=layers, uncovered="skip", warmup_steps=warmup, **settings,
         )  # fmt: skip
         costs = Costs(recipe, tried, layers=layers, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
-        return _planned(total, tried, costs, left_out, refused)
+        return _planned(total, tried, costs, blocks, refused)
 
 
 def _made(make_recipe: Callable[[], Recipe]) -> Recipe:
@@ -128,18 +129,18 @@ def _made(make_recipe: Callable[[], Recipe]) -> Recipe:
     return recipe
 
 
-def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple[list[str], str | None]:
-    """The trained parameters that are left out, and what `record` would say if it refuses them."""
+def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple[Blocks, str | None]:
+    """What would be recorded and left out, and what `record` would say if it refuses them."""
     refused = None
     try:
         found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered=uncovered)
     except CoverageError as error:
         refused = str(error)
         found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered="skip")
-    return found.left_out, refused
+    return found, refused
 
 
-def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: str | None) -> Plan:
+def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | None) -> Plan:
     chosen, *_ = alternatives = costs.alternatives()
     form, dims = t.settings.curvature_form(), sum(t.dims)
     step = 4 * dims * t.batch * (1 + form.rows)
@@ -159,7 +160,8 @@ def _planned(steps: int, t: Trial, costs: Costs, left_out: list[str], refused: s
         energy=t.energy,
         layers=len(t.shapes),
         coverage=t.coverage,
-        left_out=tuple(left_out),
+        left_out=tuple(blocks.left_out),
+        elsewhere=tuple(blocks.elsewhere),
         refused=refused,
         bytes_per_occurrence=chosen.bytes_per_occurrence,
         row_bytes=t.row_bytes,
@@ -219,6 +221,8 @@ def _lines(p: Plan) -> Iterator[str]:
     )
     yield from _once(p)
     yield f"recorded      {p.coverage:.1%} of the squared gradient norm; left out: {', '.join(p.left_out) or 'nothing'}"
+    if p.elsewhere:
+        yield f"              {taken_as_frozen(p.elsewhere)}"
     if p.refused is not None:
         yield f"refused       record() would stop: {p.refused}"
     yield from _budget(p)

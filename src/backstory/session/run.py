@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import canonical
+from ..capture.blocks import taken_as_frozen
 from ..capture.ids import as_text, restore
 from ..capture.precision import own_precision
 from ..errors import MismatchError, StoreError, UsageError
@@ -99,7 +100,7 @@ class Run(Contents):
         step = self.step_of(at) if at != 0 else 0
         if step not in self.checkpoints:
             raise StoreError(
-                f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with checkpoints=K."
+                f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with steps=…, checkpoints=K."
             )
         tensors = self.store.load_tensors(f"checkpoint-{step:08d}")
         names = {canonical(k): k for k in model.state_dict()}
@@ -365,7 +366,7 @@ class Run(Contents):
             count = len(self.config["left_out"])
             out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
         if elsewhere := self.config.get("elsewhere"):
-            out.append(f"{len(elsewhere)} parameters are in no group of the optimizer, and taken as not trained")
+            out.append(taken_as_frozen(elsewhere))
         return tuple(out)
 
     # -- inside --------------------------------------------------------------------------------------------------

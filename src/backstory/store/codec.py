@@ -152,7 +152,7 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
     diagonals = [r.P.float() for r in records if r.P is not None]
     if diagonals:
         columns["P"] = vectors(torch.stack(diagonals))
-    return pa.table(columns, schema=steps_schema(n_groups, len(diagonals[0]) if diagonals else 0, trained=True))
+    return pa.table(columns, schema=steps_schema(n_groups, len(diagonals[0]) if diagonals else 0))
 
 
 def read_steps(table: Table, lo: int, hi: int) -> StepTable:

@@ -85,7 +85,7 @@ class Ledger:
             layout.clear_half_created(folder)
             blocks, width = layout.kept_blocks(contents), sum(p for _, p in layers)
             tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split))
-            tables.create(folder / "steps.lance", steps_schema(n_groups, width if diagonal else 0, trained=True))
+            tables.create(folder / "steps.lance", steps_schema(n_groups, width if diagonal else 0))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
             files.fsync(folder.absolute().parent)

@@ -113,12 +113,11 @@ def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, s
     return pa.schema(fields)
 
 
-def steps_schema(n_groups: int, diagonal: int = 0, trained: bool = False) -> pa.Schema:
-    """Columns of `steps.lance`; `diagonal` is how many entries of P are kept, `trained` a column that came later."""
+def steps_schema(n_groups: int, diagonal: int = 0) -> pa.Schema:
+    """Columns of `steps.lance`; `diagonal` is how many entries of P are kept."""
     fields = [("step", pa.int32()), ("row_start", pa.int64()), ("rows", pa.int32())]
     fields += [(name, pa.float64()) for name in STEP_NUMBERS]
-    fields += [("trained", pa.float64())] if trained else []
-    fields += [("crc", pa.int64())]
+    fields += [("trained", pa.float64()), ("crc", pa.int64())]
     fields += [(key, pa.list_(pa.float64(), n_groups)) for key in GROUP_KEYS]
     fields += [("P", pa.list_(pa.float32(), diagonal))] if diagonal else []
     return pa.schema(fields)

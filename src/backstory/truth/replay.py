@@ -87,7 +87,7 @@ class Reproduction:
             return (
                 f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). Another "
                 "processor, number of threads or memory alignment causes that as well as another recipe, and the run stores "
-                f"no weights to tell which (record with checkpoints=K): {CHECK}"
+                f"no weights to tell which (record with steps=…, checkpoints=K): {CHECK}"
             )
         if not met:
             return "nothing to compare: the run has no fingerprints of the replayed steps"

@@ -117,7 +117,9 @@ class Opened:
         if self.recipe is None:
             out.append(NEEDS_RECIPE)
         elif not self.can_ask:
-            out.append("The run stores no weights of its end, so its model cannot be asked: record with checkpoints=K.")
+            out.append(
+                "The run stores no weights of its end, so its model cannot be asked: record with steps=…, checkpoints=K."
+            )
         if self.recipe is not None and self.recipe.text is None:
             out.append("Typed text cannot be asked about: the recipe has no text=, a function from text to a batch.")
         if self.recipe is not None and self.recipe.image is None:

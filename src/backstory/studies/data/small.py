@@ -26,7 +26,7 @@ def mnist_5k() -> Images:
         pixels, labels = found["pixels"], found["labels"]
     check(str(path), pixels.tobytes() + labels.tobytes(), MNIST_5K, "Delete it and try again.")
     x = torch.from_numpy(pixels.reshape(-1, 1, 28, 28)).float() / 255
-    return Images("MNIST, 5,000 images", x, torch.from_numpy(labels).long())
+    return Images("MNIST, 4,000 images to train and 1,000 to test", x, torch.from_numpy(labels).long())
 
 
 def digits_8x8() -> Images:
