@@ -1,5 +1,6 @@
 """What every test needs: `tests.oracles` importable from anywhere, one thread, and files that share their fixtures."""
 
+import gc
 import os
 import re
 import resource
@@ -93,6 +94,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_experiment(item.path) or REPEATS.search(item.nodeid):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector of garbage, which transformers calls after every training, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 class Together(LoadScopeScheduling):

@@ -67,9 +67,10 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return each.view(len(out), -1).mean(1)
 
 
-def batches() -> list[list[int]]:
+def batches() -> tuple[Tensor, ...]:
     g = torch.Generator().manual_seed(4)
-    return torch.cat([torch.randperm(N, generator=g) for _ in range(5)]).split(BATCH)  # type: ignore[return-value]
+    shuffled: tuple[Tensor, ...] = torch.cat([torch.randperm(N, generator=g) for _ in range(5)]).split(BATCH)
+    return shuffled
 
 
 def classifier() -> nn.Module:
@@ -143,7 +144,7 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
     when = insight.timeline(run, model, loss, queries)
     out = {
         "scores": answer.scores, "embeddings": run.embeddings(), "embedded": run.query(model, loss, queries, method="embeddings").scores,
-        "timeline": when.influence, "size": when.size, 
+        "timeline": when.influence, "size": when.size,
     }  # fmt: skip
     ends = insight.harmful(run, model, loss, queries, k=6)
     for name, some in (("harmful", ends.harmful), ("helpful", ends.helpful)):

@@ -326,12 +326,13 @@ def test_what_is_no_l2_term_is_not_called_one(which: str, tmp_path: Path) -> Non
         optimizer.step()
 
 
-def test_nan_that_somebody_writes_into_a_gradient_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", SUBSPACES[:2])
+def test_nan_that_somebody_writes_into_a_gradient_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
     with (
-        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec,
-        pytest.raises((CoverageError, NumericalError), match=r"do not add up|wrote to .grad after backward"),
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec,
+        pytest.raises(NumericalError, match=r"wrote NaN or Inf to .grad after backward"),
         rec.step(ids_of(0)),
     ):
         cross_entropy(model, batch_of(ids_of(0))).mean().backward()

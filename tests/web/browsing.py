@@ -5,15 +5,16 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from backstory.session.run import Run
 from backstory.web.app import make_app
@@ -29,7 +30,11 @@ QUIET = [  # one process more or less, and nothing that looks for a network or a
     "--disable-component-update",
     "--disable-sync",
     "--disable-extensions",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+FREE = WeakKeyDictionary[
+    Browser, dict[str, list[Page]]
+]()  # windows to use again: a new one reads Plotly's script anew, for 2 s
 FITS = "document.scrollingElement.scrollWidth <= innerWidth"
 
 
@@ -81,29 +86,37 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
         page.wait_for_timeout(50)
 
 
+def _window(browser: Browser, options: dict[str, Any]) -> Page:
+    context = browser.new_context(**options)
+    context.set_default_timeout(1000 * SECONDS)
+    return context.new_page()
+
+
 class Visitor:
     """A window of the browser on one service; keeps what went wrong, and who else was asked for."""
 
     def __init__(self, browser: Browser, address: str, **options: Any) -> None:
         self.address, self.wrong, self.elsewhere = address, list[str](), list[str]()
-        self.context: BrowserContext = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        self.context.set_default_timeout(1000 * SECONDS)
-        self.context.route("**/*", self._only_here)
-        self.page: Page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda said: self._noted(said.type == "error", said.text))
-        self.page.on("response", lambda got: self._noted(got.status >= 400, f"{got.status} {got.url}"))
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        self._free = FREE.setdefault(browser, {}).setdefault(repr(sorted(options.items())), [])
+        self.page: Page = self._free.pop() if self._free else _window(browser, options)
+        self.context = self.page.context
+        self._heard: dict[Any, Callable[[Any], None]] = {
+            "request": lambda request: self._asked(request.url),
+            "pageerror": lambda error: self.wrong.append(str(error)),
+            "console": lambda said: self._noted(said.type == "error", said.text),
+            "response": lambda got: self._noted(got.status >= 400, f"{got.status} {got.url}"),
+        }
+        for event, hear in self._heard.items():
+            self.page.on(event, hear)
 
     def _noted(self, bad: bool, words: str) -> None:
         self.wrong.extend([words] if bad else [])
 
-    def _only_here(self, route: Route) -> None:
-        asked, own = urlsplit(route.request.url), urlsplit(self.address)
-        if (asked.scheme, asked.netloc) == (own.scheme, own.netloc):
-            route.continue_()
-        else:
-            self.elsewhere.append(route.request.url)
-            route.abort()
+    def _asked(self, url: str) -> None:
+        asked, own = urlsplit(url), urlsplit(self.address)
+        if asked.scheme != "data" and (asked.scheme, asked.netloc) != (own.scheme, own.netloc):
+            self.elsewhere.append(url)
 
     def see(self, path: str) -> Page:
         """Open a page and wait until its figures are drawn."""
@@ -123,6 +136,13 @@ class Visitor:
 
     def close(self) -> None:
         """End, and say what went wrong."""
-        self.context.close()
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        if self.page.url.startswith("http"):
+            self.page.unroute_all()
+            self.page.evaluate("localStorage.clear()")
+            self._free.append(self.page)
+        else:
+            self.page.context.close()
         assert self.elsewhere == [], f"the page asked others: {self.elsewhere}"
         assert self.wrong == [], f"errors on the page: {self.wrong}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import CoverageError, UnsupportedError, UsageError
+from ..errors import CoverageError, NumericalError, UnsupportedError, UsageError
 from .tap import backward_pass
 
 OPTIMIZER_MODELS = ("auto", "sgd")
@@ -311,11 +311,13 @@ def _clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: fl
     """`(c, ‖∇L‖)`; c is exactly 1 where the gradients were left alone, up to `rounding`."""
     norm = sum(x * x for x, _ in before.values()) ** 0.5
     if not math.isfinite(norm):
-        return 1.0, norm  # the rows or their sum are not finite either, and the step is refused for that
+        return 1.0, norm  # a row is not finite either, and the step is refused for that
     pairs = [(x, y) for k in before for x, y in zip(before[k], after[k], strict=True)]
     if norm == 0 or all(abs(y - x) <= rounding * x for x, y in pairs):
         return 1.0, norm
     clip = sum(x * x for x, _ in after.values()) ** 0.5 / norm
+    if not math.isfinite(clip):
+        raise NumericalError("something wrote NaN or Inf to .grad after backward. The step was not recorded.")
     odd = [x for x, y in pairs if abs(y - clip * x) > 1e-3 * clip * x + 1e-6 * norm * clip]
     if odd or clip > 1 + 1e-4:
         raise UnsupportedError(

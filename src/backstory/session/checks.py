@@ -88,7 +88,9 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     half = rounded or grad.dtype not in TOLERANCE
     tolerance = HALF_TOLERANCE if half else TOLERANCE[grad.dtype]
     rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype, half)) * factor
-    if bool(rest.norm() <= tolerance * expected.norm() + rounding):  # NaN is not
+    if not bool(
+        rest.norm() > tolerance * expected.norm() + rounding
+    ):  # NaN is named where rows are looked at one by one
         return None
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
     return Miss(block.name, off, rest, _seen(block.parameter.detach(), shape, basis))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..capture.blocks import Block
 from ..capture.optimizer import Reading
-from ..errors import NumericalError
 from ..maths.subspace import Basis
 from ..store import StepRecord
 from .settings import CurvatureForm
@@ -82,11 +81,6 @@ def record_of(done: Done, bases: Sequence[Basis]) -> StepRecord:
     rows = scope.gradients.rows(scope.sizes)
     rows = rows * done.inverse.to(rows.dtype)[:, None, None]
     scope.check_finite(rows)
-    if not done.finite:
-        raise NumericalError(
-            f"the gradient of step {scope.number} has the norm {done.reading.norm}, although each sample's own is finite: something "
-            "wrote to .grad after backward. The step was not recorded."
-        )
     curved = None if scope.curvature is None else scope.curvature.rows(scope)
     return finished_record(scope.number, rows, meta_of(done), curved)
 
