@@ -25,7 +25,7 @@ browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where 
 		|| echo "axe-core could not be fetched with npm: the page's accessibility is not tested"
 
 data: .venv/ready  ## the demos' data, for the tests of the page on the demos' own runs
-	@$(BIN)/python -c "from backstory.studies.data import corpus, mnist_5k; mnist_5k(); corpus()" 2> /dev/null \
+	@$(BIN)/python -c "from backstory.demo.data import corpus, mnist_5k; mnist_5k(); corpus()" 2> /dev/null \
 		|| echo "the demos' data could not be fetched: the page is not tested on the demos' runs"
 
 test: .venv/ready browser  ## everything but the marks `slow` and `gpu`
@@ -46,7 +46,7 @@ check: .venv/ready  ## linters and types
 	$(BIN)/mypy
 
 bench: .venv/ready  ## writes docs/benchmarks.md; the rivals' environments are made in .peers
-	$(BIN)/backstory bench all --venvs .peers --write docs/benchmarks.md
+	$(BIN)/python -m experiments bench all --venvs .peers --write docs/benchmarks.md
 
 clean:
 	rm -rf .venv .peers build demo demo-text runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""What every test needs: `tests.oracles` importable from anywhere, one thread, and files that share their fixtures."""
+"""What every test needs: `tests.support.oracles` importable from anywhere, one thread, and files that share their fixtures."""
 
 import gc
 import os
@@ -7,7 +7,6 @@ import resource
 import sys
 import zlib
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
 
-EXPERIMENTS = (
-    "studies/test_*",
-    "benchmarks/*",
-    "cli/test_study*",
-    "cli/test_bench*",
-)  # what guards them runs in test-slow
-PRODUCT = (
-    "studies/test_demo*",
-    "studies/test_digits*",
-    "studies/test_text*",
-)  # but for what `backstory demo` is made of
+EXPERIMENTS = Path(__file__).parent / "experiments"  # what guards them runs in test-slow
 
 # Cases that show again what the others of the same test show: they run in test-slow.
 REPEATS = re.compile("|".join((
@@ -40,12 +29,12 @@ REPEATS = re.compile("|".join((
     r"test_erasure.*bending_it_changes\[(momentum|nesterov|groups)-(1.0|expanding)\]",
     r"test_erasure.*bending_it_changes\[(adam, own diagonal|plain)-(0.0|1.0)\]",
     r"test_saturation.*in_every_run\[(nesterov|groups|sgd|sgd, exact curvature)-(0.0|None)\]",
-    r"test_adaptive.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
-    r"test_condense.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",
-    r"test_gathered.*at_each_layers_own_output\[.*-random-3\]",
-    r"test_gathered.*leave_the_gradient_whole\[(random|full)-None\]",
-    r"test_begin\.py.*exception_in_any_step\[learned, int8\]",
-    r"test_begin_adam.*(after_the_warm_up\[learned-2\]|without_a_word\[random\])",
+    r"recording.test_adam.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
+    r"run.test_compress.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",
+    r"test_contributions.*at_each_layers_own_output\[.*-random-3\]",
+    r"test_contributions.*leave_the_gradient_whole\[(random|full)-None\]",
+    r"recording.test_resume\.py.*exception_in_any_step\[learned, int8\]",
+    r"test_resume_adam.*(after_the_warm_up\[learned-2\]|without_a_word\[random\])",
     r"test_run_adam.*embeddings_and_adjoint_agree\[(mask|random|full)-True\]",
     r"test_run_adam.*torchs_own_steps\[.*-None\]",
     r"test_run_adam.*through_the_scaled_steps\[(learned|random)-None\]",
@@ -55,8 +44,8 @@ REPEATS = re.compile("|".join((
     r"test_plan\.py.*alternatives_cost_what_they_cost_when_recorded\[gpt with a diagonal\]",
     r"test_compile.*rows_of_a_compiled_model\[whole-eager\]",
     r"test_huggingface.*as_if_undisturbed\[6-2-full\]",
-    r"test_unroll.*differences_of_the_replay\[(sgd|decay|momentum|nesterov|adam)-None\]",
-    r"test_unroll.*each_missing_path\[sgd-0.15",
+    r"test_reverse.*differences_of_the_replay\[(sgd|decay|momentum|nesterov|adam)-None\]",
+    r"test_reverse.*each_missing_path\[sgd-0.15",
     r"test_lora.*start_from_zero_is_recorded\[(random|full)-Llama\]",
     r"test_browser\.py.*test_axe_finds_nothing_serious\[(digits-dark|text-light)",
     r"test_browser\.py.*fits_a_phone_and_a_desktop\[text\]",
@@ -73,7 +62,7 @@ def _rounding(request: pytest.FixtureRequest) -> Iterator[None]:
     if os.environ.get("ROUNDING") != "noisy":
         yield
         return
-    from tests.rounding import NoisyRounding
+    from tests.support.rounding import NoisyRounding
 
     with NoisyRounding(zlib.crc32(request.node.nodeid.encode())):
         yield
@@ -85,8 +74,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def is_experiment(path: Path) -> bool:
-    file = path.relative_to(Path(__file__).parent).as_posix() if path.is_relative_to(Path(__file__).parent) else ""
-    return any(fnmatchcase(file, x) for x in EXPERIMENTS) and not any(fnmatchcase(file, x) for x in PRODUCT)
+    return path.is_relative_to(EXPERIMENTS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -89,20 +89,10 @@ def test_cli_page_is_the_help_text() -> None:
     same(ROOT / "docs" / "cli.md", cli_page())
 
 
-def tree() -> Iterator[str]:
-    """One line for each source file: its path, and the first line of its docstring."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        first = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-        yield f"    {path.relative_to(SOURCE)!s:28} {first}"
-
-
-def test_contributing_shows_the_tree() -> None:
-    file = ROOT / "CONTRIBUTING.md"
-    text = file.read_text()
-    start, end = "<!-- tree -->\n", "<!-- /tree -->"
-    head, rest = text.split(start)
-    tail = rest.split(end)[1]
-    same(file, f"{head}{start}\n" + "\n".join(tree()) + f"\n\n{end}{tail}")
+def test_contributing_names_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for room in sorted(x.name for x in SOURCE.iterdir() if (x / "__init__.py").exists()):
+        assert f"  {room} " in text, f"the room {room} is not in CONTRIBUTING.md"
 
 
 def test_public_names_are_few_and_documented() -> None:

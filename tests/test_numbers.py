@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory import insight
-from backstory.session.from_checkpoints import record_checkpoints
+from backstory.recording.from_checkpoints import record_checkpoints
 
 GOLDEN = Path(__file__).parent / "golden"
 N, STEPS, BATCH = 24, 30, 4

@@ -4,9 +4,13 @@ from ._version import __version__
 from .capture import with_ids
 from .capture.blocks import register
 from .errors import BackstoryError
-from .session import Influence, Recipe, Recorder, Run, record
-from .session import open_run as open
-from .session.plan import plan
+from .recording.plan import plan
+from .recording.recorder import Recorder
+from .recording.start import record
+from .replay.recipe import Recipe
+from .results.influence import Influence
+from .run.run import Run
+from .run.run import open_run as open
 
 __all__ = [
     "BackstoryError",

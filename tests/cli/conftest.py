@@ -6,8 +6,8 @@ import pytest
 from tests.cli.hostile import Hostile, made
 
 import backstory
-from backstory.session.recipe import take_step
-from backstory.studies.digits import RECIPE, recipe
+from backstory.demo.digits import RECIPE, recipe
+from backstory.replay.recipe import take_step
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import backstory
 from backstory.cli.app import app, main
-from backstory.studies.digits import loss, recipe
+from backstory.demo.digits import loss, recipe
 
 
 def call(*args: str | Path, code: int = 0, answer: str | None = None) -> str:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.session.test_condense import recorded
+from tests.run.test_compress import recorded
 from typer.testing import CliRunner
 
 import backstory

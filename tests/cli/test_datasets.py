@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from backstory.cli import show
 from backstory.cli.datasets import app
+from backstory.demo.data import DataError, catalogue
+from backstory.demo.data.catalogue import Entry
+from backstory.demo.data.fetch import keep
 from backstory.errors import UsageError
-from backstory.studies.data import DataError, catalogue
-from backstory.studies.data.catalogue import Entry
-from backstory.studies.data.fetch import keep
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from tests.studies.test_stories_run import TINY, without_network
+from tests.demo.test_stories_run import TINY, without_network
 from typer.testing import CliRunner
 
 from backstory.cli import demo, show
 from backstory.cli.app import app
-from backstory.studies import stories
-from backstory.studies.stories_run import StoriesSetup
+from backstory.demo import stories
+from backstory.demo.stories_run import StoriesSetup
 
 
 @pytest.mark.parametrize(

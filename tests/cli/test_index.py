@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.session.test_index import recorded
+from tests.run.test_index import recorded
 from typer.testing import CliRunner
 
 import backstory

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import backstory
 from backstory import insight
 from backstory.cli.app import app
+from backstory.demo.digits import loss, recipe
 from backstory.errors import UsageError
-from backstory.studies.digits import loss, recipe
 
 TRUST = ("--trust-recipe",)
 

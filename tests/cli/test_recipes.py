@@ -37,7 +37,7 @@ def typed(words):
 if __name__ == "__main__":
     before = list(sys.path)
     from backstory.cli import main
-    from backstory.session.processes import spread
+    from backstory.run.processes import spread
     for commands in json.loads(sys.argv[1]):
         found = [typed(words) for words in commands]
         worker = dict(spread(eval, [("__import__('sys').path",)], 1))[0]
@@ -163,24 +163,24 @@ def test_what_a_question_shows_is_bounded() -> None:
     assert len(recipes.call("a" * 10**6, {"b" * 10**6 + str(i): ["\x1b" * 10**4] for i in range(100)})) < 4000
 
 
-@pytest.mark.parametrize("study", ["digits", "texts", "treebank_run", "stories_run"])
-def test_recipes_of_backstory_itself_need_no_question(study: str) -> None:
-    assert recipes.shipped(f"backstory.studies.{study}:recipe")
+@pytest.mark.parametrize("demo", ["digits", "texts", "stories_run"])
+def test_recipes_of_backstory_itself_need_no_question(demo: str) -> None:
+    assert recipes.shipped(f"backstory.demo.{demo}:recipe")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "backstory.session.recipe:load_recipe",  # would import whatever its arguments name
-        "backstory.benchmarks.rivals:_call",  # would run whatever its arguments say
-        "backstory.studies.demo:recipe",
-        "backstory.studies.demo:fresh",
-        "backstory.studies.digits:images",
-        "backstory.studies.digits",
-        "backstory.studies.nothing:recipe",
-        "backstory.studies.:recipe",
-        "backstory.studies..digits:recipe",
-        "backstory_evil.studies.digits:recipe",
+        "backstory.replay.recipe:load_recipe",  # would import whatever its arguments name
+        "experiments.bench.rivals:_call",  # would run whatever its arguments say
+        "backstory.demo.images:recipe",
+        "backstory.demo.images:fresh",
+        "backstory.demo.digits:images",
+        "backstory.demo.digits",
+        "backstory.demo.nothing:recipe",
+        "backstory.demo.:recipe",
+        "backstory.demo..digits:recipe",
+        "backstory_evil.demo.digits:recipe",
         "backstory:record",
         "",
     ],

@@ -84,7 +84,7 @@ def test_the_recipe_is_imported_only_if_it_is_trusted_or_backstorys_own(
     run(str(digits_run))
     run(str(hostile.mine), "--trust-recipe")
     run(str(digits_run), "--recipe", "my.own:recipe")
-    own = "backstory.studies.digits:recipe"
+    own = "backstory.demo.digits:recipe"
     expected = [(None, False), (None, False), (own, False), ("my_training:recipe", True), ("my.own:recipe", True)]
     assert [call[1:3] for call in listened] == expected
 
@@ -96,8 +96,8 @@ def test_a_run_is_opened_without_a_recipe_that_nobody_asked_for(
     assert serve._opened(hostile.mine, None, False, 0).recipe is None
     said = "note: the recipe my_training:recipe(seed=0), which Python does not find here, was not imported."
     assert said in capsys.readouterr().out
-    monkeypatch.setattr("backstory.studies.digits.images", Mock(side_effect=UsageError("the data are not here.")))
-    own = "backstory.studies.digits:recipe"
+    monkeypatch.setattr("backstory.demo.digits.images", Mock(side_effect=UsageError("the data are not here.")))
+    own = "backstory.demo.digits:recipe"
     assert serve._opened(digits_run, own, False, 0).recipe is None
     assert "cannot be used: the data are not here." in capsys.readouterr().out
     with pytest.raises(UsageError, match="the data are not here"):

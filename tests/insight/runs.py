@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tests.session.loops import Batch, batch_of, cross_entropy, ids_of, mlp, normal, sgd
+from tests.support.loops import Batch, batch_of, cross_entropy, ids_of, mlp, normal, sgd
 from torch import nn
 
 import backstory
-from backstory.session.run import Run
+from backstory.run.run import Run
 
 STEPS = 12
 SOURCES = ("books", "web", "code")

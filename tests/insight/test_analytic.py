@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import STEPS, Small, small
-from tests.oracles import assert_same
+from tests.support.oracles import assert_same
 from torch import nn
 
 import backstory

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.insight.runs import Small, loss, queries, small
-from tests.session.loops import mlp, sgd
+from tests.support.loops import mlp, sgd
 from torch import nn
 
 import backstory

@@ -1,11 +1,11 @@
-"""Terms of erasure against autograd: the step that is left out of the product, one at a time, by `tests.oracles`."""
+"""Terms of erasure against autograd: the step that is left out of the product, one at a time, by `tests.support.oracles`."""
 
 from collections.abc import Sequence
 
 import pytest
 import torch
 from tests.maths.examples import RULES, P, queries, random_steps, recorded
-from tests.oracles import Recorded, assert_same, unrolled
+from tests.support.oracles import Recorded, assert_same, unrolled
 from torch import Tensor
 
 from backstory.insight.erasure import Pay, Taken, free_path, moved, taken

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import Small, loss, small
-from tests.session.loops import batch_of, ids_of, mlp, sgd, train
+from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
 from backstory.errors import UsageError

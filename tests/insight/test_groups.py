@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.insight.runs import SOURCES, STEPS, Small
-from tests.session.loops import ids_of
+from tests.support.loops import ids_of
 
 from backstory.errors import UsageError
 from backstory.insight.groups import grouped

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import Small, loss
-from tests.session.loops import batch_of
+from tests.support.loops import batch_of
 
 from backstory.errors import UsageError
 from backstory.insight.memorisation import memorisation, self_ranks
-from backstory.session.answer import Influence
+from backstory.results.influence import Influence
 
 
 def test_ranks_are_counted(plain: Small) -> None:

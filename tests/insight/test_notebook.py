@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from tests.insight.runs import Small
-from tests.session.loops import batch_of, cross_entropy
+from tests.support.loops import batch_of, cross_entropy
 
 from backstory import insight
 from backstory.insight.harmful import Extremes, Shown

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import RUNS, STEPS, Small, loss, small
-from tests.session.loops import ids_of
+from tests.support.loops import ids_of
 
 from backstory.errors import UsageError
 from backstory.insight.saturation import Saturation, saturation
-from backstory.session.embed import Asked
+from backstory.run.embed import Asked
 
 
 def check(found: Saturation, answer: float) -> None:

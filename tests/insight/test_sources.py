@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import SOURCES, Small, loss
-from tests.oracles import assert_same
+from tests.support.oracles import assert_same
 
 from backstory.errors import UsageError
 from backstory.insight.sources import bootstrap, bootstraps, sources

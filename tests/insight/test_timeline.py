@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.insight.runs import STEPS, Small, loss, small
-from tests.session.loops import batch_of, ids_of, mlp, sgd, train
+from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
 from backstory.insight.phases import Phases, phases

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.oracles import assert_same
-from tests.session.loops import generator, same_numbers, stored
+from tests.support.loops import generator, same_numbers, stored
+from tests.support.oracles import assert_same
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

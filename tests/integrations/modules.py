@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
-from tests.session.loops import generator
+from tests.support.loops import generator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 

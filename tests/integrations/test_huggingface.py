@@ -25,8 +25,8 @@ from tests.integrations.causal import (
     texts,
     trainer,
 )
-from tests.oracles import assert_same
-from tests.session.loops import Interrupted, generator, same_numbers, stored, terms_of
+from tests.support.loops import Interrupted, generator, same_numbers, stored, terms_of
+from tests.support.oracles import assert_same
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import LlamaForSequenceClassification, Trainer, TrainerCallback

@@ -25,8 +25,8 @@ from tests.integrations.modules import (
     points,
     trainer,
 )
-from tests.oracles import assert_same
-from tests.session.loops import Interrupted, same_numbers, same_weights, stored, terms_of
+from tests.support.loops import Interrupted, same_numbers, same_weights, stored, terms_of
+from tests.support.oracles import assert_same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.session.loops import FULL, batch_of, cross_entropy, ids_of, mlp, same_numbers, sgd, stored, terms_of, train
+from tests.support.loops import FULL, batch_of, cross_entropy, ids_of, mlp, same_numbers, sgd, stored, terms_of, train
 
 import backstory
 from backstory.errors import UsageError

@@ -1,9 +1,9 @@
-"""Recorded steps made of random numbers, and the same numbers as `tests.oracles` wants them."""
+"""Recorded steps made of random numbers, and the same numbers as `tests.support.oracles` wants them."""
 
 from collections.abc import Callable, Sequence
 
 import torch
-from tests.oracles import Recorded
+from tests.support.oracles import Recorded
 from torch import Tensor
 
 from backstory.maths.steps import Coefficients, Step

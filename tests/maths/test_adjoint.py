@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.maths.examples import RULES, P, queries, random_steps, recorded
-from tests.oracles import assert_close, assert_same, unrolled
+from tests.support.oracles import assert_close, assert_same, unrolled
 
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.propagation import Propagator

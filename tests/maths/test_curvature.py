@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.oracles import assert_same
+from tests.support.oracles import assert_same
 from torch import Tensor
 
 from backstory.errors import UnsupportedError, UsageError

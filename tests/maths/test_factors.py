@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 
 from backstory.errors import UsageError
 from backstory.maths.factors import Block, factored, multiplied, parts, sizes, worth_it

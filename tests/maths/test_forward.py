@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.maths.examples import P, queries, random_steps
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths.adjoint import Adjoint

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.oracles import assert_close, per_sample_gradients
+from tests.support.oracles import assert_close, per_sample_gradients
 from torch import Tensor, nn
 
 from backstory.errors import UnsupportedError

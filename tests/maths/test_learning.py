@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracles import assert_close, assert_same
+from tests.support.oracles import assert_close, assert_same
 from torch import Tensor
 
 from backstory.maths import learning

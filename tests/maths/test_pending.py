@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from tests.maths.examples import adam, heavy, nesterov
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 
 from backstory.maths.pending import FIRST, Pending, Rows
 from backstory.maths.steps import Coefficients

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.maths.examples import P, adam, joined, plain, queries
-from tests.oracles import assert_close, assert_same
+from tests.support.oracles import assert_close, assert_same
 from torch import Tensor
 
 from backstory.maths import precondition

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.maths.examples import RULES, P, heavy, plain, random_step, random_steps, recorded
-from tests.oracles import (
+from tests.support.oracles import (
     Group,
     Run,
     Seconds,

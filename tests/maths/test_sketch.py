@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths.sketch import Sketch, orthogonal

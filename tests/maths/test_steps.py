@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.maths.examples import DIAGONAL, P, adam, heavy, joined, nesterov, plain, queries, random_step
-from tests.oracles import assert_close, assert_same, expands
+from tests.support.oracles import assert_close, assert_same, expands
 from torch import Tensor
 
 from backstory.maths import steps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.maths.examples import RULES, P, random_steps
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 
 from backstory.maths.steps import Step
 from backstory.maths.stretch import Columns, columns

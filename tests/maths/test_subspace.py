@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import Tensor
 
 from backstory.maths import subspace

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tests.session.loops import generator
+from tests.support.loops import generator
 from torch import Tensor, nn
 from transformers import (
     Gemma2Config,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.language import PARTS, Nano, NanoBlock, adamw, make, train
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.language import Nano, adamw, logits_of, make, text, train
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import nn
 
 import backstory

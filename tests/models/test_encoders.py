@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.language import kept, shaken
-from tests.oracles import assert_close
-from tests.session.loops import generator
+from tests.support.loops import generator
+from tests.support.oracles import assert_close
 from torch import Tensor, nn
 from transformers import (
     BertConfig,

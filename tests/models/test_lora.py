@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tests.models.language import adamw, make, shaken, train
-from tests.oracles import assert_close
+from tests.support.oracles import assert_close
 from torch import nn
 
 import backstory

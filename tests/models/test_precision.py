@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.language import adamw, kept, logits_of, make, one_backward_each, text, token_losses, train
-from tests.oracles import assert_close, assert_same
-from tests.session.loops import generator, terms_of
+from tests.support.loops import generator, terms_of
+from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError
-from backstory.session.run import Run
+from backstory.run.run import Run
 from backstory.store import RunStore
 
 NAMES = ["GPT-2", "GPT-NeoX", "Llama", "nanoGPT"]

@@ -19,8 +19,8 @@ from tests.models.language import (
     token_losses,
     train,
 )
-from tests.oracles import assert_close, assert_same
-from tests.session.loops import terms_of
+from tests.support.loops import terms_of
+from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 import backstory

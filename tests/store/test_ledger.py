@@ -13,7 +13,6 @@ import psutil
 import pyarrow as pa
 import pytest
 import torch
-from tests.oracles import assert_close
 from tests.store.builders import (
     LAYERS,
     diagonal_run,
@@ -25,6 +24,7 @@ from tests.store.builders import (
     split_record,
     split_run,
 )
+from tests.support.oracles import assert_close
 
 from backstory.errors import DiskError, StoreError, UsageError
 from backstory.store import RunStore, StepRecord, ledger

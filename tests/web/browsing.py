@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from backstory.session.run import Run
+from backstory.run.run import Run
 from backstory.web.app import make_app
 from backstory.web.opened import Opened
 

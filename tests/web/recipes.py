@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tests.plain import assert_alike
+from tests.support.plain import assert_alike
 from torch import Tensor
 
 import backstory
-from backstory.session.recipe import Recipe, take_step
-from backstory.studies.data import Bytes
-from backstory.studies.gpt_model import GPT
-from backstory.studies.gpt_setups import counts, loss
-from backstory.studies.texts import pieces, shown, text_of, typed
+from backstory.demo.data import Bytes
+from backstory.demo.gpt_model import GPT
+from backstory.demo.setups import counts, loss
+from backstory.demo.texts import pieces, shown, text_of, typed
+from backstory.replay.recipe import Recipe, take_step
 
 # What is behind one influence, in float32: width and letters for each token there and back, and the run's 136 numbers.
 TERMS = 2 * 12 * (8 + 256) + 136

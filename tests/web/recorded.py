@@ -9,12 +9,12 @@ import pytest
 from torch import Tensor
 
 import backstory
-from backstory.session.recipe import Recipe, take_step
-from backstory.studies import digits, texts
-from backstory.studies.data import DataError, Document, fetch
-from backstory.studies.demo import demo
-from backstory.studies.png import png
-from backstory.studies.text_demo import text_demo
+from backstory.demo import digits, texts
+from backstory.demo.data import DataError, Document, fetch
+from backstory.demo.images import demo
+from backstory.demo.png import png
+from backstory.demo.text import text_demo
+from backstory.replay.recipe import Recipe, take_step
 
 HOSTILE = "<script>document.title='taken'</script>"
 SMALL: dict[str, Any] = {"steps": 24, "batch_size": 8, "length": 48, "layers": 1, "width": 32}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import backstory
 from backstory import insight
-from backstory.session.embed import Progress
+from backstory.run.embed import Progress
 from backstory.web.errors import Refused
 from backstory.web.held import Scored
 from backstory.web.opened import Opened, Stopped, size

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
-from tests.plain import assert_alike
+from tests.support.plain import assert_alike
 from tests.web import recorded
 from tests.web.browsing import FITS, Visitor, chromium, missing
 from tests.web.test_pages import Reader, read
 
-from backstory.studies import digits, texts
+from backstory.demo import digits, texts
 from backstory.web import printing, shapes, views, views_ask, views_samples, words
 from backstory.web import report as made
 from backstory.web.app import make_app

@@ -8,7 +8,7 @@ import torch
 from tests.web.recipes import LENGTH, TEXTS, TOLD, assert_same_hits, encoded, recipe
 
 import backstory
-from backstory import truth
+from backstory import exact
 from backstory.errors import UsageError
 from backstory.web import shapes, views_ask, views_form
 from backstory.web.errors import Refused
@@ -172,7 +172,7 @@ def test_tokens_are_those_of_the_truth_and_add_up(opened: Opened) -> None:
     hits = [("tags", steps[0]), ("law/1/0", opened.catalogue.sample(opened.catalogue.number("law/1/0")).steps[1])]
     found = views_ask.tokens(opened, stored(opened, "law", 0), hits, None)
     run = backstory.open(opened.run.path)
-    right = truth.tokens(run, recipe, recipe().queries["law"][:1], hits)
+    right = exact.tokens(run, recipe, recipe().queries["law"][:1], hits)
     for shown, told, (name, step) in zip(found.items, right, hits, strict=True):
         assert (shown.sample, shown.step) == (name, step)
         assert [p.influence for p in shown.tokens] == pytest.approx(told.scores[0].tolist(), rel=1e-3, abs=1e-6)
@@ -181,7 +181,7 @@ def test_tokens_are_those_of_the_truth_and_add_up(opened: Opened) -> None:
 
 
 def test_pieces_that_do_not_fit_are_refused(opened: Opened) -> None:
-    found = truth.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1))
+    found = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1))
     with pytest.raises(UsageError, match="gives 2 texts; expected 3"):
         views_ask._tokens((["tags"], None), found, lambda batch, place: ["a", "b"])
 

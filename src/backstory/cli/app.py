@@ -11,14 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import bench, condense, data, datasets, demo, index, insight, plan, recipes, report, serve, show, study
-from . import bench_serve as bench_serve  # its command joins those of bench
-from . import study_checkpoints as study_checkpoints  # its command joins those of study
-from . import study_domains as study_domains  # its command joins those of study
-from . import study_gpt as study_gpt  # its commands join those of study
-from . import study_planted as study_planted  # its command joins those of study
-from . import study_small as study_small  # its commands join those of study
-from . import study_treebank as study_treebank  # its command joins those of study
+from . import condense, data, datasets, demo, index, insight, plan, recipes, report, serve, show
 from .options import Json
 
 app = typer.Typer(
@@ -27,8 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(bench.app, name="bench")
-app.add_typer(study.app, name="study")
 app.add_typer(datasets.app, name="data")
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
@@ -60,7 +51,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Say what a run holds, and whether it is sound."""
-    from ..session.inspect import inspect as inspect_run
+    from ..run.inspect import inspect as inspect_run
 
     found = inspect_run(run, verify=verify)
     if json:
@@ -98,7 +89,7 @@ def embed(
     json: Json = False,
 ) -> None:
     """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
-    from ..session.run import Run
+    from ..run.run import Run
 
     with show.progress() as say:
         report = Run(run).embed(
@@ -139,7 +130,7 @@ def query(
     json: Json = False,
 ) -> None:
     """Which training samples helped and hurt the model on a query?"""
-    from ..session.ask import ask
+    from .ask import ask
 
     name = recipes.confirm(run, recipe, trust_recipe)  # a question and a bar do not share a terminal
     with show.progress() as say:
@@ -173,7 +164,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the run's tables (without the vectors) as Parquet or CSV."""
-    from ..session.export import export as export_run
+    from ..run.export import export as export_run
 
     files = export_run(run, out, to)
     if json:
@@ -194,7 +185,7 @@ def erase(
     json: Json = False,
 ) -> None:
     """Erase sample content (text, image, label, source) from the disk; gradient rows stay."""
-    from ..session.run import Run
+    from ..run.run import Run
 
     if bool(ids) == everything:
         raise typer.BadParameter("name samples, or pass --all (not both).")
@@ -210,10 +201,15 @@ def erase(
 
 
 def main() -> None:
-    """Entry point: plain errors, no traceback for what the user can mend."""
+    """Entry point."""
     recipes.leave_the_folder_out()
+    guarded(app)
+
+
+def guarded(commands: typer.Typer) -> None:
+    """Run the command that was typed; what the user can mend is one plain sentence and exit code 2."""
     try:
-        app()
+        commands()
     except BackstoryError as error:
         show.err.print(f"backstory: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)

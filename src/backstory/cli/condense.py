@@ -22,7 +22,7 @@ def condense(
     json: Json = False,
 ) -> None:
     """Write a run with its curvature as the mean of stretches of steps: smaller, and embedded faster."""
-    from ..session.run import Run
+    from ..run.run import Run
 
     with show.progress() as say:
         report = Run(run).condense(

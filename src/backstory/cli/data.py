@@ -24,7 +24,7 @@ def at(text: str) -> int | str:
 
 def ids(run: Path, texts: Sequence[str]) -> list[int | str]:
     """Ids as the run has them: ints where the run's ids are ints."""
-    from ..session.run import Run
+    from ..run.run import Run
 
     if Run(run).config.get("ids") != "int":
         return list(texts)

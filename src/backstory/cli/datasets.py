@@ -21,8 +21,8 @@ def root() -> None:
 @app.command("list")
 def list_all(json: Json = False) -> None:
     """All data sets: size, whether they are in the cache, licence."""
-    from ..studies.data import cache_dir
-    from ..studies.data.catalogue import catalogue
+    from ..demo.data import cache_dir
+    from ..demo.data.catalogue import catalogue
 
     entries = catalogue().values()
     if json:
@@ -41,7 +41,7 @@ def fetch(
     json: Json = False,
 ) -> None:
     """Fetch data sets into the cache, and check every byte."""
-    from ..studies.data.catalogue import chosen
+    from ..demo.data.catalogue import chosen
 
     entries = chosen(names)
     with show.progress() as say:

@@ -45,9 +45,9 @@ def demo(
 
 def _images(out: Path, source: str, json: bool) -> None:
     data.need("plotly", "sklearn", extra="demo")
-    from ..session.run import Run
-    from ..studies.demo import demo as run_demo
-    from ..studies.report import html_report
+    from ..demo.image_report import html_report
+    from ..demo.images import demo as run_demo
+    from ..run.run import Run
 
     with show.progress() as say:
         result = run_demo(out, source=source, say=say)
@@ -60,9 +60,9 @@ def _images(out: Path, source: str, json: bool) -> None:
 
 def _text(out: Path, json: bool) -> None:
     data.need("plotly", extra="demo")
-    from ..session.run import Run
-    from ..studies.text_demo import text_demo
-    from ..studies.text_report import text_report
+    from ..demo.text import text_demo
+    from ..demo.text_report import text_report
+    from ..run.run import Run
 
     with show.progress() as say:
         result = text_demo(out, say=say)
@@ -76,8 +76,8 @@ def _text(out: Path, json: bool) -> None:
 def _stories(out: Path, json: bool) -> None:
     data.need("plotly", extra="demo")
     data.need("transformers", extra="hf")
+    from ..demo.stories import heading, stories
     from ..insight import page as html_page
-    from ..studies.stories import heading, stories
 
     with show.progress() as say:
         found = stories(out, say=say)

@@ -23,7 +23,7 @@ def index(
     json: Json = False,
 ) -> None:
     """Index the embeddings for questions that want the highest and lowest influences alone (`method="index"`)."""
-    from ..session.run import Run
+    from ..run.run import Run
 
     with show.progress() as say:
         report = Run(run).index(

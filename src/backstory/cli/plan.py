@@ -47,7 +47,7 @@ def plan(
     Runs your own file, and a few steps of its training, plain and recorded, on copies of its model and optimizer: bytes
     on disk, memory to embed and to ask, slow-down, and what other settings would cost.
     """
-    from ..session.plan import plan as make_plan
+    from ..recording.plan import plan as make_plan
 
     make = load(recipe)
     chosen: dict[str, Any] = {"subspace": subspace, "curvature": curvature, "encoding": encoding}
@@ -68,7 +68,7 @@ def load(name: str) -> Callable[[], Any]:
     if not where or not function.isidentifier():
         raise UsageError(f"found {name!r}; expected FILE.py:function or package.module:function.")
     if not where.endswith(".py"):
-        from ..session.recipe import load_recipe
+        from ..replay.recipe import load_recipe
 
         recipes.look_here()  # to name it is to trust it
         return lambda: load_recipe(name)
@@ -90,7 +90,7 @@ def _run_file(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ImportError as error:
-        from ..session.recipe import hidden
+        from ..replay.recipe import hidden
 
         if not (remedy := hidden(error.name or file.stem)):
             raise

@@ -17,7 +17,7 @@ import typer
 from ..errors import UsageError
 
 HEAD, TAIL, MOST = 70, 30, 10  # letters of a value at either end, and arguments of a call, that a question shows
-STUDIES = f"{__name__.partition('.')[0]}.studies."
+DEMOS = f"{__name__.partition('.')[0]}.demo."
 
 
 def leave_the_folder_out() -> None:
@@ -62,12 +62,12 @@ def unasked(run: Path) -> str | None:
 
 
 def shipped(name: str) -> bool:
-    """Whether a recipe is Backstory's own: what a module of its studies declares as RECIPE.
+    """Whether a recipe is Backstory's own: what a module of its demos declares as RECIPE.
 
     Any other function of the package is as foreign as the arguments that the run gives it: `load_recipe` imports anything.
     """
     module = name.partition(":")[0]
-    if not module.startswith(STUDIES):
+    if not module.startswith(DEMOS):
         return False
     try:
         return getattr(importlib.import_module(module), "RECIPE", None) == name
@@ -77,7 +77,7 @@ def shipped(name: str) -> bool:
 
 def described(config: Mapping[str, Any]) -> str:
     """The recipe that a run names, as the call that it is, and where Python would find it: in one line."""
-    from ..session.recipe import place
+    from ..replay.recipe import place
 
     name, before = str(config.get("recipe")), list(sys.path)
     look_here()
@@ -99,7 +99,7 @@ def call(name: str, args: Any) -> str:
 
 
 def _config(run: Path) -> Mapping[str, Any]:
-    from ..session.run import Run
+    from ..run.run import Run
 
     return Run(run).config
 

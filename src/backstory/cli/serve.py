@@ -46,7 +46,7 @@ def serve(
     data.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
     import torch
 
-    from ..session.run import Run
+    from ..run.run import Run
     from ..web.limits import Limits, loopback
 
     token = _token(token_file)
@@ -100,7 +100,7 @@ def _listen(
 
 def _opened(run: Path, recipe: str | None, asked: bool, room: int) -> "Opened":
     """The run; where nobody asked for its recipe and it cannot be had, without it."""
-    from ..session.run import Run
+    from ..run.run import Run
     from ..web.opened import Opened
 
     config = Run(run).config

@@ -25,10 +25,10 @@ from torch import Tensor
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.steps import Step, curvature_rows
-from ..session.condensed import refuse_condensed
-from ..session.embed import Asked, Progress
-from ..session.run import Run
-from ..session.sweep import backward
+from ..run.embed import Asked, Progress
+from ..run.run import Run
+from ..run.sweep import backward
+from ..run.windows import refuse_condensed
 from . import plots
 from .notebook import InNotebook
 from .shapes import Curve

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..session.answer import Influence
-from ..session.coordinates import question
-from ..session.embed import Asked, Progress
-from ..session.query import LossFn
-from ..session.recipe import load_recipe
-from ..session.run import Run
+from ..replay.recipe import load_recipe
+from ..results.influence import Influence
+from ..run.coordinates import question
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.run import Run
 
 SIGN = "positive: the sample helped, removing it would raise the query's loss"
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..capture.ids import as_text
 from ..errors import UsageError
-from ..session.occurrences import occurrences, rows_before
-from ..session.run import Run
+from ..run.occurrences import occurrences, rows_before
+from ..run.run import Run
 
 THIRDS = ("early", "middle", "late")
 COLUMNS = ("source", "label")

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ..session.answer import Hit
-from ..session.embed import Asked, Progress
-from ..session.query import LossFn
-from ..session.run import Run
+from ..results.influence import Hit
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.run import Run
 from . import plots
 from .asking import SIGN, mean_answer, said
 from .notebook import InNotebook

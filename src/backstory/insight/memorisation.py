@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
-from ..session.answer import Influence
-from ..session.embed import Asked, Progress
-from ..session.query import LossFn
-from ..session.run import Run
+from ..results.influence import Influence
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.run import Run
 from . import plots
 from .asking import SIGN, said
 from .notebook import InNotebook

@@ -6,7 +6,7 @@ Knows nothing of what a result holds.
 from typing import Any
 
 from ..errors import BackstoryError
-from ..session.notebook import shown
+from ..results.notebook import shown
 from .asking import SIGN
 
 

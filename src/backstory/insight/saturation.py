@@ -20,13 +20,13 @@ from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.steps import Gamma
-from ..session.condensed import refuse_condensed
-from ..session.embed import Asked, Progress
-from ..session.occurrences import occurrences, rows_before
-from ..session.query import LossFn
-from ..session.run import Run
-from ..session.sweep import backward, cut, slices
-from ..session.validity import Watch
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.occurrences import occurrences, rows_before
+from ..run.quality import Watch
+from ..run.run import Run
+from ..run.sweep import backward, cut, slices
+from ..run.windows import refuse_condensed
 from ..store import RunStore
 from . import plots
 from .asking import SIGN, mean_vector

@@ -16,9 +16,9 @@ import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..session.embed import Asked, Progress
-from ..session.query import LossFn
-from ..session.run import Run
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.run import Run
 from . import plots
 from .asking import SIGN, said
 from .groups import column

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ..session.embed import Asked, Progress
-from ..session.query import LossFn
-from ..session.run import Run
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.run import Run
 from ..store import RunStore
 from . import plots
 from .asking import SIGN, mean_answer, said

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..session import Recorder, record
-from ..session.settings import curvature_of
-from ..session.step import StepScope
+from ..recording.recorder import Recorder
+from ..recording.settings import curvature_of
+from ..recording.start import record
+from ..recording.step import StepScope
 
 REDUCTIONS = ("mean", "sum", "token-mean")
 FILLED_IN = ("resume", "start", "scaler")  # by the trainer

@@ -14,6 +14,7 @@ Shapes:  outputs (B, *positions, C); for bce and squared-error every entry is a 
 Knows nothing of layers or hooks: outputs in, seeds out.
 """
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, UsageError
 
+CURVATURE = re.compile(r"(empirical|sampled(:(?P<draws>\d+))?|exact:(?P<classes>\d+))(/(?P<groups>\d+))?")
 KINDS = ("cross-entropy", "squared-error", "bce")
 MOST_EXACT = 512  # backward passes a step that `exact` may cost
 

@@ -20,15 +20,7 @@ from ..maths import encoding as enc
 from ..maths.factors import Block, parts
 from . import codec, files, layout, tables
 from .lock import RunLock
-from .records import (
-    RowBlock,
-    StepRecord,
-    StepTable,
-    check_record,
-    rows_schema,
-    samples_schema,
-    steps_schema,
-)
+from .records import RowBlock, StepRecord, StepTable, check_record, rows_schema, samples_schema, steps_schema
 
 FRAGMENT = 256 << 20  # bytes of rows in one compacted fragment
 TIDY_EVERY = 500  # commits

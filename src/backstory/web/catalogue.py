@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..session.occurrences import occurrences
+from ..run.occurrences import occurrences
 from .errors import Refused
 from .reader import Reader
 from .shapes import Has, Sample

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
-from ..session.adaptive import load_scales
-from ..session.coordinates import blocks_of, check_model
-from ..session.embed import Progress
-from ..session.occurrences import rows_before
-from ..session.query import LossFn, query_rows
-from ..session.recipe import Recipe
-from ..session.run import Run
+from ..replay.recipe import Recipe
+from ..run.coordinates import blocks_of, check_model
+from ..run.embed import Progress
+from ..run.gradients import LossFn, query_rows
+from ..run.occurrences import rows_before
+from ..run.run import Run
+from ..store.bases import load_scales
 from .batches import parts, size
 from .reader import Reader
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import insight
-from ..session.coordinates import bases_of
-from ..session.recipe import Recipe, load_recipe
-from ..session.run import Run
+from ..replay.recipe import Recipe, load_recipe
+from ..run.coordinates import bases_of
+from ..run.run import Run
 from . import wanted
 from .batches import part, size
 from .catalogue import Catalogue

@@ -6,7 +6,7 @@ Knows nothing of what is read.
 import threading
 from pathlib import Path
 
-from ..session.run import Run
+from ..run.run import Run
 
 
 class Reader:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import truth
+from .. import exact
 from ..errors import UsageError
 from . import shapes
 from .batches import part
@@ -111,7 +111,7 @@ def ready(opened: Opened, gradient: Sequence[float]) -> Asked:
 def _made(width: int) -> str:
     return (
         f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
-        "`from backstory.session.coordinates import question; v, notes = question(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
+        "`from backstory.run.coordinates import question; v, notes = question(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
     )
 
 
@@ -240,16 +240,16 @@ def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at:
     own = [(opened.catalogue.own_id(opened.catalogue.number(name)), t) for name, t in hits]
     v = vector(opened, question, step)
 
-    def ask() -> list[truth.TokenInfluence]:
+    def ask() -> list[exact.TokenInfluence]:
         make = opened.recipe_name
         assert make is not None
-        return truth.tokens(opened.run, make, None, own, step, vectors=v, progress=opened.going_on)
+        return exact.tokens(opened.run, make, None, own, step, vectors=v, progress=opened.going_on)
 
     found = opened.results.get(("tokens", question.key, tuple(hits), step), ask)
     return shapes.Shading(items=[_tokens(recipe.batches[x.step], x, recipe.pieces) for x in found], notes=[TOKENS])
 
 
-def _tokens(batch: tuple[Sequence[int | str], Any], found: truth.TokenInfluence, pieces: Any) -> shapes.Tokens:
+def _tokens(batch: tuple[Sequence[int | str], Any], found: exact.TokenInfluence, pieces: Any) -> shapes.Tokens:
     texts = pieces(batch[1], [str(x) for x in batch[0]].index(str(found.sample)))
     parts = found.scores[0].tolist()
     if len(texts) != len(parts):

@@ -16,7 +16,7 @@ from tests.web import recorded
 from tests.web.browser.test_browser import compared, ids, move, paths, shown, sides
 from tests.web.browsing import FITS, ROOT, Visitor, served
 
-from backstory.studies.data import DataError
+from backstory.demo.data import DataError
 from backstory.web.pages import plain
 from backstory.web.shapes import HELPED, HURT
 

@@ -1,0 +1,64 @@
+"""From a recorded run to answers: index (embed) and ask, or ask by adjoint; recording excluded.
+
+Query gradients are part of every question. `approximate` is what the index over embeddings finds, on gradient rows as queries. Knows nothing of the command line.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backstory.run.run import Run
+from experiments.bench.recording import CONFIGURATIONS, Say, quiet
+from experiments.bench.timing import Times, interleave
+from experiments.bench.training import Settings, recorded_run, sizes
+from experiments.bench.workloads import SCALES, Workload, sample_losses
+
+ASKED: dict[str, tuple[Settings, bool]] = {  # settings, and whether layers are joint
+    "default, joint": (CONFIGURATIONS["default"], True),
+    "paper: random 32×32, empirical, per layer": (CONFIGURATIONS["paper: random 32×32, empirical"], False),
+}
+
+
+def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> dict[str, Any]:
+    """One line for each workload and configuration: one epoch recorded, all its samples scored on all queries."""
+    rows: list[dict[str, Any]] = []
+    approximate: list[dict[str, Any]] = []
+    for work in (SCALES[scale]["A"], SCALES[scale]["B"]):
+        for name, (settings, joint) in ASKED.items():
+            say(f"query: {work.words}, {work.n_queries} queries, {name}")
+            with tempfile.TemporaryDirectory() as folder:
+                run, model = recorded_run(work, Path(folder) / "run", settings, work.epoch)
+                times = interleave(questions(run, model, work, joint), repeats)
+                about = {"workload": work.words, "configuration": name}
+                rows.append({**about, **_line(work, times), **sizes(run.path)})
+                if joint:
+                    approximate.append({**about, **run.index(at=run.n_steps).as_dict()})
+    return {"threads": torch.get_num_threads(), "rows": rows, "approximate": approximate}
+
+
+def questions(run: Run, model: nn.Module, work: Workload, joint: bool) -> dict[str, Callable[[], object]]:
+    """What is timed."""
+    batch = work.queries()
+    return {
+        "index": lambda: run.embed(joint=joint),
+        "embeddings": lambda: run.query(model, query_losses, batch, method="embeddings", joint=joint),
+        "adjoint": lambda: run.query(model, query_losses, batch, method="adjoint", joint=joint),
+    }
+
+
+def query_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """One loss for each query."""
+    return sample_losses(model(batch[0]), batch[1])
+
+
+def _line(work: Workload, times: dict[str, Times]) -> dict[str, Any]:
+    return {
+        "queries": work.n_queries,
+        **{f"{part}_s": t.wall for part, t in times.items()},
+        **{f"{part}_cpu_s": t.cpu for part, t in times.items()},
+        "index_and_query_s": times["index"].wall + times["embeddings"].wall,
+    }

@@ -1,0 +1,154 @@
+"""What recording costs: the same training steps, plain and recorded, in turns, disk included.
+
+A run of N steps is taken in turns of a few steps: plain, then each configuration, then plain again. A learned subspace is
+known only after its warm-up, so there are three figures:
+
+    ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
+    one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the subspace
+    run_ratio    the whole run of N steps, opening and closing included, over the plain one
+
+Knows nothing of the command line.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backstory.recording.settings import RecordSettings
+from backstory.run.run import Run
+from experiments.bench.planning import planned
+from experiments.bench.timing import Times, median, timed, total, turns
+from experiments.bench.training import Plain, Recorded, Settings, sizes
+from experiments.bench.workloads import SCALES, Workload
+
+Say = Callable[[str], None]
+WARMUP = RecordSettings.warmup_steps
+JOINT = 10_000  # numbers a row, at most, that are embedded jointly here
+
+CONFIGURATIONS: dict[str, Settings] = {
+    "default": {},
+    "paper: random 32×32, empirical": {"subspace": "random", "rank": 32, "curvature": "empirical"},
+    "sampled:1/6": {"curvature": "sampled:1/6"},
+    "int8": {"encoding": "int8"},
+}
+STUDIED = {  # the configuration's line in `python -m experiments gpt`
+    "default": "default",
+    "sampled:1/6": "learned-16-sampled-1/6",
+    "int8": "learned-16-empirical/6-int8",
+    "default, condensed": "default-condensed",
+    "int8, condensed": "int8-condensed",
+    "sampled:1/6, condensed": "learned-16-sampled-1/6-condensed",
+}
+CONDENSED = (
+    "default",
+    "sampled:1/6",
+    "int8",
+)  # configurations that are condensed afterwards, where they have curvature rows
+EMBEDDED = 1024  # occurrences whose embedding is timed, at most
+
+
+def quiet(text: str) -> None:
+    """Says nothing."""
+
+
+def bench_record(
+    *,
+    workloads: Sequence[str] = "ABC",
+    scale: str = "full",
+    study: Mapping[str, Any] | None = None,
+    say: Say = quiet,
+) -> dict[str, Any]:
+    """One line for each workload and configuration; `study`, what `study gpt --json` found, gives language models' fidelity."""
+    rows: list[dict[str, Any]] = []
+    plans: list[dict[str, Any]] = []
+    known = {row["method"]: row["mean"] for row in (study or {}).get("rows", [])}
+    for name in workloads:
+        work = SCALES[scale][name]
+        say(f"record: {work.words}, {work.steps} steps, plain and {len(CONFIGURATIONS)} configurations in turns")
+        lines = compare(work, for_workload(work))
+        say(f"record: what `backstory plan` says of {work.name}")
+        plans.append(planned(work, lines[0], seconds=1.0 if scale == "full" else 0.01))
+        fidelity = {name: known.get(row) for name, row in STUDIED.items()} if work.language else {}
+        rows += [{**line, "fidelity": fidelity.get(line["configuration"])} for line in lines]
+    return {"threads": torch.get_num_threads(), "rows": rows, "plans": plans}
+
+
+def for_workload(work: Workload) -> dict[str, Settings]:
+    """The configurations as they make sense there: samples without positions have no groups of them."""
+    if work.language:
+        return CONFIGURATIONS
+    others = {name: settings for name, settings in CONFIGURATIONS.items() if name != "sampled:1/6"}
+    return {**others, "sampled:1": {"curvature": "sampled:1"}}
+
+
+def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict[str, Any]]:
+    """Plain training and each configuration, in turns; one line for each configuration."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder) / str(i) for i, name in enumerate(configurations)}
+        loops: dict[str, Plain] = {"plain": Plain(work)}
+        ends: dict[str, Times] = {}  # opening and closing
+        try:
+            for name, settings in configurations.items():
+                ends[name] = timed(partial(_open, loops, name, paths[name], settings))
+            took = turns({name: _turn(loop) for name, loop in loops.items()}, work.steps // work.turn)
+        finally:
+            for name, loop in loops.items():
+                if isinstance(loop, Recorded):
+                    ends[name] = total([ends[name], timed(loop.close)])
+        lines = []
+        for name, path in paths.items():
+            seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
+            lines.append({**seen, "configuration": name, **sizes(path), **embedding(path)})
+            if name in CONDENSED and Run(path).store.curvature_rows:
+                lines.append({**seen, "configuration": f"{name}, condensed", **condensed(path)})
+        return lines
+
+
+def condensed(path: Path) -> dict[str, Any]:
+    """What `condense` makes of a run: its seconds, and the sizes and the embedding of what it writes."""
+    small = path.with_name(f"{path.name}-condensed")
+    took = timed(lambda: Run(path).condense(small))
+    return {"condense_s": took.wall, **sizes(small), **embedding(small)}
+
+
+def embedding(path: Path) -> dict[str, Any]:
+    """Seconds that embedding the first occurrences takes, joint; per layer where a joint matrix would be too large."""
+    run = Run(path)
+    starts = run.store.steps().row_start
+    at = max(1, int((starts < EMBEDDED).sum()))
+    joint = run.store.width <= JOINT
+    took = timed(lambda: run.embed(at, joint=joint))
+    rows = run.store.n_rows() if at == run.n_steps else int(starts[at])
+    return {"embedding_s": took.wall, "embedded": rows, "jointly": joint}
+
+
+def _open(loops: dict[str, Plain], name: str, path: Path, settings: Settings) -> None:
+    loops[name] = Recorded(loops["plain"].work, path, settings)
+
+
+def _turn(loop: Plain) -> Callable[[], None]:
+    return lambda: loop.advance(loop.work.turn)
+
+
+def figures(work: Workload, plain: Sequence[Times], recorded: Sequence[Times], ends: Times) -> dict[str, Any]:
+    """The figures of one configuration from the times of its turns, and of its opening and closing."""
+    warm = min(-(-WARMUP // work.turn), len(plain) - 1)  # turns that may hold a part of the warm-up
+    steady, pairs = median(recorded[warm:]), list(zip(plain[warm:], recorded[warm:], strict=True))
+    before, whole = total(recorded[:warm]), total([*recorded, ends])
+    return {
+        "ratio": statistics.median(r.wall / p.wall for p, r in pairs),
+        "cpu_ratio": statistics.median(r.cpu / p.cpu for p, r in pairs),
+        "one_off_s": before.wall - warm * steady.wall,
+        "one_off_cpu_s": before.cpu - warm * steady.cpu,
+        "steps": len(plain) * work.turn,
+        "run_ratio": whole.wall / total(plain).wall,
+        "run_cpu_ratio": whole.cpu / total(plain).cpu,
+        "plain_ms_per_step": 1e3 * median(plain[warm:]).wall / work.turn,
+        "recorded_ms_per_step": 1e3 * steady.wall / work.turn,
+        "turns": len(pairs),
+    }

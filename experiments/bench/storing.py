@@ -1,0 +1,55 @@
+"""What a run takes on disk: bytes per occurrence against float16 × 1,024 random dimensions a layer, curvature alike.
+
+Knows nothing of the command line.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.recording import Say, quiet
+from experiments.bench.training import Settings, recorded_run, sizes
+from experiments.bench.workloads import SCALES
+
+REFERENCE: Settings = {"subspace": "random", "rank": 32, "encoding": "float16"}
+STORES: dict[str, Settings] = {
+    "default": {},
+    "int8": {"encoding": "int8"},
+    "rank 8": {"rank": 8},
+    "rank 8, int8": {"rank": 8, "encoding": "int8"},
+    "empirical": {"curvature": "empirical"},
+    "empirical, int8": {"curvature": "empirical", "encoding": "int8"},
+    "sampled:1/6": {"curvature": "sampled:1/6"},
+    "sampled:1/6, int8": {"curvature": "sampled:1/6", "encoding": "int8"},
+}
+CONDENSED: dict[str, Settings] = {"default, condensed": {}, "int8, condensed": {"encoding": "int8"}}
+STRETCH = 2048  # occurrences of a run that is condensed: one stretch, as `condense` chooses them
+LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its subspace was learned
+STEPS = LEARNED_FROM + 4
+
+
+def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]]:
+    """One line for each configuration of B, and for the reference of each curvature setting."""
+    work, lines = SCALES[scale]["B"], []
+    references: dict[str, float] = {}
+    for name, settings in {**STORES, **CONDENSED}.items():
+        say(f"store: B, {name}")
+        line = {"configuration": name, **_recorded(work.name, scale, settings, condense=name in CONDENSED)}
+        curvature = line["curvature"]
+        if curvature not in references:
+            found = _recorded(work.name, scale, {**REFERENCE, "curvature": curvature})
+            references[curvature] = found["bytes_per_occurrence"]
+            lines.append({"configuration": f"reference: random 32×32, {curvature}", **found, "times_smaller": 1.0})
+        lines.append({**line, "times_smaller": references[curvature] / line["bytes_per_occurrence"]})
+    return lines
+
+
+def _recorded(workload: str, scale: str, settings: Settings, *, condense: bool = False) -> dict[str, Any]:
+    work = SCALES[scale][workload]
+    steps = STRETCH // work.batch if condense and scale == "full" else STEPS
+    with tempfile.TemporaryDirectory() as folder:
+        path, small = Path(folder) / "run", Path(folder) / "small"
+        run, _ = recorded_run(work, path, {**settings, "warmup_steps": LEARNED_FROM}, steps)
+        if condense:
+            run.condense(small)
+        return sizes(small if condense else path)

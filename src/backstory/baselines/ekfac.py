@@ -1,0 +1,170 @@
+r"""EK-FAC influence by the package `kronfluence`: the influence function with a Kronecker-factored curvature.
+
+    IF(z, q) = 1/N ∇ℓ(θ, q)ᵀ (H̃ + λI)⁻¹ ∇ℓ(θ, z),      H̃ = (Q_A ⊗ Q_S) Λ (Q_A ⊗ Q_S)ᵀ for each layer
+
+with the eigenvectors of the inputs' and the output gradients' second moments, and Λ the second moments of gradients in
+that basis. Positive: the sample helped. Second moments are those of the true gradients (`fisher`), or of draws whose
+second moment is the Gauss–Newton matrix (`ggn`). `damping=None` is the package's rule: 0.1 × each layer's mean Λ.
+
+Assumes: a trained minimum, layers independent; nn.Linear and nn.Conv2d only: the answer names what is left out.
+Grosse et al., Studying Large Language Model Generalization with Influence Functions, 2023.
+Knows nothing of steps.
+"""
+
+import copy
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ..errors import CoverageError, UsageError
+from ..replay.recipe import Recipe
+from ..results.influence import Influence
+from ..run.gradients import LossFn
+from .extras import extra, quiet, release, subclass
+from .models import evaluated
+from .output import output_factors, output_loss
+from .training import answer, join, select, size_of, split, survey
+
+HESSIANS = ("fisher", "ggn")
+LAYERS = (nn.Linear, nn.Conv2d)
+
+
+class _Samples(Dataset[Any]):
+    """Batches of one; a list would be written out in full, several times, for the package's log."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.parts[index]
+
+
+def ekfac(
+    recipe: Recipe,
+    queries: Any,
+    *,
+    loss: LossFn | None = None,
+    damping: float | None = 1e-3,
+    hessian: str = "fisher",
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Influence:
+    """EK-FAC influence at the weights of `recipe.model`, on the CPU; batches are tensors, or tuples or dicts of them."""
+    package = extra("kronfluence", "kronfluence")
+    if hessian not in HESSIANS:
+        raise UsageError(f"found hessian={hessian!r}; expected one of {', '.join(HESSIANS)}.")
+    model = copy.deepcopy(recipe.model).cpu()
+    model = model if list(model.children()) else nn.Sequential(model)  # the package replaces layers inside a model
+    tracked, left_out = _tracked(model)
+    training = survey(recipe)
+    with TemporaryDirectory() as folder, quiet():
+        task = _task(package, recipe.loss, loss or recipe.loss, copy.deepcopy(model), tracked, seed)
+        prepared = package.prepare_model(model, task)
+        analyzer = package.Analyzer("backstory", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
+        analyzer.set_dataloader_kwargs(package.utils.dataset.DataLoaderKwargs(collate_fn=join))
+        samples = _Samples(split(recipe, training))
+        _fit(package, analyzer, samples, hessian, batch_size, _dtype(recipe))
+        asked = _queries(recipe, queries, loss)
+        scores = _scores(package, analyzer, samples, asked, damping, batch_size, _dtype(recipe))
+    notes = _notes(damping, hessian, left_out)
+    return answer(recipe, training, scores / len(training), "EK-FAC (kronfluence)", notes)
+
+
+def _tracked(model: nn.Module) -> tuple[list[str], list[str]]:
+    """`(layers that EK-FAC covers, trained parameters that it does not)`."""
+    layers = {n: m for n, m in model.named_modules() if type(m) in LAYERS and m.weight.requires_grad}
+    if not layers:
+        raise CoverageError("the model has no trained nn.Linear or nn.Conv2d; EK-FAC covers only these.")
+    covered = {id(p) for m in layers.values() for p in m.parameters()}
+    return list(layers), [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
+
+
+def _task(package: Any, loss: LossFn, query_loss: LossFn, plain: nn.Module, tracked: list[str], seed: int) -> Any:
+    """The package's task; `plain` is the model without its hooks."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def train(self: Any, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+        if not sample:
+            return loss(model, batch).sum()
+        U = output_factors(plain, loss, batch)  # (B, C, C)
+        draw = torch.randn(U.shape[0], U.shape[2], 1, generator=generator).to(U)
+        return output_loss(loss, (U @ draw)[:, :, 0])(model, batch).sum()
+
+    return subclass(
+        package.Task,
+        compute_train_loss=train,
+        compute_measurement=lambda self, batch, model: query_loss(model, batch).sum(),
+        get_influence_tracked_modules=lambda self: tracked,
+    )()
+
+
+def _fit(package: Any, analyzer: Any, samples: _Samples, hessian: str, batch_size: int, dtype: torch.dtype) -> None:
+    kinds = ("activation_covariance", "gradient_covariance", "per_sample_gradient", "lambda")
+    settings = package.FactorArguments(
+        strategy="ekfac",
+        use_empirical_fisher=hessian == "fisher",
+        covariance_max_examples=None,
+        lambda_max_examples=None,
+        **{f"{k}_dtype": dtype for k in kinds},
+    )
+    analyzer.fit_all_factors("factors", samples, per_device_batch_size=batch_size, factor_args=settings)
+
+
+def _scores(
+    package: Any,
+    analyzer: Any,
+    samples: _Samples,
+    asked: tuple[_Samples, bool],
+    damping: float | None,
+    batch_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """∇ℓ(q)ᵀ (H̃ + λI)⁻¹ ∇ℓ(z), (Q, N)."""
+    queries, one = asked
+    settings = package.ScoreArguments(
+        damping_factor=damping,
+        aggregate_query_gradients=one,
+        **{f"{k}_dtype": dtype for k in ("per_sample_gradient", "precondition", "score")},
+    )
+    analyzer.compute_pairwise_scores(
+        "scores",
+        "factors",
+        query_dataset=queries,
+        train_dataset=samples,
+        per_device_query_batch_size=len(queries) if one else min(batch_size, len(queries)),
+        per_device_train_batch_size=batch_size,
+        score_args=settings,
+    )
+    scores: Tensor = analyzer.load_pairwise_scores("scores")["all_modules"]
+    return scores.double()
+
+
+def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[_Samples, bool]:
+    """`(the queries one by one, whether the loss is one number for all of them)`."""
+    with evaluated(recipe.model), torch.no_grad():
+        losses = (loss or recipe.loss)(recipe.model, queries)
+    n = size_of(queries)
+    if losses.dim() and len(losses) != n:
+        raise UsageError(f"found {len(losses)} losses for {n} queries; expected one each, or one number for all.")
+    return _Samples([select(queries, [i], n) for i in range(n)]), losses.dim() == 0
+
+
+def _dtype(recipe: Recipe) -> torch.dtype:
+    wide = any(p.dtype == torch.float64 for p in recipe.model.parameters())
+    return torch.float64 if wide else torch.float32
+
+
+def _notes(damping: float | None, hessian: str, left_out: list[str]) -> tuple[str, ...]:
+    size = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
+    return (
+        "units of the query's loss, for removing the sample and training to the minimum again",
+        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {size}, layers taken as independent",
+        "assumes a trained minimum; knows neither order nor time",
+        *([f"left out: {', '.join(left_out)}"] if left_out else []),
+    )

@@ -1,0 +1,151 @@
+r"""The influence function: one Newton step away from the trained model.
+
+    IF(z, q) = 1/N ∇ℓ(θ, q)ᵀ (H + λI)⁻¹ ∇ℓ(θ, z)  ≈  ℓ(without z, q) − ℓ(with z, q)
+
+Positive: the sample helped. H is the curvature of the mean loss of the N samples, 1/N Σ g gᵀ (`fisher`: the empirical
+Fisher, as LoGRA has it) or 1/N Σ Jᵀ (∇²_f ℓ) J (`ggn`). λ is `damping`, or `damping` × the mean eigenvalue of H; where
+training had an L2 penalty λ/2 ‖θ‖², its λ belongs into it. In random coordinates (`rank=`) this is LoGRA.
+The paper's comparison has λ = 1e-3.
+
+Assumes: θ is a minimum of the mean loss, whatever the order and the number of epochs: it knows no time.
+Shapes:  N samples, Q queries, p coordinates.
+Koh and Liang 2017; Choe et al., What is Your Data Worth to GPT?, 2024.
+Knows nothing of steps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..replay.recipe import Recipe
+from ..results.influence import Influence
+from ..run.gradients import LossFn
+from .output import output_factors, output_loss
+from .rows import Coordinates, Gradients, check_size, gradients
+from .solve import by_moment, by_other_rows, by_rows, moment
+from .training import answer
+
+HESSIANS = ("fisher", "ggn")
+
+
+def influence_function(
+    recipe: Recipe,
+    queries: Any,
+    *,
+    loss: LossFn | None = None,
+    damping: float = 1e-3,
+    relative: bool = False,
+    joint: bool = True,
+    hessian: str = "fisher",
+    **coordinates: Unpack[Coordinates],
+) -> Influence:
+    """The influence function at the weights of `recipe.model`; `joint=False` takes parameters as independent."""
+    return influence_sweep(
+        recipe, queries, [damping], loss=loss, relative=relative, joint=joint, hessian=hessian, **coordinates
+    )[0]
+
+
+def influence_sweep(
+    recipe: Recipe,
+    queries: Any,
+    dampings: Sequence[float],
+    *,
+    loss: LossFn | None = None,
+    relative: bool = False,
+    joint: bool = True,
+    hessian: str = "fisher",
+    **coordinates: Unpack[Coordinates],
+) -> list[Influence]:
+    """One answer for each damping, from one pass over the data."""
+    if hessian not in HESSIANS or any(d < 0 for d in dampings):
+        raise UsageError(f"found hessian={hessian!r}, dampings={list(dampings)}; expected {HESSIANS}, numbers ≥ 0.")
+    rows = gradients(recipe, **coordinates)
+    V, G = rows.ask(queries, loss), rows.stack()  # (Q, p), (N, p)
+    cuts = [slice(0, rows.width)] if joint else rows.slices
+    parts = _fisher(V, G, cuts) if hessian == "fisher" else _ggn(rows, V, G, cuts)
+    how = "influence function" if rows.width == _full(rows) else "influence function (LoGRA)"
+    out = []
+    for damping in dampings:
+        scores = torch.stack([p.scores(_ridge(damping, relative, p.mean, len(G))) for p in parts]).sum(0)
+        notes = _notes(damping, relative, joint, hessian, [p.mean for p in parts])
+        out.append(answer(recipe, rows.training, scores, how, (*notes, *rows.notes)))
+    return out
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One independent part of the coordinates."""
+
+    mean: float  # eigenvalue of H, over all of its directions
+    scores: Callable[[float], Tensor]  # N λ -> (Q, N)
+
+
+def _ridge(damping: float, relative: bool, mean: float, n: int) -> float:
+    return n * damping * (mean if relative else 1.0)
+
+
+def _fisher(V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_Part]:
+    def part(c: slice) -> _Part:
+        mean = _squares(G[:, c]) / (len(G) * (c.stop - c.start))
+        return _Part(mean, lambda ridge: by_rows(V[:, c], G[:, c], ridge))
+
+    return [part(c) for c in cuts]
+
+
+def _ggn(rows: Gradients, V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_Part]:
+    C, is_moment = _curvature(rows)
+
+    def part(c: slice) -> _Part:
+        own = C[c, c] if is_moment else C[:, c]
+        trace = float(own.diagonal().sum()) if is_moment else _squares(own)
+        mean = trace / (len(G) * (c.stop - c.start))
+        if is_moment:
+            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], own, ridge))
+        if len(own) >= own.shape[1]:
+            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], moment(own), ridge))
+        return _Part(mean, lambda ridge: by_other_rows(V[:, c], G[:, c], own, ridge))
+
+    return [part(c) for c in cuts]
+
+
+def _curvature(rows: Gradients) -> tuple[Tensor, bool]:
+    """`(Σ Jᵀ ∇²ℓ J (p, p), True)`, or `(its rows (M, p), False)` where they are fewer than p."""
+    recipe, found = rows.recipe, []
+    outputs = output_factors(recipe.model, recipe.loss, recipe.batches[rows.training.visits[0][0]][1]).shape[1]
+    few = len(rows.training) * outputs < rows.width
+    check_size(len(rows.training) * outputs if few else rows.width, rows.width, 8)
+    H = torch.zeros(0 if few else rows.width, rows.width, dtype=torch.float64)
+    for step, keep in rows.training.visits:
+        batch = recipe.batches[step][1]
+        U = output_factors(recipe.model, recipe.loss, batch)  # (B, C, C)
+        for k in range(U.shape[2]):
+            if not bool(U[keep, :, k].any()):
+                continue
+            J = rows.ask(batch, output_loss(recipe.loss, U[:, :, k]))[keep]  # (n, p)
+            if few:
+                found.append(J)
+            else:
+                H += moment(J)
+    return (torch.cat(found), False) if few else (H, True)
+
+
+def _notes(damping: float, relative: bool, joint: bool, hessian: str, means: Sequence[float]) -> tuple[str, ...]:
+    curvature = "empirical Fisher 1/N Σ g gᵀ" if hessian == "fisher" else "Gauss–Newton matrix"
+    size = f"{damping:g} × its mean eigenvalue {sum(means) / len(means):.3g}" if relative else f"{damping:g}"
+    return (
+        "units of the query's loss, for removing the sample and training to the minimum again",
+        f"curvature: {curvature}, damping {size}, {'joint' if joint else 'parameters taken as independent'}",
+        "assumes a trained minimum; knows neither order nor time",
+    )
+
+
+def _squares(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2
+
+
+def _full(rows: Gradients) -> int:
+    return sum(b.parameter.numel() for b in rows.blocks.blocks)

@@ -1,0 +1,108 @@
+r"""TracIn: gradient dot products along the way, weighted by the learning rate.
+
+    checkpoints   Σ_κ η_κ ⟨∇ℓ(θ_κ, z), ∇ℓ(θ_κ, q)⟩          each checkpoint stands for one use of every sample
+    in the run    c_t η_t w_z ⟨g_t(z), ∇ℓ(θ_T, q)⟩           each occurrence, from the rows that were recorded
+
+Positive: the sample helped. The second is Backstory's own influence with the propagator left out (K = I): what later
+steps did to the displacement is missing.
+Assumes: plain SGD steps.
+Pruthi et al., Estimating Training Data Influence by Tracing Gradient Descent, 2020.
+Knows nothing of curvature.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..replay.recipe import Recipe
+from ..results.influence import Influence
+from ..run.coordinates import question
+from ..run.gradients import LossFn
+from ..run.occurrences import occurrences, rows_before
+from ..run.run import Run
+from ..run.scoring import Scores, collect
+from ..run.sweep import backward
+from .models import Checkpoint, loaded
+from .rows import Coordinates, Gradients, gradients
+from .training import RANK_ONLY, SIGN, answer
+
+
+def tracin(
+    recipe: Recipe,
+    queries: Any,
+    checkpoints: Iterable[Checkpoint],
+    *,
+    loss: LossFn | None = None,
+    **coordinates: Unpack[Coordinates],
+) -> Influence:
+    """TracIn over `(weights, rate)` pairs, for example `run_checkpoints(run, recipe.model)`."""
+    rows = gradients(recipe, **coordinates)
+    total, count = None, 0
+    for weights, rate in checkpoints:
+        with loaded(recipe.model, weights):
+            found = _at(rows, rows.ask(queries, loss).double() * _rates(rows, rate))
+        total, count = found if total is None else total + found, count + 1
+    if total is None:
+        raise UsageError("found no checkpoint; expected at least one (weights, rate).")
+    said = f"{count} checkpoints, each standing for one use of every sample with weight 1; plain SGD steps"
+    return answer(recipe, rows.training, total, "TracIn", (RANK_ONLY, said, *rows.notes))
+
+
+def tracin_run(
+    run: Run,
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    at: int | str = "final",
+    *,
+    mode: str = "eval",
+    unverified: bool = False,
+) -> Influence:
+    """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
+    step = run.step_of(at)
+    v, notes = question(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+    v = v.double()
+    n_rows = rows_before(run.store, step)
+    samples, steps = occurrences(run.store, n_rows)
+    momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
+    said = [
+        SIGN,
+        "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
+        *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
+        *notes,
+        *run.notes(),
+    ]
+    scores = collect(_in_run(run, v, step), len(v), n_rows)
+    return Influence(
+        scores, samples, steps, run.config.get("ids", "str"), step, "TracIn in the run", tuple(said), True, run.content
+    )
+
+
+def _in_run(run: Run, v: Tensor, at: int) -> Scores:
+    for chunk in backward(run.store, at, dtype=torch.float64):
+        found = [s.clip * s.w * ((v * s.coefficients.rate) @ s.G.T) for s in chunk.steps]  # (Q, B) each
+        yield chunk.row_start, torch.cat(found, 1)
+
+
+def _at(rows: Gradients, V: Tensor) -> Tensor:
+    out = torch.zeros(len(V), len(rows.training), dtype=torch.float64)
+    for columns, G in rows.stream():
+        out[:, columns] = V @ G.double().T
+    return out
+
+
+def _rates(rows: Gradients, rate: float | Sequence[float]) -> Tensor:
+    """The rate of each coordinate, (p,)."""
+    groups = [b.group for b in rows.blocks.blocks]
+    of = [float(rate)] * len(groups) if isinstance(rate, int | float) else _each(rate, groups)
+    return torch.tensor(of, dtype=torch.float64).repeat_interleave(torch.tensor(rows.dims))
+
+
+def _each(rates: Sequence[float], groups: Sequence[int]) -> list[float]:
+    if max(groups) >= len(rates):
+        raise UsageError(f"found {len(rates)} rates for {max(groups) + 1} parameter groups; give one for each group.")
+    return [float(rates[g]) for g in groups]

@@ -1,0 +1,53 @@
+"""A question from outside of any program: by run, query set and recipe, answered in plain values.
+
+Knows nothing of printing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..replay.recipe import load_recipe
+from ..run.embed import Asked, Progress
+from ..run.run import Run
+
+
+def ask(
+    path: Path,
+    queries: str,
+    *,
+    index: int | None,
+    at: int | str,
+    k: int,
+    per: str,
+    recipe: str,
+    joint: bool = True,
+    gamma: Asked = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """`{"hits": [...], "harmful": [...], …}`: hits highest first, harmful lowest first."""
+    run = Run(path)
+    made = load_recipe(recipe, run.config.get("recipe_args") if recipe == run.config.get("recipe") else None)
+    step = run.step_of(at)
+    run.load_weights(made.model, step)
+    if queries in run.query_sets:
+        batch = run.queries(queries)
+    elif queries in made.queries:
+        batch = made.queries[queries]
+    else:
+        known = ", ".join(sorted({*run.query_sets, *made.queries})) or "none"
+        raise UsageError(f"there is no query set {queries!r}; the run and its recipe have: {known}.")
+    answer = run.query(made.model, made.loss, batch, step, joint=joint, gamma=gamma, progress=progress)
+    which: int | str | None = "mean" if index is None and answer.n_queries > 1 else index
+    return {
+        "run": str(path),
+        "set": queries,
+        "query": which if which is not None else 0,
+        "at": step,
+        "how": answer.how,
+        "sign": "positive: the sample helped, removing it would raise the query's loss",
+        "hits": [h.as_dict() for h in answer.top(k, query=which, per=per)],
+        "harmful": [h.as_dict() for h in answer.bottom(k, query=which, per=per)],
+        "notes": list(answer.notes),
+        "validity": answer.validity,
+    }

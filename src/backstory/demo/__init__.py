@@ -1,0 +1,1 @@
+"""The demos and their data."""

@@ -1,0 +1,139 @@
+"""The recipe of the demo: a small convolutional net on handwritten digits, plain SGD.
+
+Knows nothing of runs.
+"""
+
+import io
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..replay.recipe import Recipe
+from .data import DataError, Images, digits_8x8, mnist_5k
+from .png import png
+
+RECIPE = "backstory.demo.digits:recipe"
+NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
+MOST_PIXELS = 1 << 20  # of an image that somebody brings
+Batch = tuple[Tensor, Tensor]
+
+
+def images(source: str = "auto") -> Images:
+    """MNIST's 5,000, or the 8 × 8 digits where no registry can be reached."""
+    if source not in ("auto", "mnist", "digits"):
+        raise UsageError(f"found source {source!r}; expected auto, mnist or digits.")
+    if source == "digits":
+        return digits_8x8()
+    try:
+        return mnist_5k()
+    except DataError:
+        if source == "mnist":
+            raise
+        return digits_8x8()
+
+
+def split(found: Images, batch_size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices of training and test images: one in five is a test image, and so are those that would not fill a batch."""
+    order = torch.randperm(len(found.y), generator=torch.Generator().manual_seed(seed))
+    whole = 4 * len(order) // 5 // batch_size * batch_size
+    cut = len(order) - whole
+    return order[cut:], order[:cut]
+
+
+class Standardise(nn.Module):
+    """Pixels to mean 0 and variance 1, so that training starts without a plateau."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, H, W) -> (B, 1, H, W); constants of MNIST."""
+        return (x - 0.1307) / 0.3081
+
+
+def net(side: int, seed: int = 0) -> nn.Module:
+    """A convolution and a linear layer; GELU, so that retraining is smooth."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        conv = nn.Conv2d(1, 6, 5, stride=3, padding=1) if side > 8 else nn.Conv2d(1, 16, 3, stride=1, padding=1)
+        with torch.no_grad():
+            width = conv(torch.zeros(1, 1, side, side)).numel()
+        return nn.Sequential(Standardise(), conv, nn.GELU(), nn.Flatten(), nn.Linear(width, 10))
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy of each image; a label below 0 is the model's own answer."""
+    x, y = batch
+    out = model(x)
+    return F.cross_entropy(out, torch.where(y < 0, out.argmax(1), y), reduction="none")
+
+
+def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: float = 0.03, seed: int = 0) -> Recipe:
+    """Model, optimizer, schedule, loss, and the batches in their order; ids are the images' numbers in the data set.
+
+    All batches have one size, and the rate falls in a straight line to nearly 0: no step weighs more only because of its place.
+    """
+    found = images(source)
+    train, test = split(found, batch_size, seed)
+    model = net(found.x.shape[-1], seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    order = [b for _ in range(epochs) for b in train[torch.randperm(len(train), generator=g)].split(batch_size)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    return Recipe(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / len(order)),
+        loss=loss,
+        batches=[(b.tolist(), (found.x[b], found.y[b])) for b in order],
+        queries={"test": (found.x[test], found.y[test])},
+        image=partial(brought, side=found.x.shape[-1]),
+        show=shown,
+        says=says,
+    )
+
+
+def brought(data: bytes, label: str | None, side: int) -> Batch:
+    """A PNG that somebody brings as a batch of one: a digit in the middle, dark on light or light on dark."""
+    if label is not None and label not in tuple("0123456789"):
+        raise UsageError(f"found the label {label!r}; expected a digit from 0 to 9, or none for what the model says.")
+    grey = torch.from_numpy(np.array(_grey(data).resize((side, side)), dtype=np.float32) / 255)  # (side, side)
+    border = torch.cat([grey[0], grey[-1], grey[:, 0], grey[:, -1]]).mean()
+    ink = 1 - grey if border > 0.5 else grey
+    return ink[None, None], torch.tensor([-1 if label is None else int(label)])
+
+
+def _grey(data: bytes) -> Any:
+    """The image in shades of grey, on white where it is transparent; too large a one is refused before it is decoded."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageError("reading an image needs Pillow: pip install 'backstory[web]'.") from error
+    try:
+        found = Image.open(
+            io.BytesIO(data), formats=("PNG",)
+        )  # finds the size, wherever it is said, and decodes nothing yet
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UsageError(
+            f"found a far larger image than the {MOST_PIXELS:,} pixels that are expected at most."
+        ) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(NOT_WHOLE) from error
+    if found.width * found.height > MOST_PIXELS:
+        raise UsageError(f"found an image of {found.width} × {found.height} pixels; expected at most {MOST_PIXELS:,}.")
+    try:
+        whole = found.convert("RGBA")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(NOT_WHOLE) from error
+    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
+
+
+def says(model: nn.Module, batch: Batch) -> list[str]:
+    """The digit that the model takes each image for."""
+    return [str(int(digit)) for digit in model(batch[0]).argmax(1)]
+
+
+def shown(batch: Batch) -> list[dict[str, Any]]:
+    """What a person sees of queries."""
+    return [{"image": png(x[0]), "label": str(int(y))} for x, y in zip(*batch, strict=True)]

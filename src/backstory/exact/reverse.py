@@ -1,0 +1,153 @@
+r"""Exact unrolling: the derivative of a query's loss through every step of training, θ, m, v and clipping included.
+
+    influence of z at t = −w_z ∂ℓ(θ_T, q)/∂w_{z,t}
+
+by reverse mode. With x = ∂ℓ/∂(θ, m, v) after a step, and s what the update's own derivative makes of it for the
+gradient (clipping included), one step back is
+
+    influence = −w_z ⟨∇ℓ(θ_t, z), s⟩          x_θ ← ∂(update)/∂θ + H_t s          x_m, x_v ← ∂(update)/∂m, v
+
+with the true Hessian of the step's loss. This is the ceiling of every first-order method: what remains between it and
+retraining is of second order, or kinks. The price is a few training runs for each query, less when they are batched.
+
+Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: an answer says so.
+Shapes:  Q queries, N occurrences in all; about 10 Q times the model in memory.
+Knows nothing of stored rows of gradients or estimates.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..capture.ids import as_text
+from ..errors import NumericalError
+from ..replay import update
+from ..replay.tape import Make, Progress, Tape, own_randomness
+from ..replay.update import Slots
+from ..results.influence import Influence
+from .derivatives import batched_grad, or_zeros, step_gradient
+from .losses import QueryLoss, gradients, losses
+from .progress_file import ProgressFile
+from .sweep import Moment, backward, boundaries, segments
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
+HOW = "exact unrolling"
+STATISTICS = "running statistics of the model were taken as they were: their derivative is not followed"
+
+
+def unroll(
+    make: Make,
+    query_loss: QueryLoss,
+    *,
+    args: Mapping[str, Any] | None = None,
+    at: int | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    checkpoints: int | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Influence:
+    """The influence of every occurrence of the first `at` steps (all) on the queries, to first order, exactly.
+
+    `query_loss` as in `tsloo`; `checkpoints` states are kept in memory (about √T). With `cache`, the sweep is saved at
+    each of them, and a second call goes on from there, or reads the answer.
+    """
+    with own_randomness():
+        tape = Tape(make, args=args, dtype=dtype, length=at)
+        tape.need_modelled("exact unrolling")
+        bounds = boundaries(tape.length, checkpoints)
+        buffers = _buffers(tape)
+        tape.record(bounds)
+        notes = () if _unchanged(buffers, _buffers(tape)) else (STATISTICS,)
+        x, base = start(tape, query_loss)
+        file = ProgressFile(cache, "unroll", (tape.start, tape.end), base, bounds)
+        scores = sweep(tape, x, bounds, file, _back, progress)
+    return as_influence(tape, scores, HOW, notes)
+
+
+def start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
+    """The adjoint after the last step, Q in front, and the query losses (Q,)."""
+    v = gradients(tape.recipe, query, tape.parameters)
+    now = update.slots(tape.optimizer)
+    m, second = (tuple(torch.zeros(len(v[0]), *s.shape).to(s) for s in part) for part in (now.m, now.v))
+    return Slots(tuple(v), m, second), losses(tape.recipe, query)
+
+
+def sweep(
+    tape: Tape, x: Slots, bounds: Sequence[int], file: ProgressFile, back: Any, progress: Progress | None
+) -> Tensor:
+    """Scores (Q, N) of all occurrences: `back(tape, moment, x)` takes the adjoint over one step."""
+    places = np.cumsum([0, *(len(ids) for ids in tape.ids)])
+    scores = torch.zeros(len(x.theta[0]), int(places[-1]), dtype=torch.float64)
+    saved = file.load()
+    done = tape.length
+    if saved is not None:
+        done, x, scores = saved
+    for first, end in segments(bounds, tape.length):
+        if first >= done:
+            continue
+        for moment in backward(tape, first, end):
+            t = moment.step
+            rows, x = back(tape, moment, x)
+            scores[:, places[t] : places[t + 1]] = rows.double()
+            if progress is not None:
+                progress(tape.length - t, tape.length)
+        if not bool(scores.isfinite().all()):
+            raise NumericalError(f"the derivative overflowed between steps {first} and {end}; unroll in float64.")
+        file.save(first, x, scores)
+    return scores
+
+
+def as_influence(tape: Tape, scores: Tensor, how: str, notes: Sequence[str]) -> Influence:
+    """The scores as an answer."""
+    names, kind = as_text([name for ids in tape.ids for name in ids])
+    steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
+    return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(notes))
+
+
+def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:
+    t, now = moment.step, moment.before
+    tape.load(now.theta)
+    w = tape.weights(t)
+    found = step_gradient(lambda: tape.losses(t), w, tape.parameters)
+    leaves = [tuple(y.detach().requires_grad_() for y in part) for part in (*now, found.grads)]
+    with torch.enable_grad():
+        after = update.update(Slots(*leaves[:3]), leaves[3], tape.coefficients[t], tape.recipe.clip_norm)
+    _check(after, moment, t)
+    x_theta, x_m, x_v, s = _pulled(after, leaves, x)
+    dots, turned = found.pull(s)
+    x_theta = tuple(a + b for a, b in zip(x_theta, turned, strict=True))
+    return -w.to(dots) * dots, Slots(x_theta, x_m, x_v)
+
+
+def _pulled(after: Slots, leaves: Sequence[tuple[Tensor, ...]], x: Slots) -> list[tuple[Tensor, ...]]:
+    """The adjoint before the update's own arithmetic: of θ, m, v and the gradient."""
+    flat = [y for part in leaves for y in part]
+    rows = batched_grad([y for part in after for y in part], flat, [y for part in x for y in part])
+    known, k = or_zeros(rows, flat, len(x.theta[0])), len(leaves[0])
+    return [tuple(known[i * k : (i + 1) * k]) for i in range(4)]
+
+
+def _check(after: Slots, moment: Moment, t: int) -> None:
+    """The step that is differentiated must be the step that torch took."""
+    wrong, size = 0.0, 0.0
+    for x, y, z in zip(after.theta, moment.after.theta, moment.before.theta, strict=True):
+        wrong += float((x.detach() - y).double().square().sum())
+        size += float((y - z).double().square().sum())
+    if wrong**0.5 > TOLERANCE.get(after.theta[0].dtype, 1e-1) * size**0.5 + 1e-300:
+        raise NumericalError(
+            f"step {t} as differentiated is not the step that the optimizer took: they differ by "
+            f"{(wrong / max(size, 1e-300)) ** 0.5:.1e} of its length. Does every trained parameter get a gradient in each "
+            "step, and does the loss depend on nothing but the model, the batch and torch's generator?"
+        )
+
+
+def _buffers(tape: Tape) -> list[Tensor]:
+    return [b.detach().clone() for b in tape.recipe.model.buffers() if b.is_floating_point()]
+
+
+def _unchanged(before: list[Tensor], after: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,0 +1,269 @@
+r"""The tokens of a training sequence: their parts of its influence on a query.
+
+In every layer the gradient of a sequence is a sum over its positions, g = Σ_j g_j with g_j the sum of δ_j a_jᵀ over the
+layers. With the adjoint s at the step in which the sequence was used (`maths.adjoint`),
+
+    influence of position j = −w ⟨J g_j, s⟩,        Σ_j of it = −w ⟨J g, s⟩, the influence of the occurrence
+
+g_j is not stored: the run's recipe is replayed, and at the steps asked about its backward pass goes through the
+recording hooks with each position kept apart, in the run's own coordinates. A position's part is that of the layers'
+computations *at* that position, with the whole sequence as it was: it is not the effect of deleting the token.
+
+Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
+Knows nothing of retraining without anything, or of words.
+"""
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import OptimizerReader, Tap, fingerprint
+from ..capture.blocks import Blocks
+from ..capture.ids import as_text
+from ..errors import MismatchError, UsageError
+from ..maths.adjoint import Adjoint
+from ..maths.layers import Contribution
+from ..maths.steps import Gamma, Step, clipped_curvature
+from ..recording.adam import Adaptive
+from ..recording.contributions import Gathered
+from ..recording.step import safe_inverse
+from ..replay.reproduction import Reproduction, fingerprints, judged
+from ..replay.tape import Make, Progress, Tape, own_randomness
+from ..results.influence import Hit
+from ..run.coordinates import bases_of, blocks_of
+from ..run.embed import Asked
+from ..run.gradients import LossFn, query_rows
+from ..run.run import Run
+from ..run.sweep import backward
+from ..store.bases import load_scales
+
+Where = tuple[int, int]  # step, place in its batch
+LOOSE = {"int8": 0.1}  # how far a stored row may be from the replayed one, as a part of its length
+LOOSE_ELSE = 1e-2
+
+
+@dataclass(frozen=True)
+class TokenInfluence:
+    """One occurrence of a sequence, position by position; positive: that token's part helped."""
+
+    sample: int | str
+    step: int
+    scores: Tensor  # (Q, S) float64
+    total: Tensor  # (Q,) float64, the influence of the occurrence as the run's rows have it
+
+
+def tokens(
+    run: Run,
+    make: Make,
+    batch: Any,
+    hits: Sequence[Hit | tuple[int | str, int]],
+    at: int | str = "final",
+    *,
+    loss_fn: LossFn | None = None,
+    vectors: Tensor | None = None,
+    args: Mapping[str, Any] | None = None,
+    positions: int | None = None,
+    gamma: Asked = "auto",
+    mode: str = "eval",
+    check: bool = True,
+    progress: Progress | None = None,
+) -> list[TokenInfluence]:
+    """The influence of each position of these occurrences on the queries, in the order of `hits`.
+
+    The queries are `loss_fn(model, batch)` (the recipe's loss where it is None), or ready `vectors` (Q, dims) with
+    `batch=None`. A hit is what `answer.top` gives, or a pair (sample, step). `positions` is S, where the layers of the model
+    differ in it. The replay must meet the run's stored weights, bit for bit or up to rounding (`replay.reproduction`;
+    `check=False`: its rows only, and loosely).
+    """
+    step = run.step_of(at)
+    if (batch is None) == (vectors is None):
+        raise UsageError("tokens() takes either a query batch or vectors= (with batch=None).")
+    asked = [_pair(hit) for hit in hits]
+    last = _last(asked, step)
+    if args is None and isinstance(make, str) and make == run.config.get("recipe"):
+        args = run.config.get("recipe_args")
+    with own_randomness():
+        tape = Tape(make, args=args, length=step if vectors is None else last + 1)
+        found = _Positions(run, tape, _places(tape, asked), positions)
+        if check:
+            found.compare(run, lambda t: judged(run, make, t, args=args, until=tape.length))
+        tape.record((), progress, found.watch)
+        v = vectors
+        if v is None:
+            model, loss = tape.recipe.model, loss_fn or tape.recipe.loss
+            scales = load_scales(run.store, step)
+            v = query_rows(model, loss, batch, found.blocks, found.bases, scales, mode=mode)
+    v = _checked_vectors(v, run)
+    answers = _contracted(run, v, step, found.rows, found.dots, run.form(gamma))
+    return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(asked, found.order, strict=True)]
+
+
+def _pair(hit: Hit | tuple[int | str, int]) -> tuple[int | str, int]:
+    return (hit.sample, hit.step) if isinstance(hit, Hit) else (hit[0], int(hit[1]))
+
+
+def _last(asked: Sequence[tuple[int | str, int]], at: int) -> int:
+    if not asked:
+        raise UsageError("found no hits; expected at least one, such as answer.top(3, query=0).")
+    for name, t in asked:
+        if not 0 <= t < at:
+            raise UsageError(f"found sample {name!r} at step {t}; expected a step from 0 to {at - 1}.")
+    return max(t for _, t in asked)
+
+
+def _places(tape: Tape, asked: Sequence[tuple[int | str, int]]) -> list[Where]:
+    out = []
+    for name, t in asked:
+        ids = as_text(tape.ids[t])[0]
+        if str(name) not in ids:
+            raise UsageError(
+                f"sample {name!r} does not occur in step {t} of the recipe; ask for a step that answers name."
+            )
+        out.append((t, ids.index(str(name))))
+    return out
+
+
+def _checked_vectors(v: Tensor, run: Run) -> Tensor:
+    if v.dim() != 2 or v.shape[1] != run.store.width or not bool(v.isfinite().all()):
+        raise UsageError(f"found vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {run.store.width}).")
+    return v if v.dtype == torch.float64 else v.float()
+
+
+class _Positions:
+    """Watches a replay: the gradient of chosen occurrences, position by position, in the run's coordinates."""
+
+    def __init__(self, run: Run, tape: Tape, order: Sequence[Where], positions: int | None) -> None:
+        self.order = order
+        self.rows: dict[Where, Tensor] = {}  # (S, p)
+        self.dots: dict[Where, Tensor] = {}  # (S,) c ⟨g_j, ∇L⟩ in full coordinates, where rows are in Adam's
+        self.blocks, self.bases = blocks_of(run.store, tape.recipe.model), bases_of(run.store)
+        self._tape, self._positions = tape, positions
+        self._settings = run.config["settings"]
+        self._fingerprints: dict[int, str] = {}
+        self._wanted: dict[int, list[int]] = defaultdict(list)
+        for t, place in dict.fromkeys(order):
+            self._wanted[t].append(place)
+        self._tap: Tap | None = None
+        self._gathered: Gathered | None = None
+
+    def compare(self, run: Run, judge: Callable[[int], Reproduction]) -> None:
+        """From now on refuse a replay whose weights are not the run's; `judge(t)` says why they are not, bit for bit."""
+        self._fingerprints, self._judge = fingerprints(run), judge
+
+    def watch(self, t: int) -> None:
+        """Before step t: what step t − 1 left is read, and the hooks are put in place for step t."""
+        if t in self._fingerprints and fingerprint(self._tape.recipe.model) != self._fingerprints[t]:
+            self._fingerprints = {}  # this answers for the later ones too
+            if not (found := self._judge(t)):
+                raise MismatchError(f"{found}. To go by the rows of the occurrences alone, pass check=False.")
+        if self._tap is not None:
+            self._tap.detach()
+            self._take(t - 1)
+            self._tap = None
+        if t in self._wanted:
+            self._listen(t)
+
+    def _listen(self, t: int) -> None:
+        model, chosen = self._tape.recipe.model, torch.tensor(self._wanted[t])
+        S = self._positions or _count(self._tape, t, self.blocks)
+        gathered = self._gathered = Gathered(self.blocks.blocks, None, S)
+
+        def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
+            gathered.add(slot, block, type(part)(*(x[chosen.to(x.device)] for x in part)), group)
+
+        self._tap = Tap(model, self.blocks, sink, groups=S)
+        self._tap.attach()
+        self._tap.batch(len(self._tape.ids[t]))
+
+    def _take(self, t: int) -> None:
+        """After step t: the optimizer's second moment is known, and its gradients are still there."""
+        gathered, places, n = self._gathered, self._wanted[t], len(self._wanted[t])
+        assert gathered is not None
+        recipe, blocks = self._tape.recipe, self.blocks.blocks
+        reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
+        scales = Adaptive(reader, blocks, self._settings["subspace"]).scales
+        inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
+        if scales is not None:
+            dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
+            self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
+        moved = [
+            type(basis)(*(None if x is None else x.to(b.parameter.device) for x in basis))
+            for basis, b in zip(self.bases, blocks, strict=True)
+        ]
+        gathered.settle(moved, scales)
+        rows = gathered.rows([n]).double() * inverse[:, None, None]  # (n, S, p)
+        self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
+
+
+def _count(tape: Tape, t: int, blocks: Blocks) -> int:
+    """How many positions most recorded layers have, seen in a forward pass of a copy."""
+    model = tape.recipe.model
+    names = {name for name, module in model.named_modules() if module in blocks.owners}
+    twin, seen = copy.deepcopy(model), Counter[int]()
+
+    def see(module: nn.Module, args: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.dim() > 2:
+            last = out.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else out.flatten(1, -2)
+            seen[last.shape[1]] += 1
+
+    for name, module in twin.named_modules():
+        if name in names:
+            module.register_forward_hook(see)
+    with own_randomness(), torch.no_grad():
+        tape.recipe.loss(twin, tape.recipe.batches[t][1])
+    if not seen:
+        raise UsageError(
+            "no recorded layer has positions: its outputs are (batch, features). Ask for the sample alone."
+        )
+    return max(seen, key=lambda n: (seen[n], n))
+
+
+def _contracted(
+    run: Run, v: Tensor, at: int, rows: Mapping[Where, Tensor], dots: Mapping[Where, Tensor], gamma: Gamma
+) -> dict[Where, tuple[Tensor, Tensor]]:
+    """`(scores (Q, S), total (Q,))` of each occurrence: the queries are carried back to its step."""
+    out: dict[Where, tuple[Tensor, Tensor]] = {}
+    wanted, adjoint = {t for t, _ in rows}, Adjoint(v, gamma=gamma)
+    for chunk in backward(run.store, at, dtype=v.dtype):
+        for t in range(chunk.first_step + len(chunk.steps) - 1, chunk.first_step - 1, -1):
+            step = chunk.steps[t - chunk.first_step]
+            s = adjoint.effect(step).double() if t in wanted else None
+            whole = adjoint.influence(step).double()
+            for place in [x for x in rows if x[0] == t]:
+                assert s is not None
+                _check_row(run, step, place, rows[place])
+                apart = _clipped(step, place[1], rows[place], dots.get(place))  # (S, p)
+                out[place] = -float(step.w[place[1]]) * (s @ apart.T), whole[:, place[1]]
+        if chunk.first_step <= min(wanted):
+            break
+    return out
+
+
+def _clipped(step: Step, position: int, rows: Tensor, dots: Tensor | None) -> Tensor:
+    """Rows J g_j of one occurrence, in float64; `dots` are shifted so that they add up to the ⟨g, ∇L⟩ that was recorded."""
+    if step.clip >= 1:
+        return rows
+    wide = step._replace(
+        G=step.G.double(), w=step.w.double(), dot_g=None if step.dot_g is None else step.dot_g.double()
+    )
+    full = rows @ (wide.w @ wide.G) if dots is None else dots / step.clip
+    if dots is not None and wide.dot_g is not None:
+        active = (rows != 0).any(1).double()
+        full = full + (wide.dot_g[position] - full.sum()) * active / active.sum().clamp_min(1)
+    return clipped_curvature(wide._replace(V=rows, dot_v=full))
+
+
+def _check_row(run: Run, step: Step, place: Where, rows: Tensor) -> None:
+    """The replayed gradient must be the stored one, up to the store's rounding."""
+    stored, found = step.G[place[1]].double(), rows.sum(0)
+    loose = LOOSE.get(run.config["settings"]["encoding"], LOOSE_ELSE)
+    if float((stored - found).norm()) > loose * float(stored.norm()):
+        raise MismatchError(
+            f"the gradient at place {place[1]} of step {place[0]} is not the one that was recorded: they differ by "
+            f"{float((stored - found).norm() / stored.norm()):.1e} of its length. Give the recipe that the run was made by."
+        )

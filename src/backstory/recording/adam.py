@@ -1,0 +1,112 @@
+r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
+
+    hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
+             step at first, and later, when v̂ is a mean over many steps, at some of them
+    raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
+
+Knows nothing of hooks or files, but for the names under which a checkpoint's coordinates are kept.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..capture.optimizer import OptimizerReader, Reading
+from ..errors import UnsupportedError
+from ..maths.precondition import Scale, drift, dual, factored, size
+from ..maths.subspace import Basis, project_dense
+from ..store.bases import PRECONDITIONED, RAW
+
+RENEWED = 0.05  # P is read again before v̂, a mean over the last steps, can have changed by more than about this part of itself
+
+
+class Seen(NamedTuple):
+    """What the optimizer's state says after a step."""
+
+    scales: list[Scale] | None = None  # P^½ of each block, where rows are kept in its coordinates
+    P: Tensor | None = None  # (Σ dims,) the diagonal, where rows are kept without it
+    size: float | None = None  # ‖∇L‖² of the recorded parameters in the run's coordinates
+    before: list[Scale] | None = None  # P^½ at the step before
+    duals: list[Tensor | None] | None = None  # (product,) of each block, where the step was clipped: ⟨h, ∇L⟩ needs them
+
+    @property
+    def drift(self) -> float:
+        """Root mean square change of log P since the step before."""
+        return 0.0 if self.before is None or self.scales is None else _drift(self.before, self.scales)
+
+
+class Adaptive:
+    """Follows the second moment of an Adam optimizer; for SGD there is nothing to see."""
+
+    def __init__(self, reader: OptimizerReader, blocks: Sequence[Block], subspace: str) -> None:
+        self._reader, self._blocks = reader, blocks
+        self.hatted = reader.adaptive and subspace in ("learned", "random")
+        self.diagonal = reader.adaptive and not self.hatted
+        known = self.hatted and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
+        self.scales = (
+            [self._scale(b) for b in blocks] if known else None
+        )  # those of the last step, or of one a little before
+        self._age = 0  # steps since they were read
+
+    @property
+    def coordinates(self) -> str:
+        """The name that the run's config keeps."""
+        return PRECONDITIONED if self.hatted else RAW
+
+    def look(self, reading: Reading, bases: Sequence[Basis] | None) -> Seen:
+        """After the optimizer has stepped, while its gradients are still there."""
+        if self.diagonal:
+            assert bases is not None
+            return Seen(P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)]))
+        if not self.hatted:
+            return Seen()
+        before, self._age = self.scales, self._age + 1
+        if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
+            self.scales, self._age = [self._scale(b) for b in self._blocks], 0
+        scales = self.scales
+        grads = [b.parameter.grad for b in self._blocks]
+        found = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
+        whole = float(torch.stack([x.cpu().double() for x in found]).sum()) / reading.clip**2 if found else 0.0
+        duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
+        return Seen(scales, None, whole, before, duals)
+
+    def wholes(self, reading: Reading) -> list[Tensor | None] | None:
+        """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""
+        if not self.hatted or reading.clip >= 1:
+            return None
+        grads = [b.parameter.grad for b in self._blocks]
+        return [None if g is None else g / reading.clip for g in grads]
+
+    def _duals(self, reading: Reading, bases: Sequence[Basis], scales: Sequence[Scale]) -> list[Tensor | None]:
+        """Of ∇L before clipping, through the sides: far fewer numbers to hold on to than the gradients."""
+        out: list[Tensor | None] = []
+        for block, basis, scale in zip(self._blocks, bases, scales, strict=True):
+            grad = block.parameter.grad
+            wide = None if grad is None else grad.to(torch.promote_types(grad.dtype, torch.float32))
+            out.append(None if wide is None else dual(wide, basis, scale, block.shape) / reading.clip)
+        return out
+
+    def _scale(self, block: Block) -> Scale:
+        v, eps, correction = self._reader.second_moment(block.parameter)
+        return factored(v, eps, block.shape, correction)
+
+    def _diagonal(self, block: Block, basis: Basis) -> Tensor:
+        v, eps, correction = self._reader.second_moment(block.parameter)
+        return project_dense(1 / ((v / correction).sqrt() + eps)[None], block.shape, basis)[0].cpu()
+
+    def check(self, reading: Reading) -> None:
+        """Before the optimizer moves: can its step be followed in these coordinates?"""
+        if self.hatted and any(reading.groups["l2"]):
+            raise UnsupportedError(
+                "Adam's weight_decay is an L2 term inside the gradient, which a projected subspace cannot follow: it would "
+                "be scaled by every parameter's own rate. Use AdamW, or record with subspace='mask' or 'full'."
+            )
+
+
+def _drift(before: Sequence[Scale], now: Sequence[Scale]) -> float:
+    sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in now], dtype=torch.float32)
+    squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(before, now, strict=True)])
+    return float((squares @ sizes / sizes.sum()).sqrt())

@@ -1,0 +1,134 @@
+r"""Curvature rows of a step while it is being recorded: extra backward passes from the model's outputs.
+
+Each pass starts from a seed (`maths.curvature`) and gives one row h for every sample, with
+
+    H_t ≈ Σ_z κ_z Σ_r h_zr h_zrᵀ,      κ = w c / k  (k draws)   or   w c  (exact),   c = 1 or 1/(positions of z)
+
+Where rows are taken apart by groups of positions, each pass gives one row for each group, with the same κ. The seeds carry no weight and no loss scale, so the rows are raw from the start.
+Knows nothing of files.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..capture.blocks import Block
+from ..capture.tap import Sink
+from ..errors import NumericalError, UnsupportedError, UsageError
+from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
+from ..maths.encoding import all_finite
+from ..maths.layers import Contribution
+from ..maths.precondition import Scale
+from ..maths.subspace import Basis
+from .contributions import Gathered
+from .settings import CurvatureForm
+from .step import StepScope
+
+Pass = Callable[[Tensor, Tensor, Sink], None]  # outputs, seed, sink
+
+
+class CurvatureRows:
+    """R curvature rows for each sample of one step."""
+
+    def __init__(
+        self,
+        form: CurvatureForm,
+        seed: int,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        extra_pass: Pass,
+    ) -> None:
+        self.form, self._seed, self._pass = form, seed, extra_pass
+        self.passes = [Gathered(blocks, bases, form.groups) for _ in range(form.passes)]
+        self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
+
+    def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
+        """All passes of the micro-batch under way."""
+        if kind not in KINDS:
+            raise UnsupportedError(
+                f"the curvature of kind={kind!r} is not known; record with curvature='empirical', or give the outputs "
+                f"of a loss of kind {', '.join(KINDS)}."
+            )
+        if len(self._scales) != len(scope.sizes) - 1:
+            raise UsageError("s.outputs() must be called once for each s.batch(), after its forward pass.")
+        check(outputs, kind, mask)
+        inner = _inner_scale(scope, outputs, kind, mask, reduction)
+        for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
+            self._pass(outputs, seed, self.passes[r].add)
+        self._scales.append(inner / self.form.passes if self.form.kind == "sampled" else inner)
+
+    def check_complete(self, scope: StepScope) -> None:
+        """Before the optimizer moves: has every micro-batch its rows?"""
+        if len(self._scales) != len(scope.sizes):
+            raise UsageError(
+                f"curvature={self.form.kind!r} needs the model's outputs: call s.outputs(logits, kind=…) after the forward "
+                f"pass of every micro-batch, before backward(); step {scope.number} has them for {len(self._scales)} of "
+                f"{len(scope.sizes)}."
+            )
+
+    def kappa(self, weight: Tensor) -> Tensor:
+        """κ of each row, (B, R), float64."""
+        return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
+
+    def settle(
+        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None
+    ) -> None:
+        """Project what was kept of all passes."""
+        for found in self.passes:
+            found.settle(bases, scales, duals)
+
+    def settled_dots(self, sizes: Sequence[int]) -> Tensor:
+        """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""
+        return torch.cat([found.settled_dots(sizes) for found in self.passes], 1)
+
+    def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+        """⟨h, ∇L⟩ of all rows, exactly, (B, R)."""
+        return torch.cat([found.dots(wholes, sizes) for found in self.passes], 1)
+
+    def rows(self, scope: StepScope) -> Tensor:
+        """(B, R, Σ dims), on the CPU."""
+        found = torch.cat([x.rows(scope.sizes) for x in self.passes], 1)
+        if not all_finite(found):
+            bad = int((~found.flatten(1).isfinite()).any(1).nonzero()[0])
+            raise NumericalError(
+                f"a curvature row of sample {scope.ids[bad]!r} in step {scope.number} is not finite. The step was not "
+                "recorded. Look at that sample's input and outputs."
+            )
+        return found
+
+    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
+        """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
+        found = enumerate(x.parts(scales) for x in self.passes)
+        return {(r * self.form.groups + k, slot, b): part for r, x in found for (k, slot, b), part in x.items()}
+
+    def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
+        if self.form.kind == "sampled":
+            for draw in range(self.form.passes):
+                yield sampled_seed(outputs, kind, _generator(self._seed, scope.number, len(scope.sizes), draw), mask)
+            return
+        if n_exact(outputs) != self.form.passes:
+            raise UsageError(
+                f"a sample has {n_exact(outputs)} output entries, but curvature='exact:{self.form.passes}' declares "
+                f"{self.form.passes}; record with curvature='exact:{n_exact(outputs)}'."
+            )
+        yield from exact_seeds(outputs, kind, mask)
+
+
+def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> Tensor:
+    """c of each sample, (B,): 1 where its loss is a sum over positions, 1/positions where it is their mean."""
+    count = positions(outputs, kind, mask)
+    if reduction is None:
+        reduction = "sum" if scope.reduction == "token-mean" or bool((count <= 1).all()) else None
+    if reduction not in ("sum", "mean"):
+        raise UsageError(
+            f"found reduction={reduction!r}: a sample has {int(count.max())} loss terms. Say whether its loss is their "
+            "'sum' or their 'mean': s.outputs(…, reduction='mean')."
+        )
+    return torch.ones_like(count) if reduction == "sum" else 1.0 / count.clamp_min(1)
+
+
+def _generator(seed: int, step: int, slot: int, draw: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/curvature/{step}/{slot}/{draw}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

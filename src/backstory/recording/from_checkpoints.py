@@ -1,0 +1,277 @@
+r"""A run that was never recorded, from its saved checkpoints and the order of its data.
+
+As if there had been one update between two checkpoints (the paper, Appendix "practical considerations"), the gradient of
+a sample is taken at the checkpoint that follows its step:
+
+    g_t(z) ≈ ∇ℓ(θ_c, z),      c = the first checkpoint ≥ t + 1 ("after", the paper's), or the last ≤ t ("before")
+
+With a checkpoint before every step, "before" is the recording itself.
+
+The ordinary recorder watches the recipe take every step again, so that weights, rates, clipping and all checks are those
+of any recording. But each step starts from its checkpoint, and a hook that runs after the update, and before the recorder
+looks at the optimizer, puts the weights back and gives Adam the second moment of that checkpoint. Without stored moments
+Adam's own goes on from batch to batch: an average over the batches seen so far. The run says what was assumed.
+
+Knows nothing of hooks on layers, or of how rows are kept.
+"""
+
+import copy
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from ..capture import OptimizerReader, fingerprint
+from ..errors import MismatchError, UsageError
+from ..replay.recipe import Recipe, take_step
+from ..run.embed import Progress
+from ..run.run import Run
+from ..store.bases import save_scales
+from ..store.files import read_tensors
+from .adam import Adaptive
+from .recorder import Recorder
+from .start import record
+from .step import StepScope
+
+NEAREST = ("after", "before")
+OURS = (
+    "resume",
+    "start",
+    "steps",
+    "checkpoints",
+    "scaler",
+    "loss_reduction",
+)  # arguments of record that are decided here
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
+State = Mapping[str, Any]
+Weights = State | str | Path | Callable[[], State]
+Given = tuple[int, Weights, State | Callable[[], State] | None]
+
+
+class Checkpoint(NamedTuple):
+    """The model before update `step`; weights and optimizer state are read when they are needed."""
+
+    step: int
+    weights: Weights
+    state: State | Callable[[], State] | None
+
+
+def record_checkpoints(
+    plan: Recipe,
+    checkpoints: Sequence[Given],
+    path: str | Path,
+    /,
+    *,
+    nearest: str = "after",
+    outputs: str | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Write a run from checkpoints `(step, model state dict, optimizer state dict or None)`, sorted by step.
+
+    A state dict may also be a function that returns it, and the model's a path to a safetensors file. `plan` gives the
+    model, the loss, the batches in order, and a fresh optimizer and schedule. The run ends at the last checkpoint, whose
+    weights the plan's model has afterwards. `outputs` is the kind of the model's outputs, where the curvature needs them
+    (`s.outputs`); `settings` are those of `record`.
+    """
+    if taken := [name for name in OURS if name in settings]:
+        raise UsageError(f"{taken[0]}= is decided by the recipe and the checkpoints here; leave it out.")
+    kept = _checked(plan, checkpoints, nearest)
+    still = _Standstill(plan, kept, nearest)
+    still.load(0)
+    known = {"loss_reduction": plan.loss_reduction, "steps": kept[-1].step, "clip_norm": plan.clip_norm}
+    with still.attached(), record(plan.model, plan.optimizer, path, **{**known, **settings}) as rec:
+        said = {"nearest": nearest, "steps": [c.step for c in kept], "assumed": _assumed(plan, kept, nearest)}
+        rec.store.update_config(from_checkpoints=said)
+        for t in range(kept[-1].step):
+            _step(plan, rec, still, t, outputs)
+            if progress is not None:
+                progress(t + 1, kept[-1].step)
+        still.load(len(kept) - 1)
+    return Run(path)
+
+
+def _step(plan: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: str | None) -> None:
+    ids, batch = plan.batches[t]
+    still.place(t)
+    tokens = None if plan.tokens is None else plan.tokens(batch)
+    with rec.step(ids, tokens=tokens) as s, _outputs(plan.model, s, outputs):
+        take_step(plan, t)
+    still.know(rec, t + 1)
+
+
+@contextmanager
+def _outputs(model: nn.Module, s: StepScope, kind: str | None) -> Iterator[None]:
+    """Hand the outputs of the forward pass to the recorder."""
+    if kind is None:
+        yield
+        return
+    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, kind))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _checked(plan: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:
+    """The checkpoints, with the recipe's own start as the first where none is given."""
+    if nearest not in NEAREST:
+        raise UsageError(f"found nearest={nearest!r}; expected one of {', '.join(map(repr, NEAREST))}.")
+    kept = [Checkpoint(*x) for x in given]
+    steps = [c.step for c in kept]
+    if not kept or steps != sorted(set(steps)) or steps[0] < 0 or not 0 < steps[-1] <= len(plan.batches):
+        raise UsageError(
+            f"found checkpoints at steps {steps}; expected different steps in order, the last from 1 to "
+            f"{len(plan.batches)}, the number of batches of the recipe."
+        )
+    states = {c.state is not None for c in kept if c.step}
+    if len(states) > 1:
+        raise UsageError("some checkpoints have an optimizer state and others do not; give all of them, or none.")
+    if steps[0] > 0:
+        kept.insert(0, Checkpoint(0, copy.deepcopy(plan.model.state_dict()), None))
+    if states == {True} and kept[0].state is None:
+        kept[0] = kept[0]._replace(state=copy.deepcopy(plan.optimizer.state_dict()))
+    return kept
+
+
+def _assumed(plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> list[str]:
+    end, steps = kept[-1].step, {c.step for c in kept}
+    head = f"the run was not recorded but made from {len(steps - {0})} checkpoints for {end} steps"
+    side = "follows it" if nearest == "after" else "comes before it"
+    exact = nearest == "before" and steps.issuperset(range(end))
+    said = [
+        f"{head}, one before every step: rows are those of the training"
+        if exact
+        else f"{head}: the rows of a step are those of the checkpoint that {side}, as if there had been one update between two"
+    ]
+    if isinstance(plan.optimizer, Adam):  # AdamW is one too
+        found = kept[-1].state is not None
+        said.append(
+            "Adam's second moment is that of the same checkpoint"
+            if found
+            else "Adam's second moment was not given: it is an average over the gradients of the batches at their checkpoints"
+        )
+    said.append("rates are those of the recipe's optimizer and schedule")
+    if plan.clip_norm is not None:
+        said.append("clipping was computed again from each batch's gradient at its checkpoint")
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in plan.model.modules()):
+        said.append("dropout was drawn anew")
+    return said
+
+
+class _Standstill:
+    """Lets the recipe take its steps without moving: each begins and ends at its checkpoint."""
+
+    def __init__(self, plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> None:
+        self._plan, self._kept, self._after = plan, kept, nearest == "after"
+        self._steps = [c.step for c in kept]
+        self._given = isinstance(plan.optimizer, Adam) and kept[-1].state is not None
+        self._began = max((float(s.get("step", 0)) for s in plan.optimizer.state.values()), default=0.0)
+        self._now = -1  # the checkpoint that the model has
+        self._weights: State = {}
+        self._moments: list[tuple[Tensor, State]] = []  # of every parameter, where they are given
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """While its hook is there; it must come before the recorder's, which then sees what it left."""
+        handle = self._plan.optimizer.register_step_post_hook(self._put_back)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def load(self, index: int) -> None:
+        """The model at one of the checkpoints."""
+        if index == self._now:
+            return
+        chosen = self._kept[index]
+        self._weights, self._now = _read(chosen.weights), index
+        _load(self._plan.model, self._weights, chosen.step)
+        if self._given:
+            self._moments = _moments(self._plan.optimizer, _read(chosen.state or {}), chosen.step)
+
+    def place(self, t: int) -> None:
+        """Before step t: the model, and the optimizer as if it had taken t steps."""
+        self.load(bisect_left(self._steps, t + 1) if self._after else bisect_right(self._steps, t) - 1)
+        if self._given:
+            self._fill(self._began + t)
+
+    def know(self, rec: Recorder, step: int) -> None:
+        """After update step − 1: where a checkpoint is given there, the run can be asked there."""
+        if step not in self._steps or step == self._steps[-1]:
+            return
+        self.load(self._steps.index(step))
+        known = rec.store.config.get("fingerprints", {})
+        reader = OptimizerReader(self._plan.model, self._plan.optimizer, model_as=rec.settings.optimizer_model)
+        scales = Adaptive(reader, rec.blocks, rec.settings.subspace).scales
+        if scales is not None:
+            save_scales(rec.store, step, [b.name for b in rec.blocks], scales)
+        rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._plan.model)})
+
+    def _put_back(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _load(self._plan.model, self._weights, self._steps[self._now])
+        if self._given and self._after:
+            self._fill(None)
+        elif self._given:
+            for p, found in self._moments:  # what the step has made of the checkpoint's
+                optimizer.state[p]["step"].fill_(1 + float(found.get("step", 0)))
+
+    def _fill(self, count: float | None) -> None:
+        """Adam's state from the checkpoint; `count` steps were taken, or as many as the checkpoint says."""
+        for p, found in self._moments:
+            state = self._plan.optimizer.state[p]
+            if not state:
+                state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
+            state["step"].fill_(float(found.get("step", 0)) if count is None else count)
+            for name in SQUARES if self._amsgrad(p) else SQUARES[:1]:
+                value = found.get(name)
+                state[name] = torch.zeros_like(p) if value is None else value.to(p, copy=True)
+
+    def _amsgrad(self, p: Tensor) -> bool:
+        return any(g["amsgrad"] for g in self._plan.optimizer.param_groups if any(p is x for x in g["params"]))
+
+
+def _read(source: Any) -> State:
+    """A state dict, from where it is."""
+    if isinstance(source, str | Path):
+        return read_tensors(Path(source))
+    found = source() if callable(source) else source
+    if not isinstance(found, Mapping):
+        raise UsageError(f"found {type(found).__name__} for a state dict; expected a mapping from names to tensors.")
+    return found
+
+
+def _load(model: nn.Module, weights: State, step: int) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise MismatchError(
+            f"the checkpoint of step {step} does not fit the recipe's model; give the model that was trained: {error}"
+        ) from error
+
+
+def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor, State]]:
+    """Each trained parameter with its own part of an optimizer's state dict; an empty one before the first step."""
+    groups = [g["params"] for g in optimizer.param_groups]
+    numbers = [g["params"] for g in state.get("param_groups", optimizer.state_dict()["param_groups"])]
+    if [len(g) for g in groups] != [len(g) for g in numbers]:
+        raise MismatchError(
+            f"the optimizer state of step {step} has parameter groups of {[len(g) for g in numbers]} parameters; the "
+            f"recipe's optimizer has {[len(g) for g in groups]}. Build the recipe's optimizer as it was in training."
+        )
+    pairs = [
+        (p, state.get("state", {}).get(n, {}))
+        for g, ns in zip(groups, numbers, strict=True)
+        for p, n in zip(g, ns, strict=True)
+    ]
+    live = [(p, found) for p, found in pairs if p.requires_grad]
+    if step and not all(SQUARES[0] in found for _, found in live):
+        raise MismatchError(
+            f"the optimizer state of step {step} lacks Adam's second moment of some parameters: save optimizer.state_dict() whole."
+        )
+    return live

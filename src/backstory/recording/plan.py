@@ -1,0 +1,290 @@
+r"""What a recording will cost, known before the run: bytes, memory, and how much slower training gets.
+
+With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`plan_trial`) of the user's own training,
+
+    store     = b T B + s T + F + checkpoints         bytes of rows and of lines of steps grow with the run, the basis not
+    slow-down = (o + W + (T − T_w) r) / (T p)         p, r seconds of a plain and of a recorded step, W of T_w warm-up steps,
+                                                      o to open and to close the run
+    embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
+              = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
+
+Knows nothing of how a trial is made, nor of the command line.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..capture import find_blocks
+from ..capture.blocks import Blocks, Selection, taken_as_frozen
+from ..errors import CoverageError, UsageError
+from ..replay.recipe import Recipe
+from ..run.sweep import CHUNK_BYTES
+from .plan_costs import Alternative, Costs
+from .plan_trial import Progress, Trial, trial
+from .settings import RecordSettings
+
+IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
+NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a recording would cost; bytes and seconds are plain numbers, `str(plan)` has them with units."""
+
+    steps: int
+    batch: float  # occurrences of a step
+    occurrences: int
+    subspace: str
+    rank: Any
+    encoding: str
+    curvature: str
+    dims: int  # numbers in a row
+    energy: float | None  # share of the energy of the trial's warm-up that they hold, where the rank is "auto:…"
+    layers: int  # recorded parameters
+    coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
+    left_out: tuple[str, ...]  # trained parameters that would not be recorded
+    elsewhere: tuple[str, ...]  # parameters in no group of the optimizer
+    refused: str | None  # why `record` would refuse the model, and what to do
+    bytes_per_occurrence: float  # store_bytes / occurrences
+    row_bytes: float  # of one occurrence, its curvature rows included
+    step_bytes: float  # of one step beside its rows
+    fixed_bytes: int  # basis and config
+    checkpoint_bytes: int  # all checkpoints
+    store_bytes: int
+    condensed_bytes: int | None  # after `condense` with its defaults, where there are curvature rows
+    propagator_bytes: int  # joint
+    propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
+    rows_bytes: int  # of a sweep that embeds or asks, read and on their way
+    query_bytes: int  # one question, by the adjoint
+    plain_seconds: float  # a step
+    recorded_seconds: float  # a step, once the subspace is known
+    warmup_steps: int
+    warmup_seconds: float  # once, beyond what these steps take anyway
+    once_seconds: float  # to open the run and to close it
+    slowdown: float  # of the whole run
+    trial_steps: int
+    max_bytes: int | None
+    suggested_rank: int | None  # the largest that fits into max_bytes with the other settings as they are
+    alternatives: tuple[Alternative, ...]  # the planned settings first
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A short report; every number with its unit."""
+        return "\n".join(_lines(self))
+
+
+def plan(
+    make_recipe: Callable[[], Recipe],
+    *,
+    steps: int | None = None,
+    checkpoints: int | None = None,
+    max_bytes: int | None = None,
+    layers: Selection | None = None,
+    uncovered: str = "error",
+    outputs: str = "cross-entropy",
+    folder: str | Path | None = None,
+    seconds: float = 1.0,
+    repeats: int = 5,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Plan:
+    """What recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
+
+    `settings` are those of `record`: subspace, rank, curvature, encoding and so on. `steps` is the recipe's own number
+    unless given. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial is written
+    into a temporary folder inside `folder` (give one on the disk that the run will use) and removed, whatever happens.
+    Turns of plain and of recorded steps last about `seconds` each; there are `repeats` of both, after one untimed.
+    """
+    if odd := [name for name in settings if name in NOT_PLANNED]:
+        raise UsageError(f"found {odd[0]}=, which a plan does not take: the recipe says it, or no trial needs it.")
+    if repeats < 1 or seconds <= 0:
+        raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        recipe = _made(make_recipe)
+        total = len(recipe.batches) if steps is None else steps
+        if total < 1:
+            raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
+        blocks, refused = _coverage(recipe, layers, uncovered)
+        warmup = min(total, settings.pop("warmup_steps", RecordSettings.warmup_steps))
+        tried = trial(
+            recipe, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
+            layers=layers, uncovered="skip", warmup_steps=warmup, **settings,
+        )  # fmt: skip
+        costs = Costs(recipe, tried, layers=layers, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
+        return _planned(total, tried, costs, blocks, refused)
+
+
+def _made(make_recipe: Callable[[], Recipe]) -> Recipe:
+    recipe = make_recipe()
+    if not isinstance(recipe, Recipe):
+        raise UsageError(f"make_recipe returned {type(recipe).__name__}; expected backstory.Recipe.")
+    return recipe
+
+
+def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple[Blocks, str | None]:
+    """What would be recorded and left out, and what `record` would say if it refuses them."""
+    refused = None
+    try:
+        found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered=uncovered)
+    except CoverageError as error:
+        refused = str(error)
+        found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered="skip")
+    return found, refused
+
+
+def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | None) -> Plan:
+    chosen, *_ = alternatives = costs.alternatives()
+    form, dims = t.settings.curvature_form(), sum(t.dims)
+    step = 4 * dims * t.batch * (1 + form.rows)
+    rows_held = IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * steps))
+    each = 8 + 2 * (8 + 4 * t.letters)  # an occurrence's score, its step and its id, which are put together from pieces
+    once = _once_seconds(t, chosen.store_bytes)
+    in_all = once + t.warmup_seconds + (steps - t.warmup_steps) * t.recorded_seconds
+    return Plan(
+        steps=steps,
+        batch=t.batch,
+        occurrences=costs.occurrences,
+        subspace=chosen.subspace,
+        rank=chosen.rank,
+        encoding=chosen.encoding,
+        curvature=chosen.curvature,
+        dims=dims,
+        energy=t.energy,
+        layers=len(t.shapes),
+        coverage=t.coverage,
+        left_out=tuple(blocks.left_out),
+        elsewhere=tuple(blocks.elsewhere),
+        refused=refused,
+        bytes_per_occurrence=chosen.bytes_per_occurrence,
+        row_bytes=t.row_bytes,
+        step_bytes=t.step_bytes,
+        fixed_bytes=round(t.basis_bytes + t.other_bytes),
+        checkpoint_bytes=costs.checkpoint_bytes,
+        store_bytes=chosen.store_bytes,
+        condensed_bytes=costs.condensed_bytes(),
+        propagator_bytes=chosen.propagator_bytes,
+        propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
+        rows_bytes=rows_held,
+        query_bytes=round(rows_held + 8 * dims + each * costs.occurrences),
+        plain_seconds=t.plain_seconds,
+        recorded_seconds=t.recorded_seconds,
+        warmup_steps=t.warmup_steps,
+        warmup_seconds=max(0.0, t.warmup_seconds - t.warmup_steps * t.plain_seconds),
+        once_seconds=once,
+        slowdown=in_all / (steps * t.plain_seconds),
+        trial_steps=t.steps,
+        max_bytes=costs.max_bytes,
+        suggested_rank=costs.suggested_rank(),
+        alternatives=tuple(alternatives),
+    )
+
+
+def _once_seconds(t: Trial, store_bytes: int) -> float:
+    """To open and to close: tables are opened and closed in about the same time, files are joined in proportion."""
+    joining = max(0.0, t.closing_seconds - t.opening_seconds) / t.store_bytes
+    return t.opening_seconds + min(t.opening_seconds, t.closing_seconds) + joining * store_bytes
+
+
+def _lines(p: Plan) -> Iterator[str]:
+    """The report, line by line."""
+    grown = p.row_bytes * p.occurrences, p.step_bytes * p.steps
+    yield (
+        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.subspace} subspace, "
+        f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
+    )
+    if p.energy is not None:
+        yield (
+            f"rank          chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy of its first {p.warmup_steps} "
+            "steps; other batches or a schedule at the start choose others"
+        )
+    yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
+    yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
+    yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
+    if p.condensed_bytes is not None and p.condensed_bytes < p.store_bytes:
+        yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
+    yield (
+        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
+        f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"
+    )
+    yield f"a question    about {_size(p.query_bytes)} of memory"
+    yield (
+        f"slow-down     {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} in place of "
+        f"{_time(p.plain_seconds)} ({p.recorded_seconds / p.plain_seconds:.2f} ×)"
+    )
+    yield from _once(p)
+    yield f"recorded      {p.coverage:.1%} of the squared gradient norm; left out: {', '.join(p.left_out) or 'nothing'}"
+    if p.elsewhere:
+        yield f"              {taken_as_frozen(p.elsewhere)}"
+    if p.refused is not None:
+        yield f"refused       record() would stop: {p.refused}"
+    yield from _budget(p)
+    yield from _table(p)
+
+
+def _once(p: Plan) -> Iterator[str]:
+    """What does not come again at every step."""
+    learning = (
+        f"{_time(p.warmup_seconds)} to learn the subspace in the first {p.warmup_steps} steps, "
+        if p.warmup_steps
+        else ""
+    )
+    share = _time((p.warmup_seconds + p.once_seconds) / p.steps)
+    yield f"  once        {learning}{_time(p.once_seconds)} to open and close the run ({share} a step over the whole run)"
+
+
+def _budget(p: Plan) -> Iterator[str]:
+    if p.max_bytes is None:
+        return
+    verdict = "fits into" if p.store_bytes <= p.max_bytes else "does not fit into"
+    rank = "no rank fits" if p.suggested_rank is None else f"the largest rank that fits is {p.suggested_rank}"
+    yield f"budget        {verdict} {_size(p.max_bytes)}; {rank}"
+
+
+def _table(p: Plan) -> Iterator[str]:
+    head = ("subspace", "rank", "encoding", "curvature", "numbers a row", "bytes an occurrence", "store", "embedding")
+    rows = [
+        (
+            a.subspace,
+            _rank(a.rank),
+            a.encoding,
+            a.curvature,
+            f"{a.dims:,}",
+            f"{a.bytes_per_occurrence:,.0f}",
+            _size(a.store_bytes) + (" too large" if a.fits is False else ""),
+            _size(a.propagator_bytes),
+        )
+        for a in p.alternatives
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    yield ""
+    for row in (head, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _rank(rank: Any) -> str:
+    """16, 32 × 16, or patterns."""
+    if isinstance(rank, dict):
+        return ", ".join(f"{name}: {_rank(r)}" for name, r in rank.items())
+    return " × ".join(map(str, rank)) if isinstance(rank, list) else str(rank)
+
+
+def _size(count: float) -> str:
+    power = min(4, int(math.log(max(count, 1), 1000)))
+    return f"{_short(count / 1000**power)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _time(seconds: float) -> str:
+    return f"{_short(seconds)} s" if seconds >= 1 else f"{_short(1e3 * seconds)} ms"
+
+
+def _short(x: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"

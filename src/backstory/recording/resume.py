@@ -1,0 +1,165 @@
+"""Where a recording begins: a new run, or an old one brought back to the step that training goes on from.
+
+Knows nothing of hooks.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..capture.blocks import Blocks
+from ..capture.fingerprint import fingerprint
+from ..capture.optimizer import dropped
+from ..errors import MismatchError, StoreError, UsageError
+from ..maths.factors import worth_it
+from ..maths.subspace import Shape
+from ..store import RunStore
+from ..store.bases import RAW, load_bases
+from .adam import Adaptive
+from .settings import RecordSettings, provenance
+from .warmup import project_spooled, settle_layout
+
+
+def open_store(
+    path: Path,
+    model: nn.Module,
+    blocks: Blocks,
+    optimizer: Optimizer,
+    adaptive: Adaptive,
+    settings: RecordSettings,
+    extra: Mapping[str, Any],
+    *,
+    resume: bool,
+    start: int | None,
+) -> RunStore:
+    """The run to record into: a new one, or an old one brought back to step `start`."""
+    table = [{"name": b.name, "group": b.group, "shape": list(b.shape)} for b in blocks.blocks]
+    if not resume:
+        if start:
+            raise UsageError(f"start={start} goes with resume=True; a new run begins at step 0.")
+        form = settings.curvature_form()
+        device = str(blocks.blocks[0].parameter.device)
+        config = {
+            "settings": settings.as_config(),
+            "blocks": table,
+            "left_out": blocks.left_out,
+            **({"elsewhere": blocks.elsewhere} if blocks.elsewhere else {}),
+            "optimizer": {
+                "class": type(optimizer).__name__,
+                "modelled_as": settings.optimizer_model,
+                "coordinates": adaptive.coordinates,
+                **({"dropped": dropped(optimizer)} if settings.optimizer_model == "sgd" else {}),
+            },
+            "provenance": provenance(device),
+            **extra,
+        }
+        return RunStore.create(
+            path,
+            layers=[(b.name, b.shape.dims) for b in blocks.blocks],
+            encoding=settings.encoding,
+            n_groups=len(optimizer.param_groups),
+            config=config,
+            curvature_rows=form.rows,
+            split=form.split,
+            diagonal=adaptive.diagonal,
+            factors=[_factors(b.shape) for b in blocks.blocks] if settings.factored else None,
+        )
+    store = RunStore.open(path, write=True)
+    try:
+        _go_on(store, model, table, optimizer, adaptive, settings, start)
+    except BaseException:
+        store.close(compact=False)
+        raise
+    return store
+
+
+def _factors(shape: Shape) -> tuple[int, int] | None:
+    """The sides of a matrix whose rows are kept as factors, where these are smaller."""
+    return (shape.r_out, shape.r_in) if shape.d_in and worth_it(shape.r_out, shape.r_in) else None
+
+
+def _go_on(
+    store: RunStore,
+    model: nn.Module,
+    table: list[dict[str, Any]],
+    optimizer: Optimizer,
+    adaptive: Adaptive,
+    settings: RecordSettings,
+    start: int | None,
+) -> None:
+    """Bring a run that is opened again to step `start`."""
+    if store.config.get("condensed"):
+        raise UsageError("a condensed run cannot be recorded into. Go on in the run that it was made from.")
+    _check_same(store, table, settings)
+    _check_optimizer(store, optimizer, adaptive)
+    settle_layout(store)
+    layout = [(b["name"], Shape(*b["shape"])) for b in store.config["blocks"]]
+    bases = load_bases(store, (name for name, _ in layout))
+    if bases is not None and store.spooled():
+        store.append(list(project_spooled(store, layout, bases)))
+        store.clear_spool()
+    held = store.n_steps() or len(store.spooled())
+    if start is None:
+        raise UsageError(
+            f"resume=True needs start=, the step that your own checkpoint continues from; what the run holds beyond it is "
+            f"replaced. The run holds {held} steps: start={held} goes on where it ends."
+        )
+    if start < 0:
+        raise UsageError(f"found start={start}; expected 0 to {held}.")
+    if start > held:
+        raise StoreError(
+            f"the run holds steps 0 to {held - 1}, so training cannot go on in it from step {start}: the steps between "
+            f"would be missing. Resume your training from a checkpoint at step {held} or earlier."
+        )
+    known = store.config.get("fingerprints", {})
+    if known.get(str(start)) not in (None, fingerprint(model)):
+        raise MismatchError(
+            f"the model is not the one that training had at step {start}, from which this recording is to go on. Load "
+            "your own checkpoint of that step into the model before recording. Nothing was changed."
+        )
+    if start <= store.n_steps():
+        store.truncate(start)
+    else:  # still in the warm-up: there is no table to cut
+        store.clear_spool(start)
+        store.drop_checkpoints_after(start)
+    joins = [t for t in store.config.get("unverified_joins", []) if t < start]
+    joins += [] if str(start) in known else [start]
+    kept = {k: v for k, v in known.items() if int(k) <= start}
+    about = _also_dropped(store.config["optimizer"], optimizer)
+    store.update_config(closed=False, fingerprints=kept, unverified_joins=joins, optimizer=about)
+
+
+def _also_dropped(before: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """What the run says of its optimizer, with what its model leaves out from here on."""
+    if "dropped" not in before:
+        return before
+    return {**before, "dropped": list(dict.fromkeys([*before["dropped"], *dropped(optimizer)]))}
+
+
+def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:
+    old, new = ({b["name"]: (b["group"], b["shape"][:2]) for b in x} for x in (store.config["blocks"], table))
+    if list(old.items()) != list(new.items()):
+        differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
+        raise MismatchError(
+            f"the model or its optimizer groups differ from those of the run in {', '.join(differing[:5])}. "
+            "Resume with the same model and settings, or record into a new folder."
+        )
+    before, now = store.config["settings"], settings.as_config()
+    kept = [k for k in now.keys() | before.keys() & {"factored"} if not k.startswith("warmup")]
+    changed = sorted(k for k in kept if before.get(k, False) != now.get(k, False))
+    if changed:
+        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now.get(k)!r} now" for k in changed)
+        raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")
+
+
+def _check_optimizer(store: RunStore, optimizer: Optimizer, adaptive: Adaptive) -> None:
+    """Rows of another optimizer would be in other coordinates."""
+    before, now = store.config["optimizer"], type(optimizer).__name__
+    if before["class"] != now or before.get("coordinates", RAW) != adaptive.coordinates:
+        raise MismatchError(
+            f"the run was recorded with {before['class']}, and the optimizer now is {now}. Resume with the run's own, or "
+            "record into a new folder."
+        )

@@ -1,0 +1,211 @@
+"""Learning a subspace from the first steps, without losing those steps.
+
+While the basis is unknown, whole steps wait in the run's spool, each one durable on disk. Once there are enough
+(or the byte budget is used up), the basis is computed from them and committed; only then are they projected and
+appended like any other step. A crash at any moment leaves either the spool, or the basis and the spool: both go on.
+Where training is resumed before the end of a warm-up whose basis is known, those steps are projected in the same way,
+so that a resumed run equals an undisturbed one bit for bit.
+Knows nothing of hooks.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StoreError
+from ..maths.layers import Contribution, Dense, Outer
+from ..maths.subspace import Basis, Shape, mask_basis, project, random_basis
+from ..store import RunStore, StepRecord
+from .contributions import divided
+from .learned import Layout, learned
+from .settings import auto_rank
+
+Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
+
+
+def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
+    """The bases of a subspace that needs no warm-up, or None for `learned`."""
+    if kind == "learned":
+        return None
+    make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]
+    return [make(shape, seed=seed, name=name) for name, shape in layout]
+
+
+def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
+    return Basis(None, None)
+
+
+def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: int = 0) -> None:
+    """Commit the bases, learned from `warmup` steps: one atomic file; identity sides are left out."""
+    tensors = {
+        f"{name}/{side}": value.contiguous()
+        for (name, _), basis in zip(layout, bases, strict=True)
+        for side, value in basis._asdict().items()
+        if value is not None
+    }
+    shapes = json.dumps([list(shape) for _, shape in layout])
+    store.save_tensors("basis", tensors, {"warmup": str(warmup), "shapes": shapes})
+    settle_layout(store)
+
+
+def settle_layout(store: RunStore) -> None:
+    """Make the run's layout that of its committed basis, if a death came between the two."""
+    found = store.tensor_metadata("basis").get("shapes") if "basis" in store.tensor_names() else None
+    if found is None:
+        return
+    blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(found), strict=True)]
+    if blocks != store.config["blocks"]:
+        narrower = auto_rank(store.config["settings"]["rank"]) is not None
+        store.relayout([Shape(*b["shape"]).dims for b in blocks], narrower=narrower, blocks=blocks)
+
+
+def warmup_of(store: RunStore) -> int:
+    """From how many steps the committed bases were learned."""
+    return int(store.tensor_metadata("basis").get("warmup", "0"))
+
+
+def spool_step(store: RunStore, step: int, parts: Parts, meta: Mapping[str, Any], before: int) -> int:
+    """Keep one step's contributions on disk, after `before` bytes of others; returns the bytes of all."""
+    tensors = _tensors(parts)
+    store.spool(step, tensors, {**meta, "bytes_before": before})
+    return before + _nbytes(tensors)
+
+
+def spooled_bytes(store: RunStore) -> int:
+    """The bytes of all contributions that wait."""
+    steps = store.spooled()
+    if not steps:
+        return 0
+    tensors, meta = store.read_spool(steps[-1])
+    return int(meta["bytes_before"]) + _nbytes(tensors)
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(x.nbytes for x in tensors.values())
+
+
+def _tensors(parts: Parts) -> dict[str, Tensor]:
+    return {
+        f"{row}/{slot}/{b}/{name}": value.contiguous()
+        for (row, slot, b), part in parts.items()
+        for name, value in part._asdict().items()
+    }
+
+
+def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list[Shape]]:
+    """Bases from all spooled rows, and their shapes; where the rank is a share of their energy, the config says what is kept of it."""
+    auto = auto_rank(store.config["settings"]["rank"])
+    found = learned(partial(_weighted, store), layout, seed, None if auto is None else auto.share)
+    if found.energy is not None:
+        store.update_config(energy=found.energy)
+    return found.bases, found.shapes
+
+
+def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
+    """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
+    for step in store.spooled():
+        tensors, meta = store.read_spool(step)
+        scale = _scales(meta)  # (B, rows)
+        ends = list(accumulate(meta["sizes"], initial=0))
+        for row, slot, b, part in _parts(tensors):
+            if only is None or b in only:
+                yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
+
+
+def _scales(meta: Mapping[str, Any]) -> Tensor:
+    """√κ of each spooled row, (B, rows): of gradient rows first."""
+    weight = torch.tensor(meta["weight"], dtype=torch.float64)[:, None]
+    kappa = None if meta["kappa"] is None else torch.tensor(meta["kappa"], dtype=torch.float64)
+    if kappa is None or not meta["own_rows"]:
+        return (weight if kappa is None else kappa).sqrt()
+    return torch.cat([weight, kappa], 1).sqrt()
+
+
+def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:
+    """The spooled steps that are not in the tables yet, as records, in order."""
+    for step in store.spooled():
+        if step < store.n_steps():
+            continue
+        tensors, meta = store.read_spool(step)
+        yield _record(step, tensors, meta, layout, bases)
+
+
+def project_step(
+    step: int,
+    parts: Parts,
+    meta: Mapping[str, Any],
+    layout: Layout,
+    bases: Sequence[Basis],
+) -> StepRecord:
+    """A step of the warm-up that is recorded again, with the basis known: the same sums in the same order."""
+    return _record(step, _tensors(parts), meta, layout, bases)
+
+
+def _record(
+    step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], layout: Layout, bases: Sequence[Basis]
+) -> StepRecord:
+    sizes: list[int] = meta["sizes"]
+    dims = [shape.dims for _, shape in layout]
+    parts = list(_parts(tensors))
+    if not parts:
+        raise StoreError(f"the spooled step {step} is empty; record the run again.")
+    first = parts[0][3]
+    dtype = (first.right if isinstance(first, Outer) else first[0]).dtype
+    n_own, n_gradient = meta["own_rows"], meta["gradient_rows"]
+    rows = torch.zeros(sum(sizes), n_gradient + n_own, sum(dims), dtype=dtype)
+    for row, slot, b, part in parts:
+        lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
+        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
+    return finished_record(step, rows[:, :n_gradient], meta, rows[:, n_gradient:] if n_own else None)
+
+
+def finished_record(
+    step: int, gradients: Tensor, meta: Mapping[str, Any], curvature: Tensor | None = None
+) -> StepRecord:
+    """Gradients (B, K, p) and what was read of the step, as the store keeps them.
+
+    Where they are taken apart (K > 1) and there are no curvature rows of their own, they are the curvature rows.
+    ⟨g, ∇L⟩ is what `meta` says, or else taken in the kept coordinates.
+    """
+    rows = gradients.sum(1) if gradients.shape[1] > 1 else gradients[:, 0]
+    curvature = gradients if curvature is None and gradients.shape[1] > 1 else curvature
+    weight = torch.tensor(meta["weight"], dtype=torch.float64)
+    wide = rows.double()
+    whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
+    gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (meta["gdot"], meta["hdot"]))
+    if hdot is None and curvature is not None:
+        hdot = curvature.double() @ whole
+    return StepRecord(
+        step=step,
+        samples=meta["samples"],
+        weight=weight,
+        loss=torch.tensor([float("nan") if x is None else x for x in meta["loss"]], dtype=torch.float64),
+        gdot=wide @ whole if gdot is None else gdot,
+        rows=rows,
+        groups=meta["groups"],
+        clip=meta["clip"],
+        norm=meta["norm"],
+        coverage=meta["coverage"],
+        trained=meta.get("trained"),
+        size=meta["size"],
+        drift=meta["drift"],
+        P=meta.get("P"),
+        curvature=curvature,
+        kappa=None if curvature is None else torch.tensor(meta["kappa"], dtype=torch.float64),
+        hdot=hdot,
+    )
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, int, Contribution]]:
+    keys = sorted({tuple(map(int, k.split("/")[:3])) for k in tensors})
+    for row, slot, b in keys:
+        head = f"{row}/{slot}/{b}/"
+        if head + "grads" in tensors:
+            yield row, slot, b, Dense(tensors[head + "grads"])
+        else:
+            yield row, slot, b, Outer(tensors[head + "left"], tensors[head + "right"])

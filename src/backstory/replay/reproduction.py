@@ -1,0 +1,247 @@
+r"""A run played again, and whether it came out the same: bit for bit, or up to rounding.
+
+The same training rounds differently on another processor, with another number of threads or another alignment of
+memory, so weights that are not the run's bit for bit may still be those of a faithful replay. Where the run stored the
+weights themselves, rounding is measured: a twin of the replay starts one unit of the last place away in every weight,
+and with θ the weights of one tensor before a step
+
+    ‖θ(replay) − θ(run)‖  ≤  10 ‖θ(twin) − θ(replay)‖          counts as rounding
+
+tensor by tensor: Adam makes whole steps out of the rounding of gradients that are 0 (a bias of attention's keys), which
+says nothing of the other weights. Tensors in which rounding has taken half of the digits are therefore left out.
+Where the run has fingerprints only, a mismatch does not say which of the two it was.
+Knows nothing of removals' effects, queries or caches.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..capture import fingerprint
+from ..capture.fingerprint import weights as weights_of
+from ..errors import UsageError
+from ..run.run import Run
+from .recipe import Recipe, take_step
+from .removal import Removal, index, places
+from .tape import Make, Progress, Tape, generators, own_randomness, seed
+
+MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
+TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
+CHECK = "check the recipe's arguments, its seed (dropout draws from torch's generator) and the versions"
+
+
+class Gap(NamedTuple):
+    """The tensor that is farthest from the run for what rounding explains; distances as parts of its length."""
+
+    tensor: str
+    replay: float  # from the run
+    allowed: float
+    moved: float = math.inf  # by training, as a part of all weights' length
+
+    @property
+    def rounding(self) -> bool:
+        """Whether rounding explains the distance."""
+        return self.replay <= self.allowed
+
+    @property
+    def decides(self) -> bool:
+        """Whether another recipe would be seen: rounding explains little of what training does."""
+        return self.allowed <= MOST * self.moved or not self.rounding
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Which stored weights of a run a replay of its recipe met."""
+
+    same: tuple[int, ...]  # steps: bit for bit
+    different: tuple[int, ...] = ()  # by more than rounding explains
+    near: tuple[int, ...] = ()  # up to rounding
+    undecided: tuple[int, ...] = ()  # not bit for bit, and nothing tells whether it is rounding
+    gaps: Mapping[int, Gap] = field(default_factory=dict)  # at the steps whose weights were compared
+
+    def __bool__(self) -> bool:
+        return bool(self.same or self.near) and not self.different and not self.undecided
+
+    def __str__(self) -> str:
+        met = sorted((*self.same, *self.near))
+        last = f"the last agreement is at step {met[-1]}" if met else "they agree at no earlier step"
+        if self.different:
+            gap = self.gaps[self.different[0]]
+            return (
+                f"the replay differs from the run at step {self.different[0]}: {gap.tensor} by {gap.replay:.1e} of its length, "
+                f"where rounding explains {gap.allowed:.1e}; {last}: {CHECK}"
+            )
+        if self.undecided and self.undecided[0] in self.gaps:
+            gap = self.gaps[self.undecided[0]]
+            return (
+                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). {gap.tensor} differs by "
+                f"{gap.replay:.1e} of its length; rounding explains {gap.allowed:.1e}, but training itself moved the weights by {gap.moved:.1e} only, so that "
+                f"another recipe could look the same: {CHECK}, or keep the weights in float32"
+            )
+        if self.undecided:
+            return (
+                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). Another "
+                "processor, number of threads or memory alignment causes that as well as another recipe, and the run stores "
+                f"no weights to tell which (record with steps=…, checkpoints=K): {CHECK}"
+            )
+        if not met:
+            return "nothing to compare: the run has no fingerprints of the replayed steps"
+        how = "up to rounding" if self.near else "bit for bit"
+        return f"the replay reproduces the run {how} (compared at steps {', '.join(map(str, met))})"
+
+
+def replay(
+    make: Make,
+    removal: Removal | None = None,
+    *,
+    args: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
+) -> Recipe:
+    """The recipe with its model trained, as the run trained it, or without the removal's occurrences."""
+    with own_randomness():
+        tape = Tape(make, args=args, dtype=dtype, length=until)
+        if removal is None:
+            tape.record((), progress)
+            return tape.recipe
+        gone = places(removal, index(tape.ids))
+        tape.record([min(gone)], progress)
+        for t in range(tape.rewind(min(gone)), tape.length):
+            tape.step(t, tape.without(t, gone, removal.share))
+    return tape.recipe
+
+
+def reproduction(
+    run: Run,
+    make: Make,
+    *,
+    args: Mapping[str, Any] | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Replay the recipe and compare the weights with what the run stored: fingerprints, then the weights themselves.
+
+    Where all fingerprints are met that is one replay; else it ends at the first that is not, and two more follow.
+    """
+    known = fingerprints(run)
+    with own_randomness():
+        tape = Tape(make, args=args, length=until)
+        if tape.length < run.n_steps and until is None:
+            raise UsageError(f"the recipe has {tape.length} steps, the run {run.n_steps}; give the run's own recipe.")
+        for t in _side_by_side((tape,), progress):
+            if t in known and fingerprint(tape.recipe.model) != known[t]:
+                return judged(run, make, t, args=args, until=until, progress=progress)
+    return Reproduction(tuple(t for t in known if t <= tape.length))
+
+
+def reproduces(run: Run, make: Make, *, args: Mapping[str, Any] | None = None) -> bool:
+    """Whether the recipe's replay meets the run, up to rounding, wherever they can be compared (at least once)."""
+    return bool(reproduction(run, make, args=args))
+
+
+def fingerprints(run: Run) -> dict[int, str]:
+    """Steps in order, and the fingerprints of the run's weights there."""
+    return {int(t): word for t, word in sorted(run.config.get("fingerprints", {}).items(), key=lambda x: int(x[0]))}
+
+
+def judged(
+    run: Run,
+    make: Make,
+    step: int,
+    *,
+    args: Mapping[str, Any] | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Whether it is rounding that the weights before `step` are the first which are not the run's bit for bit.
+
+    Where the run stores weights there or later, two replays side by side tell, up to the first weights that differ.
+    """
+    end = run.n_steps if until is None else until
+    if not any(step <= t <= end for t in run.checkpoints):
+        return Reproduction(tuple(t for t in fingerprints(run) if t < step), undecided=(step,))
+    with own_randomness():
+        tape, twin = (Tape(make, args=args, length=end) for _ in range(2))
+        _shift(twin.parameters)
+        start = weights_of(tape.recipe.model)
+        gaps, stored = dict[int, Gap](), set(run.checkpoints)
+        for t in _side_by_side((tape, twin), progress):
+            if t in stored:
+                gaps[t] = _gap(run, t, tape, twin, start)
+            if t in stored and not gaps[t].rounding:
+                break
+    same = tuple(t for t, gap in gaps.items() if gap.replay == 0)
+    different = tuple(t for t, gap in gaps.items() if not gap.rounding)
+    undecided = tuple(t for t, gap in gaps.items() if t > 0 and t not in same and not gap.decides)
+    near = tuple(t for t in gaps if t not in same + different + undecided)
+    return Reproduction(same, different, near, undecided, gaps)
+
+
+def _side_by_side(tapes: Sequence[Tape], progress: Progress | None) -> Iterator[int]:
+    """Play the tapes together, with the same random draws; gives each step before it is taken, and the end."""
+    seed(tapes[0].generators[0])
+    for t in range(tapes[0].length):
+        yield t
+        before = generators()
+        for tape in tapes:
+            seed(before)
+            take_step(tape.recipe, t)
+        if progress is not None:
+            progress(t + 1, tapes[0].length)
+    yield tapes[0].length
+
+
+def _shift(parameters: Sequence[Tensor]) -> None:
+    """Move every weight by one unit of the last place, up or down as a seeded coin says."""
+    coin = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in parameters:
+            up = torch.randint(0, 2, p.shape, generator=coin).to(p)
+            p.mul_(1 + torch.finfo(p.dtype).eps * (2 * up - 1))
+
+
+def _gap(run: Run, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
+    stored, found = run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
+    unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
+    apart, spread = _distances(found, stored), _distances(weights_of(twin.recipe.model), found)
+    gap = farthest(apart, spread, {k: v.numel() for k, v in found.items()}, unit**0.5)
+    return gap._replace(moved=_distance(_joined(stored), _joined(start)))
+
+
+def _joined(weights: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([x.double().flatten() for _, x in sorted(weights.items()) if x.is_floating_point()])
+
+
+def farthest(apart: Mapping[str, float], spread: Mapping[str, float], sizes: Mapping[str, int], most: float) -> Gap:
+    """The worst of the tensors, for distances from the run and of the twins; `most` is half of the digits.
+
+    A tensor of a few numbers may be near its twin by chance, so each is allowed what the tensor in the middle is.
+    """
+    usual = median([x for x in spread.values() if x > 0] or [0.0])
+    allowed = {k: TWINS * max(x, usual) for k, x in spread.items()}
+    sure = [k for k, x in allowed.items() if x <= most]
+    if 2 * sum(sizes[k] for k in sure) < sum(sizes.values()):
+        sure, allowed = list(allowed), {k: min(x, most) for k, x in allowed.items()}
+    sure += [k for k in apart if k not in spread]
+    worst = max(sure, key=lambda k: apart[k] / max(allowed.get(k, 0.0), 1e-300))
+    return Gap(worst, apart[worst], allowed.get(worst, 0.0))
+
+
+def _distances(found: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, float]:
+    """‖found − stored‖ / ‖stored‖ of each tensor; infinite where they cannot be compared, or whole numbers differ."""
+    return {k: _distance(found.get(k), stored.get(k)) for k in sorted({*found, *stored})}
+
+
+def _distance(x: Tensor | None, y: Tensor | None) -> float:
+    if x is None or y is None or (x.shape, x.dtype) != (y.shape, y.dtype):
+        return math.inf
+    if not x.is_floating_point():
+        return 0.0 if torch.equal(x, y) else math.inf
+    apart, length = float((x.double() - y.double()).norm()), float(y.double().norm())
+    return apart / length if length else apart

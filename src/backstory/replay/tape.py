@@ -1,0 +1,204 @@
+r"""The run as it was: a recipe played once, with what a later replay needs to be equal in all but the removal.
+
+Of each step the state of torch's generators before it (dropout draws the same masks again) and the coefficients of
+the update; of chosen steps the whole state of training. The recipe is made, and the run begins, with torch's generator
+at a fixed seed; a recipe that draws (dropout) seeds the generator itself, as its training did.
+Assumes: other generators (numpy, random) are not drawn from while training.
+Knows nothing of removals or queries.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import fingerprint
+from ..errors import UnsupportedError, UsageError
+from . import update
+from .precision import in_precision
+from .recipe import Recipe, load_recipe, take_step, weights
+from .removal import Id, Places
+
+Make = Callable[[], Recipe] | str  # a function, or "package.module:function"
+Progress = Callable[[int, int], None]
+State = dict[str, Any]
+Generators = tuple[Tensor, ...]
+STATE_BYTES = 1 << 30  # what the states in memory may take together
+
+
+class Tape:
+    """A recipe and its run. `recipe.model` is where the last call left it."""
+
+    def __init__(
+        self,
+        make: Make,
+        *,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        length: int | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.recipe = in_precision(made(make, args), dtype)
+        self.parameters = update.trained(self.recipe.optimizer)
+        self.obstacle = update.obstacle(self.recipe.optimizer)
+        self.length = _length(self.recipe, length)
+        self.start, self.end = fingerprint(self.recipe.model), ""
+        self.generators: list[Generators] = [generators()]  # before each step
+        self.ids: list[list[Id]] = [list(self.recipe.batches[t][0]) for t in range(self.length)]
+        self.coefficients: list[tuple[update.Coefficients, ...]] = []  # of each step; none where not modelled
+        self.states: dict[int, State] = {}
+        _check_clipping(self.recipe, self.parameters)
+
+    def record(
+        self, keep: Collection[int], progress: Progress | None = None, watch: Callable[[int], None] | None = None
+    ) -> None:
+        """Play the run once; `keep` names the steps before which the state is kept, `watch(t)` runs before step t."""
+        seed(self.generators[0])
+        known: dict[Any, Any] = {}
+        for t in range(self.length):
+            if t in keep:
+                self.states[t] = save(self.recipe)
+            if watch is not None:
+                watch(t)
+            if self.obstacle is None:
+                self.coefficients.append(tuple(known.setdefault(c, c) for c in update.coefficients(self.optimizer)))
+            take_step(self.recipe, t)
+            self.generators.append(_same(generators(), self.generators[-1]))
+            if progress is not None:
+                progress(t + 1, self.length)
+        if watch is not None:
+            watch(self.length)
+        self.end = fingerprint(self.recipe.model)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The recipe's."""
+        return self.recipe.optimizer
+
+    def weights(self, t: int) -> Tensor:
+        """w_z of step t, (B,) float64."""
+        return weights(self.recipe, t)
+
+    def without(self, t: int, gone: Places, share: float) -> Tensor:
+        """w_z of step t with the removal."""
+        w = self.weights(t)
+        w[gone.get(t, [])] *= 1 - share
+        return w
+
+    def rewind(self, step: int) -> int:
+        """Go back to the nearest kept state at or before `step`; returns its step."""
+        at = max(t for t in self.states if t <= step)
+        restore(self.recipe, self.states[at])
+        return at
+
+    def step(self, t: int, w: Tensor | None = None) -> None:
+        """Step t as the run took it, with the same random draws; `w` replaces the weights."""
+        seed(self.generators[t])
+        take_step(self.recipe, t, w)
+
+    def losses(self, t: int) -> Tensor:
+        """The losses (B,) of step t at the model's present weights, with the draws of the run."""
+        seed(self.generators[t])
+        return self.recipe.loss(self.recipe.model, self.recipe.batches[t][1])
+
+    def load(self, theta: tuple[Tensor, ...]) -> None:
+        """Put these values into the trained parameters."""
+        with torch.no_grad():
+            for p, value in zip(self.parameters, theta, strict=True):
+                p.copy_(value)
+
+    def affordable(self) -> int:
+        """How many states may be kept in memory."""
+        size: int = sum(x.numel() * x.element_size() for x in self.recipe.model.state_dict().values())
+        return max(2, STATE_BYTES // max(1, 3 * size))
+
+    def need_modelled(self, what: str) -> None:
+        """Refuse an optimizer whose steps cannot be differentiated."""
+        if self.obstacle is not None:
+            raise UnsupportedError(f"{what} differentiates the optimizer's steps, and {self.obstacle}.")
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Whatever is drawn inside, torch's generators are afterwards as they were."""
+    before = generators()
+    try:
+        yield
+    finally:
+        seed(before)
+
+
+def made(make: Make, args: Mapping[str, Any] | None) -> Recipe:
+    """The recipe, fresh."""
+    if isinstance(make, str):
+        return load_recipe(make, args)
+    return make(**(args or {}))
+
+
+def generators() -> Generators:
+    """The states of torch's generators."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return (torch.get_rng_state(), *cuda)
+
+
+def seed(states: Generators) -> None:
+    """Put torch's generators into these states."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def save(recipe: Recipe) -> State:
+    """A copy of everything that training changes."""
+    schedule = None if recipe.schedule is None else recipe.schedule.state_dict()
+    return copy.deepcopy({"m": recipe.model.state_dict(), "o": recipe.optimizer.state_dict(), "s": schedule})
+
+
+def restore(recipe: Recipe, state: State) -> None:
+    """Put a saved state back."""
+    kept = copy.deepcopy(state)
+    recipe.model.load_state_dict(kept["m"])
+    recipe.optimizer.load_state_dict(kept["o"])
+    recipe.optimizer.zero_grad()
+    if recipe.schedule is not None:
+        recipe.schedule.load_state_dict(kept["s"])
+
+
+def thinned(steps: Collection[int], count: int) -> list[int]:
+    """At most `count` of the steps, evenly spread, the first among them."""
+    ordered = sorted(set(steps))
+    if len(ordered) <= count:
+        return ordered
+    return [ordered[i * len(ordered) // count] for i in range(count)]
+
+
+def _same(now: Generators, before: Generators) -> Generators:
+    """`before` itself where nothing was drawn, so that a thousand steps share one state."""
+    same = all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
+    return before if same else now
+
+
+def _length(recipe: Recipe, length: int | None) -> int:
+    steps = len(recipe.batches)
+    if length is None:
+        return steps
+    if not 0 < length <= steps:
+        raise UsageError(f"found at={length}; the recipe has {steps} steps, so expected 1 to {steps}.")
+    return length
+
+
+def _check_clipping(recipe: Recipe, parameters: list[Tensor]) -> None:
+    held = {id(p) for p in parameters}
+    others = [n for n, p in _live(recipe.model) if id(p) not in held]
+    if recipe.clip_norm is not None and others:
+        raise UsageError(
+            f"the gradient of {others[0]!r} counts when the norm is clipped, but the optimizer does not hold it, so it is "
+            "never cleared. Freeze it with requires_grad_(False), or give it to the optimizer."
+        )
+
+
+def _live(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]

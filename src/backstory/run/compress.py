@@ -1,0 +1,218 @@
+r"""Condense a run: its curvature rows, several to an occurrence, become a few for each stretch of steps.
+
+Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a stretch takes less room and is
+nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a stretch of N occurrences with R rows each, p coordinates, what is smaller is kept:
+
+    min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
+
+The condensed run is a run of its own. It is written beside its final place and appears there when it is whole.
+Knows nothing of models.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import StoreError, UsageError
+from ..maths.sketch import Sketch
+from ..maths.steps import NAMES, Step
+from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
+from ..store.files import fsync
+from .embed import Progress
+from .sweep import Chunk, forward
+from .windows import Span, Stretch, write_stretch
+
+RANK = 512  # of a sketch: lost nothing to the truth where it was measured
+OCCURRENCES = 4  # times the rank make a stretch: its curvature then takes at most a quarter of its gradient rows' room
+OWN = layout.FIXED  # keys that the store fills in
+SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
+
+
+@dataclass(frozen=True)
+class CondenseReport:
+    """What was made of a run."""
+
+    path: str
+    stretches: int
+    rows: int  # of curvature, in all stretches together
+    energy: float  # share of the curvature's trace that they hold
+    bytes_before: int
+    bytes_after: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def condense(
+    store: RunStore, out: Path, *, rank: int | None, stretches: int | None, progress: Progress | None
+) -> CondenseReport:
+    """Write the condensed run to `out`; `store` is open for writing, so that nobody records into it meanwhile."""
+    _check(store, out, rank, stretches)
+    spans = stretches_of(store, stretches or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
+    partial = _claimed(out)
+    try:
+        with _made(store, partial, spans, rank) as new:
+            energy, rows = _fill(store, new, spans, rank, progress)
+            new.update_config(condensed={**new.config["condensed"], "energy": energy})
+            _beside(store, new)
+        os.rename(partial, out)
+        fsync(out.absolute().parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    after = RunStore.open(out).size_bytes()
+    before = store.size_bytes() - _embedded_bytes(store)
+    return CondenseReport(str(out), len(spans), rows, energy, before, after)
+
+
+def _claimed(out: Path) -> Path:
+    """A new folder beside `out`, ours alone."""
+    partial = out.with_name(out.name + ".partial")
+    try:
+        partial.mkdir(parents=True)
+    except FileExistsError as error:
+        raise StoreError(
+            f"{partial} is there already, from a condensing that was interrupted or is under way. Delete it, and run again."
+        ) from error
+    return partial
+
+
+def stretches_of(store: RunStore, count: int) -> list[Span]:
+    """`count` stretches of about as many rows each; fewer where there are fewer steps."""
+    table = store.steps()
+    ends = table.row_start + table.rows
+    wanted = np.linspace(0, float(ends[-1]), count + 1)[1:-1]
+    cuts = sorted({0, len(ends), *(int(np.searchsorted(ends, x)) + 1 for x in wanted)})
+    return list(pairwise(cuts))
+
+
+def _check(store: RunStore, out: Path, rank: int | None, stretches: int | None) -> None:
+    if rank is not None and rank < 1:
+        raise UsageError(f"found rank={rank}; expected at least 1, or None for the whole sum.")
+    if stretches is not None and stretches < 1:
+        raise UsageError(f"found stretches={stretches}; expected at least 1.")
+    if store.path.resolve() in out.resolve().parents:
+        raise UsageError(f"found out={str(out)!r}, a path inside the run itself; expected one beside it or elsewhere.")
+    if out.exists():
+        raise StoreError(f"{out} is there already; expected a new path. Choose another one.")
+    if store.n_steps() == 0:
+        raise StoreError("the run holds no complete step: there is nothing to condense.")
+    if store.config.get("condensed"):
+        raise UsageError("this run is condensed already. Condense the run that it was made from, with another rank.")
+    if not store.curvature_rows:
+        raise UsageError(
+            "this run has no curvature rows of its own (its gradient rows serve), so nothing would become smaller. "
+            "Record with curvature='sampled', or with groups of positions."
+        )
+
+
+def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> RunStore:
+    """An empty run with the same gradient rows and no curvature rows."""
+    config = {k: v for k, v in store.read_config().items() if k not in OWN}
+    config["condensed"] = {"stretches": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
+    return RunStore.create(
+        path,
+        layers=[(layer["name"], layer["dims"]) for layer in store.config["layers"]],
+        encoding=store.config["encoding"],
+        n_groups=store.config["groups"],
+        config=config,
+        diagonal=store.config["diagonal"],
+        factors=None
+        if store.split
+        else [None if isinstance(b, int) else b for b in store.blocks],  # sums are no products
+    )
+
+
+def _fill(
+    store: RunStore, new: RunStore, spans: list[Span], rank: int | None, progress: Progress | None
+) -> tuple[float, int]:
+    """Rows and curvature of all stretches; the share of the trace that is kept, and the rows of curvature."""
+    dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
+    hatted = store.config["optimizer"].get("coordinates") == "hatted"
+    kept = total = 0.0
+    count = 0
+    for span in spans:
+        sketch, d = Sketch(store.width, rank), list[Tensor]()
+        for chunk in forward(store, span[1], dtype=dtype, start=span[0]):
+            new.append(list(_records(store, chunk)))
+            for step in chunk.steps:
+                assert step.V is not None
+                sketch.add(step.V / (span[1] - span[0]) ** 0.5)
+                d += [smallest(step)] if hatted and step.clip < 1 else []
+            if progress is not None:
+                progress(chunk.first_step + len(chunk.steps), spans[-1][1])
+        V = sketch.rows()
+        write_stretch(new, span, Stretch(V, torch.stack(d) if d else None))
+        kept, total, count = kept + sketch.kept, total + sketch.total, count + len(V)
+    return kept / total if total else 1.0, count
+
+
+def smallest(step: Step) -> Tensor:
+    """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the rows of a clipped step: its curvature rows, and its gradient rows, whose sum J must shrink."""
+    assert step.V is not None
+    assert step.dot_v is not None
+    assert step.dot_g is not None
+    root = step.w.sqrt()
+    rows = torch.cat([step.V, root[:, None] * step.G]).double()
+    dots = torch.cat([step.dot_v, root * step.dot_g]).double()
+    M = rows @ rows.T
+    M.diagonal().add_(SOLVE * M.diagonal().mean())
+    found: Tensor = torch.cholesky_solve(dots[:, None], torch.linalg.cholesky(M))
+    return (rows.T @ found)[:, 0].to(step.V)
+
+
+def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
+    """The steps of a chunk as they are, without curvature rows."""
+    lo, hi = chunk.first_step, chunk.first_step + len(chunk.steps)
+    table, P, at = store.steps(lo, hi), store.diagonal(lo, hi), 0
+    for i, step in enumerate(chunk.steps):
+        rows = slice(at, at + len(step.w))
+        yield _record(chunk.block, table, i, rows, None if P is None else P[i])
+        at = rows.stop
+
+
+def _record(block: RowBlock, table: StepTable, i: int, rows: slice, P: Tensor | None) -> StepRecord:
+    assert block.samples is not None
+    assert block.rows is not None
+    return StepRecord(
+        step=int(table.step[i]),
+        samples=block.samples[rows],
+        weight=block.weight[rows],
+        loss=block.loss[rows],
+        gdot=block.gdot[rows],
+        rows=block.rows[rows],
+        groups={k: table.groups[k][i].tolist() for k in NAMES},
+        clip=float(table.clip[i]),
+        norm=float(table.norm[i]),
+        coverage=float(table.coverage[i]),
+        trained=float(table.trained[i]),
+        size=float(table.size[i]),
+        drift=float(table.drift[i]),
+        P=P,
+    )
+
+
+def _beside(store: RunStore, new: RunStore) -> None:
+    """What lies beside the rows: bases, checkpoints, query sets, samples."""
+    for name in store.tensor_names():
+        if not name.startswith("seg-"):  # embeddings belong to the curvature that made them
+            new.save_tensors(name, store.load_tensors(name), store.tensor_metadata(name))
+    content = store.samples()
+    columns = {k: content[k].to_pylist() for k in ("text", "image", "label", "source")}
+    if len(content):
+        new.put_samples(content["id"].to_pylist(), **columns)
+
+
+def _embedded_bytes(store: RunStore) -> int:
+    """Bytes of embeddings, segments and indexes, which are not carried over."""
+    parts = [p for kind in ("emb-*", "seg-*", "idx-*") for p in store.path.glob(kind)]
+    return sum(f.stat().st_size for p in parts for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file())

@@ -1,0 +1,147 @@
+"""Data value embeddings of a whole run: one backward sweep, written to disk as it goes.
+
+Knows nothing of models or queries.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericalError, UsageError
+from ..maths.curvature import CURVATURE
+from ..maths.encoding import all_finite
+from ..maths.propagation import ALGORITHM, Propagator
+from ..maths.steps import Gamma
+from ..store import RunStore
+from .prefetch import ahead
+from .quality import Validity, Watch
+from .sweep import Chunk, backward, cut, slices
+
+Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
+Asked = Gamma | Literal["auto"]  # see `gamma_of`
+
+
+@dataclass
+class EmbedReport:
+    """What a sweep did and saw."""
+
+    at: int
+    steps: int
+    occurrences: int = 0
+    dims: int = 0
+    joint: bool = True
+    form: str = "implicit"
+    seconds: float = 0.0
+    largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
+    largest_growth_step: int | None = None
+    expanding_steps: list[int] = field(default_factory=list)  # in the literal form only
+    segments: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def embed(
+    store: RunStore,
+    at: int,
+    *,
+    joint: bool = True,
+    gamma: Gamma = "expanding",
+    dtype: torch.dtype = torch.float32,
+    encoding: str = "float16",
+    progress: Progress | None = None,
+) -> EmbedReport:
+    """Write the embeddings of all occurrences before step `at`, on the model at `at`."""
+    report = EmbedReport(
+        at,
+        at,
+        dims=store.width,
+        joint=joint,
+        form=form_of(gamma),
+    )
+    began = time.perf_counter()
+    where = slices(store, joint)
+    watch = Watch(store, at)
+
+    def blocks() -> Generator[tuple[int, Tensor]]:
+        """Made in a thread of its own, and with it what it changes: modes of torch belong to threads."""
+        propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
+        for chunk in backward(store, at, dtype=dtype):
+            watch.see(chunk)
+            E = torch.cat([embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
+            check_finite(E, chunk)
+            report.occurrences += len(E)
+            if progress is not None:
+                progress(at - chunk.first_step, at)
+            yield chunk.row_start, E
+        settings["validity"] = watch.done().as_dict()  # kept beside the embeddings, for every answer
+
+    name = str(dtype).removeprefix("torch.")
+    settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
+    settings["algorithm"] = ALGORITHM
+    with closing(ahead(blocks())) as made:
+        store.write_embeddings(at, made, settings, encoding)
+    _take_over(report, watch.done())
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def check_asked(store: RunStore, *, dtype: torch.dtype, encoding: str, segments: int | None, workers: int) -> None:
+    """Raise where an embedding cannot be made so, or would be wrong."""
+    for name, count in (("segments", segments), ("workers", workers)):
+        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool)):
+            raise UsageError(f"found {name}={count!r}; expected a whole number.")
+    if workers < 1:
+        raise UsageError(f"found workers={workers}; expected 1 or more processes.")
+    if dtype not in (torch.float32, torch.float64):
+        raise UsageError(f"found dtype={dtype!r}; expected torch.float32 or torch.float64.")
+    if encoding == "int8" and store.config["diagonal"]:
+        raise UsageError(
+            "found encoding='int8' for a run in full or mask coordinates with Adam: its own diagonal spreads an embedding over many "
+            "orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with subspace='learned'."
+        )
+
+
+def form_of(gamma: Gamma) -> str:
+    """γ in words."""
+    return "literal" if gamma == 0 else "implicit where a step expands" if gamma == "expanding" else "implicit"
+
+
+def gamma_of(asked: Asked, curvature: str) -> Gamma:
+    """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
+    if asked == "auto":
+        fits = CURVATURE.fullmatch(curvature)
+        return None if fits and int(fits["groups"] or 1) > 1 else "expanding"
+    if asked not in (None, "expanding") and not (isinstance(asked, int | float) and asked >= 0):
+        raise UsageError(
+            f"found gamma={asked!r}; expected 'auto', 'expanding', None (implicit at every step), 0.0 (literal) or a number above 0."
+        )
+    return asked
+
+
+def _take_over(report: EmbedReport, seen: Validity) -> None:
+    report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
+    report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
+
+
+def embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
+    """Embeddings of a chunk's rows, as the coordinates of one propagator see them."""
+    steps = chunk.steps if joint else [cut(s, where) for s in chunk.steps]
+    return torch.cat(propagator.embed(steps))
+
+
+def check_finite(E: Tensor, chunk: Chunk) -> None:
+    """Raise where the propagator has overflowed."""
+    if not all_finite(E):
+        raise NumericalError(
+            f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
+            "in the literal form noisy curvature can expand step after step. Use the default form (gamma='auto'), or "
+            "ask at a checkpoint before the expansion."
+        )

@@ -1,0 +1,56 @@
+"""What removing chosen samples from all their occurrences would do: the plain sum, and the sum corrected for the
+sample's own curvature, side by side.
+
+Knows nothing of models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..capture.precision import own_precision
+from ..errors import UsageError
+from ..maths.forward import Forward
+from ..maths.steps import Gamma
+from ..store import RunStore
+from .embed import Progress
+from .sweep import forward
+from .windows import refuse_condensed
+
+
+@dataclass(frozen=True)
+class RemovalEffect:
+    """Influence of removing each chosen sample everywhere, (Q, M); positive: the sample helped."""
+
+    samples: tuple[int | str, ...]
+    plain: Tensor  # the sum over its occurrences, each taken alone
+    corrected: Tensor  # with the sample's own curvature missing at its later occurrences
+
+
+@own_precision()
+def corrected(
+    store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
+) -> Tensor:
+    """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
+    refuse_condensed(store, "removing samples from all their occurrences")
+    number = {name: i for i, name in enumerate(samples)}
+    if len(number) < len(samples):
+        raise UsageError("a sample is named twice; name each once.")
+    tracked = Forward(len(samples), store.width, dtype=queries.dtype, gamma=gamma)
+    seen: set[int] = set()
+    for chunk in forward(store, at, dtype=queries.dtype):
+        assert chunk.block.samples is not None
+        lo = 0
+        for step in chunk.steps:
+            ids = chunk.block.samples[lo : lo + len(step.w)]
+            rows = {number[x]: i for i, x in enumerate(ids) if x in number}
+            tracked.advance(step, rows)
+            seen |= rows.keys()
+            lo += len(step.w)
+        if progress is not None:
+            progress(chunk.first_step + len(chunk.steps), at)
+    if missing := [x for x in samples if number[x] not in seen]:
+        raise UsageError(f"{len(missing)} of the samples never occurred before step {at}, e.g. {missing[0]!r}.")
+    return (queries @ tracked.x.T).to(torch.float64)

@@ -1,0 +1,409 @@
+"""A recorded run: open it, embed it, ask it.
+
+    run = backstory.open("runs/digits")
+    answer = run.query(model, loss_fn, batch)
+    answer.top(5)
+
+Knows nothing of the command line.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..capture import canonical
+from ..capture.blocks import taken_as_frozen
+from ..capture.ids import as_text, restore
+from ..capture.precision import own_precision
+from ..errors import MismatchError, StoreError, UsageError
+from ..maths.propagation import ALGORITHM
+from ..maths.steps import Gamma
+from ..results.influence import Influence
+from ..results.notebook import shown
+from ..store import RunStore
+from .compress import RANK, CondenseReport, condense
+from .contents import Contents
+from .coordinates import checkpoints, question
+from .embed import Asked, EmbedReport, Progress, check_asked, embed, gamma_of
+from .gradients import LossFn
+from .index import IndexReport, build_index, index_at, index_note, labels, search
+from .occurrences import occurrences, picked, rows_before
+from .quality import Validity, Watch, validity, without
+from .removal import RemovalEffect, corrected
+from .scoring import by_adjoint, by_embeddings, collect, collect_best
+from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
+
+METHODS = ("auto", "adjoint", "embeddings", "index")
+
+
+def open_run(path: str | Path) -> "Run":
+    """Open a recorded run for reading and asking."""
+    return Run(path)
+
+
+class Run(Contents):
+    """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
+
+    def __repr__(self) -> str:
+        size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
+        return f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['subspace']} dimensions)"
+
+    def _repr_html_(self) -> str | None:
+        return _table_of(self)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close(compact=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was recorded and with what, as `config.json` says now."""
+        return self.store.read_config()
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps are recorded."""
+        return self.store.n_steps()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps whose weights are stored in the run."""
+        return checkpoints(self.store)
+
+    def step_of(self, at: int | str) -> int:
+        """`at` as a step number: "final", or a step t, meaning the model before update t."""
+        n = self.n_steps
+        if n == 0:
+            waiting = len(self.store.spooled())
+            raise StoreError(
+                "the run holds no complete step yet"
+                + (
+                    f": {waiting} warm-up steps wait for their basis. Go on recording with resume=True, start={waiting}."
+                    if waiting
+                    else ": record at least one."
+                )
+            )
+        if at == "final":
+            return n
+        if not isinstance(at, int) or not 0 < at <= n:
+            raise UsageError(f"found at={at!r}; expected 'final' or a step from 1 to {n}.")
+        return at
+
+    def load_weights(self, model: nn.Module, at: int | str = "final") -> nn.Module:
+        """Load the weights that the run stored at a checkpoint into `model`."""
+        step = self.step_of(at) if at != 0 else 0
+        if step not in self.checkpoints:
+            raise StoreError(
+                f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with steps=…, checkpoints=K."
+            )
+        tensors = self.store.load_tensors(f"checkpoint-{step:08d}")
+        names = {canonical(k): k for k in model.state_dict()}
+        missing = sorted(tensors.keys() ^ names.keys())
+        if missing:
+            raise MismatchError(
+                f"the model and the checkpoint differ in {', '.join(missing[:5])}; build the run's model."
+            )
+        model.load_state_dict({names[k]: v for k, v in tensors.items()})
+        return model
+
+    @own_precision()
+    def embed(
+        self,
+        at: int | str = "final",
+        *,
+        joint: bool = True,
+        gamma: Asked = "auto",
+        dtype: torch.dtype = torch.float32,
+        encoding: str = "float16",
+        segments: int | None = None,
+        workers: int = 1,
+        progress: Progress | None = None,
+    ) -> EmbedReport:
+        """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
+
+        `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form, None the implicit
+        form with γ = 1/(1−μ), "expanding" that where a step could expand, "auto" what measured best (`form`). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
+        `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
+        from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
+        """
+        step, how, gamma = self.step_of(at), str(dtype).removeprefix("torch."), self.form(gamma)
+        check_asked(self.store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
+        with RunStore.open(self.path, write=True) as store:
+            if segments is None and workers == 1:
+                report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
+            else:
+                spans = boundaries(store, step, min(step, workers) if segments is None else segments)
+                report = embed_segments(
+                    store, spans, Form(joint, gamma, how, encoding), workers=workers, progress=progress
+                )
+        self.store = RunStore.open(self.path)
+        return report
+
+    @own_precision()
+    def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Asked = "auto") -> Tensor:
+        """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
+        step, gamma = self.step_of(at), self.form(gamma)
+        how = self._method("embeddings", step, joint, gamma)
+        if how == "embeddings":
+            return self.store.read_embeddings(step, 0, rows_before(self.store, step))
+        parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
+        return torch.cat([parts[first] for first in sorted(parts)])
+
+    @own_precision()
+    def condense(
+        self,
+        out: str | Path,
+        *,
+        rank: int | None = RANK,
+        stretches: int | None = None,
+        progress: Progress | None = None,
+    ) -> CondenseReport:
+        """Write this run to `out` with its curvature as the mean of stretches of steps: smaller; fine-tuned models came out closer to the truth.
+
+        Each stretch keeps the `rank` leading directions of its curvature (None: all of it). Without `stretches` each has
+        four times as many occurrences as the rank. This run stays as it is; embeddings are not carried over.
+        """
+        with RunStore.open(self.path, write=True) as store:
+            return condense(store, Path(out), rank=rank, stretches=stretches, progress=progress)
+
+    @own_precision()
+    def index(
+        self,
+        at: int | str = "final",
+        *,
+        recall: float = 0.95,
+        queries: int = 64,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> IndexReport:
+        """Build an approximate index over the embeddings that `embed` has stored for `at`, for `query(…, method="index")`.
+
+        As many of its partitions will be searched as find `recall` of the 10 highest and 10 lowest influences on `queries`
+        gradient rows of the run, drawn by `seed`; the report says what was reached. It takes about as much disk as the embeddings.
+        """
+        step = self.step_of(at)
+        if step not in self.store.embeddings():
+            raise UsageError(
+                f"no embeddings for step {step} to index: call run.embed({at!r}) first, without segments, or `backstory embed`."
+            )
+        with RunStore.open(self.path, write=True) as store:
+            report = build_index(store, step, recall=recall, queries=queries, seed=seed, progress=progress)
+        self.store = RunStore.open(self.path)
+        return report
+
+    def query(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        at: int | str = "final",
+        *,
+        method: str = "auto",
+        joint: bool = True,
+        gamma: Asked = "auto",
+        mode: str = "eval",
+        keep: int | None = None,
+        unverified: bool = False,
+        progress: Progress | None = None,
+    ) -> Influence:
+        """The influence of every occurrence before `at` on the queries `loss_fn(model, batch)`.
+
+        A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
+        checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
+        and lowest occurrences of each query; with `method="index"` about these, without a look at all (`index`).
+        """
+        step = self.step_of(at)
+        v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+        return self.query_vectors(
+            v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
+        )
+
+    @own_precision()
+    def query_vectors(
+        self,
+        v: Tensor,
+        at: int | str = "final",
+        *,
+        method: str = "auto",
+        joint: bool = True,
+        gamma: Asked = "auto",
+        keep: int | None = None,
+        progress: Progress | None = None,
+        notes: Sequence[str] = (),
+    ) -> Influence:
+        """The same for ready query gradients (Q, dims) in the run's coordinates."""
+        step = self.step_of(at)
+        if v.dim() != 2 or v.shape[1] != self.store.width or not bool(v.isfinite().all()):
+            raise UsageError(
+                f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self.store.width})."
+            )
+        if keep is not None and keep < 1:
+            raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
+        gamma = self.form(gamma)
+        how = self._method(method, step, joint, gamma)
+        n_rows = rows_before(self.store, step)
+        facts = index_at(self.store, step, keep) if how == "index" else {}
+        v = v if v.dtype == torch.float64 else v.float()
+        watch = Watch(self.store, step) if how == "adjoint" else None
+        spans = path_to(self.store, step, joint, gamma) if how == "segments" else []
+        if watch is not None:
+            scores = by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
+        elif spans:
+            scores = by_segments(self.store, spans, v, joint, progress)
+        else:
+            scores = by_embeddings(self.store, v, step, n_rows, progress)
+        said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
+        said += (index_note(facts),) if facts else ()
+        common = {
+            "id_kind": self.config.get("ids", "str"),
+            "at": step,
+            "how": how,
+            "notes": said,
+            "lookup": self.content,
+        }
+        if keep is None:
+            found = collect(scores, len(v), n_rows)
+            samples, steps = occurrences(self.store, n_rows)
+            return Influence(found, samples, steps, validity=self._validity(watch, step, spans), **common)
+        values, rows = search(self.store, facts, v, keep) if facts else collect_best(scores, len(v), keep)
+        samples, steps = labels(self.store, rows) if facts else picked(self.store, rows)
+        kept = keep if values.shape[1] < n_rows else None
+        trust = self._validity(watch, step, spans)
+        return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
+
+    def _validity(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> dict[str, Any] | None:
+        """The report that the sweep has made, or the one kept with the embeddings."""
+        if spans:
+            return validity_of(self.store, spans)
+        return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("validity")
+
+    def self_influence(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        ids: Iterable[int | str] | Tensor,
+        at: int | str = "final",
+        *,
+        unverified: bool = False,
+    ) -> Tensor:
+        """Influence of each sample on its own loss at `at`, all occurrences summed: (Q,) for Q losses and Q ids."""
+        names, _ = as_text(ids)
+        answer = self.query(model, loss_fn, batch, at, unverified=unverified)
+        if answer.n_queries != len(names):
+            raise UsageError(
+                f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
+            )
+        own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
+        if not own.any(1).all():
+            missing = names[int((~own.any(1)).argmax())]
+            raise UsageError(
+                f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence. Leave it out, or ask later."
+            )
+        return (answer.scores * torch.from_numpy(own)).sum(1)
+
+    def removal(
+        self,
+        samples: Iterable[int | str] | Tensor,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        at: int | str = "final",
+        *,
+        gamma: Asked = "auto",
+        mode: str = "eval",
+        unverified: bool = False,
+        progress: Progress | None = None,
+    ) -> RemovalEffect:
+        """Influence (Q, M) of removing each of these samples from all its occurrences: plain sum, and corrected.
+
+        The correction follows that a sample's own curvature is missing at its later occurrences too; it takes a
+        forward sweep over the run for the chosen samples.
+        """
+        step = self.step_of(at)
+        names, kind = as_text(samples)
+        v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+        summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
+        exact = corrected(self.store, v, step, names, gamma=self.form(gamma), progress=progress)
+        plain = torch.stack([summed.of([x]) for x in restore(names, kind)], 1)
+        return RemovalEffect(tuple(restore(names, kind)), plain, exact)
+
+    def form(self, gamma: Asked = "auto") -> Gamma:
+        """The form that "auto" stands for in this run: None where curvature rows are taken apart by groups of positions."""
+        return gamma_of(gamma, self.config["settings"]["curvature"])
+
+    def validity(self, at: int | str = "final") -> Validity:
+        """How far answers at `at` can be trusted: one pass over the rows."""
+        return validity(self.store, self.step_of(at))
+
+    def notes(self) -> tuple[str, ...]:
+        """What every answer of this run must say."""
+        out = [*self.store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
+        if dropped := without(self.config["optimizer"]):
+            name = self.config["optimizer"]["class"]
+            cost = "weaker answers" if name == "SGD" else "little agreement"
+            out.append(
+                f"{name}'s steps were treated as plain SGD steps (the paper's proxy), without {dropped}: expect {cost}"
+            )
+        if joins := self.config.get("unverified_joins"):
+            where = ", ".join(map(str, joins))
+            out.append(
+                f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
+            )
+        if condensed := self.config.get("condensed"):
+            count, energy = len(condensed["stretches"]), condensed["energy"]
+            out.append(
+                f"condensed: curvature is the mean over {count} stretches of steps, of which {energy:.1%} of the trace is kept"
+            )
+        if self.config.get("left_out"):
+            share = float(self.store.steps().trained.mean()) if self.n_steps else 1.0
+            count = len(self.config["left_out"])
+            out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
+        if elsewhere := self.config.get("elsewhere"):
+            out.append(taken_as_frozen(elsewhere))
+        return tuple(out)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _method(self, method: str, step: int, joint: bool, gamma: Gamma) -> str:
+        if method not in METHODS:
+            raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
+        found = self.store.embeddings().get(step)
+        asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
+        fits = found is not None and all(found.get(k) == v for k, v in asked.items())
+        stored = "embeddings" if fits else "segments" if path_to(self.store, step, joint, gamma) else None
+        if method == "index" and fits:
+            return "index"
+        if method == "index" or (method == "embeddings" and stored is None):
+            raise UsageError(
+                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first"
+                + (", then run.index(...)." if method == "index" else ", or ask at a step where a segment ends.")
+            )
+        return stored if stored is not None and method != "adjoint" else "adjoint"
+
+
+def _table_of(run: Run) -> str | None:
+    """What a run holds; None without pandas."""
+    try:
+        import pandas as pd
+    except ImportError:
+        return None
+    config, store = run.config, run.store
+    facts = {
+        "steps": f"{run.n_steps:,}",
+        "occurrences": f"{store.n_rows():,}",
+        "optimizer": config["optimizer"]["class"],
+        "kept of a gradient": f"{store.width:,} {config['settings']['subspace']} dimensions",
+        "curvature": config["settings"]["curvature"],
+        "checkpoints": ", ".join(map(str, run.checkpoints)) or "none",
+        "embeddings": ", ".join(map(str, sorted(store.embeddings()))) or "none",
+        "query sets": ", ".join(run.query_sets) or "none",
+        "recipe": config.get("recipe") or "none",
+    }
+    return shown(f"Run {run.path}", pd.DataFrame({"what": list(facts), "value": list(facts.values())}), run.notes())

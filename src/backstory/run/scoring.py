@@ -1,0 +1,92 @@
+"""Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings.
+
+Knows nothing of models.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericalError
+from ..maths.adjoint import Adjoint
+from ..maths.steps import Gamma
+from ..store import RunStore
+from .embed import Progress
+from .quality import Watch
+from .sweep import backward, cut, slices
+
+ROWS_AT_ONCE = 4096
+Scores = Iterator[tuple[int, Tensor]]  # (first row, (Q, n)), in any order, each row once
+
+
+def by_adjoint(
+    store: RunStore,
+    queries: Tensor,
+    at: int,
+    *,
+    joint: bool,
+    gamma: Gamma,
+    progress: Progress | None,
+    watch: Watch | None = None,
+) -> Scores:
+    """Carry the queries backward through the recorded steps; `watch` sees them pass."""
+    where = slices(store, joint)
+    adjoints = [Adjoint(queries[:, w], gamma=gamma) for w in where]
+    for chunk in backward(store, at, dtype=queries.dtype):
+        if watch is not None:
+            watch.see(chunk)
+        found: list[Tensor] = []
+        for step in reversed(chunk.steps):
+            parts = [a.influence(step if joint else cut(step, w)) for a, w in zip(adjoints, where, strict=True)]
+            found.insert(0, torch.stack(parts).sum(0))
+        if progress is not None:
+            progress(at - chunk.first_step, at)
+        scores = torch.cat(found, 1)
+        if not bool(scores.isfinite().all()):
+            raise NumericalError(
+                f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
+                'after step. Use the default form, gamma="auto".'
+            )
+        yield chunk.row_start, scores
+
+
+def by_embeddings(store: RunStore, queries: Tensor, at: int, n_rows: int, progress: Progress | None) -> Scores:
+    """One product with the embeddings that `embed` wrote."""
+    for lo, hi in pieces(n_rows, store.width):
+        E = store.read_embeddings(at, lo, hi, dtype=queries.dtype)  # (n, p)
+        if progress is not None:
+            progress(hi, n_rows)
+        yield lo, queries @ E.T
+
+
+def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
+    """Row numbers (from, to) that fit into memory at once."""
+    size = max(1, min(ROWS_AT_ONCE, (64 << 20) // (4 * max(1, width))))
+    for lo in range(0, n_rows, size):
+        yield lo, min(n_rows, lo + size)
+
+
+def collect(scores: Scores, n_queries: int, n_rows: int) -> Tensor:
+    """All scores, (Q, N) in float64."""
+    out = torch.zeros(n_queries, n_rows, dtype=torch.float64)
+    for lo, found in scores:
+        out[:, lo : lo + found.shape[1]] = found
+    return out
+
+
+def collect_best(scores: Scores, n_queries: int, k: int) -> tuple[Tensor, Tensor]:
+    """`(values, row numbers)` (Q, ≤ 2k): the k highest and the k lowest of each query; memory does not grow with N."""
+    best = torch.empty(n_queries, 0, dtype=torch.float64), torch.empty(n_queries, 0, dtype=torch.int64)
+    for lo, found in scores:
+        rows = torch.arange(lo, lo + found.shape[1]).expand(n_queries, -1)
+        values = torch.cat([best[0], found.double()], 1)
+        numbers = torch.cat([best[1], rows], 1)
+        keep = _extremes(values, k)
+        best = values.gather(1, keep), numbers.gather(1, keep)
+    return best
+
+
+def _extremes(values: Tensor, k: int) -> Tensor:
+    order = values.argsort(1, descending=True)
+    return order if values.shape[1] <= 2 * k else torch.cat([order[:, :k], order[:, -k:]], 1)

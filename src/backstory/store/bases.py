@@ -1,0 +1,44 @@
+"""The coordinates that a run's rows are kept in: its bases, and where they are Adam's own, P^½ at each checkpoint."""
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import UsageError
+from ..maths.precondition import Scale
+from ..maths.subspace import Basis
+from .run_store import RunStore
+
+PRECONDITIONED, RAW = "hatted", "raw"  # coordinates of rows, as the config names them
+
+
+def load_bases(store: RunStore, names: Iterable[str]) -> list[Basis] | None:
+    """The committed bases, or None if there are none yet."""
+    if "basis" not in store.tensor_names():
+        return None
+    tensors = store.load_tensors("basis")
+    return [Basis(*(tensors.get(f"{name}/{side}") for side in Basis._fields)) for name in names]
+
+
+def save_scales(store: RunStore, step: int, names: Sequence[str], scales: Sequence[Scale]) -> None:
+    """Keep the coordinates of the model before update `step`: a question at that step needs them."""
+    tensors = {
+        f"{name}/{side}": value.cpu().contiguous()
+        for name, scale in zip(names, scales, strict=True)
+        for side, value in zip(("left", "right"), scale, strict=True)
+        if value is not None
+    }
+    store.save_tensors(f"scale-{step:08d}", tensors)
+
+
+def load_scales(store: RunStore, step: int) -> list[Scale] | None:
+    """The coordinates at `step`, or None where rows are kept as they are."""
+    if store.config["optimizer"].get("coordinates", RAW) != PRECONDITIONED:
+        return None
+    name = f"scale-{step:08d}"
+    if name not in store.tensor_names():
+        known = [int(n.removeprefix("scale-")) for n in store.tensor_names() if n.startswith("scale-")]
+        raise UsageError(
+            f"the run's rows are in Adam's coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
+            "Ask at one of these steps, or record with steps=…, checkpoints=K."
+        )
+    tensors = store.load_tensors(name)
+    return [Scale(tensors[f"{b['name']}/left"], tensors.get(f"{b['name']}/right")) for b in store.config["blocks"]]

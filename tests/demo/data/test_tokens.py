@@ -1,0 +1,44 @@
+"""Bytes, and sequences with stable ids."""
+
+import pytest
+import torch
+
+from backstory.demo.data.text import Document
+from backstory.demo.data.tokens import Bytes, cut
+from backstory.errors import UsageError
+
+DOCUMENTS = [Document("a", "x", "abcdefg"), Document("b", "x", "hi"), Document("a", "y", "ä12")]
+
+
+def test_bytes_round_trip() -> None:
+    for text in ("", "plain", "Ä → 🙂\n"):
+        assert Bytes().decode(Bytes().encode(text)) == text
+    assert Bytes().encode("ä") == [0xC3, 0xA4]
+    assert Bytes().decode([0xC3]) == "\ufffd"
+
+
+def test_documents_are_cut_and_tails_dropped() -> None:
+    found = cut(DOCUMENTS, Bytes(), 3)
+    assert found.ids == ["x/a/0", "x/a/3", "y/a/0"]
+    assert found.sources == ["x", "x", "y"]
+    assert found.tokens.dtype == torch.int64
+    assert found.tokens.tolist() == [[97, 98, 99], [100, 101, 102], [0xC3, 0xA4, 49]]
+
+
+def test_ids_do_not_depend_on_the_other_documents() -> None:
+    alone, all_of_them = cut(DOCUMENTS[:1], Bytes(), 2), cut(DOCUMENTS[::-1], Bytes(), 2)
+    rows = dict(zip(all_of_them.ids, all_of_them.tokens.tolist(), strict=True))
+    assert all(rows[i] == row for i, row in zip(alone.ids, alone.tokens.tolist(), strict=True))
+
+
+def test_a_document_of_exactly_one_length_is_kept() -> None:
+    assert cut(DOCUMENTS[1:2], Bytes(), 2).ids == ["x/b/0"]
+
+
+def test_what_gives_no_sequences_is_told() -> None:
+    with pytest.raises(UsageError, match="none of the 3 documents has 8 tokens"):
+        cut(DOCUMENTS, Bytes(), 8)
+    with pytest.raises(UsageError, match="found length=0"):
+        cut(DOCUMENTS, Bytes(), 0)
+    with pytest.raises(UsageError, match="two documents x/a"):
+        cut([*DOCUMENTS, DOCUMENTS[0]], Bytes(), 2)

@@ -1,0 +1,232 @@
+"""Exact unrolling, against central differences of whole runs with torch's own optimizer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support import examples
+from tests.support.oracles import assert_close, assert_same
+from torch import Tensor, nn
+
+from backstory import Recipe
+from backstory.errors import NumericalError, UnsupportedError
+from backstory.exact.leave_out import tsloo
+from backstory.exact.reverse import unroll
+from backstory.exact.sweep import Moment
+from backstory.replay import update
+from backstory.replay.removal import Removal
+
+CAUSES = "A ratio of 4 would mean a missing weight, −1 a wrong sign; a median of 1 with large errors a missing path (m, v, c)."
+CLIP = 0.15
+
+
+def assert_scores(found: Tensor, expected: Tensor) -> None:
+    """Two sweeps over two replays: the sums of training, and twice as many of its Hessian products."""
+    assert_same(found, expected, 3 * examples.TERMS, size=1.0)
+
+
+@pytest.mark.parametrize("clip", [None, CLIP])
+@pytest.mark.parametrize("kind", examples.KINDS)
+def test_equals_differences_of_the_replay(kind: str, clip: float | None) -> None:
+    fresh = partial(examples.make, kind, clip, schedule=True)
+    found = unroll(fresh, "q")
+    assert_close(found.scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
+    assert found.how == "exact unrolling"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_clipping_is_at_work(kind: str) -> None:
+    free, held = (unroll(partial(examples.make, kind, clip), "q").scores for clip in (None, CLIP))
+    assert float((free - held).norm()) > 0.02 * float(free.norm()), "the clipped cases above would say nothing"
+
+
+def test_dropout_and_sums_are_followed() -> None:
+    fresh = partial(examples.make, "momentum", dropout=0.4, reduction="sum")
+    assert_close(unroll(fresh, "q").scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
+
+
+class Tiny(nn.Module):
+    """One causal attention between tied embeddings: fused attention has no second derivative of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.norm, self.qkv = nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 18)
+        self.outputs = nn.Linear(6, 7, bias=False)
+        self.outputs.weight = self.inputs.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inputs(x)
+        q, k, v = self.qkv(self.norm(h)).chunk(3, -1)
+        out: Tensor = self.outputs(h + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return out
+
+
+def language() -> Recipe:
+    torch.manual_seed(0)
+    model, x = Tiny().double(), torch.randint(0, 7, (18, 6))
+
+    def loss(m: nn.Module, z: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(m(z[:, :-1]).transpose(1, 2), z[:, 1:], reduction="none").mean(1)
+
+    return Recipe(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss=loss,
+        batches=[(list(range(i, i + 4)), x[i : i + 4]) for i in range(0, 16, 4)],
+        clip_norm=0.5,
+        queries={"q": x[16:]},
+    )
+
+
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
+    h, answer = 1e-6, unroll(language, "q")
+    up, down = (
+        tsloo(language, [Removal((s,), share=k * h) for s in range(16)], "q", vectorised=vectorised) for k in (1, -1)
+    )
+    predicted = torch.stack([answer.of([s]) for s in range(16)])
+    assert_close(predicted, (up - down) / (2 * h), rtol=1e-5, causes=CAUSES)
+
+
+def frozen_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = update._clip_factor
+    monkeypatch.setattr(update, "_clip_factor", lambda *a: original(*a).detach())
+
+
+def frozen_second_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = update._root
+    monkeypatch.setattr(update, "_root", lambda v: original(v).detach())
+
+
+def frozen_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = update._one
+    monkeypatch.setattr(update, "_one", lambda theta, m, *rest: original(theta, m.detach(), *rest))
+
+
+def frozen_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = update._one
+
+    def one(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: update.Coefficients) -> tuple[Tensor, Tensor, Tensor]:
+        new, m, v = original(theta, m, v, g + c.l2 * theta.detach(), c._replace(l2=0.0))
+        return new, m, v
+
+    monkeypatch.setattr(update, "_one", one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip", "broken"),
+    [
+        ("sgd", CLIP, frozen_clip),
+        ("decay", None, frozen_decay),
+        ("momentum", None, frozen_first_moment),
+        ("adam", None, frozen_second_moment),
+        ("adamw", CLIP, frozen_clip),
+    ],
+)
+def test_the_comparison_sees_each_missing_path(
+    kind: str, clip: float | None, broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = partial(examples.make, kind, clip, schedule=True)
+    expected = examples.differences(fresh)
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_close(unroll(fresh, "q").scores, expected, rtol=1e-4)
+
+
+def test_an_update_that_torch_did_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = update.update
+    monkeypatch.setattr(
+        update, "update", lambda now, g, steps, norm: original(now, g, [c._replace(rate=0.1) for c in steps], norm)
+    )
+    with pytest.raises(NumericalError, match="not the step that the optimizer took"):
+        unroll(examples.make, "q")
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, 5, 8])
+def test_the_number_of_checkpoints_does_not_matter(checkpoints: int) -> None:
+    fresh = partial(examples.make, "adam", CLIP, dropout=0.2)
+    assert_scores(unroll(fresh, "q", checkpoints=checkpoints).scores, unroll(fresh, "q").scores)
+
+
+def test_queries_together_equal_queries_alone() -> None:
+    fresh = partial(examples.make, "adamw", CLIP)
+    together = unroll(fresh, "q").scores
+    for k in range(3):
+        alone = unroll(fresh, lambda m, k=k: examples.make().loss(m, examples.make().queries["q"])[k])  # type: ignore[misc]
+        assert_scores(alone.scores[0], together[k])
+
+
+def test_small_removals_agree_and_large_ones_nearly() -> None:
+    fresh = partial(examples.make, "momentum")
+    answer = unroll(fresh, "q")
+    removals = [Removal((s,), share=1e-5) for s in range(12)]
+    predicted = torch.stack([answer.of(r.samples) for r in removals])
+    torch.testing.assert_close(tsloo(fresh, removals, "q") / 1e-5, predicted, rtol=1e-3, atol=1e-5)
+    whole = tsloo(fresh, [Removal((s,)) for s in range(12)], "q")
+    assert float((whole.sign() == predicted.sign()).double().mean()) > 0.8, "the sign: positive is helpful"
+
+
+def test_the_model_of_an_earlier_step_can_be_asked() -> None:
+    def short() -> Recipe:
+        recipe = examples.make("adam")
+        return replace(recipe, batches=recipe.batches[:5])
+
+    found = unroll(partial(examples.make, "adam"), "q", at=5)
+    assert_scores(found.scores, unroll(short, "q").scores)
+    assert found.at == 5
+
+
+def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    module = importlib.import_module("backstory.exact.reverse")
+    fresh = examples.whole  # a sweep is found by the bits of the run's weights: they must repeat
+    expected, original = unroll(fresh, "q").scores, module._back
+    steps: list[int] = []
+    limit = 4
+
+    def back(tape: object, moment: Moment, x: object) -> object:
+        if len(steps) == limit:
+            raise KeyboardInterrupt
+        steps.append(moment.step)
+        return original(tape, moment, x)
+
+    monkeypatch.setattr(module, "_back", back)
+    with pytest.raises(KeyboardInterrupt):
+        unroll(fresh, "q", cache=tmp_path)
+    first = steps.copy()
+    steps.clear()
+    limit = 100
+    assert torch.equal(unroll(fresh, "q", cache=tmp_path).scores, expected)
+    assert first[0] == 7
+    assert 0 < len(steps) < 8
+    steps.clear()
+    assert torch.equal(unroll(fresh, "q", cache=tmp_path).scores, expected)
+    assert not steps
+
+
+def test_running_statistics_are_mentioned() -> None:
+    def normed() -> Recipe:
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+        return replace(examples.make(), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert any("running statistics" in note for note in unroll(normed, "q").notes)
+    assert not unroll(examples.make, "q").notes
+
+
+def test_an_optimizer_that_is_not_modelled_is_refused() -> None:
+    def amsgrad() -> Recipe:
+        recipe = examples.make()
+        return replace(recipe, optimizer=torch.optim.AdamW(recipe.model.parameters(), amsgrad=True))
+
+    with pytest.raises(UnsupportedError, match="AMSGrad"):
+        unroll(amsgrad, "q")
+
+
+def test_progress_is_told() -> None:
+    seen: list[tuple[int, int]] = []
+    unroll(examples.make, "q", progress=lambda a, b: seen.append((a, b)))
+    assert seen == [(k, 8) for k in range(1, 9)]

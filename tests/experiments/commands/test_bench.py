@@ -1,0 +1,94 @@
+"""The benches print the keys that others rely on, and `all` writes the page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments.__main__ import app
+from typer.testing import CliRunner
+
+from backstory.errors import UsageError
+from experiments.bench import efficiency, embedding, ours, recording, rivals, storing, sweeping
+
+
+def run(*args: str) -> Any:
+    found = CliRunner().invoke(app, ["bench", *args], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout.strip().splitlines()[-1])
+
+
+def test_bench_record_has_its_keys() -> None:
+    found = run("record", "--workloads", "A", "--scale", "tiny", "--json")
+    assert found["threads"] == 1
+    assert {"ratio", "cpu_ratio", "run_ratio", "one_off_s", "bytes_per_occurrence"} <= found["rows"][0].keys()
+
+
+def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path) -> None:
+    study = tmp_path / "gpt.json"
+    study.write_text('seed 0\n{"rows": [{"method": "default", "mean": 0.75}]}\n')
+    found = run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
+    assert found["rows"][0]["fidelity"] == 0.75
+    study.write_text("nothing")
+    with pytest.raises(UsageError, match="is not the output of a command with --json"):
+        run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
+
+
+def test_bench_embed_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "bench_sweep", lambda **_: {"disk": [], "slopes": []})
+    found = run("embed", "--p", "64", "--repeats", "1", "--scale", "tiny", "--json")
+    assert {"samples_per_s", "share_of_peak", "against_literal"} <= found["memory"][0].keys()
+    assert [line["rows_per_step"] for line in found["memory"]] == [16, 4, 1]
+    assert found["threads"] == 1
+
+
+def test_bench_query_has_its_keys() -> None:
+    found = run("query", "--repeats", "1", "--scale", "tiny", "--json")
+    assert {"index_s", "embeddings_s", "adjoint_s", "occurrences", "queries"} <= found["rows"][0].keys()
+
+
+def test_bench_store_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        efficiency, "bench_efficiency", lambda **_: [{"method": "M", "stage": "S", "samples_per_s": 2.5}]
+    )
+    monkeypatch.setattr(storing, "STEPS", 2)
+    found = run("store", "--scale", "tiny", "--json")
+    assert {"configuration", "bytes_per_occurrence", "times_smaller"} <= found["rows"][0].keys()
+    assert found["efficiency"][0]["samples_per_s"] == 2.5
+
+
+def test_bench_peers_reports_a_rival_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no(*_: Any) -> Path:
+        raise rivals.Failed("installing it: no matching distribution")
+
+    monkeypatch.setattr(rivals, "environment", no)
+    monkeypatch.setattr(ours, "bench_ours", lambda **_: [{"rival": "Backstory", "workload": "A", "query_s": 0.1}])
+    rows = run("peers", "--venvs", str(tmp_path), "--scale", "tiny", "--json")["rows"]
+    assert rows[0]["rival"] == "Backstory"
+    assert [row["workload"] for row in rows] == sorted(row["workload"] for row in rows)
+    assert len(rows) == 1 + 2 * len(rivals.RIVALS)
+    assert sum("no matching distribution" in row.get("failed", "") for row in rows) == 2 * len(rivals.RIVALS) - 1
+
+
+def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"workload": "B: GPT", "configuration": "default", "ratio": 1.5}
+    monkeypatch.setattr(recording, "bench_record", lambda **_: {"threads": 1, "rows": [line]})
+    monkeypatch.setattr(embedding, "bench_in_memory", lambda **_: [{"p": 1024, "samples_per_s": 12.5}])
+    monkeypatch.setattr(sweeping, "bench_sweep", lambda **_: {"disk": [], "slopes": []})
+    monkeypatch.setattr("experiments.bench.asking.bench_query", lambda **_: {"rows": [{"index_s": 0.25}]})
+    monkeypatch.setattr(storing, "bench_store", lambda **_: [{"times_smaller": 16.0}])
+    monkeypatch.setattr(efficiency, "bench_efficiency", lambda **_: [{"method": "M", "samples_per_s": 2.5}])
+    monkeypatch.setattr(ours, "bench_ours", lambda **_: [])
+    monkeypatch.setattr(
+        rivals, "bench_rivals", lambda *_, **__: [{"workload": "A", "rival": "X", "failed": "it sleeps"}]
+    )
+    monkeypatch.setattr("experiments.bench.serving.bench_serve", lambda **_: {"rows": [{"clients": 32, "errors": 0}]})
+    file = tmp_path / "benchmarks.md"
+    found = run("all", "--write", str(file), "--json")
+    assert found["record"]["rows"][0]["ratio"] == 1.5
+    text = file.read_text()
+    assert "| B: GPT | default | 1.5 |" in text
+    assert "| 1,024 | 12.5 |" in text
+    assert "| A | X | it sleeps |" in text
+    assert "| 32 | 0 |" in text
+    assert text.count("\n## ") == 6

@@ -1,0 +1,323 @@
+"""Learned subspaces: the basis is the one of the first steps' gradients, and no step is lost to it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.loops import (
+    Batch,
+    Interrupted,
+    batch_of,
+    cross_entropy,
+    curved,
+    ids_of,
+    mlp,
+    normal,
+    one_backward_each,
+    seeded,
+    sgd,
+    stored,
+    terms_of,
+    train,
+    trained_names,
+)
+from tests.support.oracles import assert_close, assert_same
+from tests.support.zoo import ZOO
+from torch import Tensor, nn
+
+import backstory
+from backstory.errors import StoreError
+from backstory.recording.warmup import spooled_bytes, warmup_of
+from backstory.store import RunStore
+
+LEARNED: dict[str, Any] = {"subspace": "learned", "rank": (3, 2), "encoding": "float64", "warmup_steps": 3}
+
+
+def by_parameter(rows: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """Full rows cut into gradients (N, d_out, d_in) of each parameter."""
+    sizes = [model.get_parameter(n).numel() for n in trained_names(model)]
+    parts = rows.split(sizes, 1)
+    shapes = [model.get_parameter(n).shape for n in trained_names(model)]
+    return {n: x.reshape(len(x), s[0], -1) for n, x, s in zip(trained_names(model), parts, shapes, strict=True)}
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["positions (S,)", "tied weights", "a module called several times", "conv2d, all unequal", "linear"]
+)
+def test_rows_are_true_rows_in_the_basis_of_the_warm_up(name: str, micro: int, tmp_path: Path) -> None:
+    model = ZOO[name].make()
+    optimizer = sgd(model, 0.01)
+    full, w = [], torch.linspace(0.1, 0.7, 4, dtype=torch.float64)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="weights", **LEARNED) as rec:
+        for t in range(5):
+            batch = ZOO[name].batch(t, 4)
+            full.append(one_backward_each(model, batch, curved, trained_names(model)))
+            optimizer.zero_grad()
+            with rec.step() as s:
+                for part in torch.arange(4).chunk(micro):
+                    s.batch([f"{t}-{i}" for i in part.tolist()], weights=w[part])
+                    (w[part] * curved(model, tuple(x[part] for x in batch))).sum().backward()
+                optimizer.step()
+    store = RunStore.open(tmp_path / "run")
+    basis, shapes = store.load_tensors("basis"), {b["name"]: b["shape"] for b in store.config["blocks"]}
+    warm, everything = (by_parameter(x, model) for x in (torch.cat([w.sqrt()[:, None] * x for x in full[:3]]), torch.cat(full)))  # fmt: skip
+    expected = []
+    for n, G in everything.items():
+        vector, (d_out, d_in, r_out, r_in, kept) = model.get_parameter(n).dim() == 1, shapes[n]
+        assert (r_out, r_in) == ((min(12, d_out), 0) if vector else (min(9, d_out), min(6, d_in))), "sides 3 × as wide"
+        left = _side(basis.get(f"{n}/left"), torch.einsum("bij,bkj->ik", warm[n], warm[n]), r_out)
+        right = _side(basis.get(f"{n}/right"), torch.einsum("bij,bik->jk", warm[n], warm[n]), r_in or 1)
+        wide, rows = (torch.einsum("bij,ir,jk->brk", x, left, right).flatten(1) for x in (warm[n], G))
+        expected.append(rows @ _core(basis[f"{n}/core"], wide.T @ wide, kept))
+    assert_close(
+        stored(tmp_path / "run").rows, torch.cat(expected, 1), 1e-10, "Were calls squared before they were added?"
+    )
+
+
+def _core(found: Tensor, moment: Tensor, kept: int) -> Tensor:
+    """The stored core, checked: as many columns as the layout says, orthonormal, and the best so many."""
+    core = found.double()
+    assert core.shape == (len(moment), kept)
+    torch.testing.assert_close(core.T @ core, torch.eye(kept, dtype=torch.float64), rtol=0, atol=1e-6)
+    best = torch.linalg.eigvalsh(moment)[-kept:].sum()
+    assert float((core.T @ moment @ core).trace() / best) == pytest.approx(1, abs=1e-6)
+    return core
+
+
+def _side(found: Tensor | None, moment: Tensor, r: int) -> Tensor:
+    """The stored side, checked: orthonormal, and as good as the top eigenvectors of the true moment."""
+    if r >= len(moment):
+        assert found is None
+        return torch.eye(len(moment), dtype=torch.float64)
+    assert found is not None
+    torch.testing.assert_close(found.T @ found, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-12)
+    best = torch.linalg.eigvalsh(moment)[-r:].sum()
+    assert float((found.T @ moment @ found).trace() / best) == pytest.approx(1, abs=1e-12)
+    return found
+
+
+def test_a_run_shorter_than_its_warm_up_is_complete(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 2, **LEARNED)
+    run = backstory.open(tmp_path / "run")
+    assert run.n_steps == 2
+    assert run.store.spooled() == []
+    assert warmup_of(run.store) == 2
+    assert len(run.query(model, cross_entropy, batch_of([0]))) == 6
+
+
+def test_a_byte_budget_ends_the_warm_up_early(tmp_path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", model, sgd(model), 4, stop=2, **{**LEARNED, "warmup_steps": 99})
+    store = RunStore.open(tmp_path / "run")
+    assert store.spooled() == [0, 1]
+    two = spooled_bytes(store)
+    model = mlp()
+    train(tmp_path / "budget", model, sgd(model), 6, **{**LEARNED, "warmup_steps": 99, "warmup_bytes": two})
+    assert warmup_of(RunStore.open(tmp_path / "budget")) == 2
+
+
+def test_an_interrupted_warm_up_waits_and_says_so(tmp_path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", model, sgd(model), 4, stop=2, **LEARNED)
+    run = backstory.open(tmp_path / "run")
+    assert run.n_steps == 0
+    assert run.store.verify() == []
+    with pytest.raises(
+        StoreError, match=r"no complete step yet: 2 warm-up steps wait for their basis.*resume=True, start=2"
+    ):
+        run.query(model, cross_entropy, batch_of([0]))
+    optimizer = sgd(model)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", resume=True, start=2, **LEARNED):
+        pass  # a clean end is enough
+    assert len(backstory.open(tmp_path / "run").query(model, cross_entropy, batch_of([0]))) == 6
+
+
+def test_ids_and_losses_survive_the_spool(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    expected = []
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **LEARNED) as rec:
+        for t in range(2):
+            optimizer.zero_grad()
+            with rec.step([f"ü{i}" for i in ids_of(t)]) as s:
+                losses = cross_entropy(model, batch_of(ids_of(t)))
+                if t:
+                    s.losses(losses)
+                    expected = losses.tolist()
+                losses.mean().backward()
+                optimizer.step()
+    found = stored(tmp_path / "run")
+    assert found.samples == [f"ü{i}" for t in range(2) for i in ids_of(t)]
+    assert found.loss[3:].tolist() == expected
+    assert bool(found.loss[:3].isnan().all())
+
+
+WIDE: dict[str, Any] = {**LEARNED, "rank": 2, "warmup_steps": 4}
+STEPS = 7
+CORE = 2 * 36  # a basis is kept in float32: each number of a core, up to 6 × 6 to a row, may be the next one
+
+
+def wide_net(seed: int = 0) -> nn.Module:
+    """12 -> 9 -> 2: its first matrix is wider than three times the rank on both sides."""
+    return seeded(nn.Sequential(nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, 2)), seed)
+
+
+def wide_batch(ids: Sequence[int]) -> Batch:
+    """Inputs whose directions fade, and two classes."""
+    x = torch.stack([normal(12, seed=900 + i) for i in ids]) * torch.arange(1, 13).double() ** -0.7
+    return x, torch.tensor([i % 2 for i in ids])
+
+
+def wide_run(path: Path, **settings: Any) -> tuple[nn.Module, Tensor]:
+    """A recorded run, and the true rows of its steps."""
+    model, rows = wide_net(), []
+
+    def look(t: int, ids: Sequence[int]) -> None:
+        rows.append(one_backward_each(model, wide_batch(ids), cross_entropy, trained_names(model)))
+
+    train(path, model, sgd(model), STEPS, batch=wide_batch, seen=look, **{**WIDE, **settings})
+    return model, torch.cat(rows)
+
+
+def _energy_of_plain_sides(rows: Tensor, model: nn.Module, rank: int) -> tuple[float, int]:
+    """`(Σ ‖vec(LᵀGR)‖², coordinates)` with rank × rank sides of each parameter's own moments; vectors keep 4 × rank."""
+    energy, dims = 0.0, 0
+    for n, G in by_parameter(rows, model).items():
+        r_out, r_in = (4 * rank, 1) if model.get_parameter(n).dim() == 1 else (rank, rank)
+        L = np.linalg.eigh(torch.einsum("bij,bkj->ik", G, G).numpy())[1][:, -r_out:]
+        R = np.linalg.eigh(torch.einsum("bij,bik->jk", G, G).numpy())[1][:, -r_in:]
+        energy += float(np.square(np.einsum("bij,ir,jk->brk", G.numpy(), L, R)).sum())
+        dims += L.shape[1] * R.shape[1]
+    return energy, dims
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_kept_coordinates_hold_more_of_the_warm_up_than_as_many_of_plain_sides(rank: int, tmp_path: Path) -> None:
+    model, rows = wide_run(tmp_path / "run", rank=rank)
+    warm = 3 * 4
+    plain, dims = _energy_of_plain_sides(rows[:warm], model, rank)
+    store = RunStore.open(tmp_path / "run")
+    assert store.width == dims, "a run keeps as many coordinates as rank × rank of each parameter"
+    assert sum(b["shape"][4] for b in store.config["blocks"]) == dims
+    held = float(stored(tmp_path / "run").rows[:warm].square().sum())
+    total = float(rows[:warm].square().sum())
+    assert plain < 0.99 * total, "else there is nothing to gain"
+    assert held > plain + 0.1 * (total - plain), (
+        f"kept {held / total:.4f}, plain sides {plain / total:.4f} of the energy"
+    )
+    assert held < total * (1 + 1e-6)
+
+
+def test_coordinates_go_where_the_eigenvalues_are(tmp_path: Path) -> None:
+    """No coordinate that was left out holds more than one that was kept, but for the first of each parameter."""
+    wide_run(tmp_path / "run")
+    rows, lo, least, columns = stored(tmp_path / "run").rows[:12], 0, [], []
+    for layer in backstory.open(tmp_path / "run").config["layers"]:
+        assert layer["offset"] == lo
+        energies = rows[:, lo : lo + layer["dims"]].square().sum(0)
+        assert bool((energies.diff() <= 1e-9).all()), "largest first"
+        least.append(float(energies[-1]))
+        columns.append(layer["dims"])
+        lo += layer["dims"]
+    assert lo == rows.shape[1]
+    assert columns != [4, 8, 4, 2], "nothing was shared out anew"
+    best_left_out = _largest_left_out(tmp_path / "run", columns)
+    assert min(x for x, k in zip(least, columns, strict=True) if k > 1) >= best_left_out * (1 - 1e-6)
+
+
+def _largest_left_out(path: Path, columns: Sequence[int]) -> float:
+    """The largest eigenvalue beyond those that each parameter kept, of true rows between the stored sides."""
+    model, rows = wide_net(), []
+    optimizer = sgd(model)
+    for t in range(4):
+        rows.append(one_backward_each(model, wide_batch(ids_of(t)), cross_entropy, trained_names(model)))
+        optimizer.zero_grad()
+        cross_entropy(model, wide_batch(ids_of(t))).mean().backward()
+        optimizer.step()
+    basis, out = RunStore.open(path).load_tensors("basis"), list[float]()
+    for (n, G), k in zip(by_parameter(torch.cat(rows), model).items(), columns, strict=True):
+        left, right = (basis.get(f"{n}/{s}", torch.eye(d).double()) for s, d in zip(("left", "right"), G.shape[1:], strict=True))  # fmt: skip
+        x = torch.einsum("bij,ir,jk->brk", G, left, right).flatten(1).numpy()
+        out.extend(np.linalg.eigvalsh(x.T @ x)[::-1][k:])
+    return float(max(out))
+
+
+def test_where_everything_fits_there_is_no_core_and_answers_are_those_of_full_coordinates(tmp_path: Path) -> None:
+    models = {
+        "learned": wide_run(tmp_path / "learned", rank=12)[0],
+        "full": wide_run(tmp_path / "full", subspace="full")[0],
+    }
+    store = RunStore.open(tmp_path / "learned")
+    assert not any(name.endswith("/core") for name in store.load_tensors("basis"))
+    assert all(b["shape"][4] == 0 for b in store.config["blocks"])
+    learned, full = (
+        backstory.open(tmp_path / x).query(model, cross_entropy, wide_batch([1, 50])).scores
+        for x, model in models.items()
+    )
+    assert_close(learned, full, 1e-6)
+
+
+def uneven(path: Path) -> list[int]:
+    """Numbers of each parameter in a row, which are not those of rank × rank."""
+    dims = [int(x["dims"]) for x in backstory.open(path).config["layers"]]
+    assert dims != [4, 8, 4, 2]
+    return dims
+
+
+@pytest.mark.parametrize("how", ["adjoint", "embeddings"])
+def test_each_parameter_by_itself_where_they_keep_unequal_numbers(how: str, tmp_path: Path) -> None:
+    """Against the paper's Algorithm 1 on each parameter's own columns."""
+    wide_run(tmp_path / "run")
+    run, dims = backstory.open(tmp_path / "run"), uneven(tmp_path / "run")
+    G, v = stored(tmp_path / "run").rows, normal(2, sum(dims), seed=3)
+    expected = torch.zeros(2, len(G), dtype=torch.float64)
+    for g, q in zip(G.split(dims, 1), v.split(dims, 1), strict=True):
+        K = torch.eye(g.shape[1], dtype=torch.float64)
+        for t in reversed(range(STEPS)):
+            rows = g[3 * t : 3 * t + 3]
+            E = 0.1 / 3 * rows @ K.T
+            expected[:, 3 * t : 3 * t + 3] += q @ E.T
+            K = K - E.T @ rows
+    if how == "embeddings":
+        run.embed(joint=False, gamma=0.0, dtype=torch.float64, encoding="float64")
+    found = run.query_vectors(v, method=how, joint=False, gamma=0.0)
+    assert found.how == how
+    assert_close(found.scores, expected, 1e-10)
+
+
+@pytest.mark.parametrize(("encoding", "step"), [("int8", 0.5 / 127), ("float16", 2.0**-11)])
+def test_scales_are_those_of_each_parameters_own_columns(encoding: str, step: float, tmp_path: Path) -> None:
+    """No entry is off by more than the rounding of the largest of its own parameter."""
+    wide_run(tmp_path / "exact")
+    wide_run(tmp_path / "small", encoding=encoding)
+    dims = uneven(tmp_path / "exact")
+    exact, small = (stored(tmp_path / x).rows.split(dims, 1) for x in ("exact", "small"))
+    for x, y in zip(exact, small, strict=True):
+        largest = x.abs().amax(1, keepdim=True)
+        assert bool(((x - y).abs() <= largest * (step + CORE * 2.0**-24)).all())
+        assert_close(y.abs().amax(1), largest[:, 0], 1e-6, "the largest entry of each parameter is kept as it is")
+
+
+@pytest.mark.parametrize("encoding", ["float64", "int8"])
+def test_a_run_that_was_opened_during_its_warm_up_is_read_in_its_new_layout(encoding: str, tmp_path: Path) -> None:
+    early: list[backstory.Run] = []
+    model = wide_net()
+
+    def look(t: int, ids: Sequence[int]) -> None:
+        if t == 2:
+            early.append(backstory.open(tmp_path / "run"))
+
+    train(tmp_path / "run", model, sgd(model), STEPS, batch=wide_batch, seen=look, **{**WIDE, "encoding": encoding})
+    late = backstory.open(tmp_path / "run")
+    for method in ("adjoint", "embeddings"):
+        if method == "embeddings":
+            late.embed(encoding=encoding)
+        one, two = (x.query(model, cross_entropy, wide_batch([1]), method=method).scores for x in (early[0], late))
+        assert_same(one, two, 2 * terms_of(model, STEPS))

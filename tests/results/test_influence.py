@@ -1,0 +1,127 @@
+"""Reading an answer: by sample, by occurrence, by time, by source; the sums written out by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backstory.errors import UsageError
+from backstory.results.influence import Hit, Influence
+
+#                      step     0    0    1    1    2    2
+SAMPLES = np.array(["10", "9", "10", "8", "9", "10"])
+STEPS = np.array([0, 0, 1, 1, 2, 2])
+SCORES = torch.tensor([[1.0, -2.0, 3.0, 0.5, -1.0, -5.0], [0.0, 4.0, 0.0, 1.0, 2.0, -1.0]], dtype=torch.float64)
+CONTENT = {"10": {"source": "web", "label": "a"}, "9": {"source": "book", "label": None}}
+
+
+def answer(**changes: Any) -> Influence:
+    known: dict[str, Any] = {"scores": SCORES, "samples": SAMPLES, "steps": STEPS, "id_kind": "int", "at": 3,
+                             "how": "adjoint", "lookup": lambda ids: CONTENT}  # fmt: skip
+    return Influence(**{**known, **changes})
+
+
+def test_samples_are_sums_of_their_occurrences() -> None:
+    assert answer().top(2, query=0) == [Hit(8, 1, 0.5, 1), Hit(10, 2, -1.0, 3)]
+    assert answer().bottom(2, query=0) == [Hit(9, 0, -3.0, 2), Hit(10, 2, -1.0, 3)]
+    assert answer().top(99, query=1) == [Hit(9, 0, 6.0, 2), Hit(8, 1, 1.0, 1), Hit(10, 2, -1.0, 3)]
+
+
+def test_occurrences_are_as_they_are() -> None:
+    assert answer().top(2, query=0, per="occurrence") == [Hit(10, 1, 3.0), Hit(10, 0, 1.0)]
+    assert answer().bottom(2, query=0, per="occurrence") == [Hit(10, 2, -5.0), Hit(9, 0, -2.0)]
+
+
+def test_the_mean_of_queries_is_asked_by_name_and_never_taken_silently() -> None:
+    assert answer().top(1, query="mean")[0].influence == pytest.approx(1.5)
+    with pytest.raises(UsageError, match="2 queries were asked: pass query=0 … 1, or query='mean'"):
+        answer().top(1)
+    for wrong in (2, -1, "sum", 0.5):
+        with pytest.raises(UsageError, match="expected 0 … 1, or 'mean'"):
+            answer().top(1, query=wrong)  # type: ignore[arg-type]
+    single = answer(scores=SCORES[:1])
+    assert single.top(1) == single.top(1, query=0)
+
+
+def test_groups_are_sums_over_their_samples_and_steps() -> None:
+    assert answer().of([10, 8]).tolist() == [-0.5, 0.0]
+    assert answer().of([10], steps=[1, 2]).tolist() == [-2.0, -1.0]
+    with pytest.raises(UsageError, match=r"1 of the samples never occurred before step 3, e.g. '77'"):
+        answer().of([10, 77])
+
+
+def test_a_part_of_the_time() -> None:
+    part = answer().during(1, 3)
+    assert torch.equal(part.scores, SCORES[:, 2:])
+    assert part.top(1, query=0) == [Hit(8, 1, 0.5, 1)]
+    assert "steps 1 to 2 only" in part.notes
+    assert answer().during(0, 2).steps.tolist() == [0, 0, 1, 1]
+    assert len(answer().during(7, 9)) == 0
+
+
+def test_per_sample_table() -> None:
+    ids, sums = answer().per_sample()
+    table = dict(zip(ids, sums.T.tolist(), strict=True))
+    assert table == {10: [-1.0, -1.0], 9: [-3.0, 6.0], 8: [0.5, 1.0]}
+
+
+def test_sources_are_sums_highest_mean_first() -> None:
+    by = answer().by("source")
+    assert list(by) == ["book", "(not given)", "web"]
+    assert {k: v.tolist() for k, v in by.items()} == {
+        "book": [-3.0, 6.0],
+        "(not given)": [0.5, 1.0],
+        "web": [-1.0, -1.0],
+    }
+    assert sum(v.sum() for v in by.values()) == SCORES.sum()
+    with pytest.raises(UsageError, match=r"by\('text'\); expected 'source' or 'label'"):
+        answer().by("text")
+    with pytest.raises(UsageError, match="holds no label of its samples"):
+        answer(lookup=None).by("label")
+
+
+def test_pandas() -> None:
+    frame = answer().to_pandas()
+    assert list(frame.columns) == ["query", "sample", "step", "influence"]
+    assert len(frame) == 12
+    assert frame[frame["query"] == 0].groupby("sample")["influence"].sum().to_dict() == {10: -1.0, 9: -3.0, 8: 0.5}
+    kept = answer(samples=np.stack([SAMPLES, SAMPLES[::-1]]), steps=np.stack([STEPS, STEPS[::-1]]), complete=False)
+    assert kept.to_pandas()["sample"].tolist() == [10, 9, 10, 8, 9, 10, 10, 9, 8, 10, 9, 10]
+
+
+def test_what_was_not_kept_is_not_summed() -> None:
+    kept = answer(complete=False)
+    for call in (
+        lambda: kept.of([10]), lambda: kept.during(0, 1), lambda: kept.per_sample(), lambda: kept.by("source"),
+        lambda: kept.top(1, query="mean", per="occurrence"), lambda: kept.top(1, query=0),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"query without keep="):
+            call()
+
+
+def test_the_sign_is_in_words() -> None:
+    assert Hit(1, 0, 0.5).words == "helped: without it the loss would be higher"
+    assert Hit(1, 0, -0.5).words == "hurt: without it the loss would be lower"
+    assert Hit(1, 0, 0.0).words == "had no influence"
+    assert Hit(1, 0, 0.5).as_dict()["words"].startswith("helped")
+    assert "positive: the sample helped, removing it would raise the query's loss" in repr(answer(notes=("mind this",)))
+    assert "mind this" in repr(answer(notes=("mind this",)))
+
+
+def test_wrong_words_are_refused() -> None:
+    cases: list[dict[str, Any]] = [{"k": 0}, {"per": "step"}]
+    for wrong in cases:
+        with pytest.raises(UsageError, match="expected k ≥ 1 and per='sample' or 'occurrence'"):
+            answer().top(query=0, **wrong)
+
+
+def test_text_ids_stay_text() -> None:
+    assert answer(id_kind="str").top(1, query=0)[0].sample == "8"
+
+
+def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
+    found = answer(id_kind="str", validity={"words": ["sound"]}).during(0, 2)
+    assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
+    assert {type(h.sample) for h in found.top(3, query=0)} == {str}
+    assert found.validity == {"words": ["sound"]}

@@ -1,0 +1,310 @@
+"""Condensed runs: the mean of the curvature by hand, the old answers where nothing is averaged, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.loops import batch_of, cross_entropy, ids_of, mlp, normal, sgd
+from tests.support.oracles import assert_close
+from torch import Tensor, nn
+
+import backstory
+from backstory import insight
+from backstory.errors import StoreError, UsageError
+from backstory.run import compress as condense
+from backstory.run.run import Run
+from backstory.run.sweep import forward
+from backstory.run.windows import Condensed, read_stretch
+from backstory.store import RunStore
+
+STEPS = 8
+EXACT: dict[str, Any] = {"dtype": torch.float64, "encoding": "float64"}
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02, betas=(0.8, 0.9), weight_decay=0.1)
+
+
+RUNS: dict[str, Any] = {
+    "sgd": (lambda m: sgd(m, 0.1), {"subspace": "full"}, None),
+    "sgd, clipped": (lambda m: sgd(m, 0.1), {"subspace": "full"}, 0.1),
+    "momentum": (lambda m: sgd(m, 0.05, momentum=0.9, weight_decay=0.1), {"subspace": "random", "rank": 2}, 0.1),
+    "adamw, diagonal": (adamw, {"subspace": "full"}, 0.1),
+    "adamw, hatted": (adamw, {"subspace": "random", "rank": 3}, None),
+    "adamw, hatted, clipped": (adamw, {"subspace": "random", "rank": 3}, 0.1),
+}
+
+
+def recorded(name: str, path: Path, **more: Any) -> Run:
+    make, settings, max_norm = RUNS[name]
+    model = mlp()
+    optimizer = make(model)
+    told = {"loss_reduction": "mean", "encoding": "float64", "curvature": "sampled:2", "checkpoints": 4, "steps": STEPS}
+    with backstory.record(model, optimizer, path, **{**told, **settings, **more}) as rec:
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            x, y = batch_of(ids_of(t))
+            with rec.step(ids_of(t)) as s:
+                logits = model(x)
+                s.outputs(logits, kind="cross-entropy")
+                nn.functional.cross_entropy(logits, y).backward()
+                if max_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+                optimizer.step()
+        rec.describe([0, 1], text=["zero", "one"], source=["a", "b"])
+    run = backstory.open(path)
+    run.add_queries("mine", batch_of([1, 2]))
+    return run
+
+
+def queries(run: Run) -> Tensor:
+    return normal(2, run.store.width, seed=3)
+
+
+def curvatures(run: Run) -> list[Tensor]:
+    """H_t = Σ κ h hᵀ of every step, from the table alone."""
+    block = run.store.read(0, run.store.n_rows(), dtype=torch.float64, curvature=True)
+    assert block.curvature is not None
+    assert block.kappa is not None
+    out = [torch.zeros(run.store.width, run.store.width, dtype=torch.float64) for _ in range(STEPS)]
+    for t, rows, scales in zip(block.step.tolist(), block.curvature, block.kappa, strict=True):
+        for h, kappa in zip(rows, scales, strict=True):
+            out[t] += kappa * torch.outer(h, h)
+    return out
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stretch_for_each_step_changes_nothing(name: str, tmp_path: Path) -> None:
+    """In Adam's coordinates ⟨v, ∇L⟩ of a clipped step comes from least squares: to the millionth that is added there."""
+    run = recorded(name, tmp_path / "run")
+    run.condense(tmp_path / "small", rank=None, stretches=STEPS)
+    small, v = backstory.open(tmp_path / "small"), queries(run)
+    for joint in (True, False):
+        for gamma in (None, 0.0):
+            asked: dict[str, Any] = {"method": "adjoint", "joint": joint, "gamma": gamma}
+            found, expected = small.query_vectors(v, **asked).scores, run.query_vectors(v, **asked).scores
+            assert_close(found, expected, 1e-5 if "hatted, clipped" in name else 1e-10, f"{joint} {gamma}")
+
+
+def test_a_stretch_is_the_mean_of_its_steps(tmp_path: Path) -> None:
+    run = recorded("adamw, hatted", tmp_path / "run")
+    report = run.condense(tmp_path / "small", rank=None, stretches=3)
+    store, H = backstory.open(tmp_path / "small").store, curvatures(run)
+    spans = store.config["condensed"]["stretches"]
+    assert [tuple(s) for s in spans] == [(0, 3), (3, 6), (6, 8)]
+    assert report.stretches == 3
+    for lo, hi in spans:
+        V = read_stretch(store, (lo, hi), torch.float64).V
+        assert_close(V.T @ V, torch.stack(H[lo:hi]).mean(0), 1e-9, "weights of the steps, or √ of their number")
+    assert report.energy == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    report = run.condense(tmp_path / "small", rank=3, stretches=1)
+    V = read_stretch(backstory.open(tmp_path / "small").store, (0, STEPS), torch.float64).V
+    values = torch.linalg.eigvalsh(torch.stack(curvatures(run)).mean(0)).flip(0)
+    assert V.shape[0] == report.rows == 3
+    assert float(V.square().sum()) == pytest.approx(float(values[:3].sum()), rel=0.05)  # gathered in several pieces
+    assert report.energy == pytest.approx(float(V.square().sum() / values.sum()), rel=1e-9)
+    assert backstory.open(tmp_path / "small").config["condensed"]["energy"] == report.energy
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("name", RUNS)
+def test_embeddings_and_segments_equal_the_adjoint(name: str, joint: bool, tmp_path: Path) -> None:
+    recorded(name, tmp_path / "run").condense(tmp_path / "small", rank=5, stretches=2)
+    small = backstory.open(tmp_path / "small")
+    v = queries(small)
+    for at in (STEPS, 4):
+        expected = small.query_vectors(v, at, method="adjoint", joint=joint).scores
+        small.embed(at, joint=joint, **EXACT)
+        found = small.query_vectors(v, at, method="embeddings", joint=joint)
+        assert found.how == "embeddings"
+        assert_close(found.scores, expected, 1e-9)
+    small.embed(joint=joint, segments=3, **EXACT)
+    again = small.query_vectors(v, 5, joint=joint)
+    assert again.how == "segments"
+    assert_close(again.scores, small.query_vectors(v, 5, method="adjoint", joint=joint).scores, 1e-9)
+
+
+def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
+    run = recorded("adamw, hatted", tmp_path / "run")
+    run.embed()
+    run.embed(segments=2)
+    report = run.condense(tmp_path / "small")
+    small = backstory.open(tmp_path / "small")
+    assert small.store.verify() == []
+    assert small.store.samples().to_pylist() == run.store.samples().to_pylist()
+    kept = [n for n in small.store.tensor_names() if not n.startswith("curvature-")]
+    assert kept == [n for n in run.store.tensor_names() if not n.startswith("seg-")]
+    old, new = (r.store.read(0, r.store.n_rows(), samples=True, dtype=torch.float64) for r in (run, small))
+    assert old.samples == new.samples
+    for a, b in zip(old[1:6], new[1:6], strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
+    assert old.rows is not None
+    assert new.rows is not None
+    assert torch.equal(old.rows, new.rows)
+    assert small.store.embeddings() == {}, "embeddings belong to the curvature that made them"
+    same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
+    assert same.keys() == {"format", "curvature_rows"}
+    assert small.config["format"] == 3
+    assert any("100.0% of the trace is kept" in note for note in small.query_vectors(queries(small)).notes)
+    assert report.path == str(tmp_path / "small")
+    assert not (tmp_path / "small.partial").exists()
+
+
+def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = (lambda m: torch.optim.SGD(m.get_submodule("2").parameters(), lr=0.1), {"subspace": "full"}, 0.1)
+    monkeypatch.setitem(RUNS, "head", head)
+    run = recorded("head", tmp_path / "run")
+    run.condense(tmp_path / "small")
+    steps = backstory.open(tmp_path / "small").store.steps()
+    assert steps.trained.tolist() == [1.0] * STEPS
+    assert steps.coverage.tolist() == run.store.steps().coverage.tolist()
+    assert max(steps.coverage) < 1
+
+
+def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> None:
+    """⟨n, d⟩ = Σ w ⟨g, ∇L⟩: else clipping would not shrink along the step's own gradient."""
+    run = recorded("adamw, hatted, clipped", tmp_path / "run")
+    steps = [s for chunk in forward(run.store, STEPS, dtype=torch.float64) for s in chunk.steps]
+    assert all(s.clip < 1 for s in steps)
+    for step in steps:
+        d = condense.smallest(step)
+        assert step.dot_g is not None
+        assert step.dot_v is not None
+        assert step.V is not None
+        assert float((step.w @ step.G) @ d) == pytest.approx(float(step.w @ step.dot_g), rel=1e-3)
+        assert_close((step.V @ d)[None], step.dot_v[None], 1e-2)
+
+
+def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
+    recorded("adamw, hatted", tmp_path / "run").condense(tmp_path / "small", stretches=2)
+    recorded("adamw, hatted, clipped", tmp_path / "run2").condense(tmp_path / "small2", stretches=2)
+    free, clipped = (backstory.open(tmp_path / name).store for name in ("small", "small2"))
+    assert read_stretch(free, (0, 4), torch.float64).d is None
+    d = read_stretch(clipped, (0, 4), torch.float64).d
+    assert d is not None
+    assert len(d) == 4
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run").condense(tmp_path / "small", stretches=2)
+    (file,) = (tmp_path / "small").glob("curvature-00000004-*")
+    file.unlink()
+    assert backstory.open(tmp_path / "small").store.verify() == [f"{file.name} is missing."]
+
+
+def test_the_config_is_that_of_now(tmp_path: Path) -> None:
+    """A run that was opened while it was still being recorded knows how it ended."""
+    run = recorded("sgd", tmp_path / "run")
+    run.store.config = {k: v for k, v in run.store.config.items() if k != "closed"}
+    run.condense(tmp_path / "small")
+    assert backstory.open(tmp_path / "small").config["closed"] is True
+
+
+def test_it_is_not_condensed_while_somebody_records(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    with RunStore.open(tmp_path / "run", write=True), pytest.raises(StoreError):
+        run.condense(tmp_path / "small")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_it_is_smaller(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run", encoding="float16", curvature="sampled:16")
+    report = run.condense(tmp_path / "small", rank=4, stretches=1)
+    assert report.bytes_after < report.bytes_before
+    assert backstory.open(tmp_path / "small").store.bytes_per_row < run.store.bytes_per_row / 10
+
+
+def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
+    """There the gradient is the sum of the groups' rows, and kept nowhere else."""
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double()
+    optimizer = adamw(model)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="token-mean", subspace="full",
+                          curvature="empirical/2", encoding="float64") as rec:  # fmt: skip
+        for t in range(4):
+            tokens = torch.tensor([[t, 1, 2, 3], [4, 3, t, 1]])
+            optimizer.zero_grad()
+            with rec.step([2 * t, 2 * t + 1], tokens=torch.tensor([4, 4])):
+                nn.functional.cross_entropy(model(tokens).mT, tokens).backward()
+                optimizer.step()
+    run = backstory.open(tmp_path / "run")
+    run.condense(tmp_path / "small", rank=None, stretches=4)
+    small = backstory.open(tmp_path / "small")
+    assert run.store.split
+    assert not small.store.split
+    old, new = (r.store.read(0, 8, dtype=torch.float64).rows for r in (run, small))
+    assert old is not None
+    assert new is not None
+    assert_close(new, old, 1e-12)
+    v = queries(run)
+    assert_close(small.query_vectors(v).scores, run.query_vectors(v).scores, 1e-9)
+    assert small.form() == run.form()
+
+
+def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run").condense(tmp_path / "small")
+    small, model = backstory.open(tmp_path / "small"), mlp()
+    small.load_weights(model)
+    with pytest.raises(UsageError, match="single samples"):
+        small.removal([1], model, cross_entropy, batch_of([1]))
+    with pytest.raises(UsageError, match="single samples"):
+        insight.saturation(small, model, cross_entropy, batch_of([1]), 1)
+    with pytest.raises(UsageError, match="single samples"):
+        insight.analytic(small)
+    with pytest.raises(UsageError, match="cannot be recorded into"):
+        backstory.record(
+            model, sgd(model, 0.1), tmp_path / "small", loss_reduction="mean", resume=True, start=STEPS
+        ).__enter__()
+    with pytest.raises(UsageError, match="condensed already"):
+        small.condense(tmp_path / "smaller")
+
+
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    with pytest.raises(UsageError, match="rank=0"):
+        run.condense(tmp_path / "small", rank=0)
+    with pytest.raises(UsageError, match="stretches=0"):
+        run.condense(tmp_path / "small", stretches=0)
+    with pytest.raises(StoreError, match="there already"):
+        run.condense(tmp_path / "run")
+    with pytest.raises(UsageError, match="inside the run itself"):
+        run.condense(tmp_path / "run" / "small")
+    (tmp_path / "small.partial").mkdir()
+    with pytest.raises(StoreError, match="interrupted"):
+        run.condense(tmp_path / "small")
+    assert (tmp_path / "small.partial").exists(), "it may be under way"
+    assert not (tmp_path / "small").exists()
+    plain = recorded("sgd", tmp_path / "plain", curvature="empirical")
+    with pytest.raises(UsageError, match="no curvature rows"):
+        plain.condense(tmp_path / "small2")
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded("sgd", tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(condense, "write_stretch", full)
+    with pytest.raises(OSError, match="no space"):
+        run.condense(tmp_path / "small")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_older_readers_do_not_take_it_for_a_run_without_curvature(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run").condense(tmp_path / "small")
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["format"] == 3
+
+
+def test_more_stretches_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
+    assert recorded("sgd", tmp_path / "run").condense(tmp_path / "small", stretches=50).stretches == STEPS
+
+
+def test_other_runs_keep_their_steps(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run")
+    assert Condensed(run.store, torch.float64).fill([], 0) == []

@@ -1,0 +1,82 @@
+"""Work done ahead: the same items, one ahead and no more, errors in their place, and an end that leaves no thread."""
+
+import threading
+from collections.abc import Generator, Iterable
+from typing import TypeVar
+
+import pytest
+
+from backstory.run.prefetch import ahead
+
+T = TypeVar("T")
+
+
+def each(items: Iterable[T]) -> Generator[T]:
+    yield from items
+
+
+def test_items_come_in_order_and_none_is_lost() -> None:
+    assert list(ahead(each(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(ahead(each([None, None]))) == [None, None], "None is an item, not the end"
+    assert list(ahead(each(()))) == []
+
+
+def test_the_next_item_is_made_while_one_is_used_and_no_other() -> None:
+    made: list[int] = []
+    second = threading.Event()
+
+    def items() -> Generator[int]:
+        for i in range(4):
+            made.append(i)
+            if i == 1:
+                second.set()
+            yield i
+
+    found = ahead(items())
+    assert next(found) == 0
+    assert second.wait(10), "nothing was made ahead"
+    assert next(found) == 1
+    assert max(made) <= 2, "made more than one ahead: memory is bounded by that"
+    assert list(found) == [2, 3]
+
+
+def test_an_error_is_raised_where_its_item_would_be() -> None:
+    def items() -> Generator[int]:
+        yield 1
+        raise ValueError("the second")
+
+    found = ahead(items())
+    assert next(found) == 1
+    with pytest.raises(ValueError, match="the second"):
+        next(found)
+
+
+def test_what_makes_the_items_is_closed_with_it() -> None:
+    closed: list[str] = []
+
+    def items() -> Generator[int]:
+        try:
+            yield from range(9)
+        finally:
+            closed.append("closed")
+
+    found = ahead(items())
+    next(found)
+    found.close()
+    assert closed == ["closed"]
+
+
+def test_closing_early_leaves_no_thread() -> None:
+    before, go = set(threading.enumerate()), threading.Event()
+
+    def items() -> Generator[int]:
+        yield 0
+        go.wait(10)
+        yield 1
+
+    found = ahead(items())
+    next(found)
+    assert set(threading.enumerate()) > before
+    go.set()
+    found.close()
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,59 @@
+"""Scores come in pieces: put together they are one table, and the kept ends are the ends of that table."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.loops import mlp, normal, sgd, terms_of, train
+from tests.support.oracles import assert_close, assert_same
+
+from backstory.run import scoring, sweep
+from backstory.run.embed import embed
+from backstory.run.scoring import by_adjoint, by_embeddings, collect, collect_best
+from backstory.store import RunStore
+
+
+def test_pieces_in_any_order_make_the_table() -> None:
+    scores = normal(2, 10)
+    pieces = [(6, scores[:, 6:]), (0, scores[:, :2]), (2, scores[:, 2:6])]
+    assert torch.equal(collect(iter(pieces), 2, 10), scores)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+def test_the_ends_are_those_of_the_table(k: int) -> None:
+    scores = normal(3, 11)
+    pieces = [(lo, scores[:, lo : lo + 3]) for lo in (9, 6, 3, 0)]
+    values, rows = collect_best(iter(pieces), 3, k)
+    assert torch.equal(values, scores.gather(1, rows))
+    for q in range(3):
+        order = scores[q].argsort(descending=True).tolist()
+        expected = order if 2 * k >= 11 else order[:k] + order[-k:]
+        assert sorted(rows[q].tolist()) == sorted(expected)
+
+
+def test_embeddings_read_in_pieces_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 5)
+    with RunStore.open(tmp_path / "run", write=True) as store:
+        embed(store, 5, dtype=torch.float64, encoding="float64")
+    store, v = RunStore.open(tmp_path / "run"), normal(2, 26)
+    whole = collect(by_embeddings(store, v, 5, 15, None), 2, 15)
+    monkeypatch.setattr(scoring, "ROWS_AT_ONCE", 4)
+    said: list[tuple[int, int]] = []
+    assert_same(collect(by_embeddings(store, v, 5, 15, lambda a, b: said.append((a, b))), 2, 15), whole, store.width)
+    assert said == [(4, 15), (8, 15), (12, 15), (15, 15)]
+    adjoint = collect(by_adjoint(store, v, 5, joint=True, gamma="expanding", progress=None), 2, 15)
+    assert_close(whole, adjoint, 1e-10)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_small_chunks_give_the_same_adjoint(joint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model, momentum=0.9), 5)
+    store, v = RunStore.open(tmp_path / "run"), normal(2, 26)
+    whole = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=None), 2, 15)
+    monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
+    said: list[tuple[int, int]] = []
+    found = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=lambda a, b: said.append((a, b))), 2, 15)
+    assert_same(found, whole, 2 * terms_of(model, 5))
+    assert said == [(i, 5) for i in range(1, 6)]
