@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,15 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Absolute dotted names of everything that a file imports."""
     package = ("backstory", *path.relative_to(SOURCE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -84,7 +90,7 @@ def test_only_the_command_line_prints() -> None:
     for path in FILES:
         if room_of(path) == "cli":
             continue
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         printed = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
         assert not printed, f"{path.name}:{printed[0].lineno} prints"
 
@@ -108,4 +114,4 @@ def test_extras_are_not_imported_with_the_package() -> None:
 
 def test_modules_have_a_docstring() -> None:
     for path in FILES:
-        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+        assert ast.get_docstring(parsed(path)), f"{path} has no docstring"

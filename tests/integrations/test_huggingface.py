@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,6 +125,8 @@ def test_half_precision_is_autocast(tmp_path: Path) -> None:
 
 
 def test_adapters_by_peft(tmp_path: Path) -> None:
+    import peft  # 10 s
+
     adapted = peft.get_peft_model(make(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
     made, _ = trainer(tmp_path / "out", tmp_path / "run", model=adapted, max_steps=3)
     made.train()

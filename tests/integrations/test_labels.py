@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.integrations.causal import VOCABULARY, built, collate, llama, make, texts
@@ -18,6 +17,8 @@ def bert(kind: Any) -> nn.Module:
 
 
 def adapted() -> nn.Module:
+    import peft  # 10 s
+
     found: nn.Module = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
     return found
 

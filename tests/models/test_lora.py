@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from tests.models.language import adamw, make, shaken, train
 from tests.support.oracles import assert_close
 from torch import nn
@@ -21,6 +19,8 @@ EMBEDDINGS = {"GPT-2": "wte", "Llama": "embed_tokens"}
 
 def adapted(name: str, **settings: Any) -> nn.Module:
     config = {"r": 2, "lora_alpha": 4, "target_modules": TARGETS[name], "fan_in_fan_out": name == "GPT-2", **settings}
+    from peft import LoraConfig, get_peft_model  # 10 s
+
     model: nn.Module = get_peft_model(make(name), LoraConfig(**config)).double()
     return model
 
@@ -92,6 +92,8 @@ def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     example = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[1]
+    import peft
+
     exec(
         compile(example, "models.md", "exec"),
         {"torch": torch, "backstory": backstory, "peft": peft, "model": make("GPT-2")},
