@@ -30,7 +30,7 @@ REPEATS = re.compile("|".join((
     r"test_erasure.*bending_it_changes\[(momentum|nesterov|groups)-(1.0|expanding)\]",
     r"test_erasure.*bending_it_changes\[(adam, own diagonal|plain)-(0.0|1.0)\]",
     r"test_erasure.*terms_add_up_to_what_was_lost\[.*-(1.0|None)\]",
-    r"test_condense.*each_step_changes_nothing\[(sgd|momentum|adamw, hatted)\]",
+    r"run.test_compress.*each_step_changes_nothing\[(sgd|momentum|adamw, hatted)\]",
     r"test_saturation.*in_every_run\[(nesterov|groups|sgd|sgd, exact curvature)-(0.0|None)\]",
     r"recording.test_adam.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
     r"run.test_compress.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",

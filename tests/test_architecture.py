@@ -112,6 +112,19 @@ def test_extras_are_not_imported_with_the_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("typed", [["--help"], ["query"], ["nothing"], ["query", "--help"]], ids=" ".join)
+def test_the_command_line_starts_without_torch(typed: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv = ['backstory', *{typed!r}]\n"
+        "from backstory.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'lance', 'plotly'} & set(sys.modules)\n"
+        "    print('LOADED', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "LOADED []" in done.stdout, done.stdout + done.stderr
+
+
 def test_modules_have_a_docstring() -> None:
     for path in FILES:
         assert ast.get_docstring(parsed(path)), f"{path} has no docstring"

@@ -1,16 +1,31 @@
 """Backstory records how a model was trained, once, and answers which training examples made it do that, and when."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
-from .capture import with_ids
-from .capture.blocks import register
 from .errors import BackstoryError
-from .recording.plan import plan
-from .recording.recorder import Recorder
-from .recording.start import record
-from .replay.recipe import Recipe
-from .results.influence import Influence
-from .run.run import Run
-from .run.run import open_run as open
+
+if TYPE_CHECKING:
+    from .capture import with_ids
+    from .capture.blocks import register
+    from .recording import Recorder, plan, record
+    from .replay import Recipe
+    from .results import Influence
+    from .run import Run
+    from .run import open_run as open
+
+HOMES = {  # of what is imported when it is first used, so that the command line starts without torch
+    "Influence": ("results", "Influence"),
+    "Recipe": ("replay", "Recipe"),
+    "Recorder": ("recording", "Recorder"),
+    "Run": ("run", "Run"),
+    "open": ("run", "open_run"),
+    "plan": ("recording", "plan"),
+    "record": ("recording", "record"),
+    "register": ("capture.blocks", "register"),
+    "with_ids": ("capture", "with_ids"),
+}
 
 __all__ = [
     "BackstoryError",
@@ -25,3 +40,15 @@ __all__ = [
     "register",
     "with_ids",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'backstory' has no attribute {name!r}")
+    room, there = HOMES[name]
+    value = globals()[name] = getattr(import_module(f".{room}", __name__), there)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
