@@ -32,27 +32,45 @@ REPEATS = re.compile("|".join((
     r"test_erasure.*terms_add_up_to_what_was_lost\[.*-(1.0|None)\]",
     r"run.test_compress.*each_step_changes_nothing\[(sgd|momentum|adamw, hatted)\]",
     r"test_saturation.*in_every_run\[(nesterov|groups|sgd|sgd, exact curvature)-(0.0|None)\]",
+<<<<<<< HEAD
     r"recording.test_adam.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
     r"run.test_compress.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",
     r"test_contributions.*at_each_layers_own_output\[.*-random-3\]",
     r"test_contributions.*leave_the_gradient_whole\[(random|full)-None\]",
     r"recording.test_resume\.py.*exception_in_any_step\[learned, int8\]",
     r"test_resume_adam.*(after_the_warm_up\[learned-2\]|without_a_word\[random\])",
+=======
+    r"test_adaptive.*scaled_and_then_projected\[(foreach|not foreach|fused)-.*-None\]",
+    r"test_condense.*equal_the_adjoint\[(sgd|momentum|adamw, hatted|adamw, diagonal)-True\]",
+    r"test_gathered.*at_each_layers_own_output\[.*-random-3\]",
+    r"test_gathered.*leave_the_gradient_whole\[(random|full)-None\]",
+    r"test_begin\.py.*(exception_in_any_step\[learned, (int8|several calls)\]|older_checkpoint\[(full|learned, several calls)-1\])",
+    r"test_begin_adam.*(after_the_warm_up\[learned-2\]|without_a_word\[random\])",
+>>>>>>> origin/main
     r"test_run_adam.*embeddings_and_adjoint_agree\[(mask|random|full)-True\]",
     r"test_run_adam.*torchs_own_steps\[.*-None\]",
     r"test_run_adam.*through_the_scaled_steps\[(learned|random)-None\]",
-    r"test_segments.*(sgd|nesterov|adamw, diagonal)-3-True\]",
+    r"test_segments.*(sgd|nesterov|momentum|adamw, diagonal|adamw, learned)-3-True\]",
     r"test_segments.*workers_and_their_number",
     r"test_plan\.py.*(chosen_in_the_trial\[gpt\]|to_a_rank_that_the_warm_up_chooses|propagator\[adamw\]|as_planned\[gpt with checkpoints\])",
     r"test_plan\.py.*condensed_store_is_as_large_as_planned",
     r"test_plan\.py.*alternatives_cost_what_they_cost_when_recorded\[gpt with a diagonal\]",
     r"test_compile.*rows_of_a_compiled_model\[(whole-eager|method-aot_eager)\]",
     r"test_huggingface.*as_if_undisturbed\[6-2-full\]",
+<<<<<<< HEAD
     r"test_reverse.*differences_of_the_replay\[(sgd|decay|momentum|nesterov|adam)-None\]",
     r"test_reverse.*each_missing_path\[sgd-0.15",
+=======
+    r"test_unroll.*differences_of_the_replay\[((sgd|decay|momentum|nesterov|adam)-None|(sgd|decay)-0.15)\]",
+    r"test_unroll.*each_missing_path\[sgd-0.15",
+    r"test_checkpointing.*-Llama\]",
+    r"test_precision.*loss_scale_and_clipping.*Llama\]",
+    r"test_transformers.*in_adams_coordinates\[(learned|random)-Llama\]",
+>>>>>>> origin/main
     r"test_lora.*start_from_zero_is_recorded\[(random|full)-Llama\]",
-    r"test_browser\.py.*test_axe_finds_nothing_serious\[(digits-dark|text-light)",
+    r"test_browser\.py.*test_axe_finds_nothing_serious\[(digits-dark|text-)",
     r"test_browser\.py.*fits_a_phone_and_a_desktop\[text\]",
+    r"test_report\.py.*slider_works_in_the_file_alone\[text\]",
     r"test_report\.py.*draws_it_and_asks_nobody\[390\]",
 )))  # fmt: skip
 
