@@ -1,6 +1,5 @@
 """`python -m experiments NAME … --json`: the studies by their names, and `bench …`."""
 
-import sys
 
 from backstory.cli.app import guarded
 
@@ -18,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

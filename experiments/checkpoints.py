@@ -98,7 +98,7 @@ def _scores(
                 given = _some(kept, row.checkpoints, row.moments)
                 run = record_checkpoints(recipe(setup, seed), given, path, nearest=row.nearest, **chosen)
             answer = run.query(plan.model, domain_losses, plan.queries["domains"])
-            yield row, torch.stack([answer.of(removal.samples) for removal in gone])
+            yield row, torch.stack([answer.sum_over(removal.samples) for removal in gone])
         say(f"seed {seed}: runs", len(rows), len(rows))
 
 

@@ -35,7 +35,7 @@ from experiments.recorded import recorded
 Matrices = dict[str, Tensor]  # whole or half -> (S, D)
 PAPER: dict[str, Any] = {"subspace": "full", "curvature": "empirical", "optimizer_model": "sgd"}
 THIRDS = 3
-DEFAULT, CONDENSED, IN_RUN = "default", "default-condensed", "tracin-run"
+DEFAULT, COMPRESSED, IN_RUN = "default", "default-compressed", "tracin-run"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Problem:
 
     def of(self, answer: Influence) -> Matrices:
         """Sums over the passages of each group."""
-        return {p: torch.stack([answer.of(self.gone[p][s].samples) for s in self.names]) for p in PARTS}
+        return {p: torch.stack([answer.sum_over(self.gone[p][s].samples) for s in self.names]) for p in PARTS}
 
 
 def trained(setup: DomainSetup, seed: int) -> Problem:
@@ -84,16 +84,16 @@ def thirds(plan: Recipe) -> list[tuple[dict[str, Tensor], float]]:
 
 
 def recorded_rows(problem: Problem) -> dict[str, Matrices]:
-    """The default recording, the same run condensed, and TracIn from its rows."""
+    """The default recording, the same run compressed, and TracIn from its rows."""
     with TemporaryDirectory() as folder:
         plan = recipe(problem.setup, problem.seed)
         run = recorded(plan, Path(folder) / "run", clip_norm=plan.clip_norm)
         ids = [str(name) for names, _ in plan.batches for name in names]
         run.describe(ids, source=[source_of(name) for name in ids])
-        run.condense(Path(folder) / "condensed")
+        run.compress(Path(folder) / "compressed")
         found = {
             DEFAULT: by_insight(problem, run, plan.model, DEFAULT),
-            CONDENSED: by_insight(problem, Run(Path(folder) / "condensed"), plan.model, CONDENSED),
+            COMPRESSED: by_insight(problem, Run(Path(folder) / "compressed"), plan.model, COMPRESSED),
         }
         return {**found, IN_RUN: problem.of(tracin_run(run, plan.model, domain_losses, problem.queries))}
 
@@ -125,7 +125,7 @@ def tracin_row(problem: Problem) -> Matrices:
     answer = tracin(
         replace(plan, batches=batches, loss=group_loss), problem.queries, problem.thirds, loss=domain_losses
     )
-    return {p: torch.stack([answer.of([f"{p}/{s}"]) for s in problem.names]) for p in PARTS}
+    return {p: torch.stack([answer.sum_over([f"{p}/{s}"]) for s in problem.names]) for p in PARTS}
 
 
 def group_loss(model: nn.Module, groups: Tensor) -> Tensor:

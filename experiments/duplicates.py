@@ -139,7 +139,7 @@ def _ids(chosen: Sequence[int]) -> list[int]:
 
 
 def _of(answer: Influence, ids: Sequence[int]) -> Tensor:
-    return torch.stack([answer.of([i]).mean() for i in ids])
+    return torch.stack([answer.sum_over([i]).mean() for i in ids])
 
 
 def _pair(values: Tensor) -> Pair:

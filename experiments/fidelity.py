@@ -158,7 +158,7 @@ def one_seed(setup: Setup, seed: int, count: int, chosen: Sequence[Method], cach
         cache=cache, dtype=torch.float64,
     )[:, 0]  # fmt: skip
     exact = unroll(make, QUERY, cache=cache, progress=lambda done, total: say(f"seed {seed}: unroll", done, total))
-    of = [exact.of(r.samples, steps=r.steps)[0] for r in (*single, *every)]
+    of = [exact.sum_over(r.samples, steps=r.steps)[0] for r in (*single, *every)]
     out = Seed(_halves(found, count), _halves(torch.stack(of), count))
     with tempfile.TemporaryDirectory() as folder:
         problem = Problem(setup, seed, replayed(make()), [int(r.samples[0]) for r in single], Path(folder))

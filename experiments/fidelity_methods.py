@@ -54,7 +54,7 @@ def recorded(problem: Problem, subspace: str, rank: int, curvature: str, kind: s
     answer = run.query(model, mean_loss, problem.queries, joint=kind != "per layer")
     single, every = _of_answer(problem, answer)
     if kind == "corrected":
-        every = run.removal(problem.samples, model, mean_loss, problem.queries).corrected[0]
+        every = run.predict_removal(problem.samples, model, mean_loss, problem.queries).corrected[0]
     return Scores(single, every, store_bytes=run.store.n_rows() * run.store.bytes_per_row, earlier=earlier)
 
 
@@ -151,10 +151,10 @@ def _of_occurrences(problem: Problem, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_answer(problem: Problem, answer: Influence) -> tuple[Tensor, Tensor]:
-    single = [answer.of([s], steps=problem.last).mean() for s in problem.samples]
-    return torch.stack(single), torch.stack([answer.of([s]).mean() for s in problem.samples])
+    single = [answer.sum_over([s], steps=problem.last).mean() for s in problem.samples]
+    return torch.stack(single), torch.stack([answer.sum_over([s]).mean() for s in problem.samples])
 
 
 def _timeless(problem: Problem, answer: Influence) -> Scores:
-    found = torch.stack([answer.of([s]).mean() for s in problem.samples])
+    found = torch.stack([answer.sum_over([s]).mean() for s in problem.samples])
     return Scores(found, found)

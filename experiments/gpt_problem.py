@@ -51,7 +51,7 @@ class Problem:
 
     def of(self, answer: Influence) -> Tensor:
         """The scores of the removals, (n, queries)."""
-        return torch.stack([answer.of([s]) for s in self.samples])
+        return torch.stack([answer.sum_over([s]) for s in self.samples])
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,11 @@ def _full_rows() -> list[Method]:
         row("full-empirical-implicit", FULL, gamma=None),
         row("full-empirical/6", six),
         row("full-empirical/6-expanding", six, gamma="expanding"),
-        condensed_row("full-empirical/6-condensed", six),
+        compressed_row("full-empirical/6-compressed", six),
         row("full-empirical/12", {**FULL, "curvature": "empirical/12"}),
         row("full-sampled-1/6", sampled),
         row("full-sampled-1/6-expanding", sampled, gamma="expanding"),
-        condensed_row("full-sampled-1/6-condensed", sampled),
+        compressed_row("full-sampled-1/6-compressed", sampled),
     ]
 
 
@@ -69,7 +69,7 @@ def _learned_rows() -> list[Method]:
             found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), joint=False))
     for curvature in ("sampled:1", "sampled:4", "sampled:1/6"):
         found.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
-    return [*found, condensed_row("learned-16-sampled-1/6-condensed", learned("sampled:1/6"))]
+    return [*found, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
 
 
 def _other_rows() -> list[Method]:
@@ -85,8 +85,8 @@ def _other_rows() -> list[Method]:
         row("learned-16-empirical/6-int8", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         Method("default", lambda p, made: asked(p, made), {}, default=True),
-        condensed_row("default-condensed", {}),
-        condensed_row("int8-condensed", six(encoding="int8")),
+        compressed_row("default-compressed", {}),
+        compressed_row("int8-compressed", six(encoding="int8")),
     ]
 
 
@@ -108,17 +108,17 @@ def row(name: str, settings: Settings, *, gamma: Asked = "auto", joint: bool = T
     return Method(name, lambda p, made: asked(p, made, gamma=gamma, joint=joint), settings)
 
 
-def condensed_row(name: str, settings: Settings) -> Method:
-    """A row that records with these settings and asks the run after `condense`."""
-    return Method(name, condensed, settings)
+def compressed_row(name: str, settings: Settings) -> Method:
+    """A row that records with these settings and asks the run after `compress`."""
+    return Method(name, compressed, settings)
 
 
-def condensed(problem: Problem, made: Recording | None) -> Scores:
-    """Ask a recorded run after `condense`; the seconds are of both."""
+def compressed(problem: Problem, made: Recording | None) -> Scores:
+    """Ask a recorded run after `compress`; the seconds are of both."""
     assert made is not None
     with tempfile.TemporaryDirectory() as folder:
         began, path = time.perf_counter(), Path(folder) / "run"
-        made.run.condense(path)
+        made.run.compress(path)
         seconds = time.perf_counter() - began
         found = asked(problem, replace(made, run=Run(path)))
         return replace(found, seconds=found.seconds + seconds)
@@ -145,7 +145,7 @@ def described(run: Run, *, gamma: Asked = "auto", joint: bool = True) -> dict[st
     where = "full" if settings["subspace"] == "full" else f"{settings['subspace']} {rank}×{rank}"
     extras = [
         *([] if joint else ["per layer"]),
-        *(["condensed"] if "condensed" in run.config else []),
+        *(["compressed"] if "compressed" in run.config else []),
         *([] if settings["encoding"] == "float16" else [settings["encoding"]]),
         *([f"{settings['warmup_steps']} steps"] if settings["subspace"] == "learned" else []),
     ]

@@ -59,14 +59,14 @@ def all_scores(problem: Planted, tell: Callable[[int, int], None]) -> tuple[list
 
 
 def by_recording(problem: Planted) -> Found:
-    """The default recording, the same run condensed where that can be done, and a finer curvature where one is asked for."""
+    """The default recording, the same run compressed where that can be done, and a finer curvature where one is asked for."""
     with TemporaryDirectory() as folder:
         plan, out = problem.make(), Found()
         run = recorded(plan, Path(folder) / "run", clip_norm=plan.clip_norm)
         out["default"] = _asked(problem, run, plan.model)
         if run.store.curvature_rows:
-            run.condense(Path(folder) / "condensed")
-            out["default-condensed"] = _asked(problem, Run(Path(folder) / "condensed"), plan.model)
+            run.compress(Path(folder) / "compressed")
+            out["default-compressed"] = _asked(problem, Run(Path(folder) / "compressed"), plan.model)
         if problem.finer is not None:
             again = problem.make()
             run = recorded(again, Path(folder) / "finer", clip_norm=plan.clip_norm, curvature=problem.finer)

@@ -1,6 +1,5 @@
 """Documentation that is executed or compared, so that it stays true. UPDATE_DOCS=1 rewrites what is generated."""
 
-import ast
 import os
 import re
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> d
                 about = {"workload": work.words, "configuration": name}
                 rows.append({**about, **_line(work, times), **sizes(run.path)})
                 if joint:
-                    approximate.append({**about, **run.index(at=run.n_steps).as_dict()})
+                    approximate.append({**about, **run.build_index(at=run.n_steps).as_dict()})
     return {"threads": torch.get_num_threads(), "rows": rows, "approximate": approximate}
 
 

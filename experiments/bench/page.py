@@ -14,7 +14,7 @@ RECORD: Columns = (
     ("workload", "workload"), ("configuration", "configuration"), ("settings", "settings"), ("rows", "rows each"), ("dims", "dims"),
     ("ratio", "ratio"), ("cpu_ratio", "CPU ratio"), ("one_off_s", "learning, s"), ("steps", "N"),
     ("run_ratio", "ratio of N steps"), ("run_cpu_ratio", "its CPU ratio"), ("plain_ms_per_step", "plain, ms a step"),
-    ("bytes_per_occurrence", "bytes per occurrence"), ("condense_s", "condensing, s"), ("embedding_s", "embedding, s"),
+    ("bytes_per_occurrence", "bytes per occurrence"), ("compress_s", "compressing, s"), ("embedding_s", "embedding, s"),
     ("embedded", "of occurrences"), ("jointly", "jointly"), ("fidelity", "fidelity, GPT study"),
 )  # fmt: skip
 PLANS: Columns = (

@@ -40,15 +40,15 @@ STUDIED = {  # the configuration's line in `python -m experiments gpt`
     "default": "default",
     "sampled:1/6": "learned-16-sampled-1/6",
     "int8": "learned-16-empirical/6-int8",
-    "default, condensed": "default-condensed",
-    "int8, condensed": "int8-condensed",
-    "sampled:1/6, condensed": "learned-16-sampled-1/6-condensed",
+    "default, compressed": "default-compressed",
+    "int8, compressed": "int8-compressed",
+    "sampled:1/6, compressed": "learned-16-sampled-1/6-compressed",
 }
-CONDENSED = (
+COMPRESSED = (
     "default",
     "sampled:1/6",
     "int8",
-)  # configurations that are condensed afterwards, where they have curvature rows
+)  # configurations that are compressed afterwards, where they have curvature rows
 EMBEDDED = 1024  # occurrences whose embedding is timed, at most
 
 
@@ -104,16 +104,16 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
         for name, path in paths.items():
             seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
             lines.append({**seen, "configuration": name, **sizes(path), **embedding(path)})
-            if name in CONDENSED and Run(path).store.curvature_rows:
-                lines.append({**seen, "configuration": f"{name}, condensed", **condensed(path)})
+            if name in COMPRESSED and Run(path).store.curvature_rows:
+                lines.append({**seen, "configuration": f"{name}, compressed", **compressed(path)})
         return lines
 
 
-def condensed(path: Path) -> dict[str, Any]:
-    """What `condense` makes of a run: its seconds, and the sizes and the embedding of what it writes."""
-    small = path.with_name(f"{path.name}-condensed")
-    took = timed(lambda: Run(path).condense(small))
-    return {"condense_s": took.wall, **sizes(small), **embedding(small)}
+def compressed(path: Path) -> dict[str, Any]:
+    """What `compress` makes of a run: its seconds, and the sizes and the embedding of what it writes."""
+    small = path.with_name(f"{path.name}-compressed")
+    took = timed(lambda: Run(path).compress(small))
+    return {"compress_s": took.wall, **sizes(small), **embedding(small)}
 
 
 def embedding(path: Path) -> dict[str, Any]:

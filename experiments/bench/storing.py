@@ -22,8 +22,8 @@ STORES: dict[str, Settings] = {
     "sampled:1/6": {"curvature": "sampled:1/6"},
     "sampled:1/6, int8": {"curvature": "sampled:1/6", "encoding": "int8"},
 }
-CONDENSED: dict[str, Settings] = {"default, condensed": {}, "int8, condensed": {"encoding": "int8"}}
-STRETCH = 2048  # occurrences of a run that is condensed: one stretch, as `condense` chooses them
+COMPRESSED: dict[str, Settings] = {"default, compressed": {}, "int8, compressed": {"encoding": "int8"}}
+WINDOW = 2048  # occurrences of a run that is compressed: one window, as `compress` chooses them
 LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its subspace was learned
 STEPS = LEARNED_FROM + 4
 
@@ -32,9 +32,9 @@ def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]
     """One line for each configuration of B, and for the reference of each curvature setting."""
     work, lines = SCALES[scale]["B"], []
     references: dict[str, float] = {}
-    for name, settings in {**STORES, **CONDENSED}.items():
+    for name, settings in {**STORES, **COMPRESSED}.items():
         say(f"store: B, {name}")
-        line = {"configuration": name, **_recorded(work.name, scale, settings, condense=name in CONDENSED)}
+        line = {"configuration": name, **_recorded(work.name, scale, settings, compress=name in COMPRESSED)}
         curvature = line["curvature"]
         if curvature not in references:
             found = _recorded(work.name, scale, {**REFERENCE, "curvature": curvature})
@@ -44,12 +44,12 @@ def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]
     return lines
 
 
-def _recorded(workload: str, scale: str, settings: Settings, *, condense: bool = False) -> dict[str, Any]:
+def _recorded(workload: str, scale: str, settings: Settings, *, compress: bool = False) -> dict[str, Any]:
     work = SCALES[scale][workload]
-    steps = STRETCH // work.batch if condense and scale == "full" else STEPS
+    steps = WINDOW // work.batch if compress and scale == "full" else STEPS
     with tempfile.TemporaryDirectory() as folder:
         path, small = Path(folder) / "run", Path(folder) / "small"
         run, _ = recorded_run(work, path, {**settings, "warmup_steps": LEARNED_FROM}, steps)
-        if condense:
-            run.condense(small)
-        return sizes(small if condense else path)
+        if compress:
+            run.compress(small)
+        return sizes(small if compress else path)

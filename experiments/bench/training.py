@@ -97,7 +97,7 @@ def sizes(path: Path) -> dict[str, Any]:
     rows, chosen = run.store.n_rows(), run.config["settings"]
     return {
         "settings": f"{chosen['subspace']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}"
-        + (", condensed" if "condensed" in run.config else ""),
+        + (", compressed" if "compressed" in run.config else ""),
         "occurrences": rows,
         "bytes_per_occurrence": tables / rows,
         "other_bytes": _size(path) - tables,

@@ -124,7 +124,7 @@ def test_projected_is_the_dense_inverse_of_projected_rows() -> None:
     expected = PV @ torch.linalg.inv(PG.T @ PG / N + 1e-3 * eye) @ PG.T / N
     found = influence_function(recipe(), queries(), rank=2, seed=3)
     assert_close(by_id(found), expected, 1e-6)
-    assert found.how == "influence function (LoGRA)"
+    assert found.method == "influence function (LoGRA)"
 
 
 def test_batch_size_and_order_do_not_matter() -> None:

@@ -61,7 +61,7 @@ def test_a_sample_without_gradient_has_cosine_0() -> None:
 def test_answers_say_what_they_are() -> None:
     answer = gradient_dot(recipe(names=lambda i: f"s{i}"), queries())
     text = repr(answer)
-    assert answer.how == "gradient dot product"
+    assert answer.method == "gradient dot product"
     assert "rank only" in text
     assert "the sample helped" in answer.notes[0]
     assert answer.at == 10

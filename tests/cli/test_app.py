@@ -98,7 +98,7 @@ def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) 
     report = last_json(call("embed", run, "--json"))
     assert report["occurrences"] == backstory.open(run).store.n_rows()
     out = last_json(call("query", run, "--set", "few", "--trust-recipe", "--json"))
-    assert out["how"] == "embeddings"
+    assert out["method"] == "embeddings"
     literal = last_json(call("embed", run, "--literal", "--per-layer", "--json"))
     assert literal["form"] == "literal"
     assert not literal["joint"]

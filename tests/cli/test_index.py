@@ -32,5 +32,5 @@ def test_it_says_what_it_finds_and_is_used(tmp_path: Path) -> None:
     v = run.store.read(0, 1).rows
     assert v is not None
     assert "found by an approximate index" in str(
-        backstory.open(tmp_path / "run").query_vectors(v, keep=3, method="index").notes
+        backstory.open(tmp_path / "run").query_gradients(v, keep=3, method="index").notes
     )

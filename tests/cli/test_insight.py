@@ -99,7 +99,7 @@ def test_saturation_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path:
     found = told("saturation", run, "--queries", "few", "--sample", str(sample), "--plot", tmp_path / "page.html")
     left = found["just_after"] + found["momentum"] - found["erased"] - found["decay"]
     assert left == pytest.approx(found["influence"], rel=1e-9)
-    expected = opened.query(model, loss, opened.queries("few")).of([sample]).mean()
+    expected = opened.query(model, loss, opened.queries("few")).sum_over([sample]).mean()
     assert found["influence"] == pytest.approx(float(expected), rel=1e-3)
     assert (tmp_path / "page.html").exists()
     other = opened.store.read(100, 101, rows=False, samples=True)

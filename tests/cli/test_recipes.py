@@ -53,7 +53,7 @@ ASKING = (
     ["harmful", "RUN", "--queries", "test"],
     ["report", "RUN", "-o", "report.html"],
 )
-REFUSED = {"condense", *(words[0] for words in ASKING)}  # without a recipe; and the run has nothing to condense
+REFUSED = {"compress", *(words[0] for words in ASKING)}  # without a recipe; and the run has nothing to compress
 
 
 def every_command(group: Any, before: tuple[str, ...] = ()) -> list[list[str]]:
@@ -66,7 +66,7 @@ def plain(run: Path, out: Path) -> list[list[str]]:
     free = (
         ["inspect", "RUN", "--verify"],
         ["embed", "RUN"],
-        ["condense", "RUN", str(out / f"{run.name}-condensed")],
+        ["compress", "RUN", str(out / f"{run.name}-compressed")],
         ["export", "RUN", "--out", str(out / run.name)],
         ["erase", "RUN", "3", "--yes"],
     )

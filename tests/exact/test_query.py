@@ -19,7 +19,7 @@ def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
     found = query(run, examples.NAME, batch)
     expected = unroll(examples.NAME, "q", args=run.config["recipe_args"])
     assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
-    assert found.how == "exact unrolling"
+    assert found.method == "exact unrolling"
     assert "the replay reproduces the run" in found.notes[0]
     assert [h.sample for h in found.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
 

@@ -34,7 +34,7 @@ def test_equals_differences_of_the_replay(kind: str, clip: float | None) -> None
     fresh = partial(examples.make, kind, clip, schedule=True)
     found = unroll(fresh, "q")
     assert_close(found.scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
-    assert found.how == "exact unrolling"
+    assert found.method == "exact unrolling"
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -87,7 +87,7 @@ def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
     up, down = (
         tsloo(language, [Removal((s,), share=k * h) for s in range(16)], "q", vectorised=vectorised) for k in (1, -1)
     )
-    predicted = torch.stack([answer.of([s]) for s in range(16)])
+    predicted = torch.stack([answer.sum_over([s]) for s in range(16)])
     assert_close(predicted, (up - down) / (2 * h), rtol=1e-5, causes=CAUSES)
 
 
@@ -163,7 +163,7 @@ def test_small_removals_agree_and_large_ones_nearly() -> None:
     fresh = partial(examples.make, "momentum")
     answer = unroll(fresh, "q")
     removals = [Removal((s,), share=1e-5) for s in range(12)]
-    predicted = torch.stack([answer.of(r.samples) for r in removals])
+    predicted = torch.stack([answer.sum_over(r.samples) for r in removals])
     torch.testing.assert_close(tsloo(fresh, removals, "q") / 1e-5, predicted, rtol=1e-3, atol=1e-5)
     whole = tsloo(fresh, [Removal((s,)) for s in range(12)], "q")
     assert float((whole.sign() == predicted.sign()).double().mean()) > 0.8, "the sign: positive is helpful"

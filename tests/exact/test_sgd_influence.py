@@ -16,7 +16,7 @@ from backstory.exact.sgd_influence import sgd_influence
 def test_equals_exact_unrolling_and_differences(kind: str, tmp_path: Path) -> None:
     fresh = partial(examples.make, kind, schedule=True, dropout=0.2)
     found = sgd_influence(fresh, "q", cache=tmp_path)
-    assert found.how == "SGD-influence"
+    assert found.method == "SGD-influence"
     assert_same(found.scores, unroll(fresh, "q", cache=tmp_path).scores, 3 * examples.TERMS, size=1.0)
     assert_close(found.scores, examples.differences(fresh), rtol=1e-6)
     assert_same(found.scores, sgd_influence(fresh, "q", cache=tmp_path).scores, 3 * examples.TERMS, size=1.0)

@@ -80,7 +80,7 @@ def occurrences() -> list[tuple[int, int]]:
 
 
 def of(answer: Influence, found: TokenInfluence) -> Tensor:
-    return answer.of([found.sample], steps=[found.step])
+    return answer.sum_over([found.sample], steps=[found.step])
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

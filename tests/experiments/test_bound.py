@@ -44,7 +44,7 @@ def test_retraining_and_unrolling_agree_with_the_truth(found: dict[str, Any]) ->
     answer = unroll(make, QUERY)
     for row, removed, expected in zip(found["rows"], gone, truth, strict=True):
         assert row["truth"] == pytest.approx(float(expected), rel=1e-8)
-        exact = float(answer.of(removed.samples, steps=removed.steps)[0])
+        exact = float(answer.sum_over(removed.samples, steps=removed.steps)[0])
         assert row["hessian"]["influence"] == pytest.approx(exact, rel=1e-7)
 
 

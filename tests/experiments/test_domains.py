@@ -96,7 +96,7 @@ def test_study_says_what_it_compares_and_survives_json(monkeypatch: pytest.Monke
     assert found["failed"] == ["paper: the propagator overflowed"]
     assert said[-1] == ("seed 0: methods", 4, 4)
     rows = {row["method"]: row for row in found["rows"]}
-    assert list(rows) == ["default", "default-condensed", "tracin-run", "tracin", "influence-0.001", "influence-best"]
+    assert list(rows) == ["default", "default-compressed", "tracin-run", "tracin", "influence-0.001", "influence-best"]
     for part in ("whole", "half"):
         assert rows["influence-best"][part]["all"]["mean"] >= rows["influence-0.001"][part]["all"]["mean"]
         less = rows["default"][part]["minus_tracin"]["all"]

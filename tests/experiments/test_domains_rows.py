@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.domains_rows import (
-    CONDENSED,
+    COMPRESSED,
     DEFAULT,
     IN_RUN,
     Problem,
@@ -95,8 +95,8 @@ def test_what_insight_says_is_the_sum_over_the_passages_in_the_order_of_the_doma
 
 def test_recorded_rows_and_others_are_matrices_of_both_parts(problem: Problem) -> None:
     rows = {**recorded_rows(problem), **influence_rows(problem), "paper": paper_row(problem)}
-    assert set(problem.said) == {DEFAULT, CONDENSED}
-    assert {DEFAULT, CONDENSED, IN_RUN, "influence-0.001", "influence-1000"} < set(rows)
+    assert set(problem.said) == {DEFAULT, COMPRESSED}
+    assert {DEFAULT, COMPRESSED, IN_RUN, "influence-0.001", "influence-1000"} < set(rows)
     for matrices in rows.values():
         assert [tuple(matrices[p].shape) for p in PARTS] == [(3, 3), (3, 3)]
         assert all(bool(matrices[p].isfinite().all()) and float(matrices[p].abs().max()) > 0 for p in PARTS)

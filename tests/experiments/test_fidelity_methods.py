@@ -76,14 +76,14 @@ def test_the_correction_equals_that_of_a_recording_with_full_rank(tmp_path: Path
 def test_no_propagation_is_tracin_in_the_run(problem: Problem) -> None:
     run, model, _ = _recorded_run(problem, "random", 64, "empirical", 4)
     answer = tracin_run(run, model, mean_loss, problem.queries)
-    expected = torch.stack([answer.of([s])[0] for s in problem.samples])
+    expected = torch.stack([answer.sum_over([s])[0] for s in problem.samples])
     assert close(no_propagation(problem).all, expected, 2e-3)
 
 
 def test_single_is_the_last_epochs_part_of_all(problem: Problem) -> None:
     answer = unroll(lambda: recipe(TINY, 0), QuerySet("test", mean=True))
     found = full(problem, "exact", "literal")
-    expected = torch.stack([answer.of([s], steps=problem.last)[0] for s in problem.samples])
+    expected = torch.stack([answer.sum_over([s], steps=problem.last)[0] for s in problem.samples])
     assert close(found.single, expected, 0.1), "near the ceiling on a run of 12 steps"
     assert not close(found.single, found.all, 0.2)
 

@@ -78,7 +78,7 @@ def test_the_default_row_equals_a_plain_recording(problem: Problem, tmp_path: Pa
             with rec.step(ids, tokens=counts(tokens)):
                 take_step(plan, t)
     answer = backstory.open(tmp_path / "run").query(plan.model, domain_losses, plan.queries["domains"])
-    expected = torch.stack([answer.of([s]) for s in problem.samples])
+    expected = torch.stack([answer.sum_over([s]) for s in problem.samples])
     # Rows are rounded to float16; where the trainings' own rounding tips one over, it moves by one unit of float16.
     assert_same(scores("default", problem).values, expected, 1, dtype=torch.float16)
 

@@ -49,7 +49,7 @@ def test_the_first_gap_is_truth_against_unrolling(found: dict[str, Any]) -> None
     single, _ = removals(setup, 1, 3)
     truth = tsloo(lambda: recipe(setup, 1), single, QUERY, dtype=torch.float64)
     answer = unroll(lambda: recipe(setup, 1), QUERY)
-    unrolled = torch.stack([answer.of(r.samples, steps=r.steps) for r in single])
+    unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in single])
     row = next(r for r in found["rows"] if (r["activation"], r["kind"]) == ("gelu", "single"))
     assert row["gaps_seeds"][1][0] == pytest.approx(float((truth - unrolled).norm() / truth.norm()), rel=1e-6)
 

@@ -115,12 +115,12 @@ def test_the_most_suspect_are_the_most_harmful_of_insight(problem: Planted, tmp_
     )  # rows in float16: nearly equal ones may swap
 
 
-def test_text_has_a_condensed_run_too_and_images_have_none(said: tuple[list[str], Found]) -> None:
-    assert "default-condensed" not in said[1]
+def test_text_has_a_compressed_run_too_and_images_have_none(said: tuple[list[str], Found]) -> None:
+    assert "default-compressed" not in said[1]
     assert not torch.equal(said[1]["curvature-sampled:4"][""].scores, said[1]["default"][""].scores)
     found = by_recording(planted(TINY, "uniform", 0, 0.1))
-    assert set(found) == {"default", "default-condensed"}
-    assert len(found["default-condensed"][""].scores) == 48
+    assert set(found) == {"default", "default-compressed"}
+    assert len(found["default-compressed"][""].scores) == 48
 
 
 def test_small_damping_makes_every_sample_explain_itself() -> None:

@@ -24,7 +24,7 @@ def test_means_are_those_of_the_samples_used_so_far(plain: Small) -> None:
         answer = plain.run.query(model, loss, plain.queries, at, method="adjoint")
         for i, ids in enumerate(groups.values()):
             seen = [x for x in ids if any(x in ids_of(t) for t in range(at))]
-            assert found.mean[i, j] == pytest.approx(float(answer.of(seen).mean()) / len(seen), rel=1e-9)
+            assert found.mean[i, j] == pytest.approx(float(answer.sum_over(seen).mean()) / len(seen), rel=1e-9)
             assert found.samples[i, j] == len(seen)
 
 
@@ -43,8 +43,8 @@ def test_segments_give_the_same_and_the_model_keeps_its_weights(tmp_path: Path) 
     swept = evolution(made.run, made.model, loss, made.queries)
     made.run.embed(segments=3, dtype=torch.float64, encoding="float64")
     stored = evolution(made.run, made.model, loss, made.queries)
-    assert set(swept.how) == {"adjoint"}
-    assert set(stored.how) == {"segments"}
+    assert set(swept.method) == {"adjoint"}
+    assert set(stored.method) == {"segments"}
     np.testing.assert_allclose(stored.mean, swept.mean, rtol=1e-8, atol=1e-12)
     assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
 

@@ -30,7 +30,7 @@ def test_terms_add_up_in_every_run(name: str, gamma: Asked, tmp_path: Path) -> N
     sample = ids_of(1)[0]
     for step in (None, 1):
         found = saturation(made.run, made.model, loss, made.queries, sample, gamma=gamma, step=step)
-        expected = answer.of([sample], steps=None if step is None else [step]).mean()
+        expected = answer.sum_over([sample], steps=None if step is None else [step]).mean()
         check(found, float(expected))
         assert found.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
     assert (found.momentum != 0) == (name not in ("sgd", "sgd, exact curvature"))
@@ -45,7 +45,7 @@ def test_terms_add_up_with_independent_parameters_and_at_a_checkpoint(name: str,
     made.run.load_weights(made.model, 8)
     answer = made.run.query(made.model, loss, made.queries, 8, joint=False, method="adjoint")
     found = saturation(made.run, made.model, loss, made.queries, 4, 8, joint=False)
-    check(found, float(answer.of([4]).mean()))
+    check(found, float(answer.sum_over([4]).mean()))
     together = saturation(made.run, made.model, loss, made.queries, 4, 8)
     assert abs(together.erased - found.erased) > 1e-6 * abs(found.erased), "layers were taken together"
     assert len(found.by_step) == 8

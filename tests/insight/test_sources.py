@@ -31,7 +31,9 @@ def test_values_are_sums_of_influence(plain: Small) -> None:
         ids = [k for k in range(9) if SOURCES[k % 3] == name]
         for j, domain in enumerate(found.domains):
             cell = found.cells[i][j]
-            assert found.matrix[i, j] == cell.value == pytest.approx(float(answers[domain].of(ids).mean()), rel=1e-9)
+            assert (
+                found.matrix[i, j] == cell.value == pytest.approx(float(answers[domain].sum_over(ids).mean()), rel=1e-9)
+            )
             assert (cell.source, cell.domain, cell.samples, cell.queries) == (name, domain, 3, (3, 1)[j])
             assert cell.per_sample == cell.value / 3
             assert cell.low < cell.high

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import backstory
-from backstory.integrations.huggingface import Record
+from backstory.integrations.huggingface import BackstoryCallback
 
 VOCABULARY, SAMPLES, SIZE, EPOCHS, MAX_NORM = 23, 22, 3, 2, 0.5
 TERMS = VOCABULARY + 3 * SIZE * 8  # of a step: transformers sums over words, and tokens of up to 9 texts, in float32
@@ -87,7 +87,7 @@ def trainer(
     """A Trainer that records into `run`."""
     model = make() if model is None else model
     settings = {"loss_reduction": "token-mean", **FULL, **(record or {})}
-    recording = None if run is None else Record(run, **settings)
+    recording = None if run is None else BackstoryCallback(run, **settings)
     made = kind(
         model,
         arguments(folder, **more),

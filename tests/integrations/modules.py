@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
 import backstory
-from backstory.integrations.lightning import Record
+from backstory.integrations.lightning import BackstoryCallback
 
 SAMPLES, SIZE, EPOCHS, MAX_NORM = 22, 3, 3, 0.5
 FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
@@ -82,7 +82,7 @@ def trainer(
     folder: Path, run: Path | None, *, record: dict[str, Any] | None = None, callbacks: Sequence[Any] = (), **more: Any
 ) -> Trainer:
     """A Trainer that records into `run`."""
-    recording = [] if run is None else [Record(run, **{"loss_reduction": "mean", **FULL, **(record or {})})]
+    recording = [] if run is None else [BackstoryCallback(run, **{"loss_reduction": "mean", **FULL, **(record or {})})]
     chosen = {
         "max_epochs": EPOCHS, "gradient_clip_val": MAX_NORM, "accelerator": "cpu", "devices": 1, "logger": False,
         "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,

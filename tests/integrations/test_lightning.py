@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import backstory
 from backstory.errors import StoreError, UnsupportedError, UsageError
-from backstory.integrations.lightning import Record
+from backstory.integrations.lightning import BackstoryCallback
 from backstory.store import RunStore
 
 pytestmark = [
@@ -150,7 +150,7 @@ def test_token_means_take_a_function_of_the_batch(tmp_path: Path) -> None:
     sums = [counted[i : i + SIZE].sum() for i in range(0, SAMPLES, SIZE) for _ in range(min(SIZE, SAMPLES - i))]
     assert found.weight.tolist() == pytest.approx([1 / (2 * float(s)) for s in sums])
     with pytest.raises(UsageError, match="needs tokens=, a function of the batch"):
-        Record(tmp_path / "other", loss_reduction="token-mean")
+        BackstoryCallback(tmp_path / "other", loss_reduction="token-mean")
 
 
 def test_half_precision_is_autocast(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_half_precision_is_autocast(tmp_path: Path) -> None:
 
 
 def test_outputs_for_sampled_curvature_are_given_in_the_training_step(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", loss_reduction="mean", curvature="sampled:2", **FULL)
+    record = BackstoryCallback(tmp_path / "run", loss_reduction="mean", curvature="sampled:2", **FULL)
 
     class Gives(Net):
         def training_step(self, batch: Item, batch_idx: int) -> Tensor:
@@ -377,4 +377,4 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         world_size = 2
 
     with pytest.raises(UnsupportedError, match=r"2 processes.*devices=1"):
-        Record(tmp_path / "run", loss_reduction="mean").on_fit_start(Two(), Net())
+        BackstoryCallback(tmp_path / "run", loss_reduction="mean").on_fit_start(Two(), Net())

@@ -474,7 +474,7 @@ def test_all_tensors_follow_the_rows_device(curvature: bool) -> None:
 def test_shared_orthogonal_rows_are_a_shorter_way(
     rule: str, momentum: bool, clipped: bool, gamma: Any, between: bool
 ) -> None:
-    """Two stretches of steps, each with curvature of its own: as if every step had its own rows."""
+    """Two windows of steps, each with curvature of its own: as if every step had its own rows."""
     Q = torch.linalg.qr(torch.randn(P, P, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).Q
     shared = [Q[:4] * torch.tensor([[1.5], [1.0], [0.4], [0.1]], dtype=torch.float64), Q[2:5] * 0.8]
     steps = random_steps(rule, clipped=clipped)

@@ -1,5 +1,7 @@
 """The paper's equations, against an explicit product of steps, and the fast path against them."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tests.support.oracles import algorithm_1, assert_close
@@ -53,7 +55,7 @@ def test_with_weights_of_one_it_is_algorithm_1_line_by_line() -> None:
 @pytest.mark.parametrize("cuts", [[3], [1, 4], [1, 2, 3, 4, 5]], ids=str)
 def test_segments_are_one_sweep(cuts: list[int]) -> None:
     steps, edges = run(), [0, *cuts, len(ROWS)]
-    segments = [embed(steps[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    segments = [embed(steps[a:b]) for a, b in pairwise(edges)]
     assert_close(torch.cat(stitch(segments)), torch.cat(embed(steps).E), 1e-12, CAUSES)
 
 

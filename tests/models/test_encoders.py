@@ -30,7 +30,7 @@ from transformers import (
 )
 
 import backstory
-from backstory.integrations.huggingface import Record
+from backstory.integrations.huggingface import BackstoryCallback
 
 WORDS = 23
 SAMPLES = 4
@@ -166,5 +166,7 @@ def test_the_trainer_of_hugging_face_records_bert(tmp_path: Path) -> None:
     settings = TrainingArguments(
         str(tmp_path / "out"), per_device_train_batch_size=2, max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
     )
-    Trainer(model, settings, train_dataset=data, callbacks=[Record(tmp_path / "run", loss_reduction="mean")]).train()
+    Trainer(
+        model, settings, train_dataset=data, callbacks=[BackstoryCallback(tmp_path / "run", loss_reduction="mean")]
+    ).train()
     assert backstory.open(tmp_path / "run").n_steps == 2

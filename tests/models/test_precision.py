@@ -165,7 +165,7 @@ def test_a_question_inside_autocast_is_rounded_in_its_forward_pass_alone(tmp_pat
         adjoint = run.query(model, loss, x, method="adjoint").scores
         run.embed()
         both = run.query(model, loss, x, method="embeddings").scores
-        return [adjoint, both, run.removal([0, 3], model, loss, x).corrected]
+        return [adjoint, both, run.predict_removal([0, 3], model, loss, x).corrected]
 
     expected = ask()
     with bfloat16():

@@ -36,7 +36,7 @@ def main(path: Path, what: str, chunk_bytes: int) -> None:
     torch.set_num_threads(1)
     sweep.CHUNK_BYTES = chunk_bytes
     run = backstory.open(path)
-    run.query_vectors(torch.ones(2, WIDTH), at=1)  # what is loaded once, whatever the length
+    run.query_gradients(torch.ones(2, WIDTH), at=1)  # what is loaded once, whatever the length
     before = memory("VmRSS")
     if what == "embed":
         run.embed()

@@ -37,7 +37,7 @@ def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path)
     (plain, one), (small, two) = both(tmp_path, **settings)
     a, b = stored(tmp_path / "plain"), stored(tmp_path / "factored")
     assert_close(b.rows, a.rows, 1e-12)
-    assert (small.config["format"], plain.config["format"]) == (4, 2)
+    assert (small.config["features"], plain.config["features"]) == (["factors"], [])
     assert small.store.dims == plain.store.dims
     assert small.store.bytes_per_row < plain.store.bytes_per_row
     assert_close(asked(small, two, "adjoint"), asked(plain, one, "adjoint"), 1e-6)
@@ -68,7 +68,7 @@ def test_groups_of_one_position_each_are_kept_as_factors_and_their_sum_is_not(tm
             optimizer.zero_grad()
     small = backstory.open(tmp_path / "run")
     assert small.store.blocks == [(5, 4), 5]
-    small.condense(tmp_path / "small")
+    small.compress(tmp_path / "small")
     a, b = (backstory.open(tmp_path / name).store.read(0, 6).rows for name in ("run", "small"))
     assert a is not None
     assert b is not None

@@ -95,7 +95,7 @@ def test_clipping_follows_all_that_was_clipped_and_coverage_what_is_trained(tmp_
     c, rho = 0.05 / (norm + 1e-6), norm / (norm + 1e-6)
     J = c * (torch.eye(len(n)) - rho * torch.outer(n, n) / norm**2)
     v = torch.arange(1.0, len(n) + 1).double()
-    found = run.query_vectors(v[None]).scores
+    found = run.query_gradients(v[None]).scores
     ratio = 0.1 / 3 * (G @ (J @ v)) / found[0]
     assert_close(found, 0.1 / 3 * (G @ (J @ v))[None], 1e-9, f"the ratios are {ratio.tolist()}")
     table = run.store.steps()

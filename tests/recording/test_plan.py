@@ -404,13 +404,13 @@ def test_what_cannot_be_planned(settings: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
-def test_the_condensed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
+def test_the_compressed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
     planned = backstory.plan(gpt, encoding=encoding, **QUICK)
     recorded_bytes(gpt(), tmp_path / "run", encoding=encoding)
-    real = backstory.open(tmp_path / "run").condense(tmp_path / "small").bytes_after
-    assert planned.condensed_bytes == pytest.approx(real, rel=0.1)
-    assert "afterwards, with `backstory condense`" in str(planned)
-    assert backstory.plan(mlp, rank=4, **QUICK).condensed_bytes is None
+    real = backstory.open(tmp_path / "run").compress(tmp_path / "small").bytes_after
+    assert planned.compressed_bytes == pytest.approx(real, rel=0.1)
+    assert "afterwards, with `backstory compress`" in str(planned)
+    assert backstory.plan(mlp, rank=4, **QUICK).compressed_bytes is None
 
 
 def test_a_recipe_is_expected() -> None:

@@ -287,8 +287,8 @@ def test_each_parameter_by_itself_where_they_keep_unequal_numbers(how: str, tmp_
             K = K - E.T @ rows
     if how == "embeddings":
         run.embed(joint=False, gamma=0.0, dtype=torch.float64, encoding="float64")
-    found = run.query_vectors(v, method=how, joint=False, gamma=0.0)
-    assert found.how == how
+    found = run.query_gradients(v, method=how, joint=False, gamma=0.0)
+    assert found.method == how
     assert_close(found.scores, expected, 1e-10)
 
 

@@ -45,19 +45,19 @@ def test_the_mean_of_queries_is_asked_by_name_and_never_taken_silently() -> None
 
 
 def test_groups_are_sums_over_their_samples_and_steps() -> None:
-    assert answer().of([10, 8]).tolist() == [-0.5, 0.0]
-    assert answer().of([10], steps=[1, 2]).tolist() == [-2.0, -1.0]
+    assert answer().sum_over([10, 8]).tolist() == [-0.5, 0.0]
+    assert answer().sum_over([10], steps=[1, 2]).tolist() == [-2.0, -1.0]
     with pytest.raises(UsageError, match=r"1 of the samples never occurred before step 3, e.g. '77'"):
-        answer().of([10, 77])
+        answer().sum_over([10, 77])
 
 
 def test_a_part_of_the_time() -> None:
-    part = answer().during(1, 3)
+    part = answer().between(1, 3)
     assert torch.equal(part.scores, SCORES[:, 2:])
     assert part.top(1, query=0) == [Hit(8, 1, 0.5, 1)]
     assert "steps 1 to 2 only" in part.notes
-    assert answer().during(0, 2).steps.tolist() == [0, 0, 1, 1]
-    assert len(answer().during(7, 9)) == 0
+    assert answer().between(0, 2).steps.tolist() == [0, 0, 1, 1]
+    assert len(answer().between(7, 9)) == 0
 
 
 def test_per_sample_table() -> None:
@@ -67,7 +67,7 @@ def test_per_sample_table() -> None:
 
 
 def test_sources_are_sums_highest_mean_first() -> None:
-    by = answer().by("source")
+    by = answer().group_by("source")
     assert list(by) == ["book", "(not given)", "web"]
     assert {k: v.tolist() for k, v in by.items()} == {
         "book": [-3.0, 6.0],
@@ -76,9 +76,9 @@ def test_sources_are_sums_highest_mean_first() -> None:
     }
     assert sum(v.sum() for v in by.values()) == SCORES.sum()
     with pytest.raises(UsageError, match=r"by\('text'\); expected 'source' or 'label'"):
-        answer().by("text")
+        answer().group_by("text")
     with pytest.raises(UsageError, match="holds no label of its samples"):
-        answer(lookup=None).by("label")
+        answer(lookup=None).group_by("label")
 
 
 def test_pandas() -> None:
@@ -93,7 +93,7 @@ def test_pandas() -> None:
 def test_what_was_not_kept_is_not_summed() -> None:
     kept = answer(complete=False)
     for call in (
-        lambda: kept.of([10]), lambda: kept.during(0, 1), lambda: kept.per_sample(), lambda: kept.by("source"),
+        lambda: kept.sum_over([10]), lambda: kept.between(0, 1), lambda: kept.per_sample(), lambda: kept.group_by("source"),
         lambda: kept.top(1, query="mean", per="occurrence"), lambda: kept.top(1, query=0),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=r"query without keep="):
@@ -121,7 +121,7 @@ def test_text_ids_stay_text() -> None:
 
 
 def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
-    found = answer(id_kind="str", validity={"words": ["sound"]}).during(0, 2)
+    found = answer(id_kind="str", validity={"words": ["sound"]}).between(0, 2)
     assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
     assert {type(h.sample) for h in found.top(3, query=0)} == {str}
     assert found.validity == {"words": ["sound"]}

@@ -1,4 +1,4 @@
-"""Condensed runs: the mean of the curvature by hand, the old answers where nothing is averaged, and what is refused."""
+"""Compressed runs: the mean of the curvature by hand, the old answers where nothing is averaged, and what is refused."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import backstory
 from backstory import insight
 from backstory.errors import StoreError, UsageError
-from backstory.run import compress as condense
+from backstory.run import compress
 from backstory.run.run import Run
 from backstory.run.sweep import forward
-from backstory.run.windows import Condensed, read_stretch
+from backstory.run.windows import Compressed, read_window
 from backstory.store import RunStore
 
 STEPS = 8
@@ -76,65 +76,65 @@ def curvatures(run: Run) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_stretch_for_each_step_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_a_window_for_each_step_changes_nothing(name: str, tmp_path: Path) -> None:
     """In Adam's coordinates ⟨v, ∇L⟩ of a clipped step comes from least squares: to the millionth that is added there."""
     run = recorded(name, tmp_path / "run")
-    run.condense(tmp_path / "small", rank=None, stretches=STEPS)
+    run.compress(tmp_path / "small", rank=None, windows=STEPS)
     small, v = backstory.open(tmp_path / "small"), queries(run)
     for joint in (True, False):
         for gamma in (None, 0.0):
             asked: dict[str, Any] = {"method": "adjoint", "joint": joint, "gamma": gamma}
-            found, expected = small.query_vectors(v, **asked).scores, run.query_vectors(v, **asked).scores
+            found, expected = small.query_gradients(v, **asked).scores, run.query_gradients(v, **asked).scores
             assert_close(found, expected, 1e-5 if "hatted, clipped" in name else 1e-10, f"{joint} {gamma}")
 
 
-def test_a_stretch_is_the_mean_of_its_steps(tmp_path: Path) -> None:
+def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
     run = recorded("adamw, hatted", tmp_path / "run")
-    report = run.condense(tmp_path / "small", rank=None, stretches=3)
+    report = run.compress(tmp_path / "small", rank=None, windows=3)
     store, H = backstory.open(tmp_path / "small").store, curvatures(run)
-    spans = store.config["condensed"]["stretches"]
+    spans = store.config["compressed"]["windows"]
     assert [tuple(s) for s in spans] == [(0, 3), (3, 6), (6, 8)]
-    assert report.stretches == 3
+    assert report.windows == 3
     for lo, hi in spans:
-        V = read_stretch(store, (lo, hi), torch.float64).V
+        V = read_window(store, (lo, hi), torch.float64).V
         assert_close(V.T @ V, torch.stack(H[lo:hi]).mean(0), 1e-9, "weights of the steps, or √ of their number")
     assert report.energy == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    report = run.condense(tmp_path / "small", rank=3, stretches=1)
-    V = read_stretch(backstory.open(tmp_path / "small").store, (0, STEPS), torch.float64).V
+    report = run.compress(tmp_path / "small", rank=3, windows=1)
+    V = read_window(backstory.open(tmp_path / "small").store, (0, STEPS), torch.float64).V
     values = torch.linalg.eigvalsh(torch.stack(curvatures(run)).mean(0)).flip(0)
     assert V.shape[0] == report.rows == 3
     assert float(V.square().sum()) == pytest.approx(float(values[:3].sum()), rel=0.05)  # gathered in several pieces
     assert report.energy == pytest.approx(float(V.square().sum() / values.sum()), rel=1e-9)
-    assert backstory.open(tmp_path / "small").config["condensed"]["energy"] == report.energy
+    assert backstory.open(tmp_path / "small").config["compressed"]["energy"] == report.energy
 
 
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("name", RUNS)
 def test_embeddings_and_segments_equal_the_adjoint(name: str, joint: bool, tmp_path: Path) -> None:
-    recorded(name, tmp_path / "run").condense(tmp_path / "small", rank=5, stretches=2)
+    recorded(name, tmp_path / "run").compress(tmp_path / "small", rank=5, windows=2)
     small = backstory.open(tmp_path / "small")
     v = queries(small)
     for at in (STEPS, 4):
-        expected = small.query_vectors(v, at, method="adjoint", joint=joint).scores
+        expected = small.query_gradients(v, at, method="adjoint", joint=joint).scores
         small.embed(at, joint=joint, **EXACT)
-        found = small.query_vectors(v, at, method="embeddings", joint=joint)
-        assert found.how == "embeddings"
+        found = small.query_gradients(v, at, method="embeddings", joint=joint)
+        assert found.method == "embeddings"
         assert_close(found.scores, expected, 1e-9)
     small.embed(joint=joint, segments=3, **EXACT)
-    again = small.query_vectors(v, 5, joint=joint)
-    assert again.how == "segments"
-    assert_close(again.scores, small.query_vectors(v, 5, method="adjoint", joint=joint).scores, 1e-9)
+    again = small.query_gradients(v, 5, joint=joint)
+    assert again.method == "segments"
+    assert_close(again.scores, small.query_gradients(v, 5, method="adjoint", joint=joint).scores, 1e-9)
 
 
 def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     run = recorded("adamw, hatted", tmp_path / "run")
     run.embed()
     run.embed(segments=2)
-    report = run.condense(tmp_path / "small")
+    report = run.compress(tmp_path / "small")
     small = backstory.open(tmp_path / "small")
     assert small.store.verify() == []
     assert small.store.samples().to_pylist() == run.store.samples().to_pylist()
@@ -149,9 +149,9 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     assert torch.equal(old.rows, new.rows)
     assert small.store.embeddings() == {}, "embeddings belong to the curvature that made them"
     same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
-    assert same.keys() == {"format", "curvature_rows"}
-    assert small.config["format"] == 3
-    assert any("100.0% of the trace is kept" in note for note in small.query_vectors(queries(small)).notes)
+    assert same.keys() == {"features", "curvature_rows"}
+    assert small.config["features"] == ["compressed"]
+    assert any("100.0% of the trace is kept" in note for note in small.query_gradients(queries(small)).notes)
     assert report.path == str(tmp_path / "small")
     assert not (tmp_path / "small.partial").exists()
 
@@ -160,7 +160,7 @@ def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkey
     head = (lambda m: torch.optim.SGD(m.get_submodule("2").parameters(), lr=0.1), {"subspace": "full"}, 0.1)
     monkeypatch.setitem(RUNS, "head", head)
     run = recorded("head", tmp_path / "run")
-    run.condense(tmp_path / "small")
+    run.compress(tmp_path / "small")
     steps = backstory.open(tmp_path / "small").store.steps()
     assert steps.trained.tolist() == [1.0] * STEPS
     assert steps.coverage.tolist() == run.store.steps().coverage.tolist()
@@ -173,7 +173,7 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
     steps = [s for chunk in forward(run.store, STEPS, dtype=torch.float64) for s in chunk.steps]
     assert all(s.clip < 1 for s in steps)
     for step in steps:
-        d = condense.smallest(step)
+        d = compress.smallest(step)
         assert step.dot_g is not None
         assert step.dot_v is not None
         assert step.V is not None
@@ -182,17 +182,17 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
 
 
 def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
-    recorded("adamw, hatted", tmp_path / "run").condense(tmp_path / "small", stretches=2)
-    recorded("adamw, hatted, clipped", tmp_path / "run2").condense(tmp_path / "small2", stretches=2)
+    recorded("adamw, hatted", tmp_path / "run").compress(tmp_path / "small", windows=2)
+    recorded("adamw, hatted, clipped", tmp_path / "run2").compress(tmp_path / "small2", windows=2)
     free, clipped = (backstory.open(tmp_path / name).store for name in ("small", "small2"))
-    assert read_stretch(free, (0, 4), torch.float64).d is None
-    d = read_stretch(clipped, (0, 4), torch.float64).d
+    assert read_window(free, (0, 4), torch.float64).d is None
+    d = read_window(clipped, (0, 4), torch.float64).d
     assert d is not None
     assert len(d) == 4
 
 
 def test_a_missing_file_is_damage(tmp_path: Path) -> None:
-    recorded("sgd", tmp_path / "run").condense(tmp_path / "small", stretches=2)
+    recorded("sgd", tmp_path / "run").compress(tmp_path / "small", windows=2)
     (file,) = (tmp_path / "small").glob("curvature-00000004-*")
     file.unlink()
     assert backstory.open(tmp_path / "small").store.verify() == [f"{file.name} is missing."]
@@ -202,20 +202,20 @@ def test_the_config_is_that_of_now(tmp_path: Path) -> None:
     """A run that was opened while it was still being recorded knows how it ended."""
     run = recorded("sgd", tmp_path / "run")
     run.store.config = {k: v for k, v in run.store.config.items() if k != "closed"}
-    run.condense(tmp_path / "small")
+    run.compress(tmp_path / "small")
     assert backstory.open(tmp_path / "small").config["closed"] is True
 
 
-def test_it_is_not_condensed_while_somebody_records(tmp_path: Path) -> None:
+def test_it_is_not_compressed_while_somebody_records(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
     with RunStore.open(tmp_path / "run", write=True), pytest.raises(StoreError):
-        run.condense(tmp_path / "small")
+        run.compress(tmp_path / "small")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 
 def test_it_is_smaller(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run", encoding="float16", curvature="sampled:16")
-    report = run.condense(tmp_path / "small", rank=4, stretches=1)
+    report = run.compress(tmp_path / "small", rank=4, windows=1)
     assert report.bytes_after < report.bytes_before
     assert backstory.open(tmp_path / "small").store.bytes_per_row < run.store.bytes_per_row / 10
 
@@ -233,7 +233,7 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
                 nn.functional.cross_entropy(model(tokens).mT, tokens).backward()
                 optimizer.step()
     run = backstory.open(tmp_path / "run")
-    run.condense(tmp_path / "small", rank=None, stretches=4)
+    run.compress(tmp_path / "small", rank=None, windows=4)
     small = backstory.open(tmp_path / "small")
     assert run.store.split
     assert not small.store.split
@@ -242,16 +242,16 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
     assert new is not None
     assert_close(new, old, 1e-12)
     v = queries(run)
-    assert_close(small.query_vectors(v).scores, run.query_vectors(v).scores, 1e-9)
+    assert_close(small.query_gradients(v).scores, run.query_gradients(v).scores, 1e-9)
     assert small.form() == run.form()
 
 
 def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
-    recorded("sgd", tmp_path / "run").condense(tmp_path / "small")
+    recorded("sgd", tmp_path / "run").compress(tmp_path / "small")
     small, model = backstory.open(tmp_path / "small"), mlp()
     small.load_weights(model)
     with pytest.raises(UsageError, match="single samples"):
-        small.removal([1], model, cross_entropy, batch_of([1]))
+        small.predict_removal([1], model, cross_entropy, batch_of([1]))
     with pytest.raises(UsageError, match="single samples"):
         insight.saturation(small, model, cross_entropy, batch_of([1]), 1)
     with pytest.raises(UsageError, match="single samples"):
@@ -260,28 +260,28 @@ def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
         backstory.record(
             model, sgd(model, 0.1), tmp_path / "small", loss_reduction="mean", resume=True, start=STEPS
         ).__enter__()
-    with pytest.raises(UsageError, match="condensed already"):
-        small.condense(tmp_path / "smaller")
+    with pytest.raises(UsageError, match="compressed already"):
+        small.compress(tmp_path / "smaller")
 
 
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
     with pytest.raises(UsageError, match="rank=0"):
-        run.condense(tmp_path / "small", rank=0)
-    with pytest.raises(UsageError, match="stretches=0"):
-        run.condense(tmp_path / "small", stretches=0)
+        run.compress(tmp_path / "small", rank=0)
+    with pytest.raises(UsageError, match="windows=0"):
+        run.compress(tmp_path / "small", windows=0)
     with pytest.raises(StoreError, match="there already"):
-        run.condense(tmp_path / "run")
+        run.compress(tmp_path / "run")
     with pytest.raises(UsageError, match="inside the run itself"):
-        run.condense(tmp_path / "run" / "small")
+        run.compress(tmp_path / "run" / "small")
     (tmp_path / "small.partial").mkdir()
     with pytest.raises(StoreError, match="interrupted"):
-        run.condense(tmp_path / "small")
+        run.compress(tmp_path / "small")
     assert (tmp_path / "small.partial").exists(), "it may be under way"
     assert not (tmp_path / "small").exists()
     plain = recorded("sgd", tmp_path / "plain", curvature="empirical")
     with pytest.raises(UsageError, match="no curvature rows"):
-        plain.condense(tmp_path / "small2")
+        plain.compress(tmp_path / "small2")
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,21 +290,21 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(condense, "write_stretch", full)
+    monkeypatch.setattr(compress, "write_window", full)
     with pytest.raises(OSError, match="no space"):
-        run.condense(tmp_path / "small")
+        run.compress(tmp_path / "small")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 
 def test_older_readers_do_not_take_it_for_a_run_without_curvature(tmp_path: Path) -> None:
-    recorded("sgd", tmp_path / "run").condense(tmp_path / "small")
-    assert json.loads((tmp_path / "small" / "config.json").read_text())["format"] == 3
+    recorded("sgd", tmp_path / "run").compress(tmp_path / "small")
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["features"] == ["compressed"]
 
 
-def test_more_stretches_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
-    assert recorded("sgd", tmp_path / "run").condense(tmp_path / "small", stretches=50).stretches == STEPS
+def test_more_windows_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
+    assert recorded("sgd", tmp_path / "run").compress(tmp_path / "small", windows=50).windows == STEPS
 
 
 def test_other_runs_keep_their_steps(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    assert Condensed(run.store, torch.float64).fill([], 0) == []
+    assert Compressed(run.store, torch.float64).fill([], 0) == []

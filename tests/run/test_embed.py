@@ -111,7 +111,7 @@ def test_half_precision_embeddings_are_close(tmp_path: Path) -> None:
     exact = run.query(model, cross_entropy, (torch.ones(1, 3).double(), torch.tensor([1]))).scores
     run.embed()
     rough = run.query(model, cross_entropy, (torch.ones(1, 3).double(), torch.tensor([1])))
-    assert rough.how == "embeddings"
+    assert rough.method == "embeddings"
     assert_close(rough.scores, exact, 2e-3)
 
 

@@ -29,7 +29,7 @@ def recorded(path: Path, **settings: Any) -> tuple[backstory.Run, nn.Module]:
 def indexed(path: Path, **settings: Any) -> tuple[backstory.Run, nn.Module]:
     run, model = recorded(path, **settings)
     run.embed(encoding="float64", dtype=torch.float64)
-    run.index(queries=5)
+    run.build_index(queries=5)
     return run, model
 
 
@@ -39,11 +39,11 @@ def test_the_highest_and_the_lowest_with_their_true_influence(curvature: str, tm
     run, _ = indexed(tmp_path / "run", curvature=curvature)
     E = run.store.read_embeddings(STEPS, 0, ROWS, dtype=torch.float64).numpy()
     v = normal(4, run.store.width, seed=8)
-    answer, k = run.query_vectors(v, method="index", keep=7), 7
-    assert (answer.how, answer.complete, answer.kept) == ("index", False, k)
+    answer, k = run.query_gradients(v, method="index", keep=7), 7
+    assert (answer.method, answer.complete, answer.kept) == ("index", False, k)
     assert answer.scores.shape == (4, 2 * k)
     true = v.numpy() @ E.T  # (4, N)
-    samples, steps = run.query_vectors(v).samples, run.query_vectors(v).steps
+    samples, steps = run.query_gradients(v).samples, run.query_gradients(v).steps
     missed = 0
     for q in range(4):
         order = np.argsort(-true[q], kind="stable")
@@ -77,15 +77,15 @@ def test_a_question_to_the_model(tmp_path: Path) -> None:
 def test_an_index_is_asked_by_its_name_only(tmp_path: Path) -> None:
     run, _ = indexed(tmp_path / "run")
     v = normal(1, run.store.width, seed=8)
-    assert run.query_vectors(v, keep=3).how == "embeddings"
-    assert run.query_vectors(v, keep=3, method="embeddings").how == "embeddings"
+    assert run.query_gradients(v, keep=3).method == "embeddings"
+    assert run.query_gradients(v, keep=3, method="embeddings").method == "embeddings"
 
 
 def test_the_report_and_its_recall(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "run")
     run.embed(encoding="float64", dtype=torch.float64)
     said: list[tuple[int, int]] = []
-    report = run.index(queries=12, seed=4, progress=lambda done, total: said.append((done, total)))
+    report = run.build_index(queries=12, seed=4, progress=lambda done, total: said.append((done, total)))
     drawn = sorted(set(torch.randint(ROWS, (12,), generator=torch.Generator().manual_seed(4)).tolist()))
     assert (report.at, report.occurrences, report.dims, report.k) == (STEPS, ROWS, run.store.width, 10)
     assert (report.queries, report.partitions, report.probes) == (len(drawn), 1, 1)
@@ -96,7 +96,7 @@ def test_the_report_and_its_recall(tmp_path: Path) -> None:
     hits = np.zeros(2)
     for row in drawn:
         true = E @ G[row]
-        answer = run.query_vectors(torch.from_numpy(G[row : row + 1]), method="index", keep=10)
+        answer = run.query_gradients(torch.from_numpy(G[row : row + 1]), method="index", keep=10)
         order = np.argsort(-true)
         hits[0] += (answer.scores[0, :10].numpy() >= true[order[9]] - 1e-9).sum()
         hits[1] += (answer.scores[0, -10:].numpy() <= true[order[-10]] + 1e-9).sum()
@@ -138,7 +138,7 @@ def test_as_many_partitions_are_searched_as_the_recall_takes(monkeypatch: pytest
 
 def test_labels_are_those_of_the_rows(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "run")
-    every = run.query_vectors(normal(1, run.store.width, seed=1))
+    every = run.query_gradients(normal(1, run.store.width, seed=1))
     rows = torch.tensor([[5, 0, 269], [100, 5, 3]])
     samples, steps = labels(run.store, rows)
     assert samples.tolist() == [[every.samples[i] for i in line] for line in rows.tolist()]
@@ -148,7 +148,7 @@ def test_labels_are_those_of_the_rows(tmp_path: Path) -> None:
 def test_where_all_are_kept_nothing_is_approximate(tmp_path: Path) -> None:
     run, _ = indexed(tmp_path / "run")
     v = normal(2, run.store.width, seed=8)
-    one, two = (run.query_vectors(v, method=how, keep=ROWS // 2) for how in ("index", "embeddings"))
+    one, two = (run.query_gradients(v, method=how, keep=ROWS // 2) for how in ("index", "embeddings"))
     assert_same(one.scores, two.scores, run.store.width)
     assert one.kept is None
 
@@ -158,8 +158,8 @@ def test_a_run_of_one_occurrence(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 1, size=1)
     run = backstory.open(tmp_path / "run")
     run.embed()
-    assert run.index().recall_highest == 1.0
-    assert run.query_vectors(normal(1, run.store.width, seed=1), method="index", keep=1).scores.shape == (1, 1)
+    assert run.build_index().recall_highest == 1.0
+    assert run.query_gradients(normal(1, run.store.width, seed=1), method="index", keep=1).scores.shape == (1, 1)
 
 
 class Words(nn.Module):
@@ -191,8 +191,8 @@ def test_runs_whose_gradient_is_a_sum_of_rows(tmp_path: Path) -> None:
                 optimizer.step()
     run = backstory.open(tmp_path / "run")
     run.embed()
-    assert run.index(queries=6).recall_highest > 0.8
-    assert run.query_vectors(normal(1, run.store.width, seed=1), method="index", keep=3).how == "index"
+    assert run.build_index(queries=6).recall_highest > 0.8
+    assert run.query_gradients(normal(1, run.store.width, seed=1), method="index", keep=3).method == "index"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -202,23 +202,23 @@ def test_questions_that_no_index_answers(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "run")
     v = normal(1, run.store.width, seed=8)
     with pytest.raises(UsageError, match=r"no embeddings for step 30 to index: call run\.embed\('final'\) first"):
-        run.index()
+        run.build_index()
     with pytest.raises(UsageError, match=r"no embeddings for step 30 with joint=True.*then run\.index"):
-        run.query_vectors(v, method="index", keep=3)
+        run.query_gradients(v, method="index", keep=3)
     run.embed()
     with pytest.raises(UsageError, match=r"no index of the embeddings.*call run\.index\(30\) first"):
-        run.query_vectors(v, method="index", keep=3)
-    run.index(queries=2)
+        run.query_gradients(v, method="index", keep=3)
+    run.build_index(queries=2)
     with pytest.raises(UsageError, match="pass keep=k"):
-        run.query_vectors(v, method="index")
+        run.query_gradients(v, method="index")
     with pytest.raises(UsageError, match=r"joint=False.*then run\.index"):
-        run.query_vectors(v, method="index", keep=3, joint=False)
+        run.query_gradients(v, method="index", keep=3, joint=False)
     with pytest.raises(UsageError, match=r"gamma=0\.0.*then run\.index"):
-        run.query_vectors(v, method="index", keep=3, gamma=0.0)
+        run.query_gradients(v, method="index", keep=3, gamma=0.0)
     for wrong in ({"recall": 0.0}, {"recall": 1.1}, {"queries": 0}):
         with pytest.raises(UsageError, match="expected a share above 0 and at most 1, and at least 1 query"):
-            run.index(**wrong)
-    assert run.query_vectors(v, method="index", keep=3).how == "index", (
+            run.build_index(**wrong)
+    assert run.query_gradients(v, method="index", keep=3).method == "index", (
         "a refused build leaves the index that was there"
     )
 
@@ -227,21 +227,21 @@ def test_segments_have_no_index(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "run")
     run.embed(segments=2)
     with pytest.raises(UsageError, match=r"first, without segments"):
-        run.index()
+        run.build_index()
     with pytest.raises(UsageError, match=r"then run\.index"):
-        run.query_vectors(normal(1, run.store.width, seed=8), method="index", keep=3)
+        run.query_gradients(normal(1, run.store.width, seed=8), method="index", keep=3)
 
 
 def test_after_embedding_again_the_index_is_refused_by_readers_too(tmp_path: Path) -> None:
     run, _ = indexed(tmp_path / "run")
     v, other = normal(1, run.store.width, seed=8), backstory.open(tmp_path / "run")
-    assert other.query_vectors(v, method="index", keep=3).how == "index"
+    assert other.query_gradients(v, method="index", keep=3).method == "index"
     run.embed(encoding="float64", dtype=torch.float64)  # the same numbers, in other files
     for reader in (run, other, backstory.open(tmp_path / "run")):
         with pytest.raises(UsageError, match="embedding again makes an older one useless"):
-            reader.query_vectors(v, method="index", keep=3)
-    run.index(queries=2)
-    assert other.query_vectors(v, method="index", keep=3).how == "index"
+            reader.query_gradients(v, method="index", keep=3)
+    run.build_index(queries=2)
+    assert other.query_gradients(v, method="index", keep=3).method == "index"
 
 
 def test_after_going_on_from_an_earlier_step_there_is_no_index(tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_after_going_on_from_an_earlier_step_there_is_no_index(tmp_path: Path) -
 def test_many_queries_at_once_are_as_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = indexed(tmp_path / "run")
     v = normal(5, run.store.width, seed=8)
-    together = run.query_vectors(v, method="index", keep=3)
+    together = run.query_gradients(v, method="index", keep=3)
     monkeypatch.setattr(module, "BYTES", 1)
-    assert_close(run.query_vectors(v, method="index", keep=3).scores, together.scores, 1e-12)
+    assert_close(run.query_gradients(v, method="index", keep=3).scores, together.scores, 1e-12)
     for q in range(5):
-        alone = run.query_vectors(v[q : q + 1], method="index", keep=3)
+        alone = run.query_gradients(v[q : q + 1], method="index", keep=3)
         assert alone.samples.tolist() == [together.samples[q].tolist()]
         assert_close(alone.scores, together.scores[q : q + 1], 1e-12)
 
@@ -276,8 +276,8 @@ def test_where_the_searched_partitions_have_too_few_all_are_searched(
         return found[:2] if len(probed) <= 2 else found
 
     monkeypatch.setattr(RunStore, "nearest", few)
-    assert run.query_vectors(normal(1, run.store.width, seed=8), method="index", keep=4).scores.shape == (1, 8)
+    assert run.query_gradients(normal(1, run.store.width, seed=8), method="index", keep=4).scores.shape == (1, 8)
     assert len(probed) == 4
     monkeypatch.setattr(RunStore, "nearest", lambda *_: [1, 2])
     with pytest.raises(StoreError, match=r"names 2 occurrences, expected at least 8\. Build it again"):
-        run.query_vectors(normal(1, run.store.width, seed=8), method="index", keep=4)
+        run.query_gradients(normal(1, run.store.width, seed=8), method="index", keep=4)

@@ -141,7 +141,7 @@ def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path)
     adjoint = run.query(model, ask, x)
     run.embed()
     embedded = run.query(model, ask, x)
-    assert (adjoint.how, embedded.how) == ("adjoint", "embeddings")
+    assert (adjoint.method, embedded.method) == ("adjoint", "embeddings")
     same_report(embedded.validity, adjoint.validity)
     same_report(run.validity().as_dict(), adjoint.validity)
 

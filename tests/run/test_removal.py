@@ -68,7 +68,7 @@ def test_corrected_removal_is_retraining_on_a_quadratic(tmp_path: Path, settings
     model = train(settings, path=tmp_path / "run")
     question = torch.eye(3, dtype=D)
     samples = [0, 1, 5]
-    found = backstory.open(tmp_path / "run").removal(samples, model, loss, question, gamma=0.0)
+    found = backstory.open(tmp_path / "run").predict_removal(samples, model, loss, question, gamma=0.0)
     base = loss(model, question).detach()
     truth = torch.stack([loss(train(settings, without=z), question).detach() - base for z in samples], 1)
     torch.testing.assert_close(found.corrected, truth, rtol=1e-9, atol=1e-12)
@@ -79,7 +79,7 @@ def test_corrected_removal_is_retraining_on_a_quadratic(tmp_path: Path, settings
 @pytest.mark.parametrize("gamma", [0.0, None])
 def test_one_occurrence_needs_no_correction(tmp_path: Path, gamma: float | None) -> None:
     model = train({"momentum": 0.7}, path=tmp_path / "run")
-    found = backstory.open(tmp_path / "run").removal([5, 0], model, loss, torch.eye(3, dtype=D), gamma=gamma)
+    found = backstory.open(tmp_path / "run").predict_removal([5, 0], model, loss, torch.eye(3, dtype=D), gamma=gamma)
     torch.testing.assert_close(found.plain[:, 0], found.corrected[:, 0], rtol=1e-10, atol=1e-14)
     assert (found.plain - found.corrected)[:, 1].norm() > 0
 
@@ -88,6 +88,6 @@ def test_unknown_and_repeated_samples_are_refused(tmp_path: Path) -> None:
     model = train({}, path=tmp_path / "run")
     run = backstory.open(tmp_path / "run")
     with pytest.raises(UsageError, match="never occurred"):
-        run.removal([77], model, loss, torch.eye(3, dtype=D))
+        run.predict_removal([77], model, loss, torch.eye(3, dtype=D))
     with pytest.raises(UsageError, match="named twice"):
-        run.removal([1, 1], model, loss, torch.eye(3, dtype=D))
+        run.predict_removal([1, 1], model, loss, torch.eye(3, dtype=D))

@@ -134,7 +134,7 @@ def test_all_steps_agree_with_autograd_through_the_recorded_steps(
     for joint, method in ((True, "adjoint"), (True, "embeddings")):
         trained.run.embed(gamma=0.0, dtype=torch.float64, encoding="float64", joint=joint)
         answer = trained.run.query(trained.model, cross_entropy, QUERY, gamma=0.0, method=method)
-        assert answer.how == method
+        assert answer.method == method
         assert_close(answer.scores, expected, 1e-9)
 
 
@@ -150,7 +150,7 @@ def test_embeddings_and_adjoint_agree(
         method: trained.run.query(trained.model, cross_entropy, QUERY, gamma=gamma, joint=joint, method=method)
         for method in ("adjoint", "embeddings")
     }
-    assert by["embeddings"].how == "embeddings"
+    assert by["embeddings"].method == "embeddings"
     assert_close(by["embeddings"].scores, by["adjoint"].scores, 1e-10)
 
 
@@ -169,7 +169,7 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     assert found.at == 6
     run.embed(at=6, dtype=torch.float64, encoding="float64")
     by_embeddings = run.query(asked, cross_entropy, QUERY, at=6)
-    assert by_embeddings.how == "embeddings"
+    assert by_embeddings.method == "embeddings"
     assert_close(by_embeddings.scores, expected.scores, 1e-10)
     with pytest.raises(
         StoreError, match=r"stores weights at steps \[0, 3, 6, 9\], not at 5. Record with steps=…, checkpoints=K"
@@ -245,15 +245,15 @@ def same_hits(found: list[Hit], expected: list[Hit]) -> None:
 
 def test_methods(run: Pair) -> None:
     opened, model = run
-    assert opened.query(model, cross_entropy, QUERY).how == "adjoint"
+    assert opened.query(model, cross_entropy, QUERY).method == "adjoint"
     with pytest.raises(UsageError, match=r"no embeddings for step 6 with joint=True, gamma=expanding: call run\.embed"):
         opened.query(model, cross_entropy, QUERY, method="embeddings")
     with pytest.raises(UsageError, match="method='magic'; expected one of auto, adjoint, embeddings"):
         opened.query(model, cross_entropy, QUERY, method="magic")
     opened.embed(joint=False)
-    assert opened.query(model, cross_entropy, QUERY).how == "adjoint", "embeddings of another form do not fit"
+    assert opened.query(model, cross_entropy, QUERY).method == "adjoint", "embeddings of another form do not fit"
     independent = opened.query(model, cross_entropy, QUERY, joint=False)
-    assert independent.how == "embeddings"
+    assert independent.method == "embeddings"
     assert "parameters taken as independent" in independent.notes
 
 
@@ -261,17 +261,17 @@ def test_ready_vectors_are_checked(run: Pair) -> None:
     opened, model = run
     width = opened.store.width
     v = one_backward_each(model, QUERY, cross_entropy, trained_names(model))
-    assert_close(opened.query_vectors(v).scores, opened.query(model, cross_entropy, QUERY).scores, 1e-10)
+    assert_close(opened.query_gradients(v).scores, opened.query(model, cross_entropy, QUERY).scores, 1e-10)
     for bad in (torch.zeros(width), torch.zeros(1, width + 1), torch.full((1, width), torch.nan)):
         with pytest.raises(UsageError, match=rf"expected finite numbers of shape \(Q, {width}\)"):
-            opened.query_vectors(bad)
+            opened.query_gradients(bad)
 
 
 def test_self_influence_sums_a_sample_over_its_steps(run: Pair) -> None:
     opened, model = run
     ids = [4, 0, 8]
     answer = opened.query(model, cross_entropy, batch_of(ids))
-    expected = [float(answer.of([i])[q]) for q, i in enumerate(ids)]
+    expected = [float(answer.sum_over([i])[q]) for q, i in enumerate(ids)]
     assert opened.self_influence(model, cross_entropy, batch_of(ids), ids).tolist() == pytest.approx(
         expected, rel=1e-12
     )
@@ -288,8 +288,8 @@ def test_a_proxy_is_said_in_every_answer(tmp_path: Path) -> None:
     v = torch.zeros(1, opened.store.width)
     answers = [
         opened.query(model, cross_entropy, QUERY), opened.query(model, cross_entropy, QUERY, keep=2),
-        opened.query(model, cross_entropy, QUERY, method="adjoint", at=2, unverified=True), opened.query_vectors(v),
-        opened.query(model, cross_entropy, QUERY).during(0, 2),
+        opened.query(model, cross_entropy, QUERY, method="adjoint", at=2, unverified=True), opened.query_gradients(v),
+        opened.query(model, cross_entropy, QUERY).between(0, 2),
     ]  # fmt: skip
     for answer in answers:
         assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.notes)
@@ -301,17 +301,17 @@ def test_content_can_be_added_shown_and_erased(run: Pair) -> None:
     opened.describe([0, 1, 2], text=["a", "b", "c"], label=[5, 6, 5], source=["x", "y", "x"])
     assert opened.content(["1", "99"]) == {"1": {"id": "1", "text": "b", "image": None, "label": "6", "source": "y"}}
     answer = opened.query(model, cross_entropy, QUERY)
-    sums = answer.by("label")
+    sums = answer.group_by("label")
     assert sums.keys() == {"5", "6", "(not given)"}
-    assert_close(sums["5"][None], (answer.of([0]) + answer.of([2]))[None], 1e-12)
+    assert_close(sums["5"][None], (answer.sum_over([0]) + answer.sum_over([2]))[None], 1e-12)
     rows = stored(opened.path).rows
-    assert opened.erase([0]) == 1
+    assert opened.erase_content([0]) == 1
     assert opened.content(["0", "1"]).keys() == {"1"}
-    assert opened.erase(None) == 2
+    assert opened.erase_content(None) == 2
     assert opened.content(["0", "1", "2"]) == {}
     assert torch.equal(stored(opened.path).rows, rows)
     with pytest.raises(UsageError, match=r"no source of its samples: give it with rec.describe"):
-        answer.by("source")
+        answer.group_by("source")
 
 
 @pytest.mark.parametrize(
@@ -380,6 +380,6 @@ def test_tied_weights_can_be_asked(tmp_path: Path) -> None:
 def test_embeddings_of_another_algorithm_are_not_used(run: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, model = run
     opened.embed()
-    assert opened.query(model, cross_entropy, QUERY).how == "embeddings"
+    assert opened.query(model, cross_entropy, QUERY).method == "embeddings"
     monkeypatch.setattr("backstory.run.run.ALGORITHM", -1)
-    assert opened.query(model, cross_entropy, QUERY).how == "adjoint"
+    assert opened.query(model, cross_entropy, QUERY).method == "adjoint"

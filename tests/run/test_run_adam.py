@@ -197,8 +197,8 @@ def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, fo
     assert_same(found["auto"], found[form], 2 * terms_of(model, 6, 3 * 5))
     assert not torch.allclose(found["expanding"], found[None], rtol=1e-3)
     run.embed()
-    assert run.query(*question).how == run.query(*question, gamma=form).how == "embeddings"
-    assert run.query(*question, gamma=0.0).how == "adjoint"
+    assert run.query(*question).method == run.query(*question, gamma=form).method == "embeddings"
+    assert run.query(*question, gamma=0.0).method == "adjoint"
     with pytest.raises(UsageError, match=r"found gamma='literal'; expected 'auto', 'expanding', None"):
         run.query(*question, gamma="literal")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="found gamma=-1"):
@@ -290,9 +290,9 @@ def test_removal_of_a_sample_that_occurs_once_is_its_influence(case: str, tmp_pa
     run = backstory.open(tmp_path / "run")
     once, often = ids_of(3), [i for i in ids_of(0) if i in ids_of(3)]
     question = (model, next_token, sequences([20, 21]))
-    effect = run.removal(range(9), *question)
+    effect = run.predict_removal(range(9), *question)
     answer = run.query(*question)
-    assert_close(effect.plain, torch.stack([answer.of([i]) for i in range(9)], 1), 1e-12)
+    assert_close(effect.plain, torch.stack([answer.sum_over([i]) for i in range(9)], 1), 1e-12)
     single = [i for i in range(9) if i not in once]
     assert_close(
         effect.corrected[:, single], effect.plain[:, single], 1e-9, "with one occurrence there is no correction"

@@ -65,9 +65,9 @@ def test_segments_are_one_sweep_at_every_checkpoint(name: str, count: int, joint
     assert run.checkpoints == [0, 3, 6, 9]
     run.embed(segments=count, joint=joint, **EXACT)
     for at in (3, 6, 9):
-        answer = run.query_vectors(v, at, joint=joint)
-        assert answer.how == "segments"
-        assert_close(answer.scores, run.query_vectors(v, at, joint=joint, method="adjoint").scores, 1e-10)
+        answer = run.query_gradients(v, at, joint=joint)
+        assert answer.method == "segments"
+        assert_close(answer.scores, run.query_gradients(v, at, joint=joint, method="adjoint").scores, 1e-10)
         composed = run.embeddings(at, joint=joint)
         run.embed(at, joint=joint, **EXACT)  # a fresh sweep that ends there
         fresh = run.store.read_embeddings(at, 0, 3 * at, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_without_m_a_checkpoint_in_between_would_be_wrong(tmp_path: Path) -> Non
     run = recorded("momentum", tmp_path / "run")
     v = queries(run)
     run.embed(segments=3, **EXACT)
-    truth = run.query_vectors(v, method="adjoint").scores
+    truth = run.query_gradients(v, method="adjoint").scores
     p = run.store.width
     early = run.store.read_segment((0, 3), 0, 9, dtype=torch.float64)[:, :p]
     for span in ((3, 6), (6, 9)):
@@ -125,11 +125,11 @@ def always_killed(path: Path, span: tuple[int, int], plan: Any, momentum: bool) 
 
 def test_a_worker_that_is_killed_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded("momentum", tmp_path / "run")
-    expected = run.query_vectors(queries(run), method="adjoint").scores
+    expected = run.query_gradients(queries(run), method="adjoint").scores
     monkeypatch.setattr(segments, "_work", killed_once)
     run.embed(segments=3, workers=2, **EXACT)
     assert (tmp_path / "was killed").exists()
-    assert_close(run.query_vectors(queries(run)).scores, expected, 1e-10)
+    assert_close(run.query_gradients(queries(run)).scores, expected, 1e-10)
     assert not run.store.verify()
 
 
@@ -162,8 +162,8 @@ def test_a_death_between_two_forms_of_a_segment_leaves_neither(tmp_path: Path, m
         with pytest.raises(OSError, match="no space"):
             run.embed(segments=3, gamma=0.0, **EXACT)
     assert len(backstory.open(run.path).store.segments()) == 2
-    answer = backstory.open(run.path).query_vectors(queries(run))
-    assert answer.how == "adjoint"
+    answer = backstory.open(run.path).query_gradients(queries(run))
+    assert answer.method == "adjoint"
     backstory.store.RunStore.open(run.path, write=True).close()
     assert len(list(run.path.glob("seg-*.safetensors"))) == 2, "what was interrupted is swept away"
 
@@ -172,13 +172,13 @@ def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> N
     run = recorded("sgd", tmp_path / "run")
     v = queries(run)
     run.embed(segments=3, **EXACT)
-    expected = run.query_vectors(v).scores
+    expected = run.query_gradients(v).scores
     segments.compute(run.path, (7, 9), segments.Form(True, "expanding", "float64", "float64"), False)
     run = backstory.open(run.path)
     assert (7, 9) in run.store.segments()
     told: list[tuple[int, int]] = []
-    answer = run.query_vectors(v, progress=lambda done, total: told.append((done, total)))
-    assert answer.how == "segments"
+    answer = run.query_gradients(v, progress=lambda done, total: told.append((done, total)))
+    assert answer.method == "segments"
     assert_close(answer.scores, expected, 1e-12)
     assert told == [(9, 27), (18, 27), (27, 27)]
 
@@ -213,9 +213,9 @@ def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
     run.embed(segments=3, gamma=0.0, **EXACT)
     v = queries(run)
-    assert run.query_vectors(v).how == "adjoint"
-    assert run.query_vectors(v, gamma=0.0).how == "segments"
-    assert run.query_vectors(v, 5, gamma=0.0).how == "adjoint", "no segment ends at step 5"
+    assert run.query_gradients(v).method == "adjoint"
+    assert run.query_gradients(v, gamma=0.0).method == "segments"
+    assert run.query_gradients(v, 5, gamma=0.0).method == "adjoint", "no segment ends at step 5"
     with pytest.raises(UsageError, match=r"call run\.embed"):
         run.embeddings(5, gamma=0.0)
 
@@ -223,9 +223,9 @@ def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:
 def test_the_report_is_that_of_one_sweep(tmp_path: Path) -> None:
     run = recorded("momentum", tmp_path / "run")
     v = queries(run)
-    whole = run.query_vectors(v, method="adjoint").validity
+    whole = run.query_gradients(v, method="adjoint").validity
     run.embed(segments=3, **EXACT)
-    same_report(run.query_vectors(v).validity, whole)
+    same_report(run.query_gradients(v).validity, whole)
 
 
 def test_training_on_drops_later_segments_only(tmp_path: Path) -> None:
@@ -247,4 +247,4 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert "2 segments" in " ".join(found.output.split())
     answer = backstory.open(tmp_path / "run").query(model, cross_entropy, batch_of([20]))
-    assert answer.how == "segments"
+    assert answer.method == "segments"

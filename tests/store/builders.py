@@ -1,19 +1,15 @@
 """Small runs for the tests of the store."""
 
-import json
 import subprocess
 import sys
-import zlib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 import backstory
-from backstory.store import RunStore, StepRecord, tables
+from backstory.store import RunStore, StepRecord
 
 LAYERS = [("first", 5), ("second", 7)]
 WIDTH = 12
@@ -85,62 +81,6 @@ def diagonal_run(path: Path, n_steps: int = 0) -> RunStore:
     store = RunStore.create(path, layers=LAYERS, encoding="float64", n_groups=2, config={}, diagonal=True)
     store.append([diagonal_record(t) for t in range(n_steps)])
     return store
-
-
-FORMAT_1_CONFIG = {
-    "format": 1,
-    "layers": [{"name": "first", "offset": 0, "dims": 5}, {"name": "second", "offset": 5, "dims": 7}],
-    "encoding": "float64",
-    "groups": 2,
-    "curvature_rows": 0,
-    "seed": 3,
-}
-
-
-def format_1_run(path: Path, n_steps: int) -> None:
-    """The folder that format 1 left of `record`s in float64: its columns, its checksum and its config, written out here."""
-    many, start = pa.list_(pa.float64(), 2), 0
-    rows: dict[str, list[object]] = {name: [] for name in ("step", "pos", "sample", "weight", "loss", "gdot", "g")}
-    steps: dict[str, list[object]] = {
-        name: [] for name in ("step", "row_start", "rows", "clip", "norm", "coverage", "crc", *KEYS)
-    }
-    for t in range(n_steps):
-        made, crc = record(t), 0
-        B = len(made.samples)
-        for part in (made.rows, made.weight, made.loss, made.gdot):
-            crc = zlib.crc32(part.contiguous().numpy().tobytes(), crc)
-        for name in made.samples:
-            crc = zlib.crc32(name.encode() + b"\0", crc)
-        line = (t, start, B, made.clip, made.norm, made.coverage, crc, *(made.groups[key] for key in KEYS))
-        columns: tuple[Iterable[object] | Tensor, ...] = (
-            [t] * B,
-            range(B),
-            made.samples,
-            made.weight,
-            made.loss,
-            made.gdot,
-            made.rows,
-        )
-        for name, values in zip(rows, columns, strict=True):
-            rows[name] += values.tolist() if isinstance(values, Tensor) else values
-        for name, value in zip(steps, line, strict=True):
-            steps[name].append(value)
-        start += B
-    small, large, real = pa.int32(), pa.int64(), pa.float64()
-    kinds = [small, small, pa.string(), real, real, real, pa.list_(real, WIDTH)]
-    _format_1_table(path / "rows.lance", rows, kinds)
-    _format_1_table(path / "steps.lance", steps, [small, large, small, real, real, real, large, *[many] * 7])
-    text = pa.string()
-    sample = {name: list[object]() for name in ("id", "text", "image", "label", "source")}
-    _format_1_table(path / "samples.lance", sample, [text, text, pa.binary(), text, text])
-    (path / "config.json").write_text(json.dumps(FORMAT_1_CONFIG))
-
-
-def _format_1_table(path: Path, columns: dict[str, list[object]], kinds: list[pa.DataType]) -> None:
-    schema = pa.schema(list(zip(columns, kinds, strict=True)))
-    tables.create(path, schema)
-    if len(next(iter(columns.values()))):
-        tables.Table(path, write=True).append(pa.table(columns, schema=schema))
 
 
 def python(code: str, *args: object) -> "subprocess.Popen[str]":

@@ -15,10 +15,8 @@ def text(schema: object) -> list[str]:
     return [line.replace("child 0, item: ", "").strip() for line in str(schema).splitlines() if "child" not in line]
 
 
-def test_the_version_and_the_columns_are_those_of_format_2() -> None:
-    assert layout.FORMAT == 2
-    assert layout.CONDENSED == 3  # the same columns
-    assert sorted(layout.READERS) == [1, 2, 3, 4]
+def test_the_version_and_the_columns_are_those_of_format_1() -> None:
+    assert (layout.FORMAT, layout.FEATURES) == (1, ("factors", "compressed"))
     assert text(rows_schema([5, 7], "float16", 2)) == [
         "step: int32", "pos: int32", "sample: string", "weight: double", "loss: double", "gdot: double",
         "g: fixed_size_list<item: halffloat>[12]", "s: fixed_size_list<item: float>[2]",

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from tests.store.builders import FORMAT_1_CONFIG, LAYERS, format_1_run, new_run, record, records, rows_of
+from tests.store.builders import LAYERS, new_run
 
 from backstory.errors import FormatError, StoreError, UsageError
 from backstory.store import RunStore
@@ -14,7 +13,8 @@ from backstory.store import RunStore
 def test_config_says_what_the_run_is(tmp_path: Path) -> None:
     new_run(tmp_path / "a/b/run", encoding="int8").close()
     assert json.loads((tmp_path / "a/b/run/config.json").read_text()) == {
-        "format": 2,
+        "format": 1,
+        "features": [],
         "layers": [{"name": "first", "offset": 0, "dims": 5}, {"name": "second", "offset": 5, "dims": 7}],
         "encoding": "int8",
         "groups": 2,
@@ -58,8 +58,14 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
         RunStore.open(tmp_path / "run")
     new_run(tmp_path / "run").close()
     config = tmp_path / "run/config.json"
-    config.write_text(config.read_text().replace('"format": 2', '"format": 5'))
-    with pytest.raises(FormatError, match=r"format 5; this version of Backstory reads \[1, 2, 3, 4\]"):
+    written = config.read_text()
+    config.write_text(written.replace('"format": 1', '"format": 5'))
+    with pytest.raises(FormatError, match=r"format 5; this version of Backstory reads format 1"):
+        RunStore.open(tmp_path / "run")
+    config.write_text(written.replace('"features": []', '"features": ["compressed", "4 bits"]'))
+    with pytest.raises(
+        FormatError, match=r"needs 4 bits, which this version .* does not know \(it knows factors, compressed\)"
+    ):
         RunStore.open(tmp_path / "run")
     config.write_text('{"format": 1}')
     with pytest.raises(FormatError, match="lacks"):
@@ -102,37 +108,3 @@ def test_a_split_run_and_a_diagonal_are_named_in_the_config(tmp_path: Path) -> N
     assert [config[key] for key in ("curvature_rows", "split", "diagonal")] == [4, True, True]
     with RunStore.open(tmp_path / "run", write=True) as store, pytest.raises(UsageError, match="cannot change"):
         store.update_config(split=False)
-
-
-def test_a_run_of_format_1_is_read(tmp_path: Path) -> None:
-    format_1_run(tmp_path / "run", 6)
-    store = RunStore.open(tmp_path / "run")
-    assert store.config == {**FORMAT_1_CONFIG, "split": False, "diagonal": False}
-    assert (store.split, store.curvature_rows) == (False, 0)
-    rows = store.read(0, store.n_rows(), dtype=torch.float64, samples=True)
-    assert rows.rows is not None
-    assert torch.equal(rows.rows, rows_of(0, 6))
-    assert rows.samples == [name for r in records(0, 6) for name in r.samples]
-    steps = store.steps(1, 5)
-    assert steps.size.tolist() == [record(t).norm ** 2 * record(t).coverage for t in range(1, 5)]
-    assert steps.drift.tolist() == [0.0] * 4
-    assert steps.trained.tolist() == steps.coverage.tolist()
-    assert steps.clip.tolist() == [record(t).clip for t in range(1, 5)]
-    assert store.diagonal(0, 6) is None
-    assert "rate_1" in store.scalars("steps").read_all().column_names
-    assert store.verify() == []
-
-
-def test_a_run_of_format_1_goes_on_in_format_1(tmp_path: Path) -> None:
-    format_1_run(tmp_path / "run", 3)
-    with RunStore.open(tmp_path / "run", write=True) as store:
-        store.append(records(3, 6))
-        store.update_config(seed=5)
-        store.truncate(5)
-    assert json.loads((tmp_path / "run/config.json").read_text())["format"] == 1
-    store = RunStore.open(tmp_path / "run")
-    assert store.steps().step.tolist() == [0, 1, 2, 3, 4]
-    rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
-    assert rows is not None
-    assert torch.equal(rows, rows_of(0, 5))
-    assert store.verify() == []

@@ -126,7 +126,7 @@ def answer(**more: Any) -> shapes.Answer:
     pace = shapes.Pace(steps=steps, influence=[math.sin(t / 9) / 50 for t in steps], size=[0.01] * 120)
     known: dict[str, Any] = {
         "query": query, "at": 120, "checkpoints": [40, 80, 120], "helpful": [hit(k, 0.05 / (k + 1)) for k in range(3)],
-        "harmful": [hit(k + 3, -0.03 / (k + 1)) for k in range(3)], "timeline": pace, "replay": None, "how": "segments",
+        "harmful": [hit(k + 3, -0.03 / (k + 1)) for k in range(3)], "timeline": pace, "replay": None, "method": "segments",
         "validity": trust(), "notes": ["a note"], "unit": "nats of the query's loss", "seconds": 0.123,
     }  # fmt: skip
     return shapes.Answer(**{**known, **more})

@@ -72,7 +72,7 @@ def test_plotly_accepts_what_is_drawn() -> None:
     assert len(valid(figure([bars([1, 2], [0.5, None], "%{y}")], "x", "y", height=200)).data) == 1
 
 
-def test_an_axis_is_not_stretched_by_a_few_far_values() -> None:
+def test_an_axis_is_not_windowed_by_a_few_far_values() -> None:
     y = [0.5, 1.0, None, -0.5] * 100
     drawn = bounded(figure([line(range(400), y, "near", "var(--ink)")], "x", "y", height=100))
     assert "range" not in drawn["layout"]["yaxis"]

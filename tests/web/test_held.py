@@ -16,7 +16,7 @@ def test_scores_are_those_of_the_run(opened: Opened, step: int) -> None:
     expected = run.query(run.load_weights(made.model, step), made.loss, made.queries["law"], step)
     found = opened.checkpoint(step).scores(opened.gradients(step).of(made.queries["law"]))
     assert np.allclose(found.scores, expected.scores.numpy(), rtol=1e-4, atol=1e-6)
-    assert (found.at, found.how) == (step, expected.how)
+    assert (found.at, found.method) == (step, expected.method)
     assert set(expected.notes) == set(found.notes)
     assert found.validity["words"] == (expected.validity or {})["words"]
 

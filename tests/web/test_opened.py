@@ -95,7 +95,7 @@ def test_each_query_of_a_set(opened: Opened, bare_run: Path, held: bool) -> None
     made, run = recipe(), backstory.open(ready.run.path)
     answer = run.query(run.load_weights(made.model), made.loss, made.queries["law"])
     rows = ready.catalogue.rows(ready.catalogue.number("tags"))
-    assert np.allclose(ready.each("law", rows), answer.of(["tags"]).numpy(), rtol=1e-3, atol=1e-6)
+    assert np.allclose(ready.each("law", rows), answer.sum_over(["tags"]).numpy(), rtol=1e-3, atol=1e-6)
 
 
 def test_checkpoints_in_memory_are_bounded(text_run: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_an_image(opened: Opened) -> None:
 
 def test_a_ready_gradient(opened: Opened) -> None:
     v = torch.randn(136, generator=torch.Generator().manual_seed(0))
-    right = backstory.open(opened.run.path).query_vectors(v[None])
+    right = backstory.open(opened.run.path).query_gradients(v[None])
     same(answer(opened, ready(opened, v.tolist()), None, 3, False), right, 3)
 
 

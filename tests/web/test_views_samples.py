@@ -69,8 +69,8 @@ def test_the_life_of_a_sample(opened: Opened) -> None:
     assert [o.norm for o in found.occurrences] == pytest.approx([float(rows.rows[i].norm()) for i in own], rel=1e-5)
     for point in found.evolution:
         answer = run.query(run.load_weights(made.model, point.at), made.loss, made.queries["poems"], point.at)
-        assert point.influence == pytest.approx(float(answer.of(["law/1/0"]).mean()), rel=1e-3)
-    each = run.query(run.load_weights(made.model), made.loss, made.queries["poems"]).of(["law/1/0"]).tolist()
+        assert point.influence == pytest.approx(float(answer.sum_over(["law/1/0"]).mean()), rel=1e-3)
+    each = run.query(run.load_weights(made.model), made.loss, made.queries["poems"]).sum_over(["law/1/0"]).tolist()
     told = {q.index: q.influence for q in [*found.helped, *found.hurt]}
     assert told == pytest.approx({i: x for i, x in enumerate(each) if x != 0}, rel=1e-3)
     assert all(q.influence > 0 for q in found.helped)

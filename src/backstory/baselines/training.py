@@ -68,7 +68,7 @@ def answer(recipe: Recipe, training: Training, scores: Tensor, how: str, notes: 
         steps=np.array(training.steps),
         id_kind=training.kind,
         at=len(recipe.batches),
-        how=how,
+        method=how,
         notes=(SIGN, *notes),
     )
 

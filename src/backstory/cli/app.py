@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import condense, data, datasets, demo, index, insight, plan, recipes, report, serve, show
+from . import compress, data, datasets, demo, index, insight, plan, recipes, report, serve, show
 from .options import Json
 
 app = typer.Typer(
@@ -150,7 +150,7 @@ def query(
 
 for command in insight.COMMANDS:
     app.command()(command)
-app.command()(condense.condense)
+app.command()(compress.compress)
 app.command()(index.index)
 app.command()(report.report)
 app.command()(serve.serve)
@@ -193,7 +193,7 @@ def erase(
         typer.confirm(
             f"Erase the content of {'all samples' if everything else f'{len(ids or [])} samples'}?", abort=True
         )
-    gone = Run(run).erase(None if everything else data.ids(run, ids or []))
+    gone = Run(run).erase_content(None if everything else data.ids(run, ids or []))
     if json:
         show.emit({"erased": gone})
     else:

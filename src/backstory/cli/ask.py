@@ -44,7 +44,7 @@ def ask(
         "set": queries,
         "query": which if which is not None else 0,
         "at": step,
-        "how": answer.how,
+        "method": answer.method,
         "sign": "positive: the sample helped, removing it would raise the query's loss",
         "hits": [h.as_dict() for h in answer.top(k, query=which, per=per)],
         "harmful": [h.as_dict() for h in answer.bottom(k, query=which, per=per)],

@@ -26,7 +26,7 @@ def index(
     from ..run.run import Run
 
     with show.progress() as say:
-        report = Run(run).index(
+        report = Run(run).build_index(
             data.at(at), recall=recall, queries=queries, progress=lambda done, total: say("index", done, total)
         )
     if json:

@@ -184,7 +184,7 @@ def _prove(
         lambda model: loss(model, batch),
         lambda done, total: say("retrain", done, total),
     )  # (n, Q)
-    predicted = torch.stack([answer.of([s]) for s in samples])
+    predicted = torch.stack([answer.sum_over([s]) for s in samples])
     for i, s in enumerate(samples):
         for q in range(answer.n_queries):
             result.proofs.append(Proof(s, q, float(predicted[i, q]), float(truth[i, q]), i >= named))

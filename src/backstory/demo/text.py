@@ -114,7 +114,7 @@ def _by_source(result: TextResult, run: Run, plan: Recipe) -> None:
         return loss(model, tokens.flatten(0, 1)).reshape(len(tokens), -1).mean(1)
 
     answer = run.query(plan.model, domain_means, torch.stack([plan.queries[n] for n in result.domains]))
-    sums = answer.by("source")
+    sums = answer.group_by("source")
     result.sources = sorted(sums)
     result.matrix = [sums[name].tolist() for name in result.sources]
     at, rates = (

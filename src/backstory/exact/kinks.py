@@ -61,7 +61,7 @@ def kink_share(
     if len(chosen) < 2 or not 0 < chosen[-1] < chosen[0] <= 1:
         raise UsageError(f"found factors={tuple(factors)}; expected at least two numbers between 0 and 1.")
     answer = unroll(make, query_loss, args=args, dtype=dtype, cache=cache)
-    unrolled = torch.stack([answer.of(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
+    unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
     shrunk = [replace(r, share=f) for f in chosen for r in removals]
     found = tsloo(
         make, shrunk, query_loss, progress, args=args, cache=cache, vectorised=vectorised, dtype=dtype

@@ -28,7 +28,7 @@ from ..maths.steps import Step, curvature_rows
 from ..run.embed import Asked, Progress
 from ..run.run import Run
 from ..run.sweep import backward
-from ..run.windows import refuse_condensed
+from ..run.windows import refuse_compressed
 from . import plots
 from .notebook import InNotebook
 from .shapes import Curve
@@ -96,7 +96,7 @@ def analytic(
     progress: Progress | None = None,
 ) -> Analytic:
     """Measured and simplified curves up to `at`, by one sweep with `probes` random queries (None: exact, p of them)."""
-    refuse_condensed(run.store, "the paper's simplified curve")
+    refuse_compressed(run.store, "the paper's simplified curve")
     step, p = run.step_of(at), run.store.width
     if probes is not None and probes < 1:
         raise UsageError(f"found probes={probes}; expected at least 1, or None for all {p} dimensions.")

@@ -71,7 +71,7 @@ def mean_answer(
     """Influence of every occurrence before `at` on the queries' mean loss: one query."""
     step = run.step_of(at)
     v, notes = mean_vector(run, model, loss, batch, step, unverified=unverified)
-    return run.query_vectors(v, step, joint=joint, gamma=gamma, notes=notes, progress=progress)
+    return run.query_gradients(v, step, joint=joint, gamma=gamma, notes=notes, progress=progress)
 
 
 def said(answer: Influence) -> tuple[str, ...]:

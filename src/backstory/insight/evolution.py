@@ -33,14 +33,14 @@ class Evolution(InNotebook):
     groups: tuple[str, ...]
     mean: Curve  # (G, C); NaN where no sample of the group had been used
     samples: Curve  # (G, C) how many samples the mean is over
-    how: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint"
+    method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint"
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         means = {g: self.mean[i].tolist() for i, g in enumerate(self.groups)}
         counts = {g: self.samples[i].tolist() for i, g in enumerate(self.groups)}
-        told = {"checkpoints": list(self.checkpoints), "mean": means, "samples": counts, "how": list(self.how)}
+        told = {"checkpoints": list(self.checkpoints), "mean": means, "samples": counts, "method": list(self.method)}
         return {**told, "notes": list(self.notes), "sign": SIGN, "unit": UNIT}
 
     def figure(self) -> Any:
@@ -100,7 +100,7 @@ def evolution(
             count = np.array([len(np.unique(answer.samples[of == g])) for g in range(len(names))], dtype=float)
             means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
             counts.append(count)
-            hows.append(answer.how)
+            hows.append(answer.method)
             notes = said(answer)
             if progress is not None:
                 progress(done, len(found))

@@ -26,7 +26,7 @@ from ..run.occurrences import occurrences, rows_before
 from ..run.quality import Watch
 from ..run.run import Run
 from ..run.sweep import backward, cut, slices
-from ..run.windows import refuse_condensed
+from ..run.windows import refuse_compressed
 from ..store import RunStore
 from . import plots
 from .asking import SIGN, mean_vector
@@ -150,7 +150,7 @@ def saturation_of_vector(
     progress: Progress | None = None,
 ) -> Saturation:
     """The same for a ready query gradient (1, p) in the run's coordinates."""
-    refuse_condensed(run.store, "saturation")
+    refuse_compressed(run.store, "saturation")
     until, v = run.step_of(at), v.double()
     samples, steps = occurrences(run.store, rows_before(run.store, until))
     (name,), _ = as_text([sample])

@@ -1,6 +1,6 @@
 """Recording in `transformers.Trainer` by one callback.
 
-    trainer = Trainer(..., callbacks=[Record("runs/x", loss_reduction="token-mean")])
+    trainer = Trainer(..., callbacks=[BackstoryCallback("runs/x", loss_reduction="token-mean")])
 
 Ids travel inside the batches and are taken out by a hook on the model, before it is called. The weights of samples are measured,
 not assumed: the model's loss is compared with the sum of its samples' losses, which tells whether it was divided by
@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 
-class Record(TrainerCallback):
+class BackstoryCallback(TrainerCallback):
     """Records the training of a `transformers.Trainer` into the folder `path`.
 
     `loss_reduction` is "token-mean" for language models, "mean" for one label per sample, or "sum". `ids` are one for each item
@@ -63,7 +63,7 @@ class Record(TrainerCallback):
         """Let go of the run and of the model after training has raised; the run can be resumed from a checkpoint."""
         self._finish(failed=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Record":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BackstoryCallback":
         return self  # a copy of the model made while recording keeps its hooks
 
     # -- training begins and ends ----------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Record(TrainerCallback):
             raise UnsupportedError(
                 "the Trainer gave the model num_items_in_batch, and whether its loss is divided by that cannot be seen (found "
                 f"divisors {divisors}). Where the model takes no heed of it, set model.accepts_loss_kwargs = False before the "
-                "Trainer is made; for token losses of its own, pass tokens= to Record, a function of the model's inputs."
+                "Trainer is made; for token losses of its own, pass tokens= to BackstoryCallback, a function of the model's inputs."
             )
         self._parts[slot].seen = True
         self._run.weigh(slot, weight(factor / self._scale, divisors[0]))

@@ -1,6 +1,6 @@
 """Recording in Lightning's Trainer by one callback.
 
-    trainer = Trainer(..., callbacks=[Record("runs/x", loss_reduction="mean")])
+    trainer = Trainer(..., callbacks=[BackstoryCallback("runs/x", loss_reduction="mean")])
 
 Lightning runs forward and backward in a closure inside `optimizer.step`; while recording, the closure is run first and the
 update after it, as torch's optimizers do themselves, so that the gradients are there when the update is read. The loss of a
@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 
-class Record(Callback):  # type: ignore[misc]
+class BackstoryCallback(Callback):  # type: ignore[misc]
     """Records the training of a Lightning Trainer into the folder `path`.
 
     `loss_reduction` says how `training_step` makes its loss of those of the samples: "mean", "sum" or "token-mean", which needs
@@ -64,7 +64,7 @@ class Record(Callback):  # type: ignore[misc]
         """The step under way: `training_step` may call its `outputs` (needed for sampled curvature) and `losses`."""
         return self._run.scope
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Record":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BackstoryCallback":
         return self
 
     # -- training begins and ends ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ At the beginning A₀ = I and C₀ = 0 cost nothing, so there rows stay pending 
 of uniform steps and fewer rows than p/2 never makes one. A step of many rows, with momentum, is taken by itself once there are
 matrices: half the products, for a pass over them.
 
-Steps that share orthogonal curvature rows V (`sketch`) are taken by `stretch`: no product with a (p, p) matrix is left but those of
+Steps that share orthogonal curvature rows V (`sketch`) are taken by `window`: no product with a (p, p) matrix is left but those of
 the gradient rows, once a chunk.
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
@@ -43,6 +43,7 @@ from torch import Tensor
 
 from .chunks import chunk_rows, groups, is_large, is_uniform, size
 from .pending import FIRST, Pending, Rows
+from .shared_curvature import columns
 from .steps import (
     Coefficients,
     Gamma,
@@ -54,7 +55,6 @@ from .steps import (
     share_of_limit,
     taken_out,
 )
-from .stretch import columns
 
 ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored ones of another number are not used
 SOLVED_ROWS = 128  # rows of one triangular solve

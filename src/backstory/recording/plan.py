@@ -56,7 +56,7 @@ class Plan:
     fixed_bytes: int  # basis and config
     checkpoint_bytes: int  # all checkpoints
     store_bytes: int
-    condensed_bytes: int | None  # after `condense` with its defaults, where there are curvature rows
+    compressed_bytes: int | None  # after `compress` with its defaults, where there are curvature rows
     propagator_bytes: int  # joint
     propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
     rows_bytes: int  # of a sweep that embeds or asks, read and on their way
@@ -169,7 +169,7 @@ def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | 
         fixed_bytes=round(t.basis_bytes + t.other_bytes),
         checkpoint_bytes=costs.checkpoint_bytes,
         store_bytes=chosen.store_bytes,
-        condensed_bytes=costs.condensed_bytes(),
+        compressed_bytes=costs.compressed_bytes(),
         propagator_bytes=chosen.propagator_bytes,
         propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
         rows_bytes=rows_held,
@@ -208,8 +208,8 @@ def _lines(p: Plan) -> Iterator[str]:
     yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
     yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
     yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
-    if p.condensed_bytes is not None and p.condensed_bytes < p.store_bytes:
-        yield f"  condensed   {_size(p.condensed_bytes)} afterwards, with `backstory condense` ({p.condensed_bytes / p.occurrences:,.0f} bytes for each)"
+    if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
+        yield f"  compressed   {_size(p.compressed_bytes)} afterwards, with `backstory compress` ({p.compressed_bytes / p.occurrences:,.0f} bytes for each)"
     yield (
         f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
         f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"

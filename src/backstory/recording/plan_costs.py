@@ -106,17 +106,17 @@ class Costs:
             return 8 * rows * dims
         return 4 * self.matrices * dims**2 + (8 * min(rows, chunk_rows(dims)) * dims if uniform else 0)
 
-    def condensed_bytes(self) -> int | None:
-        """The store after `condense` with its defaults; None where there are no curvature rows to condense."""
+    def compressed_bytes(self) -> int | None:
+        """The store after `compress` with its defaults; None where there are no curvature rows to compress."""
         t, form = self._trial, self._trial.settings.curvature_form()
         if not form.rows:
             return None
         vector = self._vector(t.settings)
-        stretches = max(1, self.occurrences // (OCCURRENCES * RANK))
-        kept = min(RANK, sum(t.dims), form.rows * self.occurrences // stretches)  # rows of curvature of a stretch
+        windows = max(1, self.occurrences // (OCCURRENCES * RANK))
+        kept = min(RANK, sum(t.dims), form.rows * self.occurrences // windows)  # rows of curvature of a window
         row = t.row_bytes - self._at_trial.row + vector
-        wide = self._vector(replace(t.settings, factored=False))  # curvature of a stretch is no product of factors
-        curved = wide * (stretches * kept + t.clipped * self._steps)  # and what clipping takes out of its steps
+        wide = self._vector(replace(t.settings, factored=False))  # curvature of a window is no product of factors
+        curved = wide * (windows * kept + t.clipped * self._steps)  # and what clipping takes out of its steps
         grown = row * self.occurrences + t.step_bytes * self._steps + curved
         return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
 

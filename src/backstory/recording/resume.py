@@ -91,8 +91,8 @@ def _go_on(
     start: int | None,
 ) -> None:
     """Bring a run that is opened again to step `start`."""
-    if store.config.get("condensed"):
-        raise UsageError("a condensed run cannot be recorded into. Go on in the run that it was made from.")
+    if store.config.get("compressed"):
+        raise UsageError("a compressed run cannot be recorded into. Go on in the run that it was made from.")
     _check_same(store, table, settings)
     _check_optimizer(store, optimizer, adaptive)
     settle_layout(store)

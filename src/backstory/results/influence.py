@@ -58,7 +58,7 @@ class Influence:
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
     at: int  # the step whose model was asked
-    how: str  # "adjoint" or "embeddings"
+    method: str  # "adjoint" or "embeddings"
     notes: tuple[str, ...] = ()
     complete: bool = True  # False: only the k best and worst occurrences of each query were kept
     lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = field(default=None, repr=False)
@@ -78,7 +78,7 @@ class Influence:
     def __repr__(self) -> str:
         notes = "".join(f"\n  {x}" for x in self.notes)
         return (
-            f"Influence of {len(self):,} occurrences on {self.n_queries} queries at step {self.at}, by {self.how}\n"
+            f"Influence of {len(self):,} occurrences on {self.n_queries} queries at step {self.at}, by {self.method}\n"
             f"  {SIGN}{notes}"
         )
 
@@ -91,7 +91,7 @@ class Influence:
         which: int | str = "mean" if mean else 0
         hits = dict.fromkeys([*self.top(5, query=which, per=per), *self.bottom(5, query=which, per=per)[::-1]])
         asked = f"the mean of {self.n_queries} queries" if mean else f"query 1 of {self.n_queries}"
-        title = f"Influence of {len(self):,} occurrences on {asked}, on the model at step {self.at}, by {self.how}"
+        title = f"Influence of {len(self):,} occurrences on {asked}, on the model at step {self.at}, by {self.method}"
         return shown(title, pd.DataFrame([h.as_dict() for h in hits]), (SIGN, *self.notes))
 
     def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
@@ -102,12 +102,12 @@ class Influence:
         """The k most harmful, lowest first."""
         return self._hits(k, query, per, largest=False)
 
-    def of(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
+    def sum_over(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
         """Influence (Q,) of removing these samples together, at all their occurrences or only in `steps`.
 
         A first-order sum: it understates groups whose members stand in for each other.
         """
-        self._need_all("of()")
+        self._need_all("sum_over()")
         wanted = set(as_text(samples)[0])
         unknown = wanted - set(self.samples.tolist())
         if unknown:
@@ -119,9 +119,9 @@ class Influence:
             keep &= np.isin(self.steps, list(steps))
         return self.scores[:, torch.from_numpy(keep)].sum(1)
 
-    def during(self, first: int, last: int) -> "Influence":
+    def between(self, first: int, last: int) -> "Influence":
         """Only the occurrences of steps first … last−1, for example one epoch."""
-        self._need_all("during()")
+        self._need_all("between()")
         keep = (self.steps >= first) & (self.steps < last)
         return replace(
             self,
@@ -139,11 +139,11 @@ class Influence:
         out.index_add_(1, torch.from_numpy(inverse), self.scores)
         return restore(names.tolist(), self.id_kind), out
 
-    def by(self, column: str) -> dict[str, Tensor]:
+    def group_by(self, column: str) -> dict[str, Tensor]:
         """Summed influence (Q,) of each "source" or "label", highest mean first; needs content in the run."""
-        self._need_all("by()")
+        self._need_all("group_by()")
         if column not in ("source", "label"):
-            raise UsageError(f"found by({column!r}); expected 'source' or 'label'.")
+            raise UsageError(f"found group_by({column!r}); expected 'source' or 'label'.")
         names, inverse = np.unique(self.samples, return_inverse=True)
         content = self.lookup(names.tolist()) if self.lookup else {}
         of = [content.get(n, {}).get(column) for n in names]

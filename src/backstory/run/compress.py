@@ -1,11 +1,11 @@
-r"""Condense a run: its curvature rows, several to an occurrence, become a few for each stretch of steps.
+r"""Compress a run: its curvature rows, several to an occurrence, become a few for each window of steps.
 
-Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a stretch takes less room and is
-nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a stretch of N occurrences with R rows each, p coordinates, what is smaller is kept:
+Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a window takes less room and is
+nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:
 
     min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
 
-The condensed run is a run of its own. It is written beside its final place and appears there when it is whole.
+The compressed run is a run of its own. It is written beside its final place and appears there when it is whole.
 Knows nothing of models.
 """
 
@@ -28,21 +28,21 @@ from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
 from ..store.files import fsync
 from .embed import Progress
 from .sweep import Chunk, forward
-from .windows import Span, Stretch, write_stretch
+from .windows import Span, Window, write_window
 
 RANK = 512  # of a sketch: lost nothing to the truth where it was measured
-OCCURRENCES = 4  # times the rank make a stretch: its curvature then takes at most a quarter of its gradient rows' room
+OCCURRENCES = 4  # times the rank make a window: its curvature then takes at most a quarter of its gradient rows' room
 OWN = layout.FIXED  # keys that the store fills in
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
 @dataclass(frozen=True)
-class CondenseReport:
+class CompressReport:
     """What was made of a run."""
 
     path: str
-    stretches: int
-    rows: int  # of curvature, in all stretches together
+    windows: int
+    rows: int  # of curvature, in all windows together
     energy: float  # share of the curvature's trace that they hold
     bytes_before: int
     bytes_after: int
@@ -52,17 +52,17 @@ class CondenseReport:
         return asdict(self)
 
 
-def condense(
-    store: RunStore, out: Path, *, rank: int | None, stretches: int | None, progress: Progress | None
-) -> CondenseReport:
-    """Write the condensed run to `out`; `store` is open for writing, so that nobody records into it meanwhile."""
-    _check(store, out, rank, stretches)
-    spans = stretches_of(store, stretches or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
+def compress(
+    store: RunStore, out: Path, *, rank: int | None, windows: int | None, progress: Progress | None
+) -> CompressReport:
+    """Write the compressed run to `out`; `store` is open for writing, so that nobody records into it meanwhile."""
+    _check(store, out, rank, windows)
+    spans = windows_of(store, windows or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
     partial = _claimed(out)
     try:
         with _made(store, partial, spans, rank) as new:
             energy, rows = _fill(store, new, spans, rank, progress)
-            new.update_config(condensed={**new.config["condensed"], "energy": energy})
+            new.update_config(compressed={**new.config["compressed"], "energy": energy})
             _beside(store, new)
         os.rename(partial, out)
         fsync(out.absolute().parent)
@@ -71,7 +71,7 @@ def condense(
         raise
     after = RunStore.open(out).size_bytes()
     before = store.size_bytes() - _embedded_bytes(store)
-    return CondenseReport(str(out), len(spans), rows, energy, before, after)
+    return CompressReport(str(out), len(spans), rows, energy, before, after)
 
 
 def _claimed(out: Path) -> Path:
@@ -81,13 +81,13 @@ def _claimed(out: Path) -> Path:
         partial.mkdir(parents=True)
     except FileExistsError as error:
         raise StoreError(
-            f"{partial} is there already, from a condensing that was interrupted or is under way. Delete it, and run again."
+            f"{partial} is there already, from a compressing that was interrupted or is under way. Delete it, and run again."
         ) from error
     return partial
 
 
-def stretches_of(store: RunStore, count: int) -> list[Span]:
-    """`count` stretches of about as many rows each; fewer where there are fewer steps."""
+def windows_of(store: RunStore, count: int) -> list[Span]:
+    """`count` windows of about as many rows each; fewer where there are fewer steps."""
     table = store.steps()
     ends = table.row_start + table.rows
     wanted = np.linspace(0, float(ends[-1]), count + 1)[1:-1]
@@ -95,19 +95,19 @@ def stretches_of(store: RunStore, count: int) -> list[Span]:
     return list(pairwise(cuts))
 
 
-def _check(store: RunStore, out: Path, rank: int | None, stretches: int | None) -> None:
+def _check(store: RunStore, out: Path, rank: int | None, windows: int | None) -> None:
     if rank is not None and rank < 1:
         raise UsageError(f"found rank={rank}; expected at least 1, or None for the whole sum.")
-    if stretches is not None and stretches < 1:
-        raise UsageError(f"found stretches={stretches}; expected at least 1.")
+    if windows is not None and windows < 1:
+        raise UsageError(f"found windows={windows}; expected at least 1.")
     if store.path.resolve() in out.resolve().parents:
         raise UsageError(f"found out={str(out)!r}, a path inside the run itself; expected one beside it or elsewhere.")
     if out.exists():
         raise StoreError(f"{out} is there already; expected a new path. Choose another one.")
     if store.n_steps() == 0:
-        raise StoreError("the run holds no complete step: there is nothing to condense.")
-    if store.config.get("condensed"):
-        raise UsageError("this run is condensed already. Condense the run that it was made from, with another rank.")
+        raise StoreError("the run holds no complete step: there is nothing to compress.")
+    if store.config.get("compressed"):
+        raise UsageError("this run is compressed already. Compress the run that it was made from, with another rank.")
     if not store.curvature_rows:
         raise UsageError(
             "this run has no curvature rows of its own (its gradient rows serve), so nothing would become smaller. "
@@ -118,7 +118,7 @@ def _check(store: RunStore, out: Path, rank: int | None, stretches: int | None) 
 def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> RunStore:
     """An empty run with the same gradient rows and no curvature rows."""
     config = {k: v for k, v in store.read_config().items() if k not in OWN}
-    config["condensed"] = {"stretches": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
+    config["compressed"] = {"windows": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
     return RunStore.create(
         path,
         layers=[(layer["name"], layer["dims"]) for layer in store.config["layers"]],
@@ -135,7 +135,7 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> R
 def _fill(
     store: RunStore, new: RunStore, spans: list[Span], rank: int | None, progress: Progress | None
 ) -> tuple[float, int]:
-    """Rows and curvature of all stretches; the share of the trace that is kept, and the rows of curvature."""
+    """Rows and curvature of all windows; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
     hatted = store.config["optimizer"].get("coordinates") == "hatted"
     kept = total = 0.0
@@ -151,7 +151,7 @@ def _fill(
             if progress is not None:
                 progress(chunk.first_step + len(chunk.steps), spans[-1][1])
         V = sketch.rows()
-        write_stretch(new, span, Stretch(V, torch.stack(d) if d else None))
+        write_window(new, span, Window(V, torch.stack(d) if d else None))
         kept, total, count = kept + sketch.kept, total + sketch.total, count + len(V)
     return kept / total if total else 1.0, count
 

@@ -30,7 +30,7 @@ class Contents:
             store.put_samples(as_text(ids)[0], **content)
         self.store = RunStore.open(self.path)
 
-    def erase(self, ids: Iterable[int | str] | Tensor | None) -> int:
+    def erase_content(self, ids: Iterable[int | str] | Tensor | None) -> int:
         """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
         names = None if ids is None else as_text(ids)[0]
         unknown = set(names or ()) - set(self.content(names or []))

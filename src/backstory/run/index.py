@@ -153,7 +153,7 @@ def _candidates(store: RunStore, facts: Mapping[str, Any], q: Tensor, k: int) ->
         if len(rows) >= 2 * k:
             return rows
     raise StoreError(
-        f"the index at step {facts['at']} names {len(rows)} occurrences, expected at least {2 * k}. Build it again with run.index()."
+        f"the index at step {facts['at']} names {len(rows)} occurrences, expected at least {2 * k}. Build it again with run.build_index()."
     )
 
 
@@ -172,7 +172,7 @@ def index_at(store: RunStore, step: int, keep: int | None) -> dict[str, Any]:
     if (found := store.index(step)) is None:
         raise UsageError(
             f"no index of the embeddings that the run has for step {step} (embedding again makes an older one useless): "
-            f"call run.index({step}) first."
+            f"call run.build_index({step}) first."
         )
     return found
 

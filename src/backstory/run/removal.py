@@ -17,7 +17,7 @@ from ..maths.steps import Gamma
 from ..store import RunStore
 from .embed import Progress
 from .sweep import forward
-from .windows import refuse_condensed
+from .windows import refuse_compressed
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def corrected(
     store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
-    refuse_condensed(store, "removing samples from all their occurrences")
+    refuse_compressed(store, "removing samples from all their occurrences")
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
         raise UsageError("a sample is named twice; name each once.")

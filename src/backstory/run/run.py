@@ -25,7 +25,7 @@ from ..maths.steps import Gamma
 from ..results.influence import Influence
 from ..results.notebook import shown
 from ..store import RunStore
-from .compress import RANK, CondenseReport, condense
+from .compress import RANK, CompressReport, compress
 from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, check_asked, embed, gamma_of
@@ -156,24 +156,24 @@ class Run(Contents):
         return torch.cat([parts[first] for first in sorted(parts)])
 
     @own_precision()
-    def condense(
+    def compress(
         self,
         out: str | Path,
         *,
         rank: int | None = RANK,
-        stretches: int | None = None,
+        windows: int | None = None,
         progress: Progress | None = None,
-    ) -> CondenseReport:
-        """Write this run to `out` with its curvature as the mean of stretches of steps: smaller; fine-tuned models came out closer to the truth.
+    ) -> CompressReport:
+        """Write this run to `out` with its curvature as the mean of windows of steps: smaller; fine-tuned models came out closer to the truth.
 
-        Each stretch keeps the `rank` leading directions of its curvature (None: all of it). Without `stretches` each has
+        Each window keeps the `rank` leading directions of its curvature (None: all of it). Without `windows` each has
         four times as many occurrences as the rank. This run stays as it is; embeddings are not carried over.
         """
         with RunStore.open(self.path, write=True) as store:
-            return condense(store, Path(out), rank=rank, stretches=stretches, progress=progress)
+            return compress(store, Path(out), rank=rank, windows=windows, progress=progress)
 
     @own_precision()
-    def index(
+    def build_index(
         self,
         at: int | str = "final",
         *,
@@ -220,12 +220,12 @@ class Run(Contents):
         """
         step = self.step_of(at)
         v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
-        return self.query_vectors(
+        return self.query_gradients(
             v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
         )
 
     @own_precision()
-    def query_vectors(
+    def query_gradients(
         self,
         v: Tensor,
         at: int | str = "final",
@@ -263,7 +263,7 @@ class Run(Contents):
         common = {
             "id_kind": self.config.get("ids", "str"),
             "at": step,
-            "how": how,
+            "method": how,
             "notes": said,
             "lookup": self.content,
         }
@@ -308,7 +308,7 @@ class Run(Contents):
             )
         return (answer.scores * torch.from_numpy(own)).sum(1)
 
-    def removal(
+    def predict_removal(
         self,
         samples: Iterable[int | str] | Tensor,
         model: nn.Module,
@@ -329,9 +329,9 @@ class Run(Contents):
         step = self.step_of(at)
         names, kind = as_text(samples)
         v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
-        summed = self.query_vectors(v, step, method="adjoint", gamma=gamma)
+        summed = self.query_gradients(v, step, method="adjoint", gamma=gamma)
         exact = corrected(self.store, v, step, names, gamma=self.form(gamma), progress=progress)
-        plain = torch.stack([summed.of([x]) for x in restore(names, kind)], 1)
+        plain = torch.stack([summed.sum_over([x]) for x in restore(names, kind)], 1)
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
     def form(self, gamma: Asked = "auto") -> Gamma:
@@ -356,10 +356,10 @@ class Run(Contents):
             out.append(
                 f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
             )
-        if condensed := self.config.get("condensed"):
-            count, energy = len(condensed["stretches"]), condensed["energy"]
+        if compressed := self.config.get("compressed"):
+            count, energy = len(compressed["windows"]), compressed["energy"]
             out.append(
-                f"condensed: curvature is the mean over {count} stretches of steps, of which {energy:.1%} of the trace is kept"
+                f"compressed: curvature is the mean over {count} windows of steps, of which {energy:.1%} of the trace is kept"
             )
         if self.config.get("left_out"):
             share = float(self.store.steps().trained.mean()) if self.n_steps else 1.0
@@ -383,7 +383,7 @@ class Run(Contents):
         if method == "index" or (method == "embeddings" and stored is None):
             raise UsageError(
                 f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first"
-                + (", then run.index(...)." if method == "index" else ", or ask at a step where a segment ends.")
+                + (", then run.build_index(...)." if method == "index" else ", or ask at a step where a segment ends.")
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"
 

@@ -14,7 +14,7 @@ from ..maths.chunks import CHUNK_ROWS
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
 from .prefetch import ahead
-from .windows import Condensed
+from .windows import Compressed
 
 CHUNK_BYTES = 32 << 20  # of rows read at once, of which a sweep holds up to three: enough of them for large products
 
@@ -34,7 +34,7 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) 
     They are read in a thread of their own, with tables of its own: two threads cannot read one table of Lance.
     """
     store = RunStore.open(store.path)
-    kept = Condensed(store, dtype)
+    kept = Compressed(store, dtype)
     blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
     return ahead(_chunk(store, block, dtype, kept) for block in blocks)
 
@@ -43,7 +43,7 @@ def forward(
     store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 8 << 20, start: int = 0
 ) -> Iterator[Chunk]:
     """Chunks of the steps from `start` to `at`, earliest first, with the ids of their samples."""
-    kept = Condensed(store, dtype)
+    kept = Compressed(store, dtype)
     size = store.width * dtype.itemsize * (1 + store.curvature_rows)
     table = store.steps(0, at)
     lo = start
@@ -56,7 +56,7 @@ def forward(
         lo = hi
 
 
-def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, kept: Condensed) -> Chunk:
+def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, kept: Compressed) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
     lo, hi = int(block.step[0]), int(block.step[-1]) + 1

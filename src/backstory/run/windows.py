@@ -1,6 +1,6 @@
-r"""Curvature that a condensed run keeps for stretches of steps, and how a step gets its share of it.
+r"""Curvature that a compressed run keeps for windows of steps, and how a step gets its share of it.
 
-Of the steps t of a stretch, the mean of their curvature is kept as few orthogonal rows (`maths.sketch`):
+Of the steps t of a window, the mean of their curvature is kept as few orthogonal rows (`maths.sketch`):
 
     VᵀV ≈ 1/T Σ_t H_t,      H_t ← VᵀV  for each of them
 
@@ -27,20 +27,20 @@ from ..store import RunStore
 Span = tuple[int, int]  # from step, to step
 
 
-class Stretch(NamedTuple):
-    """What is kept for the steps of one stretch."""
+class Window(NamedTuple):
+    """What is kept for the steps of one window."""
 
     V: Tensor  # (R, p), orthogonal rows
     d: Tensor | None  # one row for each clipped step, in Adam's coordinates only
 
 
-class Condensed:
-    """The curvature of a condensed run while a sweep passes over it; holds one stretch at a time."""
+class Compressed:
+    """The curvature of a compressed run while a sweep passes over it; holds one window at a time."""
 
     def __init__(self, store: RunStore, dtype: torch.dtype) -> None:
         self._store, self._dtype = store, dtype
-        self._spans: list[Span] = [(lo, hi) for lo, hi in (store.config.get("condensed") or {}).get("stretches", [])]
-        self._held: tuple[Span, Stretch, dict[int, int]] | None = None  # and the row of `d` of each clipped step
+        self._spans: list[Span] = [(lo, hi) for lo, hi in (store.config.get("compressed") or {}).get("windows", [])]
+        self._held: tuple[Span, Window, dict[int, int]] | None = None  # and the row of `d` of each clipped step
 
     def fill(self, steps: Sequence[Step], first: int) -> list[Step]:
         """The steps, numbered from `first` on, with the curvature that is kept for them; as they are in other runs."""
@@ -52,7 +52,7 @@ class Condensed:
             clipped = np.flatnonzero(self._store.steps(*span).clip < 1).tolist()
             self._held = (
                 span,
-                read_stretch(self._store, span, self._dtype),
+                read_window(self._store, span, self._dtype),
                 {span[0] + k: i for i, k in enumerate(clipped)},
             )
         _, (V, d), row = self._held
@@ -62,10 +62,10 @@ class Condensed:
         return step._replace(V=V, dot_v=V @ seen, orthogonal=True)
 
 
-def write_stretch(store: RunStore, span: Span, stretch: Stretch) -> None:
-    """Keep the curvature of one stretch, in the run's encoding."""
+def write_window(store: RunStore, span: Span, window: Window) -> None:
+    """Keep the curvature of one window, in the run's encoding."""
     kept: dict[str, Tensor] = {}
-    for name, rows in zip(Stretch._fields, stretch, strict=True):
+    for name, rows in zip(Window._fields, window, strict=True):
         if rows is not None:
             codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
             kept |= (
@@ -74,18 +74,18 @@ def write_stretch(store: RunStore, span: Span, stretch: Stretch) -> None:
     store.save_tensors(_name(span), kept)
 
 
-def read_stretch(store: RunStore, span: Span, dtype: torch.dtype) -> Stretch:
-    """The curvature of one stretch; its rows are made orthogonal again after their rounding."""
+def read_window(store: RunStore, span: Span, dtype: torch.dtype) -> Window:
+    """The curvature of one window; its rows are made orthogonal again after their rounding."""
     kept = store.load_tensors(_name(span))
-    found = {k: enc.decode(kept[k], kept.get(f"{k}/scale"), store.dims, dtype) for k in Stretch._fields if k in kept}
-    return Stretch(orthogonal(found["V"]), found.get("d"))
+    found = {k: enc.decode(kept[k], kept.get(f"{k}/scale"), store.dims, dtype) for k in Window._fields if k in kept}
+    return Window(orthogonal(found["V"]), found.get("d"))
 
 
-def refuse_condensed(store: RunStore, what: str) -> None:
-    """Raise where the curvature of single samples is needed and only that of stretches is kept."""
-    if store.config.get("condensed"):
+def refuse_compressed(store: RunStore, what: str) -> None:
+    """Raise where the curvature of single samples is needed and only that of windows is kept."""
+    if store.config.get("compressed"):
         raise UsageError(
-            f"{what} needs the curvature of single samples, and this run was condensed: it keeps that of stretches of steps. "
+            f"{what} needs the curvature of single samples, and this run was compressed: it keeps that of windows of steps. "
             "Ask the run that it was made from."
         )
 

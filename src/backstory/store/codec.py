@@ -158,16 +158,9 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
 def read_steps(table: Table, lo: int, hi: int) -> StepTable:
     """Steps `lo` to `hi`."""
     numbers = (*STEP_NUMBERS, "trained")
-    there = [name for name in numbers if name in table.schema.names]  # format 1 had no size and no drift
-    columns = table.table(["step", "row_start", "rows", "crc", *there, *GROUP_KEYS], lo, hi)
+    columns = table.table(["step", "row_start", "rows", "crc", *numbers, *GROUP_KEYS], lo, hi)
     ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
-    floats = {name: columns[name].to_numpy().copy() for name in there}
-    absent = {
-        "size": floats["norm"] ** 2 * floats["coverage"],
-        "drift": np.zeros(hi - lo),
-        "trained": floats["coverage"],
-    }
-    floats = {**absent, **floats}
+    floats = {name: columns[name].to_numpy().copy() for name in numbers}
     groups = {key: _matrix(columns[key]) for key in GROUP_KEYS}
     return StepTable(**ints, **floats, groups=groups)
 

@@ -4,7 +4,7 @@ Knows nothing of rows and steps.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from ..maths import encoding as enc
 from ..maths.factors import Block
 from .files import TEMPORARY, read_json
 
-FORMAT = 2
-FACTORED = 4  # of runs whose rows are kept as factors
-CONDENSED = 3  # of runs whose curvature is kept for stretches of steps: readers of format 2 would take it for absent
-FIXED = ("format", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
+FORMAT = 1
+FACTORS, COMPRESSED = "factors", "compressed"  # rows kept as two factors a matrix; curvature kept for windows of steps
+FEATURES = (FACTORS, COMPRESSED)  # what a reader must know beyond the format
+FIXED = ("format", "features", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
 
 
@@ -47,9 +47,10 @@ def new_config(
     table = layer_table(layers)
     for layer, pair in zip(table, factors or [None] * len(table), strict=True):
         layer |= {} if pair is None else {"factors": list(pair)}
-    plain = CONDENSED if "condensed" in extra else FORMAT
+    uses = {FACTORS: any("factors" in layer for layer in table), COMPRESSED: "compressed" in extra}
     fixed = {
-        "format": FACTORED if any("factors" in layer for layer in table) else plain,
+        "format": FORMAT,
+        "features": [name for name in FEATURES if uses[name]],
         "layers": table,
         "encoding": encoding,
         "groups": n_groups,
@@ -74,32 +75,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         what = "is not a run (it has no config.json)" if folder.exists() else "does not exist"
         raise StoreError(f"{folder} {what}; expected the folder of a recorded run. Check the path.")
     raw = read_json(folder / "config.json")
-    version = raw.get("format")
-    if version not in READERS:
+    if raw.get("format") != FORMAT:
         raise FormatError(
-            f"{folder} has format {version!r}; this version of Backstory reads {sorted(READERS)}. "
-            "Open it with the version of Backstory that wrote it, or a newer one."
+            f"{folder} has format {raw.get('format')!r}; this version of Backstory reads format {FORMAT}. "
+            "Open it with the version of Backstory that wrote it, or record it again."
         )
-    return READERS[version](folder, raw)
-
-
-def _read_1(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had neither split rows nor a diagonal."""
-    return _read_2(folder, {**raw, "split": False, "diagonal": False})
-
-
-def _read_2(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if missing := [key for key in FIXED if key not in raw]:
         raise FormatError(f"{folder}/config.json lacks {missing}, expected {list(FIXED)}. Restore it from a copy.")
+    if unknown := [name for name in raw["features"] if name not in FEATURES]:
+        raise FormatError(
+            f"{folder} needs {', '.join(map(str, unknown))}, which this version of Backstory does not know (it knows "
+            f"{', '.join(FEATURES)}). Open it with a newer version."
+        )
     return raw
-
-
-READERS: dict[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
-    1: _read_1,
-    2: _read_2,
-    CONDENSED: _read_2,
-    FACTORED: _read_2,
-}
 
 
 def check_free(folder: Path) -> None:

@@ -268,8 +268,7 @@ class Ledger:
             )
             if len(rows):
                 self._rows.append(rows)
-            lines = codec.steps_table(records, start, crcs, self.config["groups"])
-            self._steps.append(lines.select(self._steps.schema.names))  # older runs have fewer columns
+            self._steps.append(codec.steps_table(records, start, crcs, self.config["groups"]))
         except DiskError as error:
             size = len(records[0].samples) * self.bytes_per_row
             raise DiskError(

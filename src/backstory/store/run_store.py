@@ -263,8 +263,8 @@ class RunStore(Ledger):
         for lo, hi in self.segments():
             rows = self._row_start(lo), self._row_start(hi)
             found += verify.check_embedding(f"of steps {lo} to {hi}", rows, self._segments.table((lo, hi)), self._rows)
-        stretches = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("condensed", {}).get("stretches", [])]
-        found += [f"{name}.safetensors is missing." for name in stretches if name not in self.tensor_names()]
+        windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
+        found += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]
         found += verify.check_readable(self.load_tensors, self.tensor_names())
         return found + list(verify.check_readable(self.read_spool, self.spooled()))
 

@@ -38,7 +38,7 @@ class Scored(NamedTuple):
 
     scores: Floats  # (Q, N)
     at: int
-    how: str
+    method: str
     notes: tuple[str, ...]
     validity: Mapping[str, Any]
 
@@ -102,7 +102,7 @@ class Checkpoint:
         self.gradients = None if recipe is None else Gradients(run, recipe, bases, step)
         self._probe = self._stored()
         self.ready = self._probe is not None  # whether an answer needs no sweep
-        held = self._probe is not None and self._probe.how == "embeddings" and self._fits(room)
+        held = self._probe is not None and self._probe.method == "embeddings" and self._fits(room)
         self.E = run.embeddings(step).float().contiguous() if held else None  # (N, p)
         self._norms: Floats | None = None
         self._norms_lock = Lock()
@@ -127,18 +127,18 @@ class Checkpoint:
         """An answer to nothing, from what `embed` has stored if there is any: what every answer must say."""
         run = self._reader.run
         try:
-            return run.query_vectors(torch.zeros(1, run.store.width), self.step, method="embeddings", notes=(MODE,))
+            return run.query_gradients(torch.zeros(1, run.store.width), self.step, method="embeddings", notes=(MODE,))
         except UsageError:
             return None
 
     def scores(self, v: Tensor, progress: Progress | None = None) -> Scored:
         """Influence of every occurrence before the step on the queries v (Q, p)."""
         if self.E is None:
-            found = self._reader.run.query_vectors(v, self.step, notes=(MODE,), progress=progress)
-            return Scored(found.scores.numpy(), self.step, found.how, found.notes, found.validity or {})
+            found = self._reader.run.query_gradients(v, self.step, notes=(MODE,), progress=progress)
+            return Scored(found.scores.numpy(), self.step, found.method, found.notes, found.validity or {})
         scores = (v @ self.E.T).double().numpy()  # (Q, N)
         said = self._probe
-        return Scored(scores, self.step, said.how, said.notes, said.validity or {})
+        return Scored(scores, self.step, said.method, said.notes, said.validity or {})
 
     def similar(self, rows: NDArray[np.int64], inverse: NDArray[np.int64], samples: int) -> Floats | None:
         """Cosines (M,) of the summed embedding of these rows with that of every sample; None without embeddings."""

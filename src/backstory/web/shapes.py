@@ -165,7 +165,7 @@ class Answer(Shape):
     harmful: list[Hit]
     timeline: Pace
     replay: list[Ranking] | None = Field(description="rankings at every checkpoint, where replay=true was asked for")
-    how: str = Field(description="embeddings, segments or adjoint")
+    method: str = Field(description="embeddings, segments or adjoint")
     validity: Trust
     notes: list[str]
     sign: str = SIGN

@@ -164,7 +164,7 @@ def answer(opened: Opened, question: Asked, at: int | None, k: int, replay: bool
         harmful=harmful,
         timeline=pace(scores, opened.catalogue, step),
         replay=_replay(opened, question) if replay else None,
-        how=found.how,
+        method=found.method,
         validity=trust(found.validity),
         notes=notes,
         unit=UNIT,

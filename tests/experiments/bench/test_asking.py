@@ -25,6 +25,6 @@ def test_both_ways_answer_the_same(tmp_path: Path) -> None:
     asked = questions(run, model, work, joint=True)
     asked["index"]()
     by_embeddings, by_adjoint = asked["embeddings"](), asked["adjoint"]()
-    assert by_embeddings.how == "embeddings"  # type: ignore[attr-defined]
+    assert by_embeddings.method == "embeddings"  # type: ignore[attr-defined]
     torch.testing.assert_close(by_embeddings.scores, by_adjoint.scores, rtol=0.01, atol=1e-6)  # type: ignore[attr-defined]
     assert query_losses(model, work.queries()).shape == (3,)

@@ -29,7 +29,7 @@ def test_figures_by_hand() -> None:
 
 def test_one_line_for_each_workload_and_configuration() -> None:
     said: list[str] = []
-    known = {"default": 0.75, "learned-16-sampled-1/6": 0.8, "default-condensed": 0.77}
+    known = {"default": 0.75, "learned-16-sampled-1/6": 0.8, "default-compressed": 0.77}
     study = {"rows": [{"method": name, "mean": mean} for name, mean in known.items()]}
     found = bench_record(workloads="AB", scale="tiny", study=study, say=said.append)
     assert [row["fidelity"] for row in found["rows"]] == [None] * 4 + [0.75, 0.77, None, 0.8, None, None, None]
@@ -38,10 +38,10 @@ def test_one_line_for_each_workload_and_configuration() -> None:
         "default", "paper: random 32×32, empirical", "int8", "sampled:1",
     ]  # fmt: skip
     assert [row["configuration"] for row in found["rows"][4:]] == [
-        "default", "default, condensed", "paper: random 32×32, empirical", "sampled:1/6", "sampled:1/6, condensed", "int8",
-        "int8, condensed",
+        "default", "default, compressed", "paper: random 32×32, empirical", "sampled:1/6", "sampled:1/6, compressed", "int8",
+        "int8, compressed",
     ]  # fmt: skip
-    assert ["condense_s" in row for row in found["rows"][4:]] == [False, True, False, False, True, False, True]
+    assert ["compress_s" in row for row in found["rows"][4:]] == [False, True, False, False, True, False, True]
     assert found["rows"][5]["ratio"] == found["rows"][4]["ratio"], "recording is the same"
     assert len(said) == 4  # and a plan each
     for row in found["rows"]:

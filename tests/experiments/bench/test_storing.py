@@ -1,7 +1,7 @@
 """Every configuration stands beside the reference with its own curvature setting."""
 
 import pytest
-from experiments.bench.storing import CONDENSED, STORES, bench_store
+from experiments.bench.storing import COMPRESSED, STORES, bench_store
 
 from experiments.bench import storing
 
@@ -12,12 +12,12 @@ def test_references_come_first_and_have_the_same_curvature(monkeypatch: pytest.M
     references = {x["curvature"]: x for x in found if x["configuration"].startswith("reference")}
     assert references.keys() == {"empirical", "empirical/6", "sampled:1/6"}
     ours = [x for x in found if not x["configuration"].startswith("reference")]
-    assert [x["configuration"] for x in ours] == [*STORES, *CONDENSED]
+    assert [x["configuration"] for x in ours] == [*STORES, *COMPRESSED]
     for line in ours:
         expected = references[line["curvature"]]["bytes_per_occurrence"] / line["bytes_per_occurrence"]
         assert line["times_smaller"] == expected
-        condensed = line["configuration"] in CONDENSED
-        assert line["rows"] == (1 if condensed else references[line["curvature"]]["rows"])
-        assert condensed == ("condensed" in line["settings"])
+        compressed = line["configuration"] in COMPRESSED
+        assert line["rows"] == (1 if compressed else references[line["curvature"]]["rows"])
+        assert compressed == ("compressed" in line["settings"])
     sizes = {x["configuration"]: x["bytes_per_occurrence"] for x in ours}
     assert sizes["rank 8, int8"] < sizes["rank 8"] < sizes["default"]

@@ -1,6 +1,6 @@
 """Consecutive uniform steps that share orthogonal curvature rows V, column by column.
 
-With A₀, C₀ at the end of the stretch, s₁, s₂ how S of a step is made of them, and m_j = S n_j what clipping takes out of step j
+With A₀, C₀ at the end of the window, s₁, s₂ how S of a step is made of them, and m_j = S n_j what clipping takes out of step j
 (see steps), passed through that step,
 
     A = a₁ A₀ + a₂ C₀ + X V        C and S the same, with Y V and Z V
@@ -28,7 +28,7 @@ from .steps import Gamma, Step, implicit, squares
 
 
 class Columns(NamedTuple):
-    """What the steps of a stretch need of Z, and X and Y before the first one."""
+    """What the steps of a window need of Z, and X and Y before the first one."""
 
     z: Tensor  # (steps, 2, R) z₁ and z₂ of each
     L: Tensor  # (N, clipped) products of each row with z_j of its own step: 0 unless j is later

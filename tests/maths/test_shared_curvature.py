@@ -8,11 +8,11 @@ import torch
 from tests.maths.examples import RULES, P, random_steps
 from tests.support.oracles import assert_close
 
+from backstory.maths.shared_curvature import Columns, columns
 from backstory.maths.steps import Step
-from backstory.maths.stretch import Columns, columns
 
 
-def stretch(rule: str, clipped: bool) -> list[Step]:
+def window(rule: str, clipped: bool) -> list[Step]:
     g = torch.Generator().manual_seed(2)
     Q = torch.linalg.qr(torch.randn(P, P, generator=g, dtype=torch.float64)).Q
     V = Q[:3] * torch.tensor([[1.5], [0.7], [0.2]], dtype=torch.float64)
@@ -43,7 +43,7 @@ def written_out(steps: list[Step], s: np.ndarray, B1: np.ndarray, B2: np.ndarray
 @pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "adam", "plain, then momentum"])
 def test_columns_are_the_recursion(rule: str, clipped: bool) -> None:
     assert rule in RULES
-    steps, g = stretch(rule, clipped), np.random.default_rng(1)
+    steps, g = window(rule, clipped), np.random.default_rng(1)
     s, (B1, B2) = g.normal(size=(len(steps), 2)), g.normal(size=(2, P, 3))
     m = {t: g.normal(size=P) for t, step in enumerate(steps) if step.clip < 1}
     met = [torch.from_numpy(g.normal(size=(len(step.w) + (t in m), 3))) for t, step in enumerate(steps)]
@@ -67,6 +67,6 @@ def _assert_met(
 
 
 def test_memory_does_not_grow_with_the_square_of_the_steps() -> None:
-    steps = stretch("momentum", clipped=True)
+    steps = window("momentum", clipped=True)
     found = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), None)
     assert found.z.shape == (len(steps), 2, 3)

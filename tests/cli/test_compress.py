@@ -1,4 +1,4 @@
-"""`backstory condense` as a person types it."""
+"""`backstory compress` as a person types it."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from backstory.errors import StoreError
 
 
 def call(*args: str | int | Path) -> str:
-    found = CliRunner().invoke(app, ["condense", *map(str, args)], env={"COLUMNS": "160"})
+    found = CliRunner().invoke(app, ["compress", *map(str, args)], env={"COLUMNS": "160"})
     if found.exception is not None:
         raise found.exception
     return found.stdout
@@ -21,10 +21,10 @@ def call(*args: str | int | Path) -> str:
 
 def test_it_says_what_became_of_the_run(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run")
-    said = call(tmp_path / "run", tmp_path / "small", "--rank", 3, "--stretches", 2)
-    assert "6 rows of curvature in 2 stretches hold" in said
+    said = call(tmp_path / "run", tmp_path / "small", "--rank", 3, "--windows", 2)
+    assert "6 rows of curvature in 2 windows hold" in said
     assert "MB became" in said
-    assert backstory.open(tmp_path / "small").config["condensed"]["rank"] == 3
+    assert backstory.open(tmp_path / "small").config["compressed"]["rank"] == 3
 
 
 def test_json_and_no_limit(tmp_path: Path) -> None:
