@@ -12,6 +12,7 @@ AXE := 4.14.0
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
