@@ -1,6 +1,5 @@
 """`python -m experiments NAME … --json`: the studies by their names, and `bench …`."""
 
-
 from backstory.cli.app import guarded
 
 from .commands import bench, bench_serve, checkpoints, domains, gpt, planted, small, study, treebank

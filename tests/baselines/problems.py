@@ -85,9 +85,9 @@ def rows(model: nn.Module, loss: Loss, xy: Sequence[Tensor]) -> Tensor:
 
 def by_id(answer: Influence, n: int = N) -> Tensor:
     """Scores (Q, n) in the order of the ids 0 … n−1."""
-    assert answer.samples.shape == (n,)
-    place = np.argsort(answer.samples.astype(int))
-    assert answer.samples[place].tolist() == [str(i) for i in range(n)]
+    assert answer.sample_ids.shape == (n,)
+    place = np.argsort(answer.sample_ids.astype(int))
+    assert answer.sample_ids[place].tolist() == [str(i) for i in range(n)]
     return answer.scores[:, torch.from_numpy(place)]
 
 

@@ -92,7 +92,7 @@ def test_in_the_run_each_occurrence_is_rate_weight_product(tmp_path: Path, max_n
         clip = 1.0 if max_norm is None else min(1.0, max_norm / (float(G.mean(0).norm()) + 1e-6))
         expected = clip * 0.3 / (1 + t) / len(ids) * V @ G.T
         assert_close(answer.scores[:, column : column + len(ids)], expected, 1e-9)
-        assert answer.samples[column : column + len(ids)].tolist() == [str(i) for i in ids]
+        assert answer.sample_ids[column : column + len(ids)].tolist() == [str(i) for i in ids]
         column += len(ids)
     assert len(answer) == column == 60
 

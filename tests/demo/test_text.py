@@ -61,7 +61,7 @@ def test_the_matrix_and_the_timeline_are_sums_of_the_same_scores(found: tuple[di
     model = run.load_weights(plan.model)
     each = [run.query(model, lambda m, x: loss(m, x).mean(), plan.queries[n]) for n in result["domains"]]
     for row, source in zip(result["matrix"], result["sources"], strict=True):
-        own = [s for s in each[0].samples.tolist() if s.startswith(source + "/")]
+        own = [s for s in each[0].sample_ids.tolist() if s.startswith(source + "/")]
         assert row == pytest.approx([float(a.sum_over(own)[0]) for a in each], rel=1e-3, abs=1e-6)
     rates = run.store.steps().groups["rate"][:, 0]
     sizes = torch.stack([a.scores[0].abs() for a in each]).mean(0).reshape(8, 4).mean(1) / torch.from_numpy(rates)

@@ -31,7 +31,7 @@ def test_occurrences_are_those_of_the_run(tmp_path: Path) -> None:
     run.load_weights(recipe.model)
     estimate = run.query(recipe.model, recipe.loss, batch)
     found = query(run, examples.NAME, batch)
-    assert found.samples.tolist() == estimate.samples.tolist()
+    assert found.sample_ids.tolist() == estimate.sample_ids.tolist()
     assert found.steps.tolist() == estimate.steps.tolist()
     assert (found.at, found.id_kind) == (estimate.at, estimate.id_kind)
     assert float(torch.corrcoef(torch.stack([found.scores[0], estimate.scores[0]]))[0, 1]) > 0.8

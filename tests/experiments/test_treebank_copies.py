@@ -62,7 +62,7 @@ def test_ours_ranks_by_the_influence_on_the_model_of_that_epoch(found: list[Rank
     for one, at in zip([x for x in found if x.method == OURS], SETUP.ends, strict=True):
         answer = run.query(run.load_weights(plan.model, at), plan.loss, asked.tokens, at)
         for q, name in enumerate(asked.ids):
-            sums = {s: float(answer.scores[q, answer.samples == s].sum()) for s in set(answer.samples.tolist())}
+            sums = {s: float(answer.scores[q, answer.sample_ids == s].sum()) for s in set(answer.sample_ids.tolist())}
             assert one.found.rank[q] == 1 + sum(x > sums[name] for x in sums.values())
             assert one.first[q].sample == max(sums, key=sums.__getitem__)
             assert one.first[q].influence == pytest.approx(max(sums.values()))

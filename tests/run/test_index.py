@@ -43,17 +43,17 @@ def test_the_highest_and_the_lowest_with_their_true_influence(curvature: str, tm
     assert (answer.method, answer.complete, answer.kept) == ("index", False, k)
     assert answer.scores.shape == (4, 2 * k)
     true = v.numpy() @ E.T  # (4, N)
-    samples, steps = run.query_gradients(v).samples, run.query_gradients(v).steps
+    samples, steps = run.query_gradients(v).sample_ids, run.query_gradients(v).steps
     missed = 0
     for q in range(4):
         order = np.argsort(-true[q], kind="stable")
         assert_close(answer.scores[q], torch.from_numpy(np.sort(answer.scores[q].numpy())[::-1].copy()), 0.0)
-        found = set(zip(answer.samples[q].tolist(), answer.steps[q].tolist(), strict=True))
+        found = set(zip(answer.sample_ids[q].tolist(), answer.steps[q].tolist(), strict=True))
         for end in (order[:k], order[-k:]):
             wanted = {(samples[i], int(steps[i])) for i in end}
             missed += len(wanted - found)
         exact = {(samples[i], int(steps[i])): true[q, i] for i in range(ROWS)}
-        for sample, step, score in zip(answer.samples[q], answer.steps[q], answer.scores[q].tolist(), strict=True):
+        for sample, step, score in zip(answer.sample_ids[q], answer.steps[q], answer.scores[q].tolist(), strict=True):
             assert score == pytest.approx(exact[(sample, int(step))], rel=1e-9, abs=1e-15)
     assert missed <= 14, f"{missed} of 56 are missed; Lance draws the partitions anew each time"
     top, bottom = answer.top(1, query=0, per="occurrence")[0], answer.bottom(1, query=0, per="occurrence")[0]
@@ -141,7 +141,7 @@ def test_labels_are_those_of_the_rows(tmp_path: Path) -> None:
     every = run.query_gradients(normal(1, run.store.width, seed=1))
     rows = torch.tensor([[5, 0, 269], [100, 5, 3]])
     samples, steps = labels(run.store, rows)
-    assert samples.tolist() == [[every.samples[i] for i in line] for line in rows.tolist()]
+    assert samples.tolist() == [[every.sample_ids[i] for i in line] for line in rows.tolist()]
     assert steps.tolist() == [[int(every.steps[i]) for i in line] for line in rows.tolist()]
 
 
@@ -260,7 +260,7 @@ def test_many_queries_at_once_are_as_each_alone(tmp_path: Path, monkeypatch: pyt
     assert_close(run.query_gradients(v, method="index", keep=3).scores, together.scores, 1e-12)
     for q in range(5):
         alone = run.query_gradients(v[q : q + 1], method="index", keep=3)
-        assert alone.samples.tolist() == [together.samples[q].tolist()]
+        assert alone.sample_ids.tolist() == [together.sample_ids[q].tolist()]
         assert_close(alone.scores, together.scores[q : q + 1], 1e-12)
 
 

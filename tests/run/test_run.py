@@ -165,7 +165,7 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     expected = backstory.open(tmp_path / "short").query(short, cross_entropy, QUERY)
     found = run.query(asked, cross_entropy, QUERY, at=6)
     assert_same(found.scores, expected.scores, 2 * terms_of(short, 6))
-    assert (found.samples.tolist(), found.steps.tolist()) == (expected.samples.tolist(), expected.steps.tolist())
+    assert (found.sample_ids.tolist(), found.steps.tolist()) == (expected.sample_ids.tolist(), expected.steps.tolist())
     assert found.at == 6
     run.embed(at=6, dtype=torch.float64, encoding="float64")
     by_embeddings = run.query(asked, cross_entropy, QUERY, at=6)

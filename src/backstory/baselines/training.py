@@ -64,7 +64,7 @@ def answer(recipe: Recipe, training: Training, scores: Tensor, how: str, notes: 
     """Scores (Q, N) as the answer to a query."""
     return Influence(
         scores=scores.detach().double().cpu(),
-        samples=np.array(training.samples),
+        sample_ids=np.array(training.samples),
         steps=np.array(training.steps),
         id_kind=training.kind,
         at=len(recipe.batches),

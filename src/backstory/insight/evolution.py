@@ -97,7 +97,7 @@ def evolution(
             answer = mean_answer(run, run.load_weights(model, c), loss, batch, c, joint=joint, gamma=gamma)
             of = group[: len(answer)]
             sums = np.bincount(of, weights=answer.scores[0].numpy(), minlength=len(names))
-            count = np.array([len(np.unique(answer.samples[of == g])) for g in range(len(names))], dtype=float)
+            count = np.array([len(np.unique(answer.sample_ids[of == g])) for g in range(len(names))], dtype=float)
             means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
             counts.append(count)
             hows.append(answer.method)

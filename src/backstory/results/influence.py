@@ -54,7 +54,7 @@ class Influence:
     """Influences of occurrences on Q queries; `rows` says which occurrences of the run are held (all, or the best)."""
 
     scores: Tensor  # (Q, M) float64
-    samples: np.ndarray[Any, Any]  # (N,) or (Q, M) ids as text
+    sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, M) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
     at: int  # the step whose model was asked
@@ -109,12 +109,12 @@ class Influence:
         """
         self._need_all("sum_over()")
         wanted = set(as_text(samples)[0])
-        unknown = wanted - set(self.samples.tolist())
+        unknown = wanted - set(self.sample_ids.tolist())
         if unknown:
             raise UsageError(
                 f"{len(unknown)} of the samples never occurred before step {self.at}, e.g. {min(unknown)!r}."
             )
-        keep = np.isin(self.samples, list(wanted))
+        keep = np.isin(self.sample_ids, list(wanted))
         if steps is not None:
             keep &= np.isin(self.steps, list(steps))
         return self.scores[:, torch.from_numpy(keep)].sum(1)
@@ -126,7 +126,7 @@ class Influence:
         return replace(
             self,
             scores=self.scores[:, torch.from_numpy(keep)],
-            samples=self.samples[keep],
+            sample_ids=self.sample_ids[keep],
             steps=self.steps[keep],
             notes=(*self.notes, f"steps {first} to {last - 1} only"),
         )
@@ -134,7 +134,7 @@ class Influence:
     def per_sample(self) -> tuple[list[int | str], Tensor]:
         """`(ids, influences (Q, ids))`: removal from all steps, occurrences summed."""
         self._need_all("per_sample()")
-        names, inverse = np.unique(self.samples, return_inverse=True)
+        names, inverse = np.unique(self.sample_ids, return_inverse=True)
         out = torch.zeros(self.n_queries, len(names), dtype=self.scores.dtype)
         out.index_add_(1, torch.from_numpy(inverse), self.scores)
         return restore(names.tolist(), self.id_kind), out
@@ -144,7 +144,7 @@ class Influence:
         self._need_all("group_by()")
         if column not in ("source", "label"):
             raise UsageError(f"found group_by({column!r}); expected 'source' or 'label'.")
-        names, inverse = np.unique(self.samples, return_inverse=True)
+        names, inverse = np.unique(self.sample_ids, return_inverse=True)
         content = self.lookup(names.tolist()) if self.lookup else {}
         of = [content.get(n, {}).get(column) for n in names]
         if all(x is None for x in of):
@@ -163,7 +163,7 @@ class Influence:
             raise UsageError("to_pandas() needs pandas: pip install 'backstory[pandas]'.") from error
 
         q, m = self.scores.shape
-        samples = self.samples if self.samples.ndim == 2 else np.broadcast_to(self.samples, (q, m))
+        samples = self.sample_ids if self.sample_ids.ndim == 2 else np.broadcast_to(self.sample_ids, (q, m))
         steps = self.steps if self.steps.ndim == 2 else np.broadcast_to(self.steps, (q, m))
         return pd.DataFrame(
             {
@@ -208,13 +208,13 @@ class Influence:
             )
         if query == "mean":
             self._need_all("query='mean'")
-            return self.scores.mean(0), self.samples, self.steps
+            return self.scores.mean(0), self.sample_ids, self.steps
         q = 0 if query is None else query
         if not isinstance(q, int) or not 0 <= q < self.n_queries:
             raise UsageError(f"found query={query!r}; expected 0 … {self.n_queries - 1}, or 'mean'.")
-        if self.samples.ndim == 2:
-            return self.scores[q], self.samples[q], self.steps[q]
-        return self.scores[q], self.samples, self.steps
+        if self.sample_ids.ndim == 2:
+            return self.scores[q], self.sample_ids[q], self.steps[q]
+        return self.scores[q], self.sample_ids, self.steps
 
     def _need_all(self, what: str) -> None:
         if not self.complete:

@@ -300,7 +300,7 @@ class Run(Contents):
             raise UsageError(
                 f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
             )
-        own = answer.samples[None, :] == np.array(names)[:, None]  # (Q, N)
+        own = answer.sample_ids[None, :] == np.array(names)[:, None]  # (Q, N)
         if not own.any(1).all():
             missing = names[int((~own.any(1)).argmax())]
             raise UsageError(
