@@ -1,8 +1,7 @@
 """`python -m experiments NAME … --json`: the studies by their names, and `bench …`."""
 
 from backstory.cli.app import guarded
-
-from .commands import bench, bench_serve, checkpoints, domains, gpt, planted, small, study, treebank
+from experiments.commands import bench, bench_serve, checkpoints, domains, gpt, planted, small, study, treebank
 
 COMMANDS = (bench_serve, checkpoints, domains, gpt, planted, small, treebank)  # importing them adds their commands
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from backstory.errors import UsageError
-from backstory.exact.kinks import kink_share
 from backstory.exact.losses import QuerySet
 from backstory.replay.removal import Removal
 from experiments.fidelity_setups import ACTIVATIONS, Setup, recipe, removals
+from experiments.kink_share import kink_share
 
 Say = Callable[[str, int, int], None]
 KINDS = ("single", "all")

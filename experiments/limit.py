@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from backstory.errors import UsageError
-from backstory.exact.limit import MODELS, large_t_limit
+from experiments.limit_curve import MODELS, large_t_limit
 
 Say = Callable[[str, int, int], None]
 STEPS = (10, 30, 100, 300, 1000)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.baselines.problems import (  # fmt: skip
+from tests.baselines.problems import (
     Batch,
     D,
     Loss,

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from experiments.limit import study
+from experiments.limit_curve import large_t_limit
 
 from backstory.errors import UsageError
-from backstory.exact.limit import large_t_limit
 
 
 def test_the_curves_are_those_of_the_truth_and_go_to_1() -> None:

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
-from ..replay.tape import Make, Progress, Tape, own_randomness
-from ..replay.update import Slots
-from ..results.influence import Influence
-from .derivatives import step_gradient
-from .losses import QueryLoss
-from .progress_file import ProgressFile
-from .reverse import as_influence, start, sweep
-from .sweep import Moment, boundaries
+from backstory.errors import UnsupportedError
+from backstory.exact.derivatives import step_gradient
+from backstory.exact.losses import QueryLoss
+from backstory.exact.progress_file import ProgressFile
+from backstory.exact.reverse import as_influence, start, sweep
+from backstory.exact.sweep import Moment, boundaries
+from backstory.replay.tape import Make, Progress, Tape, own_randomness
+from backstory.replay.update import Slots
+from backstory.results.influence import Influence
 
 
 def sgd_influence(

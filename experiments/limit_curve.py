@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..errors import UsageError
+from backstory.errors import UsageError
 
 MODELS = ("linear", "logistic")
 D = torch.float64

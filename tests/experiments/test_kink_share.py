@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from experiments.kink_share import kink_share
 from tests.support import examples
 from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import UsageError
-from backstory.exact.kinks import kink_share
 from backstory.replay.removal import Removal
 
 D = torch.float64

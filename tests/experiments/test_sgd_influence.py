@@ -4,12 +4,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from experiments.sgd_influence import sgd_influence
 from tests.support import examples
 from tests.support.oracles import assert_close, assert_same
 
 from backstory.errors import UnsupportedError
 from backstory.exact.reverse import unroll
-from backstory.exact.sgd_influence import sgd_influence
 
 
 @pytest.mark.parametrize("kind", ["sgd", "decay"])

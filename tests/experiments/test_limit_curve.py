@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments.limit_curve import influence_function, large_t_limit, problem, tsloo_of_all
 from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import UsageError
 from backstory.exact.leave_out import tsloo
-from backstory.exact.limit import influence_function, large_t_limit, problem, tsloo_of_all
 from backstory.replay.removal import Removal
 
 D = torch.float64

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
-from ..replay.removal import Removal
-from ..replay.tape import Make, Progress
-from .leave_out import tsloo
-from .losses import QueryLoss
-from .reverse import unroll
+from backstory.errors import UsageError
+from backstory.exact.leave_out import tsloo
+from backstory.exact.losses import QueryLoss
+from backstory.exact.reverse import unroll
+from backstory.replay.removal import Removal
+from backstory.replay.tape import Make, Progress
 
 FACTORS = (1.0, 0.1, 0.01)
 NEGLIGIBLE = 1e-9  # a gap of this part of the truth is rounding

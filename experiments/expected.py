@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
-from ..replay.recipe import Recipe
-from ..replay.removal import Id, Removal
-from ..replay.tape import Progress
-from .leave_out import tsloo
-from .losses import QueryLoss
+from backstory.errors import UsageError
+from backstory.exact.leave_out import tsloo
+from backstory.exact.losses import QueryLoss
+from backstory.replay.recipe import Recipe
+from backstory.replay.removal import Id, Removal
+from backstory.replay.tape import Progress
 
 
 @dataclass(frozen=True)

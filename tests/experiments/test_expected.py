@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from experiments.expected import expected_loo
 from tests.support import examples
 from tests.support.oracles import assert_same
 
 from backstory.errors import UsageError
-from backstory.exact.expected import expected_loo
 from backstory.exact.leave_out import tsloo
 from backstory.replay.removal import Removal
 
