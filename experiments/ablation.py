@@ -3,7 +3,6 @@
 Every cell records the same run again with its own settings and asks it. `full` is the rank correlation of all
 occurrences' scores with full coordinates: the exact Gauss–Newton matrix for sampled and exact rows, the empirical Fisher
 for empirical ones. `single` and `all` are those with retraining. Bytes are what one occurrence takes on disk.
-Knows nothing of printing.
 """
 
 import tempfile

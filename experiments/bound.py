@@ -18,7 +18,6 @@ and a distance r of weights becomes one of losses by |error| ≤ ‖∇ℓ(q)‖
 Suprema are measured where the runs went, so each constant is at most the theorem's. Losses are means over a batch, hence
 the constants of single samples bound those of a step.
 Assumes: plain SGD; one removed occurrence; a net so small that its Hessian fits.
-Knows nothing of printing; `bound_constants` differentiates.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,6 @@ its mean loss.
 
 Assumes: the model's output is all that its cross-entropy sees; batches (inputs, labels).
 Shapes:  p weights, B samples in a step, c classes.
-Knows nothing of runs, removals or bounds.
 """
 
 from dataclasses import dataclass

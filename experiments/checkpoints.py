@@ -3,7 +3,6 @@ r"""How much is lost where a run was never recorded: rows from K checkpoints, be
     agreement = mean over the domains of spearman(score of each removal, its truth)
 
 The K checkpoints of a run of T steps lie at round(T k / K), k = 1 … K; "before" also has the run's start.
-Knows nothing of printing.
 """
 
 import copy

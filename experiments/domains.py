@@ -9,7 +9,6 @@ The removed passages have weight 0; steps, batches and the weights of all others
 
 Intervals draw seeds, then cells within each seed, with replacement: cells that share a source or a domain are not independent, so they are a little narrow.
 Shapes:  S sources, D domains, S = D.
-Knows nothing of printing.
 """
 
 from collections.abc import Callable, Sequence

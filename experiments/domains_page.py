@@ -1,7 +1,4 @@
-"""The page of the study of sources: the matrices of the first seed, and every cell of all seeds against the truth.
-
-Knows nothing of how the numbers are computed: plain values in, text out.
-"""
+"""The page of the study of sources: the matrices of the first seed, and every cell of all seeds against the truth."""
 
 from collections.abc import Mapping
 from typing import Any

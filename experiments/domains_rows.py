@@ -6,7 +6,6 @@ TracIn is linear in the samples' gradients, so that the sum over a group is Trac
 backward pass for a group instead of one for each sample.
 
 Shapes:  S sources, D domains; S + S groups (whole and half).
-Knows nothing of retraining but for the exact derivative, nor of how matrices are compared.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """The runs of the study of sources: a small GPT on eight domains of text, AdamW, from scratch or fine-tuned, all drawn from one seed.
 
 Fine-tuning begins from weights that were trained on other passages of the same domains. Every passage is used once; ids begin with the source.
-Knows nothing of methods or scores.
 """
 
 import hashlib

@@ -2,7 +2,6 @@
 
 M samples of the run get one more occurrence in an early batch and one in a late batch, each copy under an id of its own.
 Retraining without either copy is the truth. Methods that see only the trained model give both copies one number.
-Knows nothing of printing.
 """
 
 import tempfile

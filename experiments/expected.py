@@ -3,7 +3,6 @@ r"""Expected leave-one-out: TSLOO averaged over training runs.
     E_ω [ℓ(θ_T without, q) − ℓ(θ_T with, q)]             ω: initialisation and order of the batches
 
 It says what a sample is worth to the learning algorithm; TSLOO says what it did in one run.
-Knows nothing of how a seed becomes an initialisation and an order: the recipe does.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,6 @@
 
 For each seed: retrain without each removal (truth), unroll exactly (ceiling), ask every method, correlate the ranks. A
 swept setting is chosen on the even-numbered removals and scored on the odd-numbered ones.
-Knows nothing of printing.
 """
 
 import tempfile

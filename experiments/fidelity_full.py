@@ -16,7 +16,6 @@ where ḟ = J s is the outputs' and ℓ̇ the losses' derivative along s, and H 
 at the price of three backward passes a step. Plain SGD has s = −η x_θ.
 
 Assumes: SGD, momentum or AdamW with P as it was in the run; cross-entropy of the model's output; batches (inputs, labels).
-Knows nothing of runs on disk.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,6 @@
 
 A score is one number for removal from the last epoch (single) and one for removal from all epochs; methods that know no
 time give the same number twice. Runs are recorded in float64, their rows in float16 as by default.
-Knows nothing of retraining or of correlations.
 """
 
 from collections.abc import Callable

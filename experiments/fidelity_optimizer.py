@@ -16,7 +16,6 @@ their own v̂. An update can be modelled as it was ("aware"), with the factored 
 ("proxy", what the paper does).
 
 Assumes: one parameter group.
-Knows nothing of models' losses or of adjoints.
 """
 
 from typing import Any, NamedTuple

@@ -1,7 +1,6 @@
 """The scatter page of the fidelity study: one small plot for each method and removal, truth across, score upward.
 
 One HTML file that needs no network; one colour for each seed, the ceiling first.
-Knows nothing of how scores are computed.
 """
 
 import html

@@ -1,7 +1,4 @@
-"""What the methods of the fidelity study share: the run they are asked about, their scores, a row of the table.
-
-Knows nothing of any method.
-"""
+"""What the methods of the fidelity study share: the run they are asked about, their scores, a row of the table."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The rows of the fidelity table: names, what each of them models, and which function computes it.
-
-Knows nothing of how a score is computed.
-"""
+"""The rows of the fidelity table: names, what each of them models, and which function computes it."""
 
 from backstory.baselines.ekfac import ekfac
 from backstory.baselines.similarity import gradient_cosine, gradient_dot

@@ -1,7 +1,4 @@
-"""The training runs of the fidelity study: data, model, order and removals, all drawn from one seed.
-
-Knows nothing of methods or scores.
-"""
+"""The training runs of the fidelity study: data, model, order and removals, all drawn from one seed."""
 
 import hashlib
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""The fidelity study's outcome as Markdown: what `docs/fidelity.md` shows.
-
-Knows nothing of how anything was computed, or of files.
-"""
+"""The fidelity study's outcome as Markdown: what `docs/fidelity.md` shows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,7 +3,6 @@
 For each seed: retrain without each removed sequence (truth), unroll exactly (ceiling), ask every row, correlate the ranks
 on each domain and take the mean of the four. A swept setting is chosen on the even-numbered removals and scored on the
 odd-numbered ones. The projection study compares the scores of all occurrences with those of the largest projection.
-Knows nothing of printing.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,6 @@ Its interval draws seeds with replacement, then removals within each seed, the s
 difference, for both methods.
 
 Shapes:  n removals, 4 domains, R resamples.
-Knows nothing of any method.
 """
 
 import tempfile

@@ -2,7 +2,6 @@
 
 Recorded rows train in float32 as a user would, and read their description from the run's own config, so that the row
 `default` shows whatever the library's default is. Rows with the same recording stand side by side: it is made once.
-Knows nothing of retraining or of correlations.
 """
 
 import tempfile

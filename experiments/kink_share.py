@@ -9,7 +9,6 @@ Where training is smooth in the weights, the gap is of second order and shrinks 
 to is crossed by a small removal too, and the step of the gradient across it does not shrink. So the part of the gap that
 is still there at the smallest f is the kinks' share: about f itself for a smooth net. Kinks farther away than the
 smallest removal reaches count as smooth.
-Knows nothing of activations: it only looks at losses.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,6 @@ retrained weights jump with ever so small a removal that crosses one: divided by
 cross any. From there on gap(f) / f is constant: it is the gap that the removal would have without kinks. `share` takes the
 first factor that the next one agrees with. Both activations train in the same run: data, start, order and removals of a
 seed are the same. So `beyond` = 1 − gap of GELU / gap of ReLU, at f = 1, is a second opinion.
-Knows nothing of printing; the computation is `truth.kinks`.
 """
 
 import tempfile

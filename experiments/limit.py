@@ -3,7 +3,6 @@ r"""The study of a theorem: the influence function is what expected leave-one-ou
     ratio(T) = T · E_{t_s}[TSLOO] / influence function  →  1        a convex model, a constant rate
 
 for each model and number of steps T, with the standard error over the seeds.
-Knows nothing of printing or HTML; the computation is `truth.limit`.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,7 +10,6 @@ seed (all t_s, none left out), with the seed's initialisation and order; the rig
 What remains beside 1 at large T is of the order of the rate: SGD's noise around the optimum.
 
 Shapes:  N samples, p dimensions, B in a batch, T steps, R = T + 1 runs.
-Knows nothing of recipes, stored runs or files.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,6 @@ seeds with replacement, and each seed's AUROC with DeLong's variance, var(share 
 The truth beside them is one retraining without all that was planted: whether it hurt the queries at all.
 
 Shapes:  N samples, m planted, n clean.
-Knows nothing of printing.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""The page of the study of planted data: the AUROC of every method, with its interval and each seed.
-
-Knows nothing of how the numbers are computed: plain values in, text out.
-"""
+"""The page of the study of planted data: the AUROC of every method, with its interval and each seed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -9,7 +9,6 @@ With GGᵀ = U μ Uᵀ both forms of the influence function come from one decomp
     v Gᵀ U (μ + Nλ)⁻¹ Uᵀ          Σ_j U_ij² μ_j / (μ_j + Nλ)
 
 Shapes:  N samples, p coordinates; all scores in the order of the ids as text.
-Knows nothing of what was planted.
 """
 
 from collections.abc import Callable

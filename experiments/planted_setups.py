@@ -5,7 +5,6 @@
     labels     an image with one of the nine wrong labels, in every epoch
 
 The queries are clean: other passages of all domains, or test images with their own labels.
-Knows nothing of how bad data is found.
 """
 
 from collections.abc import Callable

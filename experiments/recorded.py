@@ -1,7 +1,4 @@
-"""A recipe trained once under Backstory's recorder, as the studies need it.
-
-Knows nothing of retraining or of scores.
-"""
+"""A recipe trained once under Backstory's recorder, as the studies need it."""
 
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,6 @@ For plain SGD, θ_{t+1} = θ_t − η_t (∇L_t + λ θ_t), carry u = ∇ℓ(θ_
 
 It is the paper's unrolled expression read from the left, and equals exact unrolling where there is no momentum, no preconditioner
 and no clipping; elsewhere it is refused.
-Knows nothing of momentum, of stored rows of gradients or of estimates.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The pages of the small studies: one HTML file each that needs no network.
-
-Knows nothing of how the numbers are computed: plain values in, text out.
-"""
+"""The pages of the small studies: one HTML file each that needs no network."""
 
 import html
 from collections.abc import Mapping

@@ -2,7 +2,6 @@
 
 A small GPT is trained for some epochs under the default recording. Every checkpoint is asked by an adjoint sweep: for a few hundred
 questions that is far less work than embedding in segments, and the answers are the same.
-Knows nothing of printing or HTML.
 """
 
 import time

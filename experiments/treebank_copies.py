@@ -8,7 +8,6 @@ At each epoch's end the same copies are asked of the model of that moment, by th
 
 A copy's gradient *is* its original's, at whatever model: its cosine is 1, so that cosine finds every original whether the model has
 learned it or not. It is the upper bound of this test and says nothing of memory.
-Knows nothing of printing.
 """
 
 from collections.abc import Callable, Sequence

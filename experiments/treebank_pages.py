@@ -1,7 +1,4 @@
-"""The pages of the treebank study: one HTML file for each figure, none of which needs the network.
-
-Knows nothing of how the numbers are computed.
-"""
+"""The pages of the treebank study: one HTML file for each figure, none of which needs the network."""
 
 import html
 from collections.abc import Mapping

@@ -3,7 +3,6 @@ r"""Proofs in the treebank study: the first epoch trained again without a copy's
     truth = ℓ(copy; trained without it) − ℓ(copy; trained with it)          in nats of the copy's whole loss
 
 After one epoch many originals do not rank first. Retraining says whether they were overwritten or understated.
-Knows nothing of recorded runs.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,6 @@
 
 A sequence is some words in a row of the training text. Which sequences are used, and their order in each epoch, is drawn by a seed;
 sequences of the validation text are the questions.
-Knows nothing of recording or asking.
 """
 
 import math

@@ -1,6 +1,6 @@
 """From a recorded run to answers: index (embed) and ask, or ask by adjoint; recording excluded.
 
-Query gradients are part of every question. `approximate` is what the index over embeddings finds, on gradient rows as queries. Knows nothing of the command line.
+Query gradients are part of every question. `approximate` is what the index over embeddings finds, on gradient rows as queries.
 """
 
 import tempfile

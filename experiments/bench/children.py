@@ -1,7 +1,6 @@
 """Work in a process of its own, so that its highest memory is known: seconds, and bytes beyond an idle process.
 
 The function is named as "module:function" and takes plain values as keywords; it returns plain values.
-Knows nothing of what is measured.
 """
 
 import json

@@ -2,7 +2,6 @@
 
 Backstory was written and tested on CPUs. Each check takes the same small training run on the CPU and on the device, and
 compares what was recorded and what a question answers; the last one times plain and recorded training in turns.
-Knows nothing of the command line.
 """
 
 import tempfile

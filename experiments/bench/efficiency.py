@@ -3,7 +3,6 @@
 Both keep 1,024 random coordinates of each layer and take layers as independent. LoGRA is the influence function of
 `backstory.methods` in random coordinates, at the initial weights (time does not depend on them), rows in memory. Every stage runs in a process of its own.
 Samples a second: of storing with training, of storing alone, and of influence on all queries at once.
-Knows nothing of the command line.
 """
 
 import tempfile

@@ -1,7 +1,6 @@
 """How fast the backward recursion runs in memory: against the machine's best matrix product and the paper's pseudocode.
 
 A row takes 4 p² operations; `share_of_peak` is that over the speed of a square float32 product in the same turns.
-Knows nothing of files: rows are in memory.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Backstory as a line beside its rivals: recording against plain training in turns, then index and questions.
-
-Knows nothing of the command line.
-"""
+"""Backstory as a line beside its rivals: recording against plain training in turns, then index and questions."""
 
 import tempfile
 from pathlib import Path

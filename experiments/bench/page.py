@@ -1,7 +1,4 @@
-"""The figures as a Markdown page: one table for each benchmark, one configuration a line.
-
-Knows nothing of how they were measured.
-"""
+"""The figures as a Markdown page: one table for each benchmark, one configuration a line."""
 
 import platform
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What `backstory plan` says of a workload beforehand, beside what recording it then took.
-
-Knows nothing of the command line.
-"""
+"""What `backstory plan` says of a workload beforehand, beside what recording it then took."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ known only after its warm-up, so there are three figures:
     ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
     one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the subspace
     run_ratio    the whole run of N steps, opening and closing included, over the plain one
-
-Knows nothing of the command line.
 """
 
 import statistics

@@ -2,7 +2,6 @@
 
 An environment is made once, with the torch of this one; the scripts are copied to a scratch folder, where the rival may
 leave what it likes. A rival that does not install, run or end in time is a line with the reason.
-Knows nothing of what a rival does.
 """
 
 import json

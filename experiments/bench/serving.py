@@ -2,7 +2,6 @@
 
 The service is a process of its own on loopback, started and ended here; the clients are threads of this process, on the same
 machine. Texts are passages of the run's own samples, each another one. `cold` is the first question after a start.
-Knows nothing of how the service answers.
 """
 
 import http.client

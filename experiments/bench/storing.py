@@ -1,7 +1,4 @@
-"""What a run takes on disk: bytes per occurrence against float16 × 1,024 random dimensions a layer, curvature alike.
-
-Knows nothing of the command line.
-"""
+"""What a run takes on disk: bytes per occurrence against float16 × 1,024 random dimensions a layer, curvature alike."""
 
 import tempfile
 from pathlib import Path

@@ -3,7 +3,7 @@
 The run is workload B with 1,024 random coordinates for each linear layer, the gradient rows as curvature; once as
 recorded (AdamW, two matrices), once with its steps taken as SGD, which is the paper's proxy and what rivals compute.
 Operations: 4 p² for each row and block of p coordinates, twice that with momentum; where a run has at most p/2 rows, so that no
-matrix is made, far fewer are needed and no share of the peak is told. Knows nothing of the command line.
+matrix is made, far fewer are needed and no share of the peak is told.
 """
 
 import tempfile

@@ -1,7 +1,4 @@
-"""Interleaved timing: candidates take turns, and the medians are compared; the highest memory of a process.
-
-Knows nothing of what is timed: torch-free, so that a rival's environment can run it.
-"""
+"""Interleaved timing: candidates take turns, and the medians are compared; the highest memory of a process."""
 
 import resource
 import statistics

@@ -1,7 +1,4 @@
-"""A workload's training loop, a few steps at a time: plain, or recorded by Backstory.
-
-Knows nothing of clocks.
-"""
+"""A workload's training loop, a few steps at a time: plain, or recorded by Backstory."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -7,7 +7,6 @@
 
 Speed does not depend on what the tokens say. Every call of `start` gives the same initial weights.
 Shapes:  N samples, B of a batch, S positions.
-Knows nothing of Backstory: torch alone, so that a rival's environment can run it.
 """
 
 from collections.abc import Iterator

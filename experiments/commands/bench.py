@@ -1,7 +1,4 @@
-"""`python -m experiments bench`: speed against rivals, in one run, one thread.
-
-Knows nothing of how it is measured.
-"""
+"""`python -m experiments bench`: speed against rivals, in one run, one thread."""
 
 from collections.abc import Callable
 from pathlib import Path

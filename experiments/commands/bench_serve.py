@@ -1,7 +1,4 @@
-"""`python -m experiments bench serve`: typed text to ranked answer, through the service.
-
-Knows nothing of how it is measured.
-"""
+"""`python -m experiments bench serve`: typed text to ranked answer, through the service."""
 
 from pathlib import Path
 from typing import Annotated

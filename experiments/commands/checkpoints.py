@@ -1,7 +1,4 @@
-"""`python -m experiments checkpoints`: a run that was never recorded, from its checkpoints alone.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments checkpoints`: a run that was never recorded, from its checkpoints alone."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,7 +1,4 @@
-"""`python -m experiments domains`: what each source of text is worth for each domain, against retraining without it.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments domains`: what each source of text is worth for each domain, against retraining without it."""
 
 from collections.abc import Mapping
 from pathlib import Path

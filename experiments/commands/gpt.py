@@ -1,7 +1,4 @@
-"""`python -m experiments gpt, projection`: a small GPT on four domains of text, fine-tuned or from scratch.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments gpt, projection`: a small GPT on four domains of text, fine-tuned or from scratch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

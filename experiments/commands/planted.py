@@ -1,7 +1,4 @@
-"""`python -m experiments planted`: bad data planted in a run, and how well each method finds it.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments planted`: bad data planted in a run, and how well each method finds it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`python -m experiments limit, kinks, bound, duplicates, ablation`: one question each, in minutes.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments limit, kinks, bound, duplicates, ablation`: one question each, in minutes."""
 
 from collections.abc import Callable
 from pathlib import Path

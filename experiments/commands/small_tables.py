@@ -1,7 +1,4 @@
-"""How the small studies print: their tables and a few plain words.
-
-Knows nothing of how anything is computed, or of files.
-"""
+"""How the small studies print: their tables and a few plain words."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""`python -m experiments`: the paper's experiments and ours, as commands.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments`: the paper's experiments and ours, as commands."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`python -m experiments treebank`: influence over three epochs of a small GPT on the Penn Treebank.
-
-Knows nothing of how anything is computed.
-"""
+"""`python -m experiments treebank`: influence over three epochs of a small GPT on the Penn Treebank."""
 
 import math
 from collections.abc import Mapping

@@ -2,7 +2,6 @@
 
 A message says what was found, what was expected and what to do. One root, so that
 `except BackstoryError` catches all of them and nothing else.
-Knows nothing of the other rooms.
 """
 
 

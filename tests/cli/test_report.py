@@ -8,8 +8,7 @@ from tests.cli.hostile import Hostile
 from typer.testing import CliRunner
 
 from backstory.cli.app import app
-from backstory.errors import UnsupportedError, UsageError
-from backstory.web import printing
+from backstory.errors import UsageError
 
 
 def call(*args: str | Path) -> str:
@@ -22,20 +21,14 @@ def call(*args: str | Path) -> str:
 def test_a_file_is_written_and_said_to_contain_training_data(digits_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     said = call(digits_run, "-o", out, "--queries", "few", "--trust-recipe", "--json")
-    assert json.loads(said.strip().splitlines()[-1]) == {"report": str(out), "pdf": None}
+    assert json.loads(said.strip().splitlines()[-1]) == {"report": str(out)}
     page = out.read_text(encoding="utf-8")
     assert "This report contains training data." in page
     assert "For the query set few." in page
     assert "it contains training data" in call(digits_run, "-o", out, "--trust-recipe")
 
 
-def test_what_would_fail_after_the_work_fails_before_it(
-    digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(printing, "BROWSERS", ("no-such-browser",))
-    with pytest.raises(UnsupportedError, match="Install Chromium"):
-        call(digits_run, "-o", tmp_path / "r.html", "--pdf", tmp_path / "r.pdf", "--trust-recipe")
-    assert list(tmp_path.iterdir()) == []
+def test_what_would_fail_after_the_work_fails_before_it(digits_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-file"):
         call(digits_run, "-o", tmp_path / "no-such-file" / "r.html", "--trust-recipe")
 

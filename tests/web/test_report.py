@@ -1,7 +1,6 @@
 """The report: one file that needs nothing else, says what it contains, and can be printed."""
 
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,12 +9,12 @@ from playwright.sync_api import expect
 from starlette.testclient import TestClient
 from tests.support.plain import assert_alike
 from tests.web import recorded
-from tests.web.browsing import FITS, Visitor, chromium, missing
+from tests.web.browsing import FITS, Visitor, chromium
 from tests.web.test_pages import Reader, read
 
 from backstory.demo import digits, texts
-from backstory.web import printing, shapes, views, views_ask, views_samples, words
 from backstory.web import report as made
+from backstory.web import shapes, views, views_ask, views_samples, words
 from backstory.web.app import make_app
 from backstory.web.opened import Opened
 from backstory.web.pages import plain as written
@@ -250,12 +249,3 @@ def test_without_a_script_every_checkpoint_is_there(pages: dict[str, Path], runs
     moments = [a["data-moment"] for _, a in plain(pages["text"]).elements if "data-moment" in a]
     steps = [f"step {c:,}" for c in runs["text"].checkpoints]
     assert moments == [*steps[:-1], f"{steps[-1]} (final)"]
-
-
-def test_it_is_printed_where_chromium_is(pages: dict[str, Path], tmp_path: Path) -> None:
-    if not any(map(shutil.which, printing.BROWSERS)):
-        missing("no Chromium on the path: install the package `chromium`")
-    printing.pdf(pages["digits"], tmp_path / "report.pdf")
-    data = (tmp_path / "report.pdf").read_bytes()
-    assert data.startswith(b"%PDF-")
-    assert len(re.findall(rb"/Type\s*/Page\b", data)) >= 3

@@ -1,7 +1,6 @@
 """Bergson: an index of projected gradients of the trained model's linear layers on disk, asked by inner products.
 
 Its collector takes activations of three dimensions, so an MLP's samples become sequences of one position.
-Knows nothing of other rivals.
 """
 
 from importlib import import_module

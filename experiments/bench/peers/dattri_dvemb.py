@@ -1,7 +1,4 @@
-"""dattri's DVEmb: the paper's Algorithm 1, all linear layers in one matrix, gradients by a second backward pass.
-
-Knows nothing of other rivals.
-"""
+"""dattri's DVEmb: the paper's Algorithm 1, all linear layers in one matrix, gradients by a second backward pass."""
 
 from importlib import import_module
 from typing import Any

@@ -1,8 +1,6 @@
 """dattri's LoGRA: projected gradients of the trained model's linear layers, and the inverse of their Fisher.
 
 Without CUDA its store on disk does not run (it pins memory), so rows stay in memory.
-
-Knows nothing of other rivals.
 """
 
 from importlib import import_module

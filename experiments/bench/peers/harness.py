@@ -2,7 +2,7 @@
 
 A script is a function of a `Bench`; it times its parts by `bench.time("index", work)` and names its configuration.
 Parts: record (training with the rival in the loop), index (what it does after training), query, and plain (the same
-steps without it). Knows nothing of any rival.
+steps without it).
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""Kronfluence: EK-FAC influence functions of the trained model's linear layers.
-
-Knows nothing of other rivals.
-"""
+"""Kronfluence: EK-FAC influence functions of the trained model's linear layers."""
 
 from importlib import import_module
 from pathlib import Path

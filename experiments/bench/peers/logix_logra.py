@@ -1,7 +1,4 @@
-"""LogIX: LoGRA by its authors; gradients of the trained model's linear layers on disk, and the inverse of their Fisher.
-
-Knows nothing of other rivals.
-"""
+"""LogIX: LoGRA by its authors; gradients of the trained model's linear layers on disk, and the inverse of their Fisher."""
 
 from importlib import import_module
 from pathlib import Path

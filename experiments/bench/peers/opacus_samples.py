@@ -1,7 +1,6 @@
 """Opacus: full per-sample gradients of every parameter in each training step, not projected and not kept.
 
 It needs a bias in every LayerNorm: those of the model get one that stays zero and is not trained.
-Knows nothing of other rivals.
 """
 
 from importlib import import_module

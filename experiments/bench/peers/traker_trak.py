@@ -1,7 +1,6 @@
 """TRAK by its authors: margins of the trained classifier, dense random projection; on a CPU by its BasicProjector.
 
 The projection matrix is drawn anew for each batch, so batches are as large as memory allows.
-Knows nothing of other rivals.
 """
 
 from importlib import import_module

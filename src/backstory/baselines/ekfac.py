@@ -8,7 +8,6 @@ second moment is the Gauss–Newton matrix (`ggn`). `damping=None` is the packag
 
 Assumes: a trained minimum, layers independent; nn.Linear and nn.Conv2d only: the answer names what is left out.
 Grosse et al., Studying Large Language Model Generalization with Influence Functions, 2023.
-Knows nothing of steps.
 """
 
 import copy

@@ -1,7 +1,4 @@
-"""Packages that are no part of Backstory: imported when asked for, or a sentence that says how to get them.
-
-Knows nothing of what they do.
-"""
+"""Packages that are no part of Backstory: imported when asked for, or a sentence that says how to get them."""
 
 import importlib
 import logging

@@ -10,7 +10,6 @@ The paper's comparison has λ = 1e-3.
 Assumes: θ is a minimum of the mean loss, whatever the order and the number of epochs: it knows no time.
 Shapes:  N samples, Q queries, p coordinates.
 Koh and Liang 2017; Choe et al., What is Your Data Worth to GPT?, 2024.
-Knows nothing of steps.
 """
 
 from collections.abc import Callable, Sequence

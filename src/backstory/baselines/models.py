@@ -1,8 +1,6 @@
 r"""A model for a while at other weights, or in eval mode, and afterwards as it was.
 
-    checkpoint = (weights by name, learning rate: one number, or one for each parameter group)
-
-Knows nothing of gradients or scores.
+checkpoint = (weights by name, learning rate: one number, or one for each parameter group)
 """
 
 import copy

@@ -7,7 +7,6 @@ random ε of mean 0 and covariance I, ∇⟨U_b ε, f⟩ is one draw whose secon
 Positive curvature only: negative eigenvalues of a non-convex loss are dropped.
 Assumes: `loss` calls the model once, and knows it by its output (one tensor) alone, sample b by row b.
 Shapes:  B samples, C outputs of a sample.
-Knows nothing of parameters or coordinates.
 """
 
 from typing import Any

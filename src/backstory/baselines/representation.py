@@ -5,7 +5,6 @@ r"""Representation similarity: how alike the model sees a sample and a query.
 φ is the input of the last nn.Linear that the model calls, or the output of a module given by name; positions between
 sample and features are averaged. Higher: more alike, read as "helped"; labels play no part, so a sample with the wrong
 label looks as helpful as one with the right label. Ranks only.
-Knows nothing of losses or gradients.
 """
 
 from collections.abc import Iterator

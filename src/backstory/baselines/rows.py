@@ -6,7 +6,6 @@ in all coordinates (rank=None), or each parameter's in seeded random ones: vec(L
 average (LoGRA). One backward pass for each batch, through Backstory's own hooks, in eval mode.
 
 Shapes:  N samples, Q queries, p coordinates, blocks (parameters) side by side.
-Knows nothing of what the rows are used for.
 """
 
 from collections.abc import Callable, Iterator

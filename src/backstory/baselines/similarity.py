@@ -6,7 +6,6 @@ r"""Gradient dot product and gradient cosine: how alike a sample's and a query's
 Positive: a step along the sample lowers the query's loss, so the sample helped. Ranks only: the rate and the number of
 steps are not in it.
 Assumes: plain SGD, and that gradients at the end are what they were in training.
-Knows nothing of curvature or of the run's history.
 """
 
 from typing import Any, Unpack

@@ -5,7 +5,6 @@ r"""Scores through an inverse curvature, on the smaller side of the table.
 
 Positive where V and G point the same way. Sums run in float64; the products of float32 rows in float32, in chunks.
 Shapes:  V (Q, p), G (N, p), C (M, p).
-Knows nothing of models.
 """
 
 import torch

@@ -7,7 +7,6 @@ Positive: the sample helped. The second is Backstory's own influence with the pr
 steps did to the displacement is missing.
 Assumes: plain SGD steps.
 Pruthi et al., Estimating Training Data Influence by Tracing Gradient Descent, 2020.
-Knows nothing of curvature.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,6 @@ r"""The training samples of a recipe, each once, where it was used last.
 
 A batch may be anything that `recipe.loss` takes; only where a package wants single samples is it taken apart, and then
 it must be a tensor, or a tuple, list or dict of such.
-Knows nothing of gradients.
 """
 
 from collections.abc import Mapping, Sequence

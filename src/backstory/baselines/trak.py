@@ -11,7 +11,6 @@ authors' package, with one dense projection of the whole gradient.
 For ℓ = −log p the margin is −log(eˡ − 1), so nothing but the loss is needed; at p = 1 in the model's precision that
 fails, and `margin=` must be given.
 Park et al., TRAK: Attributing Model Behavior at Scale, 2023.
-Knows nothing of the run's history.
 """
 
 from collections.abc import Sequence

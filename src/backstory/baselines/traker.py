@@ -4,7 +4,6 @@ r"""TRAK by its authors' package (`traker`): dense random projection, their scor
 
 Positive: the sample helped; ranks only, as the package divides each model's inverse by its mean. On a CPU the package projects with its BasicProjector, in float32; its files
 live in a temporary folder. See `trak` for the letters.
-Knows nothing of the run's history.
 """
 
 import copy

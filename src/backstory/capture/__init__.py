@@ -1,7 +1,4 @@
-"""Hooks on a live model: what one optimizer step did, read from the backward pass that was there anyway.
-
-Knows nothing of files.
-"""
+"""Hooks on a live model: what one optimizer step did, read from the backward pass that was there anyway."""
 
 from .blocks import Block, find_blocks
 from .fingerprint import canonical, fingerprint

@@ -2,7 +2,6 @@
 
 A block is one parameter: weight and bias of a layer may sit in different optimizer groups. A tied parameter is chosen, or left
 out, under any of its names, and as a whole: rows from only some of its uses would not add up to its gradient.
-Knows nothing of steps or files.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

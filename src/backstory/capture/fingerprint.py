@@ -1,7 +1,4 @@
-"""A model's weights in one short word, the same on every device and under every wrapper.
-
-Knows nothing of runs.
-"""
+"""A model's weights in one short word, the same on every device and under every wrapper."""
 
 import hashlib
 

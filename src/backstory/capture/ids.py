@@ -1,7 +1,4 @@
-"""Stable ids for the examples of a data set.
-
-Knows nothing of models.
-"""
+"""Stable ids for the examples of a data set."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -3,7 +3,6 @@
 Gradients are measured twice: when backward has added to them, and when the optimizer is about to use them.
 The ratio is the clipping factor; anything but one factor for all parameters is refused. Norms are compared at every step; largest
 entries, which tell clipping by value that hardly moves a norm, of all parameters at first, later of one in turn.
-Knows nothing of rows or files.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""What Backstory computes inside a user's training loop keeps its own precision.
-
-Knows nothing of layers or rows.
-"""
+"""What Backstory computes inside a user's training loop keeps its own precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

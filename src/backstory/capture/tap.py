@@ -2,7 +2,6 @@
 
 A forward hook keeps the call's inputs alive only through the output's own gradient hook: a forward pass that
 is never differentiated (evaluation) leaves nothing behind, and an activation-checkpointed one counts once.
-Knows nothing of optimizers, subspaces or files.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The commands. Each parses its arguments, calls one function, and prints text or JSON.
-
-Knows nothing of tensors.
-"""
+"""The commands. Each parses its arguments, calls one function, and prints text or JSON."""
 
 import sys
 from pathlib import Path

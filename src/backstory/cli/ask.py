@@ -1,7 +1,4 @@
-"""A question from outside of any program: by run, query set and recipe, answered in plain values.
-
-Knows nothing of printing.
-"""
+"""A question from outside of any program: by run, query set and recipe, answered in plain values."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""`backstory compress`: the same run, smaller.
-
-Knows nothing of tensors.
-"""
+"""`backstory compress`: the same run, smaller."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,4 @@
-"""Small conversions between what people type and what the library takes.
-
-Knows nothing of printing.
-"""
+"""Small conversions between what people type and what the library takes."""
 
 import importlib.util
 import json

@@ -1,7 +1,4 @@
-"""`backstory data`: which data sets there are, and fetching them.
-
-Knows nothing of downloads or formats.
-"""
+"""`backstory data`: which data sets there are, and fetching them."""
 
 from typing import Annotated
 

@@ -1,7 +1,4 @@
-"""`backstory demo`: train, record, ask, and show; with images, with text, or with a pretrained model.
-
-Knows nothing of tensors.
-"""
+"""`backstory demo`: train, record, ask, and show; with images, with text, or with a pretrained model."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`backstory index`: approximate search over the stored embeddings, and how much of the exact answer it finds.
-
-Knows nothing of tensors.
-"""
+"""`backstory index`: approximate search over the stored embeddings, and how much of the exact answer it finds."""
 
 from pathlib import Path
 from typing import Annotated

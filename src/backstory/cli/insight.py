@@ -1,7 +1,4 @@
-"""`backstory timeline, evolution, saturation, sources, harmful`: influence over time, and what sources are worth.
-
-Knows nothing of how anything is computed.
-"""
+"""`backstory timeline, evolution, saturation, sources, harmful`: influence over time, and what sources are worth."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Options that several commands share, each said once, and the readers of their lists.
-
-Knows nothing of any command.
-"""
+"""Options that several commands share, each said once, and the readers of their lists."""
 
 from pathlib import Path
 from typing import Annotated

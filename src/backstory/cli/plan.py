@@ -1,7 +1,4 @@
-"""`backstory plan`: what a recording will cost, from a short trial of the user's own training.
-
-Knows nothing of how it is measured.
-"""
+"""`backstory plan`: what a recording will cost, from a short trial of the user's own training."""
 
 import importlib.util
 import re

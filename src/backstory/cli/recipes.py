@@ -1,7 +1,6 @@
 """Which recipe a command imports, and where Python looks for it: nowhere in the current folder before somebody trusts one.
 
 Then that folder is the last place to look, until the process ends: installed packages come before files of the same name.
-Knows nothing of what a recipe gives.
 """
 
 import importlib

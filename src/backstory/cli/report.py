@@ -1,7 +1,4 @@
-"""`backstory report`: a run as one HTML file to send to a colleague, and as PDF.
-
-Knows nothing of how anything is computed or drawn.
-"""
+"""`backstory report`: a run as one HTML file to send to a colleague."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,28 +16,20 @@ def report(
     queries: Annotated[
         str | None, typer.Option(help="A query set of the run or its recipe; without it, the first.")
     ] = None,
-    pdf: Annotated[Path | None, typer.Option(help="Also print it to this file; needs Chromium.")] = None,
     recipe: RecipeName = None,
     trust_recipe: Trusted = False,
     json: Json = False,
 ) -> None:
     """Write what a run tells into one HTML file that needs no network. The file contains training data."""
     data.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
-    from ..web import printing
     from ..web import report as made
     from ..web.opened import Opened
 
-    data.writable(out, pdf)
-    if pdf is not None:
-        printing.browser()
+    data.writable(out)
     name = recipes.confirm(run, recipe, trust_recipe)
     found = made.gathered(Opened(run, name), queries)
     out.write_text(made.report(found), encoding="utf-8")
-    if pdf is not None:
-        printing.pdf(out, pdf)
     if json:
-        show.emit({"report": str(out), "pdf": None if pdf is None else str(pdf)})
+        show.emit({"report": str(out)})
         return
     show.out.print(f"Report: {out} (it contains training data)", soft_wrap=True)
-    if pdf is not None:
-        show.out.print(f"PDF: {pdf}", soft_wrap=True)

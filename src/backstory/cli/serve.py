@@ -1,7 +1,4 @@
-"""`backstory serve`: a run over HTTP, as pages and as JSON.
-
-Knows nothing of how anything is answered.
-"""
+"""`backstory serve`: a run over HTTP, as pages and as JSON."""
 
 import errno
 import os

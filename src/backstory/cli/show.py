@@ -1,7 +1,4 @@
-"""How the command line prints: tables, progress on a terminal, one JSON object last with --json.
-
-Knows nothing of what the numbers mean.
-"""
+"""How the command line prints: tables, progress on a terminal, one JSON object last with --json."""
 
 import json
 import math

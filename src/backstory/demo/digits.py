@@ -1,7 +1,4 @@
-"""The recipe of the demo: a small convolutional net on handwritten digits, plain SGD.
-
-Knows nothing of runs.
-"""
+"""The recipe of the demo: a small convolutional net on handwritten digits, plain SGD."""
 
 import io
 from functools import partial

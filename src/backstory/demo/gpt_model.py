@@ -1,7 +1,4 @@
-"""A GPT in the plain style: pre-norm blocks, learned positions, no dropout, its head apart from its embedding.
-
-Knows nothing of data or training.
-"""
+"""A GPT in the plain style: pre-norm blocks, learned positions, no dropout, its head apart from its embedding."""
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,4 @@
-"""The demo's report: one self-contained HTML file that needs no network.
-
-Knows nothing of training or of the command line.
-"""
+"""The demo's report: one self-contained HTML file that needs no network."""
 
 import base64
 import html

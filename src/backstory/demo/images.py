@@ -1,7 +1,4 @@
-"""The demo: train, record, embed, ask, and prove a few answers by retraining.
-
-Knows nothing of printing or HTML.
-"""
+"""The demo: train, record, embed, ask, and prove a few answers by retraining."""
 
 import shutil
 import time

@@ -1,7 +1,4 @@
-"""Grey images as PNG bytes, with nothing but zlib.
-
-Knows nothing of data sets.
-"""
+"""Grey images as PNG bytes, with nothing but zlib."""
 
 import struct
 import zlib

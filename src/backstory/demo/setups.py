@@ -2,7 +2,6 @@
 
 Bytes of four domains; AdamW with warm-up, cosine, decay 0.1, betas 0.9 and 0.95, clipping 1.0; the loss is a mean over
 the step's tokens. Fine-tuning begins from weights that were trained on other sequences of the same domains.
-Knows nothing of methods or scores.
 """
 
 import hashlib

@@ -2,7 +2,6 @@
 
 The paper's fine-tuning figure: there, a pretrained model that sees new text once has no ascent at the end, and one that sees a small set three
 times has. Only a timeline is wanted, so that the recording is a cheap one: rank 8, no checkpoints, no embeddings.
-Knows nothing of printing or HTML.
 """
 
 import time

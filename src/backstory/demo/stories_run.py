@@ -3,7 +3,6 @@
 The same number of steps either way: each sequence once, or few sequences several times. All weights are trained, with AdamW, warm-up and
 cosine. There is no clipping: the pretrained model's first gradients have norms of 20 and more, and the influences of a step that is
 clipped add up to 0.
-Knows nothing of recording or asking.
 """
 
 import importlib

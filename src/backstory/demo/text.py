@@ -1,7 +1,4 @@
-"""The text demo: train a small GPT on eight domains, record it by default, and ask which passages taught it, and when.
-
-Knows nothing of printing or HTML.
-"""
+"""The text demo: train a small GPT on eight domains, record it by default, and ask which passages taught it, and when."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The text demo's report: one self-contained HTML file that needs no network.
-
-Knows nothing of training or of the command line.
-"""
+"""The text demo's report: one self-contained HTML file that needs no network."""
 
 import html
 from typing import Any

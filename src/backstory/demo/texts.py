@@ -1,7 +1,6 @@
 """The run of the text demo: a small GPT on bytes of eight domains, AdamW as the paper trains its language models.
 
 Passages of one length, each used once, drawn and ordered by a seed; other passages of each domain are the questions.
-Knows nothing of recording or asking.
 """
 
 import math

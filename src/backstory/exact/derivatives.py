@@ -6,7 +6,6 @@ With L = Σ_z w_z ℓ(θ, z) and a direction s, the scalar φ = ⟨∇L, s⟩ ho
     ∂φ/∂θ   = H s                           the true Hessian of the step's loss
 
 Shapes:  Q directions, B samples; parameters keep their own shapes, with Q in front.
-Knows nothing of optimizers, trajectories or files.
 """
 
 import warnings

@@ -5,7 +5,6 @@ r"""Trajectory-specific leave-one-out: retrain without chosen occurrences, all e
 The weights of the other samples stay what they were; order, initialisation, schedule and random draws too. A replay
 starts from the nearest kept state before the first removed occurrence. Many replays run stacked where the model allows;
 the numbers are those of the plain loop, up to rounding.
-Knows nothing of stored rows of gradients, embeddings or estimates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

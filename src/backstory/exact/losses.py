@@ -1,7 +1,6 @@
 r"""What a trained model is asked: the losses of the queries, and their gradients.
 
 The model is asked in eval mode, without drawing from the run's randomness.
-Knows nothing of training or removals.
 """
 
 from collections.abc import Callable, Iterator, Sequence

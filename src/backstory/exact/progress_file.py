@@ -1,7 +1,4 @@
-"""How far a backward sweep has come, on disk: its adjoint and its scores in one file, replaced at each checkpoint.
-
-Knows nothing of models or derivatives.
-"""
+"""How far a backward sweep has come, on disk: its adjoint and its scores in one file, replaced at each checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path

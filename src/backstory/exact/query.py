@@ -1,7 +1,4 @@
-"""A question to a recorded run, answered by exact unrolling of its recipe: the price of a few training runs.
-
-Knows nothing of stored rows of gradients.
-"""
+"""A question to a recorded run, answered by exact unrolling of its recipe: the price of a few training runs."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,7 +3,6 @@ r"""Many replays of one run at once: the parameters of R replicas stacked, the b
 One forward pass under `torch.func.vmap`; the sum of all replicas' losses has the stacked gradients as its gradient, since
 no replica depends on another. Random draws (dropout) are shared by the replicas, and are those of the run.
 Shapes:  R replicas, B samples.
-Knows nothing of queries, caches or files.
 """
 
 import math

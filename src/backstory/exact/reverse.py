@@ -12,7 +12,6 @@ retraining is of second order, or kinks. The price is a few training runs for ea
 
 Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: an answer says so.
 Shapes:  Q queries, N occurrences in all; about 10 Q times the model in memory.
-Knows nothing of stored rows of gradients or estimates.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ A row's name is a hash of what decides it: the weights before and after the run,
 occurrences and their share. A recipe that changes in anything that matters therefore never meets an old row. Nor does one
 that rounds differently (another processor): the hash takes the bits, because a bound wide enough for rounding in float32
 would let small changes of a recipe through. Such rows are computed again, which costs time and no truth.
-Knows nothing of training.
 """
 
 import hashlib

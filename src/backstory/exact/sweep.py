@@ -1,7 +1,6 @@
 r"""A run from its last step to its first: about √T kept states, and one segment between two of them at a time.
 
 Shapes:  T steps, √T segments, each replayed once more, so that memory holds 2√T states.
-Knows nothing of queries or derivatives.
 """
 
 import math

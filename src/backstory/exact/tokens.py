@@ -10,7 +10,6 @@ recording hooks with each position kept apart, in the run's own coordinates. A p
 computations *at* that position, with the whole sequence as it was: it is not the effect of deleting the token.
 
 Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
-Knows nothing of retraining without anything, or of words.
 """
 
 import copy

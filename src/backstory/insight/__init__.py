@@ -1,7 +1,6 @@
 """Influence over time: when data mattered, how it faded, what erased it, what sources are worth, and what hurt.
 
 Every result has `.as_dict()`, `.figure()` (Plotly) and `.to_pandas()`. Positive influence: the sample helped.
-Knows nothing of retraining, of studies or of printing.
 """
 
 from .analytic import Analytic, analytic

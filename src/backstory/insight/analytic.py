@@ -12,7 +12,6 @@ The paper's simplified setting takes the gradients of all steps as orthogonal, a
 Where Σ σ_r passes p the rows cannot be orthogonal, and the simplified trace, below 0, says nothing.
 
 All norms are in the run's coordinates. Traces are shares of p.
-Knows nothing of models or queries.
 """
 
 from dataclasses import dataclass, fields

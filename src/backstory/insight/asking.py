@@ -1,7 +1,6 @@
 """What every insight begins with: a run, a model at one of its steps, and a set of queries; by hand, or by names from outside.
 
 The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that a question about the mean costs one query, however large the set.
-Knows nothing of printing.
 """
 
 from collections.abc import Iterator

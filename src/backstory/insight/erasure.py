@@ -20,7 +20,6 @@ which is the paper's Theorem 1: a later sample takes over as much as its gradien
 form W shares the overlap out among the rows of the step, and nothing is left over. The decays (λ and λ') have a term of their own.
 
 Shapes:  B occurrences and R curvature rows of a step, p kept coordinates; one query, one sample.
-Knows nothing of models or files.
 """
 
 from collections.abc import Iterable, Mapping

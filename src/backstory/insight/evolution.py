@@ -3,7 +3,6 @@
 At each stored checkpoint c, the queries' mean loss is asked of the model at c, and the influence on it of all occurrences before c is averaged
 over the samples of each group that were used by then. From segments where the run is embedded in them (`run.embed(segments=K)`),
 else by one adjoint sweep for each checkpoint.
-Knows nothing of models but for the gradient of their loss.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Groups of occurrences, for means over them: by when samples were first used, by step, by source or label, or by name.
-
-Knows nothing of influence.
-"""
+"""Groups of occurrences, for means over them: by when samples were first used, by step, by source or label, or by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

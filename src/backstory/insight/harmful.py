@@ -1,7 +1,4 @@
-"""The samples that hurt most, and those that helped most, with what the run holds to show of them.
-
-Knows nothing of models but for the gradient of their loss.
-"""
+"""The samples that hurt most, and those that helped most, with what the run holds to show of them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

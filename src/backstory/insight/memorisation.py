@@ -2,7 +2,6 @@
 
 Each query is a copy of a training sample; its rank is the place of that sample among all samples, by influence on the query, 1 being first.
 A sample that the model has memorised ranks first; one whose lesson others have taken over does not.
-Knows nothing of models but for the gradient of their loss.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Insight results in a notebook: their table, the sign, and their notes. `.figure()` is a Plotly object of its own.
-
-Knows nothing of what a result holds.
-"""
+"""Insight results in a notebook: their table, the sign, and their notes. `.figure()` is a Plotly object of its own."""
 
 from typing import Any
 

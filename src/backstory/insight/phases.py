@@ -15,7 +15,6 @@ curves without a fall (rise) the one that imitates it most often. A fall or rise
 A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
 else there is no clear pattern. Only the three phases have boundaries, levels and windows: the warm-up ends, and the ascent begins,
 where the closest curve of a straight fall, a level and a straight rise has its corners.
-Knows nothing of runs: one number for each step in, phases out.
 """
 
 import math

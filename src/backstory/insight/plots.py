@@ -1,7 +1,4 @@
-"""Plotly figures and pages that need no network.
-
-Knows nothing of influence: numbers and words in, figures out.
-"""
+"""Plotly figures and pages that need no network."""
 
 import html
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@
 
 The terms, and why they add up, are in `erasure`. One backward sweep, in float64, for one sample and one query (or the mean
 of a set); its free path takes as many vectors as the momentum's buffer lasts.
-Knows nothing of models but for the gradient of their loss.
 """
 
 import functools

@@ -9,7 +9,6 @@ the closest valley (falling up to some place, rising from it on) needs one pass 
 A hill is a valley turned over.
 
 Shapes:  n values.
-Knows nothing of training, influence or chance.
 """
 
 from collections.abc import Sequence

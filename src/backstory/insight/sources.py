@@ -5,7 +5,6 @@ removing the whole source would do. It understates sources whose samples stand i
 of a bootstrap: samples are drawn anew inside each source, and queries inside each domain.
 
 Shapes:  S sources, D domains, Q queries of a domain, M samples.
-Knows nothing of models but for the gradient of their loss.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,6 @@ changes nothing, so that the influences of the step's samples add up to 0 howeve
 `size_t`, the mean of |influence| over η_t, has them all. Phases are sought in it: the mean with its sign is a small rest of influences that
 cancel, and drowns in its own noise where they are largest. η_t is the largest rate of the step's parameter groups. With momentum or Adam
 a step's effect also depends on later rates; dividing by its own is then a convention.
-Knows nothing of models but for the gradient of their loss.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Which words of a training text also stand in the query's text.
-
-Knows nothing of influence or tokens: texts in, marked pieces out.
-"""
+"""Which words of a training text also stand in the query's text."""
 
 import re
 from typing import NamedTuple

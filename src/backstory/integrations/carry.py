@@ -2,7 +2,6 @@
 
 A data set is wrapped so that each item comes with its id; the collator is wrapped so that it sees the items as they were, and
 the ids join the batch behind it. Nothing but `dataset` and `collate_fn` of the loader changes, and no random number is drawn.
-Knows nothing of trainers, models or runs.
 """
 
 import copy

@@ -6,7 +6,6 @@ Ids travel inside the batches and are taken out by a hook on the model, before i
 not assumed: the model's loss is compared with the sum of its samples' losses, which tells whether it was divided by
 `num_items_in_batch`, the tokens of the whole step, or by those of the micro-batch; and a hook on the loss sees by what the Trainer
 multiplied it (accumulation, the loss scale of a GradScaler).
-Knows nothing of Lightning.
 """
 
 from pathlib import Path

@@ -4,7 +4,6 @@ r"""What a labelled forward pass of a Hugging Face model says about its samples:
 
 Models of the next token compare the logits at s with the label at s + 1, so that the first label is never predicted.
 Shapes:  B samples, S positions, V classes. Labels (B, S) with logits (B, S, V), or labels (B,) with logits (B, V).
-Knows nothing of trainers or runs.
 """
 
 from typing import Any, NamedTuple

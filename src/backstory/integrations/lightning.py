@@ -5,7 +5,6 @@
 Lightning runs forward and backward in a closure inside `optimizer.step`; while recording, the closure is run first and the
 update after it, as torch's optimizers do themselves, so that the gradients are there when the update is read. The loss of a
 micro-batch is divided by `accumulate_grad_batches`, also where an epoch ends early, and weights follow that.
-Knows nothing of Hugging Face.
 """
 
 from collections import deque

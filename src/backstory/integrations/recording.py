@@ -2,7 +2,6 @@
 
 Trainers weigh samples in ways of their own (by the tokens of a step, by micro-batch, by a number of micro-batches that an
 epoch's end may cut short), so that each micro-batch comes with its weights: the run's loss_reduction is "weights".
-Knows nothing of any trainer.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,6 @@
 
 D is the number of items of the whole step where the trainer passes it on and the model uses it, else that of the micro-batch; the
 factor is what the trainer multiplied the loss by before it was differentiated.
-Knows nothing of trainers or runs.
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The mathematics: tensors in, tensors out. Knows nothing of paths, training loops or printing."""
+"""The mathematics: tensors in, tensors out."""

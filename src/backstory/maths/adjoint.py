@@ -11,7 +11,6 @@ One pass over the rows, no p × p matrix, no independence between parameters. It
 everything else: ⟨v, e⟩ of `propagation` equals it to rounding.
 
 Shapes:  Q queries, B rows, p kept coordinates.
-Knows nothing of models or files.
 """
 
 import torch

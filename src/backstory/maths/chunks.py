@@ -1,7 +1,4 @@
-"""Which steps the propagator takes together.
-
-Knows nothing of what it does with them.
-"""
+"""Which steps the propagator takes together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -11,7 +11,6 @@ Sampled seeds are independent between positions, so E[h hᵀ] = Σ_s J_sᵀ H_s 
 Exact seeds touch one position at a time, S·C passes in all, with κ = w c. A masked position has no seed.
 
 Shapes:  outputs (B, *positions, C); for bce and squared-error every entry is a position of its own.
-Knows nothing of layers or hooks: outputs in, seeds out.
 """
 
 import re

@@ -9,7 +9,6 @@ A float16 without a scale would underflow (gradients of 1e-8 are common). `float
 are kept as they are, with no scale.
 
 Shapes:  N rows, p entries a row in all, L blocks.
-Knows nothing of files.
 """
 
 from collections.abc import Sequence

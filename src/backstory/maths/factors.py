@@ -7,7 +7,6 @@ found again from the row itself, seen as a matrix M (m × n):
 
 A block is the number of its entries, or a pair (m, n) where its factors are kept.
 Shapes:  N rows, p entries a row in all.
-Knows nothing of layers or files.
 """
 
 from collections.abc import Sequence

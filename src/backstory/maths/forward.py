@@ -12,7 +12,6 @@ gradient is the influence, positive where the sample helped. For plain SGD with 
 ω_i = 1 + (κ/w) ⟨g_i, x_i⟩.
 
 Shapes:  M tracked samples, B rows and R curvature rows of a step, p kept coordinates.
-Knows nothing of models or files. It costs M × p numbers and one sweep over the rows: for chosen samples, never for all.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,6 @@ An `Outer` keeps the two factors apart, so that a subspace can shrink each of th
 positions t are summed *inside* one sample (or a group of its positions) only. A new layer type is one function in `RULES`.
 
 Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.
-Knows nothing of hooks, subspaces or optimizers.
 """
 
 import copy

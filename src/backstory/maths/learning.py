@@ -13,8 +13,6 @@ Eigenvalues are the energy along the eigenvectors, so taking the largest first i
 Of a C more than twice as wide as what is looked for only the leading part is computed: a block of seeded random columns, turned towards it by repeated products
 with C, then the eigenvectors of C inside it (subspace iteration with a Rayleigh-Ritz step). Of rows X that are fewer than their coordinates the eigenvectors
 of X Xᵀ give all:  X Xᵀ U = U Λ  ->  C (Xᵀ U Λ^{−½}) = (Xᵀ U Λ^{−½}) Λ.
-
-Knows nothing of models or files.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,6 @@ With A₀, C₀ what it holds, and H, W the rows that step j left,
 so the recursion (see propagation) runs on the numbers a and c alone, and products with A become products with rows.
 
 Shapes:  R rows, p kept coordinates, n numbers of an embedding (p, or 2p in a segment with momentum).
-Knows nothing of curvature or clipping.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,6 @@ Rows ĝ and queries P^½ v are then those of a run with P = 1, exactly for a P t
 to step is dropped. A row or column that never had a gradient (an unseen token) has v = 0, and gives 0.
 
 Shapes:  d_out × d_in a parameter as a matrix, B samples, S positions.
-Knows nothing of optimizers' classes or of files.
 """
 
 from collections.abc import Sequence

@@ -33,7 +33,6 @@ before a to b (`carried`, `pulled`).
 
 Assumes: the optimizer's own state is frozen at what it was in the run; coefficients scale columns (see steps).
 Shapes:  B rows, R curvature rows, p kept coordinates. Rows are samples, so equations appear transposed.
-Knows nothing of models, files or devices.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,7 +14,6 @@ Orthogonal rows do not mix columns, so a step t changes numbers alone, each x, y
     y ← μ u
 
 Shapes:  R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
-Knows nothing of propagators: they make matrices of these numbers.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ so the S × S product in the middle replaces G. A long side (a vocabulary) never
 only Y = M Ω is summed, and the eigenvectors are those of Nyström's M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ.
 
 Shapes:  d the side's own length, r kept of it, q = 2 r, B samples, S positions.
-Knows nothing of models or files.
 """
 
 import torch

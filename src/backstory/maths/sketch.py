@@ -8,7 +8,6 @@ Where r is at least the rank of H nothing is lost, and V is the sum itself. What
 The rows of V are orthogonal, so (I + a V Vᵀ)⁻¹ is one division.
 
 Shapes:  m rows at a time, r rows kept, p coordinates.
-Knows nothing of steps or files.
 """
 
 import torch

@@ -14,7 +14,6 @@ kept with each row, ‖n‖² = Σ w ⟨g,∇L⟩, and s the share of ‖∇L‖
 full ‖∇L‖² instead would be right only where the kept coordinates lose nothing: J would not contract along n.)
 
 Shapes:  B rows of a step, R curvature rows, p kept coordinates.
-Knows nothing of torch.optim's classes or of files.
 """
 
 from typing import Literal, NamedTuple

@@ -16,7 +16,6 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
     mask     r coordinates of each side, chosen by seed
 
 Shapes:  d original, r kept, B samples, S positions.
-Knows nothing of models or files.
 """
 
 import hashlib

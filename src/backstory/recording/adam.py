@@ -1,10 +1,8 @@
 r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
 
-    hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
-             step at first, and later, when v̂ is a mean over many steps, at some of them
-    raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
-
-Knows nothing of hooks or files, but for the names under which a checkpoint's coordinates are kept.
+hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
+         step at first, and later, when v̂ is a mean over many steps, at some of them
+raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The bytes that a recording may take: a plan that would not fit is refused before its first row.
 
 Rows whose width the warm-up chooses (rank="auto:…") are counted once it has.
-Knows nothing of what is recorded.
 """
 
 import shutil

@@ -8,7 +8,6 @@ known only then. During a warm-up it waits for the basis.
 each row is at hand before its core: with L̃ = P_L^{−½} L and R̃ likewise, ⟨h, ∇L⟩ ≈ ⟨Lᵀ ĥ R, L̃ᵀ ∇L R̃⟩.
 
 Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken apart), p kept coordinates.
-Knows nothing of optimizers or files.
 """
 
 from collections import defaultdict

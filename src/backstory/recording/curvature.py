@@ -5,7 +5,6 @@ Each pass starts from a seed (`maths.curvature`) and gives one row h for every s
     H_t ≈ Σ_z κ_z Σ_r h_zr h_zrᵀ,      κ = w c / k  (k draws)   or   w c  (exact),   c = 1 or 1/(positions of z)
 
 Where rows are taken apart by groups of positions, each pass gives one row for each group, with the same κ. The seeds carry no weight and no loss scale, so the rows are raw from the start.
-Knows nothing of files.
 """
 
 import hashlib

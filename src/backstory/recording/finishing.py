@@ -4,7 +4,6 @@ Projecting rows that had to wait for Adam's second moment is most of what record
 training. It is done in a thread of its own while the next step trains, one step at a time: what a step holds (activations and output
 gradients) is let go one step later than without it. (For SGD rows are projected in their hooks; little is left to do here.) A step whose gradient is not finite, and any step on an accelerator (whose work is queued anyway), is
 finished at once.
-Knows nothing of hooks or files.
 """
 
 import math

@@ -11,8 +11,6 @@ The ordinary recorder watches the recipe take every step again, so that weights,
 of any recording. But each step starts from its checkpoint, and a hook that runs after the update, and before the recorder
 looks at the optimizer, puts the weights back and gives Adam the second moment of that checkpoint. Without stored moments
 Adam's own goes on from batch to batch: an average over the batches seen so far. The run says what was assumed.
-
-Knows nothing of hooks on layers, or of how rows are kept.
 """
 
 import copy

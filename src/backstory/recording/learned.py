@@ -5,7 +5,6 @@ a share of their energy to be kept, a pass before that counts rows and energy; r
 are then kept themselves, which is exact and much less work.
 
 Shapes:  n coordinates between the sides of a block.
-Knows nothing of steps or files.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

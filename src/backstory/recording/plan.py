@@ -7,8 +7,6 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
                                                       o to open and to close the run
     embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
-
-Knows nothing of how a trial is made, nor of the command line.
 """
 
 import math

@@ -10,7 +10,6 @@ Rows of other settings differ from the trial's by their vectors, whose bytes are
 What the trial had beyond these formulas is added for all; the basis, whose core is shared out unevenly, in proportion.
 Where the warm-up decides the rank, the trial's has decided it.
 Shapes:  p numbers in a row, L recorded parameters.
-Knows nothing of time.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,6 @@ warm-up of a learned subspace comes first and is timed apart. Of each table on d
 so that b holds for long runs, where files are joined. What is left of the trial's folder is fixed: basis, config.
 After the warm-up the learning rate is 0, so that what is timed stays as it is at the start of training.
 Assumes: batches cost about the same; the schedule of the learning rate, which does not matter here, is left out.
-Knows nothing of planned runs.
 """
 
 import copy

@@ -8,7 +8,6 @@
             optimizer.zero_grad()
 
 Hooks exist only inside the `with`. A step that raises, or that a GradScaler skips, is no step.
-Knows nothing of embeddings, queries or the command line.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Where a recording begins: a new run, or an old one brought back to the step that training goes on from.
-
-Knows nothing of hooks.
-"""
+"""Where a recording begins: a new run, or an old one brought back to the step that training goes on from."""
 
 from collections.abc import Mapping
 from pathlib import Path

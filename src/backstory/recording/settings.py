@@ -1,7 +1,4 @@
-"""What the user chose for a recording: checked once, frozen, and kept in the run's config.json.
-
-Knows nothing of hooks or tables.
-"""
+"""What the user chose for a recording: checked once, frozen, and kept in the run's config.json."""
 
 import platform
 import re

@@ -1,7 +1,4 @@
-"""`backstory.record`: what the user chose, checked, and the recorder that follows from it.
-
-Knows nothing of single steps.
-"""
+"""`backstory.record`: what the user chose, checked, and the recorder that follows from it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 
     mean         w = 1 / samples of the step          token-mean   w = 1 / tokens of the step, ℓ a sum over tokens
     sum          w = 1                                weights      as given with each batch
-
-Knows nothing of files.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

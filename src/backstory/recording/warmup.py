@@ -5,7 +5,6 @@ While the basis is unknown, whole steps wait in the run's spool, each one durabl
 appended like any other step. A crash at any moment leaves either the spool, or the basis and the spool: both go on.
 Where training is resumed before the end of a warm-up whose basis is known, those steps are projected in the same way,
 so that a resumed run equals an undisturbed one bit for bit.
-Knows nothing of hooks.
 """
 
 import json

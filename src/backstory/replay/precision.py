@@ -1,7 +1,4 @@
-"""A recipe in another floating-point precision: the model, the optimizer's state and the batches.
-
-Knows nothing of training.
-"""
+"""A recipe in another floating-point precision: the model, the optimizer's state and the batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

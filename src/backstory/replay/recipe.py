@@ -2,7 +2,6 @@
 
 Recipes are code. They are named in a run's config as `package.module:function`, and imported only when the user
 passes the name, or confirms the one that is stored. Where Python looks for them is up to the caller.
-Knows nothing of runs.
 """
 
 import importlib

@@ -1,7 +1,4 @@
-"""Which occurrences a counterfactual run leaves out, and where they stand in the batches.
-
-Knows nothing of models or training.
-"""
+"""Which occurrences a counterfactual run leaves out, and where they stand in the batches."""
 
 import math
 from collections import defaultdict

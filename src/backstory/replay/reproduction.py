@@ -10,7 +10,6 @@ and with θ the weights of one tensor before a step
 tensor by tensor: Adam makes whole steps out of the rounding of gradients that are 0 (a bias of attention's keys), which
 says nothing of the other weights. Tensors in which rounding has taken half of the digits are therefore left out.
 Where the run has fingerprints only, a mismatch does not say which of the two it was.
-Knows nothing of removals' effects, queries or caches.
 """
 
 import math

@@ -4,7 +4,6 @@ Of each step the state of torch's generators before it (dropout draws the same m
 the update; of chosen steps the whole state of training. The recipe is made, and the run begins, with torch's generator
 at a fixed seed; a recipe that draws (dropout) seeds the generator itself, as its training did.
 Assumes: other generators (numpy, random) are not drawn from while training.
-Knows nothing of removals or queries.
 """
 
 import copy

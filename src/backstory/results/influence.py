@@ -2,7 +2,6 @@
 
 influence ≈ ℓ(without the sample) − ℓ(with it), in the units of the query's loss. Positive: the sample helped;
 removing it would raise the query's loss.
-Knows nothing of models.
 """
 
 from collections import defaultdict

@@ -1,7 +1,6 @@
 """How runs and results look in a notebook: a heading, a pandas table, and what must be said; every text is escaped.
 
 A method `_repr_html_` is what notebooks ask for; where it gives None they print the plain words instead.
-Knows nothing of influence.
 """
 
 import html

@@ -10,7 +10,6 @@ both methods (paired): what would come out with other seeds and other removals. 
 2 and times n), exact up to a thousand removals: equal orders have equal correlations, on every processor.
 
 Shapes:  n removals, R resamples.
-Knows nothing of models or methods.
 """
 
 import math

@@ -6,7 +6,6 @@ nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a window of N occurr
     min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
 
 The compressed run is a run of its own. It is written beside its final place and appears there when it is whole.
-Knows nothing of models.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""What a run holds to show beside its rows: samples as a person wants to see them, and query sets.
-
-Knows nothing of influence.
-"""
+"""What a run holds to show beside its rows: samples as a person wants to see them, and query sets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""A question about a run in the run's own coordinates, asked of the model that the run knows.
-
-Knows nothing of scores or of how they are computed.
-"""
+"""A question about a run in the run's own coordinates, asked of the model that the run knows."""
 
 from typing import Any
 

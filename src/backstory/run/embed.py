@@ -1,7 +1,4 @@
-"""Data value embeddings of a whole run: one backward sweep, written to disk as it goes.
-
-Knows nothing of models or queries.
-"""
+"""Data value embeddings of a whole run: one backward sweep, written to disk as it goes."""
 
 import time
 from collections.abc import Callable, Generator

@@ -1,7 +1,4 @@
-"""The run's tables for other tools: everything but the vectors, as Parquet or CSV.
-
-Knows nothing of printing.
-"""
+"""The run's tables for other tools: everything but the vectors, as Parquet or CSV."""
 
 from pathlib import Path
 

@@ -3,7 +3,6 @@ r"""A question in the run's coordinates: v = ∇ℓ(θ, q), one row for each que
 A loss vector of Q entries is Q queries, a scalar is one. Where entry q depends on sample q of the batch alone, all rows
 come from one backward pass through the recording hooks; that this is so is *checked*, by comparing a random combination
 of the rows with autograd's. Otherwise each entry gets a backward pass of its own.
-Knows nothing of the store's tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence

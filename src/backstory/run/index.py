@@ -7,7 +7,6 @@ are found, never their influence. How many are found is measured before an index
     recall@k = the part of the k highest (lowest) of the exact answer that is among the k highest (lowest) found
 
 and as many partitions are searched as that takes.
-Knows nothing of models.
 """
 
 import time

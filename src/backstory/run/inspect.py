@@ -1,7 +1,4 @@
-"""What a run holds, in plain values.
-
-Knows nothing of printing.
-"""
+"""What a run holds, in plain values."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Which sample was used at which step: the labels of a run's rows.
-
-Knows nothing of models or scores.
-"""
+"""Which sample was used at which step: the labels of a run's rows."""
 
 from itertools import groupby
 from typing import Any

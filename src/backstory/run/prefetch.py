@@ -2,7 +2,6 @@
 
 Reading waits for the disk and decodes, writing encodes and waits again; between them the propagator computes. torch and the tables
 let go of Python while they work, so the three can run side by side.
-Knows nothing of what the work is.
 """
 
 from collections.abc import Generator

@@ -1,7 +1,4 @@
-"""Work spread over fresh processes of one thread each.
-
-Knows nothing of what the work is.
-"""
+"""Work spread over fresh processes of one thread each."""
 
 import multiprocessing
 import os

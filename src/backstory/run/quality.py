@@ -1,7 +1,4 @@
-"""How far a run's answers can be trusted, from what was recorded, in numbers and in plain words.
-
-Knows nothing of models or printing.
-"""
+"""How far a run's answers can be trusted, from what was recorded, in numbers and in plain words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

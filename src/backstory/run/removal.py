@@ -1,7 +1,5 @@
 """What removing chosen samples from all their occurrences would do: the plain sum, and the sum corrected for the
 sample's own curvature, side by side.
-
-Knows nothing of models.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,8 @@
 """A recorded run: open it, embed it, ask it.
 
-    run = backstory.open("runs/digits")
-    answer = run.query(model, loss_fn, batch)
-    answer.top(5)
-
-Knows nothing of the command line.
+run = backstory.open("runs/digits")
+answer = run.query(model, loss_fn, batch)
+answer.top(5)
 """
 
 from collections.abc import Iterable, Sequence

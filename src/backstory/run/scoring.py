@@ -1,7 +1,4 @@
-"""Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings.
-
-Knows nothing of models.
-"""
+"""Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings."""
 
 from collections.abc import Iterator
 

@@ -8,7 +8,6 @@ last first,
 
 Boundaries are the run's checkpoints, and steps between them until there are as many segments as asked for. A segment that is
 complete is never computed again; one that was interrupted leaves nothing behind.
-Knows nothing of models.
 """
 
 import itertools

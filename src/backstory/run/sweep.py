@@ -1,7 +1,4 @@
-"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
-
-Knows nothing of models.
-"""
+"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise

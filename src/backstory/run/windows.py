@@ -8,7 +8,6 @@ Where a step was clipped, ⟨v, ∇L_t⟩ of these rows is needed. In raw coordi
 through the smallest vector d_t that has the recorded products with the step's own rows, gradient rows among them: ⟨h, d_t⟩ = ⟨h, ∇L_t⟩.
 
 `curvature-<from>-<to>.safetensors`:  `V`, `V/scale` encoded like rows; `d`, `d/scale` likewise, one for each clipped step.
-Knows nothing of models.
 """
 
 from collections.abc import Sequence

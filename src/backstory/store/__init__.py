@@ -1,7 +1,4 @@
-"""The run on disk: what is recorded, how it is kept, how it is read back.
-
-Knows nothing of models, hooks or mathematics beyond the encoding of rows.
-"""
+"""The run on disk: what is recorded, how it is kept, how it is read back."""
 
 from .records import RowBlock, StepRecord, StepTable
 from .run_store import RunStore

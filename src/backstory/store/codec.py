@@ -6,7 +6,6 @@ the step (float32, if there), and its sample ids (UTF-8, each followed by a zero
 
 Where a row's blocks are kept as their factors (`maths.factors`), these are what is encoded.
 Shapes:  n rows, Σp numbers in a row, L layers.
-Knows nothing of files.
 """
 
 import zlib

@@ -3,7 +3,6 @@
 Blocks are written backward as they are made, each a fragment that no version names; one commit then
 puts all of them in row order, and last `<name>.json` names that version. Until that file is replaced
 readers see the embedding before, or none. A segment has its propagator beside it, written between the two, when that file is gone.
-Knows nothing of how an embedding is computed.
 """
 
 import re

@@ -2,7 +2,6 @@
 
 Every write goes to a temporary file in the same folder, is flushed to the disk, renamed over the
 old one, and the folder is flushed too. A full disk becomes a `DiskError`.
-Knows nothing of tables, steps or rows.
 """
 
 import errno

@@ -6,7 +6,6 @@ scale for all, filled up with zeros to a multiple of 8. Rows lie in partitions (
 promising ones, and a coordinate is kept in a few bits (RQ).
 `idx-<at>.json` is written last. It names the data files of the embeddings that were indexed; Lance never gives a file's name
 twice, so that an index of embeddings that have been written anew is seen to be stale, and is not used.
-Knows nothing of how an embedding is computed, or of what a query means.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""The folder of a run and its `config.json`: what makes a folder a run, and in which format.
-
-Knows nothing of rows and steps.
-"""
+"""The folder of a run and its `config.json`: what makes a folder a run, and in which format."""
 
 import shutil
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,6 @@
 
 A step exists when `steps` says so: its rows are committed first, then its line in `steps`. Rows beyond
 the committed steps are ignored by readers and removed by the next writer.
-Knows nothing of models, hooks or mathematics.
 """
 
 import os

@@ -2,7 +2,6 @@
 
 The kernel frees it when the process dies, even by `kill -9`. A forked child (a DataLoader worker)
 would inherit the lock and keep it alive after its parent; so every child closes its copy at once.
-Knows nothing of what the lock protects.
 """
 
 import fcntl

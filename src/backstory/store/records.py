@@ -9,7 +9,6 @@
     emb-*    step, pos, e[Σp] codes, se[L] scales
 
 Shapes:  B samples in a step, n rows, L layers, Σp numbers in a row.
-Knows nothing of files.
 """
 
 from collections.abc import Mapping, Sequence

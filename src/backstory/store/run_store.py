@@ -1,7 +1,6 @@
 """One run on disk: its steps and rows, and what lies beside them, with one writer at a time.
 
 Beside the rows lie embeddings, tensors (bases, checkpoints), samples, and the warm-up spool.
-Knows nothing of models, hooks or mathematics.
 """
 
 import re

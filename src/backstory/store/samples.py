@@ -1,7 +1,4 @@
-"""What a person wants to see of the samples: text, image, label, source. Only what the user gave.
-
-Knows nothing of rows and steps.
-"""
+"""What a person wants to see of the samples: text, image, label, source. Only what the user gave."""
 
 from collections.abc import Sequence
 

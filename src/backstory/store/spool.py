@@ -1,7 +1,6 @@
 """The warm-up spool: whole steps kept as files until their subspace is known.
 
 One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
-Knows nothing of what the tensors mean.
 """
 
 import json

@@ -3,7 +3,6 @@
 A commit is durable: data files are flushed first, then the manifest that names them is written and
 flushed. A table has one writer (the run's lock sees to it): a commit on version v must give v + 1.
 Rows keep their order under appends, deletes and compaction, so a row is known by its position.
-Knows nothing of what the columns mean.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Reading a whole run again: is every committed number still what was written?
-
-Knows nothing of models or mathematics.
-"""
+"""Reading a whole run again: is every committed number still what was written?"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

@@ -2,7 +2,6 @@
 
 Records wait in a queue of bounded size; the thread commits them when there are enough of them, or they
 are old enough, or someone waits. The first failure ends the thread, and every later call raises it.
-Knows nothing of files: `RunStore.append` does.
 """
 
 import atexit

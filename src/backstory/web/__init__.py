@@ -1,1 +1,1 @@
-"""A recorded run over HTTP: a page for people, JSON for programs, both at the same path. Knows nothing of the command line."""
+"""A recorded run over HTTP: a page for people, JSON for programs, both at the same path."""

@@ -1,7 +1,4 @@
-"""The service: every path, what it takes, and which view answers it.
-
-Knows nothing of how anything is computed.
-"""
+"""The service: every path, what it takes, and which view answers it."""
 
 import threading
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,4 @@
-"""Questions out of a request's body: JSON, or the fields of a form.
-
-Knows nothing of runs.
-"""
+"""Questions out of a request's body: JSON, or the fields of a form."""
 
 import json
 from typing import Annotated, Any, TypeVar

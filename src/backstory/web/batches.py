@@ -1,7 +1,4 @@
-"""Batches of queries: how many they hold, and parts of them. A tensor, or a tuple or dict of tensors.
-
-Knows nothing of models.
-"""
+"""Batches of queries: how many they hold, and parts of them. A tensor, or a tuple or dict of tensors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,6 @@
 """The samples of a run as people look for them: by id, text, source, label, step; held in memory but for their images.
 
 Shapes:  N occurrences, M samples, in the order of their ids as text.
-Knows nothing of influence, but for the numbers that it is given.
 """
 
 from collections.abc import Sequence

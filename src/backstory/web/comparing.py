@@ -1,7 +1,6 @@
 """Two questions out of one request: JSON, or the fields of a form, with images as files or as data URLs.
 
 Fields of the second question end in 2, so that a form, its JSON twin and an address say the same.
-Knows nothing of runs.
 """
 
 import base64

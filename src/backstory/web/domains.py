@@ -2,7 +2,6 @@
 
 Every domain's mean loss counts alike, so no query may count twice: a set all of whose queries are in other sets, such as one
 passage of each domain or a few hard images out of many, is no domain. Larger sets are looked at first.
-Knows nothing of runs: query sets in, names out.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,7 +2,6 @@
 
 A colour such as "var(--helped)" is put in by the page, so that one description serves light and dark. Curves of more than
 `POINTS` steps are drawn as means over equal parts, so that a page stays small however long the run was.
-Knows nothing of what the numbers mean.
 """
 
 import html

@@ -1,7 +1,4 @@
-"""Everything that can go wrong, in one shape: a number, what was found and expected, and what to do.
-
-Knows nothing of runs.
-"""
+"""Everything that can go wrong, in one shape: a number, what was found and expected, and what to do."""
 
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The two faces of a path: a page where the request prefers HTML, JSON otherwise.
-
-Knows nothing of how a shape is made, or what a page looks like.
-"""
+"""The two faces of a path: a page where the request prefers HTML, JSON otherwise."""
 
 from typing import Any
 from urllib.parse import quote

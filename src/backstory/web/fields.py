@@ -1,7 +1,4 @@
-"""What the fields of forms and questions are called, and what was wrong with one of them, in plain words.
-
-Knows nothing of runs or of HTTP.
-"""
+"""What the fields of forms and questions are called, and what was wrong with one of them, in plain words."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Figures of the pages: one function for each, from shapes to Plotly's own JSON; None where there is nothing to draw.
-
-Knows nothing of HTML.
-"""
+"""Figures of the pages: one function for each, from shapes to Plotly's own JSON; None where there is nothing to draw."""
 
 from collections.abc import Mapping, Sequence
 

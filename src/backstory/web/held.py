@@ -3,7 +3,6 @@
     influence of all occurrences on Q queries = V Eᵀ,      V (Q, p) the queries' gradients, E (N, p) the embeddings
 
 Where the embeddings are not stored, do not fit, or lie in segments, each question reads the run instead.
-Knows nothing of HTTP or of what is shown.
 """
 
 import copy

@@ -1,7 +1,4 @@
-"""What was computed once and may be asked for again: bounded, and computed by one thread only, however many ask.
-
-Knows nothing of what it keeps.
-"""
+"""What was computed once and may be asked for again: bounded, and computed by one thread only, however many ask."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

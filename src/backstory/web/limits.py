@@ -3,7 +3,6 @@
 A body is read here, counted as it comes, and handed on whole; so no later reader sees more than `most_bytes`, and one that
 comes too slowly ends. Where the service listens on loopback without a token, the request must name a loopback host:
 otherwise a web page could reach it under a name of its own that it points at this machine. What another site's page sends is refused.
-Knows nothing of runs or paths, but for those that need no token.
 """
 
 import asyncio

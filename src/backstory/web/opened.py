@@ -2,7 +2,6 @@
 
 Everything here may be called from several threads. What sweeps over the run uses a model of its own, `spare`, so that quick
 questions need not wait for it; sweeps take turns.
-Knows nothing of HTTP.
 """
 
 import copy

@@ -1,9 +1,7 @@
 """Pages out of shapes: Jinja2 templates in which everything is escaped, and the files that they need.
 
-    render("answer", shape, prefix={...})        the HTML of a path
-    static()                                     style sheet, script and Plotly, by name
-
-Knows nothing of runs or of HTTP: what a page shows is in its shape, and where it stands in `prefix`.
+render("answer", shape, prefix={...})        the HTML of a path
+static()                                     style sheet, script and Plotly, by name
 """
 
 import math

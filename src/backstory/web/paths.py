@@ -1,7 +1,4 @@
-"""Paths that show the run: overview, timeline, samples, sources, harmful data, and the files of the pages.
-
-Knows nothing of how anything is computed.
-"""
+"""Paths that show the run: overview, timeline, samples, sources, harmful data, and the files of the pages."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,4 @@
-"""Paths that ask: by a stored query, typed text, an image or a ready gradient; single tokens; two answers compared.
-
-Knows nothing of how anything is computed.
-"""
+"""Paths that ask: by a stored query, typed text, an image or a ready gradient; single tokens; two answers compared."""
 
 from typing import Annotated
 from urllib.parse import quote

@@ -1,7 +1,6 @@
 """From influences of occurrences to the samples at both ends, without sorting all of them.
 
 Shapes:  n occurrences before the step that is asked, M samples.
-Knows nothing of models.
 """
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""A run that several threads read: an open run for each of them, for two threads cannot read one table of Lance at once.
-
-Knows nothing of what is read.
-"""
+"""A run that several threads read: an open run for each of them, for two threads cannot read one table of Lance at once."""
 
 import threading
 from pathlib import Path

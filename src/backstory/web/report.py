@@ -1,7 +1,6 @@
-"""The report of a run: one HTML file with style, script, figures and pictures in it, and the same as PDF where Chromium is.
+"""The report of a run: one HTML file with style, script, figures and pictures in it.
 
 It states that it contains training data. Nothing in it leads elsewhere.
-Knows nothing of the command line.
 """
 
 import base64

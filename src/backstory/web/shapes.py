@@ -1,7 +1,6 @@
 """What every path takes and returns, once: the same shapes are the JSON, the OpenAPI document, and what pages are made of.
 
 Here are questions, answers and errors; those that show the run are taken from `shapes_run`, so that all have one name.
-Knows nothing of runs or of HTTP.
 """
 
 from typing import Annotated, Any

@@ -1,7 +1,6 @@
 """What the paths that show a run return: overview, timeline, samples and their lives, sources.
 
 All numbers are finite or null; ids are text, whatever they were. Influence is in the units of the query's loss.
-Knows nothing of runs or of HTTP.
 """
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field

@@ -6,7 +6,6 @@
     not known   there is no report
 
 The word judges what was recorded. How right an answer is, only retraining measures.
-Knows nothing of HTTP, or of where the report comes from.
 """
 
 import math

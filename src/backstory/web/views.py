@@ -1,7 +1,4 @@
-"""The run as a whole: what was trained, when data mattered, what sources are worth, what hurts.
-
-Knows nothing of HTTP: an opened run and parameters in, a shape out.
-"""
+"""The run as a whole: what was trained, when data mattered, what sources are worth, what hurts."""
 
 import csv
 import io

@@ -1,7 +1,4 @@
-"""Questions and their answers: by a stored query, typed text, an image, or a ready gradient; tokens; two answers compared.
-
-Knows nothing of HTTP: an opened run and a question in, a shape out.
-"""
+"""Questions and their answers: by a stored query, typed text, an image, or a ready gradient; tokens; two answers compared."""
 
 import base64
 import hashlib

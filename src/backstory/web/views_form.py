@@ -1,7 +1,4 @@
-"""What can be asked of a run: its query sets, which of their queries the model gets wrong, and which kinds of questions it takes.
-
-Knows nothing of HTTP, and of how a question is answered.
-"""
+"""What can be asked of a run: its query sets, which of their queries the model gets wrong, and which kinds of questions it takes."""
 
 from collections.abc import Sequence
 from urllib.parse import quote

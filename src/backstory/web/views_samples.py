@@ -1,7 +1,4 @@
-"""The samples of a run: looked for, and one of them over all of training.
-
-Knows nothing of HTTP: an opened run and parameters in, a shape out.
-"""
+"""The samples of a run: looked for, and one of them over all of training."""
 
 from urllib.parse import quote
 

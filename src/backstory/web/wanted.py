@@ -1,7 +1,6 @@
 """Whether work is still wanted: a question that nobody waits for any more is given up, and everything when the service ends.
 
 A job that keeps nothing carries a flag in the thread that does it; its parts look at the flag between them.
-Knows nothing of what is computed.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Sentences of the pages that follow the numbers: their sign, and when they were made.
-
-Knows nothing of HTML or of runs: shapes in, text out.
-"""
+"""Sentences of the pages that follow the numbers: their sign, and when they were made."""
 
 import re
 

@@ -4,7 +4,6 @@ Four lanes, so that nobody waits for something short behind something long: look
 threads each, what sweeps over the run takes turns in one, what replays training in another. A job that could not be done in its time, for
 what is before it in its lane takes too long, is told to come later. One that takes too long is told so: what it finds is kept for the next who
 asks and it goes on, or nothing is kept and it is given up.
-Knows nothing of what is computed.
 """
 
 import asyncio

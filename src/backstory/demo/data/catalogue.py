@@ -1,7 +1,4 @@
-"""One table of all data sets: what they are, how large, under which terms, from where, and whether they lie in the cache.
-
-Knows nothing of how anything is downloaded or read.
-"""
+"""One table of all data sets: what they are, how large, under which terms, from where, and whether they lie in the cache."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

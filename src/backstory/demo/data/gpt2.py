@@ -5,8 +5,6 @@ With the package `tokenizers` (extra `hf`) its fast code is used; without it, th
     piece  = 's 't 're 've 'm 'll 'd | [space] letters | [space] digits | [space] other | spaces
     bytes  -> 256 printable characters, so that a vocabulary is a text file
     merge  = again and again the pair of neighbours that stands first in vocab.bpe
-
-Knows nothing of documents or models.
 """
 
 import importlib

@@ -10,7 +10,6 @@ What lies in the cache is not fetched again. Each route ends in the official fil
 are compared with their MD5 and kept in the cache, but for your own path, which is only read.
 
 Shapes:  N images, C channels, H × W pixels.
-Knows nothing of models or runs.
 """
 
 import gzip

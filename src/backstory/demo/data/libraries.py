@@ -1,7 +1,6 @@
 """Image data through torchvision or Hugging Face `datasets`, where one of them is installed.
 
 Both are optional and imported only here, only when asked for. What they give is decoded; the caller checks it.
-Knows nothing of caches or hashes.
 """
 
 import importlib

@@ -6,7 +6,6 @@ llama2.c turns neighbours (2i, 2i+1) of a head by one rotary angle, transformers
 each head of d rows, wq and wk are put in the order 0, 2, 4, … 1, 3, 5, …
 
 Shapes:  (out, in), as torch's linear layers have them.
-Knows nothing of transformers: its names, not its code.
 """
 
 import math

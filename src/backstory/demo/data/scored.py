@@ -3,7 +3,6 @@
 The file: the longest piece (int32), then for each token its score (float32), its length (int32) and its bytes.
 Tokens 0 … 2 are unknown, begin and end; 3 … 258 are the 256 bytes; the others are pieces of text. A text is encoded with a
 space before it, which decoding takes away.
-Knows nothing of weights.
 """
 
 import heapq

@@ -1,7 +1,4 @@
-"""Two small sets of handwritten digits, for the demo and the tests.
-
-Knows nothing of models or runs.
-"""
+"""Two small sets of handwritten digits, for the demo and the tests."""
 
 import gzip
 import io

@@ -1,7 +1,6 @@
 """Text: documents with a source, from your own files or rows, and the Penn Treebank.
 
 A document's id is unique within its source, and stays the same from one reading to the next.
-Knows nothing of tokens.
 """
 
 import ast

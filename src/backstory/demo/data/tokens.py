@@ -4,7 +4,6 @@ A sequence's id is source/document/offset, the offset counted in tokens from the
 joined: what is left over at a document's end, shorter than a sequence, is dropped.
 
 Shapes:  N sequences of `length` tokens.
-Knows nothing of files or models.
 """
 
 from collections.abc import Iterable, Sequence
