@@ -9,6 +9,7 @@ from .errors import BackstoryError
 if TYPE_CHECKING:
     from .capture import with_ids
     from .capture.blocks import register
+    from .capture.optimizers import register_optimizer
     from .recording import Recorder, plan, record
     from .replay import Recipe
     from .results import Influence
@@ -24,6 +25,7 @@ HOMES = {  # of what is imported when it is first used, so that the command line
     "plan": ("recording", "plan"),
     "record": ("recording", "record"),
     "register": ("capture.blocks", "register"),
+    "register_optimizer": ("capture.optimizers", "register_optimizer"),
     "with_ids": ("capture", "with_ids"),
 }
 
@@ -38,6 +40,7 @@ __all__ = [
     "plan",
     "record",
     "register",
+    "register_optimizer",
     "with_ids",
 ]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backstory.capture.optimizer import OptimizerReader, Reading, dropped
+from backstory.capture.optimizer import OptimizerReader, Reading
+from backstory.capture.optimizers import dropped
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 

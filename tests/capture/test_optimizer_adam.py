@@ -45,7 +45,7 @@ def test_the_numbers_replay_torchs_own_steps(name: str, max_norm: float | None, 
             grads = torch.autograd.grad(loss(twin, t), list(twin.parameters()))
             with torch.no_grad():
                 for i, (p, q, g) in enumerate(zip(twin.parameters(), net.parameters(), grads, strict=True)):
-                    v, eps, correction = watched.reader.second_moment(q)
+                    v, eps, correction, _ = watched.reader.second_moment(q)
                     u = r.clip * g + k["l2"] * p
                     m[i] = k["momentum"] * m[i] + (1 - k["tau"]) * u
                     moved = (k["a"] * m[i] + k["n"] * u) / ((v / correction).sqrt() + eps)

@@ -6,16 +6,17 @@ entries, which tell clipping by value that hardly moves a norm, of all parameter
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import CoverageError, NumericalError, UnsupportedError, UsageError
+from .optimizers import PLAIN, SecondMoment, checked_rule, dropped, group_of, listed
 from .tap import backward_pass
 
 OPTIMIZER_MODELS = ("auto", "sgd")
@@ -73,8 +74,7 @@ class OptimizerReader:
         self.passes: set[int] = set()  # the backward passes of this step that added to a gradient
         self._steps = 0  # begun so far
         self._handles: list[RemovableHandle] = []
-        if not self.proxy:
-            _check_modelled(optimizer)
+        self._rule = PLAIN if self.proxy else checked_rule(optimizer)
         _refuse_maximize(optimizer)
         self._plain = self.proxy and not dropped(optimizer)  # its own steps are the ones that are modelled
 
@@ -115,20 +115,16 @@ class OptimizerReader:
     @property
     def adaptive(self) -> bool:
         """Whether the optimizer divides by a second moment, and that is modelled."""
-        return not self.proxy and type(self.optimizer) in (Adam, AdamW)
+        return self._rule.second_moment is not None
 
-    def second_moment(self, p: Tensor) -> tuple[Tensor, float, float]:
-        """`(v, ε, c)` with P = 1/(√(v/c) + ε), as Adam used them in the step that has just been taken."""
-        group = next(g for g in self.optimizer.param_groups if any(p is x for x in g["params"]))
-        state = self.optimizer.state[p]
-        v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        return v.detach(), float(group["eps"]), 1 - group["betas"][1] ** float(state["step"])
+    def second_moment(self, p: Tensor) -> SecondMoment:
+        """Of a parameter, as the optimizer used it in the step that has just been taken."""
+        assert self._rule.second_moment is not None
+        return self._rule.second_moment(self.optimizer, group_of(self.optimizer, p), p)
 
     def moments_last(self, p: Tensor, share: float) -> int:
-        """For how many steps v̂, a mean over the last 1/(1−β₂) steps or all there were, changes by `share` of itself at most; 1 to 16."""
-        group = next(g for g in self.optimizer.param_groups if any(p is x for x in g["params"]))
-        behind = min(float(self.optimizer.state[p]["step"]), 1 / max(1e-9, 1 - group["betas"][1]))
-        return max(1, min(16, int(share * behind)))
+        """For how many steps v̂, a mean over some steps, changes by `share` of itself at most; 1 to 16."""
+        return max(1, min(16, int(share * self.second_moment(p).steps)))
 
     def _done(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.watching and self.reading is not None:
@@ -184,68 +180,19 @@ class OptimizerReader:
 
     def _group(self, group: dict[str, Any]) -> dict[str, float]:
         """One parameter group's coefficients, by name."""
-        if self.proxy:
-            return _proxy_group(group)
-        return self._adam_group(group) if self.adaptive else self._sgd_group(group)
+        self._refuse_idle(group)
+        return self._rule.read(self.optimizer, group)._asdict()
 
-    def _adam_group(self, group: dict[str, Any]) -> dict[str, float]:
-        beta, decay = float(group["betas"][0]), float(group["weight_decay"])
-        live = [p for p in group["params"] if p.grad is not None]
-        if idle := [p for p in group["params"] if p.grad is None and id(p) in self._recorded]:
-            raise UnsupportedError(
-                f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their moments "
-                "and decay; that is not modelled. Freeze them before recording begins, or let every parameter take part "
-                "in the loss."
-            )
-        counts = {float(self.optimizer.state.get(p, {}).get("step", 0.0)) for p in live}
-        if len(counts) > 1:
-            raise UnsupportedError(
-                f"the parameters of an optimizer group have taken {sorted(counts)} steps; put parameters that join later "
-                "into a group of their own."
-            )
-        step = 1 + (counts.pop() if counts else 0.0)
-        decoupled = type(self.optimizer) is AdamW or bool(group.get("decoupled_weight_decay", False))
-        return {
-            "rate": float(group["lr"]),
-            "l2": 0.0 if decoupled else decay,
-            "decay": decay if decoupled else 0.0,
-            "momentum": beta,
-            "tau": beta,
-            "a": 1 / (1 - beta**step),
-            "n": 0.0,
-        }
-
-    def _sgd_group(self, group: dict[str, Any]) -> dict[str, float]:
-        momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
-        live = [p for p in group["params"] if p.grad is not None]
+    def _refuse_idle(self, group: dict[str, Any]) -> None:
+        """torch leaves parameters without a gradient alone: their momentum and decay stand still."""
         idle = [p for p in group["params"] if p.grad is None and id(p) in self._recorded]
-        if idle and (momentum or group["weight_decay"]):
+        moves = any(group.get(name) for name in ("momentum", "weight_decay", "betas")) or self.adaptive
+        if idle and moves and not self.proxy:
             raise UnsupportedError(
                 f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
-                "and decay; that is not modelled. Give them a group of their own with momentum=0 and weight_decay=0, "
-                "or freeze them before recording begins."
+                "and decay; that is not modelled. Freeze them before recording begins, give them a group of their own without "
+                "momentum and decay, or let every parameter take part in the loss."
             )
-        fresh = [self.optimizer.state.get(p, {}).get("momentum_buffer") is None for p in live]
-        if momentum and any(fresh) != all(fresh):
-            raise UnsupportedError(
-                "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
-                "that join later into a group of their own."
-            )
-        if not momentum and not all(fresh):
-            raise UnsupportedError(
-                "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
-                "later; that is not modelled. Make a new optimizer without momentum instead."
-            )
-        first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
-        return {
-            "rate": float(group["lr"]),
-            "l2": float(group["weight_decay"]),
-            "decay": 0.0,
-            "momentum": 0.0 if first else momentum,
-            "tau": float(group["dampening"]) if momentum and not first else 0.0,
-            "a": momentum if nesterov else 1.0,
-            "n": 1.0 if nesterov else 0.0,
-        }
 
     def _refuse_newcomers(self) -> None:
         known = {id(p) for p in self.parameters}
@@ -346,47 +293,9 @@ def _refuse_closure(args: Any, kwargs: Any) -> None:
         )
 
 
-def _check_modelled(optimizer: Optimizer) -> None:
-    if type(optimizer) not in (SGD, Adam, AdamW):
-        raise UnsupportedError(
-            f"the steps of {type(optimizer).__name__} are not modelled; modelled are torch.optim's SGD (momentum, "
-            "dampening, Nesterov, weight decay), Adam and AdamW. Pass optimizer_model='sgd' to treat its steps as plain "
-            "SGD steps, as the paper does; with an adaptive optimizer that proxy has little correlation with the truth, "
-            "and every answer will say that it was used."
-        )
-
-
 def _refuse_maximize(optimizer: Optimizer) -> None:
     if any(group.get("maximize", False) for group in optimizer.param_groups):
         raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
-
-
-def dropped(optimizer: Optimizer) -> list[str]:
-    """What optimizer_model="sgd" drops of this optimizer's steps, in words; nothing where they are plain SGD steps."""
-    momentum = _values_of(optimizer, lambda g: g["betas"][0] if "betas" in g else g.get("momentum"))
-    decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
-    nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
-    second = ["Adam's second moment"] if type(optimizer) in (Adam, AdamW) else []
-    own = [] if type(optimizer) in (SGD, Adam, AdamW) else [f"{type(optimizer).__name__}'s own way of stepping"]
-    parts = [
-        *second,
-        *own,
-        momentum and f"momentum {momentum}",
-        nesterov and "Nesterov",
-        decay and f"weight decay {decay}",
-    ]
-    return [part for part in parts if part]
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Parts in one phrase."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-
-
-def _values_of(optimizer: Optimizer, read: Callable[[dict[str, Any]], Any]) -> str:
-    """A number of all parameter groups as text, a range where they differ; empty where it is 0 in all of them."""
-    found = sorted({float(read(group) or 0.0) for group in optimizer.param_groups})
-    return "" if found == [0.0] else f"{found[0]:g}" if len(found) == 1 else f"{found[0]:g} to {found[-1]:g}"
 
 
 def _moved(optimizer: Optimizer) -> Iterator[int]:
@@ -399,15 +308,3 @@ def _moved(optimizer: Optimizer) -> Iterator[int]:
 def _share(squares: Mapping[int, float], recorded: Collection[int]) -> float:
     total = sum(squares.values())
     return sum(x for k, x in squares.items() if k in recorded) / total if total else 1.0
-
-
-def _proxy_group(group: dict[str, Any]) -> dict[str, float]:
-    return {
-        "rate": float(group["lr"]),
-        "l2": 0.0,
-        "decay": 0.0,
-        "momentum": 0.0,
-        "tau": 0.0,
-        "a": 1.0,
-        "n": 0.0,
-    }

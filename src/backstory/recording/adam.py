@@ -88,12 +88,14 @@ class Adaptive:
         return out
 
     def _scale(self, block: Block) -> Scale:
-        v, eps, correction = self._reader.second_moment(block.parameter)
-        return factored(v, eps, block.shape, correction)
+        second = self._reader.second_moment(block.parameter)
+        return factored(second.v, second.eps, block.shape, second.correction)
 
     def _diagonal(self, block: Block, basis: Basis) -> Tensor:
-        v, eps, correction = self._reader.second_moment(block.parameter)
-        return project_dense(1 / ((v / correction).sqrt() + eps)[None], block.shape, basis)[0].cpu()
+        second = self._reader.second_moment(block.parameter)
+        return project_dense(1 / ((second.v / second.correction).sqrt() + second.eps)[None], block.shape, basis)[
+            0
+        ].cpu()
 
     def check(self, reading: Reading) -> None:
         """Before the optimizer moves: can its step be followed in these coordinates?"""

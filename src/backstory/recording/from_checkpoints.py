@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 from ..capture import OptimizerReader, fingerprint
+from ..capture.optimizers import rule_of
 from ..errors import MismatchError, UsageError
 from ..replay.recipe import Recipe, take_step
 from ..run.embed import Progress
@@ -147,7 +148,7 @@ def _assumed(plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> list[str
         if exact
         else f"{head}: the rows of a step are those of the checkpoint that {side}, as if there had been one update between two"
     ]
-    if isinstance(plan.optimizer, Adam):  # AdamW is one too
+    if _adaptive(plan.optimizer):
         found = kept[-1].state is not None
         said.append(
             "Adam's second moment is that of the same checkpoint"
@@ -162,13 +163,19 @@ def _assumed(plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> list[str
     return said
 
 
+def _adaptive(optimizer: Optimizer) -> bool:
+    """Whether it divides by a second moment."""
+    rule = rule_of(optimizer)
+    return rule is not None and rule.second_moment is not None
+
+
 class _Standstill:
     """Lets the recipe take its steps without moving: each begins and ends at its checkpoint."""
 
     def __init__(self, plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> None:
         self._plan, self._kept, self._after = plan, kept, nearest == "after"
         self._steps = [c.step for c in kept]
-        self._given = isinstance(plan.optimizer, Adam) and kept[-1].state is not None
+        self._given = _adaptive(plan.optimizer) and kept[-1].state is not None
         self._began = max((float(s.get("step", 0)) for s in plan.optimizer.state.values()), default=0.0)
         self._now = -1  # the checkpoint that the model has
         self._weights: State = {}

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..capture.blocks import Blocks
 from ..capture.fingerprint import fingerprint
-from ..capture.optimizer import dropped
+from ..capture.optimizers import dropped
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.factors import worth_it
 from ..maths.subspace import Shape

@@ -8,6 +8,7 @@ r"""One optimizer update as a differentiable function of θ, m, v and the gradie
 
 SGD without momentum keeps no m (a = 0, n = 1), with momentum a = 1, Nesterov a = μ and n = 1; Adam a = 1/(1−β₁^s).
 
+Written from torch's documentation, apart from `capture.optimizers`: an oracle of what that table reads.
 Shapes:  parameters keep their shapes; with lead = 1 all tensors have R replicas in front.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..capture.optimizer import listed
+from ..capture.optimizers import listed
 from ..maths.steps import growth
 from ..store import RunStore
 from .sweep import Chunk, backward

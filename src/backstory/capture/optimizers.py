@@ -1,0 +1,185 @@
+r"""How optimizers step, in numbers: one table from an optimizer's type to a reader of its coefficients.
+
+    u = c g + λ θ                      the gradient, clipped by c, and an L2 term
+    m ← μ m + (1−τ) u                  momentum
+    θ ← (1 − η λ') θ − η P (a m + n u)       P = 1, or 1/(√(v/correction) + ε) by a second moment v
+
+A reader is asked once for each parameter group, right before the update. Types are found by `isinstance`; a subclass that
+steps in its own way (it has a `step` of its own) must be registered. Recording, plans and runs from checkpoints use this
+table. `replay.update` is written from torch's documentation on its own, as the oracle that recorded coefficients are tested against.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from ..errors import UnsupportedError, UsageError
+
+Group = Mapping[str, Any]  # an entry of optimizer.param_groups
+
+
+class StepCoefficients(NamedTuple):
+    """What an optimizer does with one parameter group in one update; the defaults are plain SGD."""
+
+    rate: float  # η
+    l2: float = 0.0  # λ, inside the gradient
+    decay: float = 0.0  # λ', decoupled
+    momentum: float = 0.0  # μ
+    tau: float = 0.0
+    a: float = 1.0
+    n: float = 0.0
+
+
+class SecondMoment(NamedTuple):
+    """P = 1/(√(v/correction) + ε) of one parameter, as the update that has just been taken used it."""
+
+    v: Tensor
+    eps: float
+    correction: float
+    steps: float  # over how many steps v is a mean, about
+
+
+Reader = Callable[[Optimizer, Group], StepCoefficients]
+SecondReader = Callable[[Optimizer, Group, Tensor], SecondMoment]
+
+
+class OptimizerRule(NamedTuple):
+    """A line of the table."""
+
+    read: Reader
+    second_moment: SecondReader | None = None
+
+
+def read_sgd(optimizer: Optimizer, group: Group) -> StepCoefficients:
+    """torch.optim.SGD."""
+    momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
+    fresh = [optimizer.state.get(p, {}).get("momentum_buffer") is None for p in group["params"] if p.grad is not None]
+    if momentum and any(fresh) != all(fresh):
+        raise UnsupportedError(
+            "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
+            "that join later into a group of their own."
+        )
+    if not momentum and not all(fresh):
+        raise UnsupportedError(
+            "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
+            "later; that is not modelled. Make a new optimizer without momentum instead."
+        )
+    first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
+    return StepCoefficients(
+        rate=float(group["lr"]),
+        l2=float(group["weight_decay"]),
+        momentum=0.0 if first else momentum,
+        tau=float(group["dampening"]) if momentum and not first else 0.0,
+        a=momentum if nesterov else 1.0,
+        n=1.0 if nesterov else 0.0,
+    )
+
+
+def read_adam(optimizer: Optimizer, group: Group) -> StepCoefficients:
+    """torch.optim.Adam and AdamW."""
+    beta, decay = float(group["betas"][0]), float(group["weight_decay"])
+    counts = {float(optimizer.state.get(p, {}).get("step", 0.0)) for p in group["params"] if p.grad is not None}
+    if len(counts) > 1:
+        raise UnsupportedError(
+            f"the parameters of an optimizer group have taken {sorted(counts)} steps; put parameters that join later "
+            "into a group of their own."
+        )
+    step = 1 + (counts.pop() if counts else 0.0)
+    decoupled = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay", False))
+    return StepCoefficients(
+        rate=float(group["lr"]),
+        l2=0.0 if decoupled else decay,
+        decay=decay if decoupled else 0.0,
+        momentum=beta,
+        tau=beta,
+        a=1 / (1 - beta**step),
+    )
+
+
+def adam_second_moment(optimizer: Optimizer, group: Group, p: Tensor) -> SecondMoment:
+    """v, or with AMSGrad its maximum."""
+    state, beta = optimizer.state[p], group["betas"][1]
+    v, step = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"], float(state["step"])
+    return SecondMoment(v.detach(), float(group["eps"]), 1 - beta**step, min(step, 1 / max(1e-9, 1 - beta)))
+
+
+def read_plain(optimizer: Optimizer, group: Group) -> StepCoefficients:
+    """Any optimizer as if it were plain SGD: the paper's proxy."""
+    return StepCoefficients(rate=float(group["lr"]))
+
+
+PLAIN = OptimizerRule(read_plain)
+OPTIMIZERS: dict[type[Optimizer], OptimizerRule] = {
+    SGD: OptimizerRule(read_sgd),
+    Adam: OptimizerRule(read_adam, adam_second_moment),
+    AdamW: OptimizerRule(read_adam, adam_second_moment),
+}
+
+
+def register_optimizer(kind: type[Optimizer], read: Reader, second_moment: SecondReader | None = None) -> None:
+    """Teach Backstory an optimizer: `read(optimizer, group)` gives the `StepCoefficients` of the update about to be taken.
+
+    `second_moment(optimizer, group, parameter)` where it divides by one: a `SecondMoment`, read right after the update.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise UsageError(f"found {kind!r}; expected a subclass of torch.optim.Optimizer.")
+    OPTIMIZERS[kind] = OptimizerRule(read, second_moment)
+
+
+def rule_of(optimizer: Optimizer) -> OptimizerRule | None:
+    """The line for the optimizer's type, or for the nearest type that it inherits its `step` from."""
+    for kind in type(optimizer).__mro__:
+        if kind in OPTIMIZERS:
+            return OPTIMIZERS[kind]
+        if "step" in vars(kind):
+            return None
+    return None
+
+
+def checked_rule(optimizer: Optimizer) -> OptimizerRule:
+    """The same, or an error that says what can be done."""
+    if (rule := rule_of(optimizer)) is not None:
+        return rule
+    raise UnsupportedError(
+        f"the steps of {type(optimizer).__name__} are not modelled; modelled are torch.optim's SGD (momentum, "
+        "dampening, Nesterov, weight decay), Adam and AdamW, and what backstory.register_optimizer adds. Pass optimizer_model='sgd' "
+        "to treat its steps as plain SGD steps, as the paper does; with an adaptive optimizer that proxy has little correlation with "
+        "the truth, and every answer will say that it was used."
+    )
+
+
+def group_of(optimizer: Optimizer, p: Tensor) -> Group:
+    """The parameter's group."""
+    found: Group = next(g for g in optimizer.param_groups if any(p is x for x in g["params"]))
+    return found
+
+
+def dropped(optimizer: Optimizer) -> list[str]:
+    """What optimizer_model="sgd" drops of this optimizer's steps, in words; nothing where they are plain SGD steps."""
+    rule = rule_of(optimizer)
+    momentum = _values_of(optimizer, lambda g: g["betas"][0] if "betas" in g else g.get("momentum"))
+    decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
+    nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
+    second = ["Adam's second moment"] if rule is not None and rule.second_moment is not None else []
+    own = [f"{type(optimizer).__name__}'s own way of stepping"] if rule is None else []
+    parts = [
+        *second,
+        *own,
+        momentum and f"momentum {momentum}",
+        nesterov and "Nesterov",
+        decay and f"weight decay {decay}",
+    ]
+    return [part for part in parts if part]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Parts in one phrase."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _values_of(optimizer: Optimizer, read: Callable[[dict[str, Any]], Any]) -> str:
+    """A number of all parameter groups as text, a range where they differ; empty where it is 0 in all of them."""
+    found = sorted({float(read(group) or 0.0) for group in optimizer.param_groups})
+    return "" if found == [0.0] else f"{found[0]:g}" if len(found) == 1 else f"{found[0]:g} to {found[-1]:g}"
