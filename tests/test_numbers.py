@@ -140,7 +140,7 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
     """Scores, embeddings, the timeline, sources, harmful and helpful samples, what overwrote a sample, and its evolution."""
     queries = data(range(N, N + 5))
     answer = run.query(model, loss, queries)
-    run.embed()
+    run.embed(dtype=torch.float64, encoding="float64")
     when = insight.timeline(run, model, loss, queries)
     out = {
         "scores": answer.scores, "embeddings": run.embeddings(), "embedded": run.query(model, loss, queries, method="embeddings").scores,
