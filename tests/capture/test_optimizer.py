@@ -245,6 +245,9 @@ def test_a_child_of_sgd_may_step_otherwise_so_it_is_refused() -> None:
     class Mine(torch.optim.SGD):
         """Who knows what its step does."""
 
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """Something else."""
+
     net = model()
     with pytest.raises(UnsupportedError, match="Mine"):
         OptimizerReader(net, Mine(net.parameters(), lr=0.1))

@@ -128,6 +128,9 @@ def test_a_child_of_adamw_and_maximize_are_refused() -> None:
     class Mine(torch.optim.AdamW):
         """Who knows what its step does."""
 
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """Something else."""
+
     net = model()
     with pytest.raises(UnsupportedError, match="Mine"):
         OptimizerReader(net, Mine(net.parameters()))
