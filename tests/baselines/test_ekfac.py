@@ -13,7 +13,7 @@ from backstory.baselines.ekfac import ekfac
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 HERE = importlib.util.find_spec("kronfluence") is not None
-needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[methods]' (kronfluence)")
+needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[baselines]' (kronfluence)")
 
 
 def layer_gradients(xy: Batch) -> list[tuple[Tensor, Tensor]]:

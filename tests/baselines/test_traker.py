@@ -12,7 +12,7 @@ from backstory.baselines.traker import traker
 from backstory.errors import UnsupportedError
 
 HERE = importlib.util.find_spec("trak") is not None
-needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[methods]' (traker)")
+needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[baselines]' (traker)")
 BIG = data(80)
 
 

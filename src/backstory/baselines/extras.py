@@ -21,7 +21,7 @@ def extra(module: str, package: str) -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             f"this method needs the package {package!r}, which cannot be imported ({error}). "
-            "Install it with: pip install 'backstory[methods]'"
+            "Install it with: pip install 'backstory[baselines]'"
         ) from error
 
 
