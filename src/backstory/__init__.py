@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from .capture import with_ids
     from .capture.blocks import register
     from .capture.optimizers import register_optimizer
-    from .recording import Recorder, plan, record
+    from .recording import Recorder, record
+    from .recording.plan import plan
     from .replay import Recipe
     from .results import Influence
     from .run import Run
@@ -22,7 +23,7 @@ HOMES = {  # of what is imported when it is first used, so that the command line
     "Recorder": ("recording", "Recorder"),
     "Run": ("run", "Run"),
     "open": ("run", "open_run"),
-    "plan": ("recording", "plan"),
+    "plan": ("recording.plan", "plan"),
     "record": ("recording", "record"),
     "register": ("capture.blocks", "register"),
     "register_optimizer": ("capture.optimizers", "register_optimizer"),

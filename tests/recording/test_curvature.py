@@ -232,7 +232,9 @@ def test_outputs_after_backward_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_inplace_operation_on_sequences_is_found_out(tmp_path: Path) -> None:
-    """Autograd bypasses the layer's own output there; rows would be missing."""
+    """Autograd bypasses the layer's own output where that is a view, as torch up to 2.14 makes it; rows would be missing."""
+    if not nn.Linear(2, 2)(torch.ones(1, 2, 2))._is_view():
+        pytest.skip("this torch makes no views there, and the rows are complete")
     model = net(inplace=True)
     x, y = batch("cross-entropy", positions=(2,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -17,8 +17,8 @@ CONTENT = {"10": {"source": "web", "label": "a"}, "9": {"source": "book", "label
 
 
 def answer(**changes: Any) -> Influence:
-    known: dict[str, Any] = {"scores": SCORES, "samples": SAMPLES, "steps": STEPS, "id_kind": "int", "at": 3,
-                             "how": "adjoint", "lookup": lambda ids: CONTENT}  # fmt: skip
+    known: dict[str, Any] = {"scores": SCORES, "sample_ids": SAMPLES, "steps": STEPS, "id_kind": "int", "at": 3,
+                             "method": "adjoint", "lookup": lambda ids: CONTENT}  # fmt: skip
     return Influence(**{**known, **changes})
 
 
@@ -86,7 +86,7 @@ def test_pandas() -> None:
     assert list(frame.columns) == ["query", "sample", "step", "influence"]
     assert len(frame) == 12
     assert frame[frame["query"] == 0].groupby("sample")["influence"].sum().to_dict() == {10: -1.0, 9: -3.0, 8: 0.5}
-    kept = answer(samples=np.stack([SAMPLES, SAMPLES[::-1]]), steps=np.stack([STEPS, STEPS[::-1]]), complete=False)
+    kept = answer(sample_ids=np.stack([SAMPLES, SAMPLES[::-1]]), steps=np.stack([STEPS, STEPS[::-1]]), complete=False)
     assert kept.to_pandas()["sample"].tolist() == [10, 9, 10, 8, 9, 10, 10, 9, 8, 10, 9, 10]
 
 

@@ -42,7 +42,7 @@ def test_an_answer_shows_both_ends_with_words() -> None:
 def test_an_answer_of_the_best_alone_shows_occurrences() -> None:
     scores, names = torch.tensor([[2.0, -1.0]], dtype=torch.float64), np.array([[HOSTILE, "b"]])
     found = answer(
-        scores=scores, samples=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, kept=1
+        scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, kept=1
     )._repr_html_()
     assert found is not None
     assert "query 1 of 1" in found

@@ -203,17 +203,17 @@ def test_questions_that_no_index_answers(tmp_path: Path) -> None:
     v = normal(1, run.store.width, seed=8)
     with pytest.raises(UsageError, match=r"no embeddings for step 30 to index: call run\.embed\('final'\) first"):
         run.build_index()
-    with pytest.raises(UsageError, match=r"no embeddings for step 30 with joint=True.*then run\.index"):
+    with pytest.raises(UsageError, match=r"no embeddings for step 30 with joint=True.*then run\.build_index"):
         run.query_gradients(v, method="index", keep=3)
     run.embed()
-    with pytest.raises(UsageError, match=r"no index of the embeddings.*call run\.index\(30\) first"):
+    with pytest.raises(UsageError, match=r"no index of the embeddings.*call run\.build_index\(30\) first"):
         run.query_gradients(v, method="index", keep=3)
     run.build_index(queries=2)
     with pytest.raises(UsageError, match="pass keep=k"):
         run.query_gradients(v, method="index")
-    with pytest.raises(UsageError, match=r"joint=False.*then run\.index"):
+    with pytest.raises(UsageError, match=r"joint=False.*then run\.build_index"):
         run.query_gradients(v, method="index", keep=3, joint=False)
-    with pytest.raises(UsageError, match=r"gamma=0\.0.*then run\.index"):
+    with pytest.raises(UsageError, match=r"gamma=0\.0.*then run\.build_index"):
         run.query_gradients(v, method="index", keep=3, gamma=0.0)
     for wrong in ({"recall": 0.0}, {"recall": 1.1}, {"queries": 0}):
         with pytest.raises(UsageError, match="expected a share above 0 and at most 1, and at least 1 query"):
@@ -228,7 +228,7 @@ def test_segments_have_no_index(tmp_path: Path) -> None:
     run.embed(segments=2)
     with pytest.raises(UsageError, match=r"first, without segments"):
         run.build_index()
-    with pytest.raises(UsageError, match=r"then run\.index"):
+    with pytest.raises(UsageError, match=r"then run\.build_index"):
         run.query_gradients(normal(1, run.store.width, seed=8), method="index", keep=3)
 
 

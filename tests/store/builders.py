@@ -43,7 +43,7 @@ def records(lo: int, hi: int) -> list[StepRecord]:
 
 
 def rows_of(lo: int, hi: int) -> Tensor:
-    return torch.cat([record(t).rows for t in range(lo, hi)])
+    return torch.cat([record(t).rows for t in range(lo, hi)]) if hi > lo else torch.zeros(0, WIDTH, dtype=torch.float64)
 
 
 def new_run(path: Path, n_steps: int = 0, encoding: str = "float64") -> RunStore:
