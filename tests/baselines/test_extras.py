@@ -10,7 +10,7 @@ from backstory.errors import UnsupportedError
 
 
 def test_a_missing_package_says_how_to_get_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[methods\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[baselines\]'"):
         extra("no_such_package", "no-such-package")
     assert extra("json", "json").dumps([]) == "[]"
 

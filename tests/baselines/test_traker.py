@@ -52,5 +52,5 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(HERE, reason="traker is installed")
 def test_without_the_package_the_error_says_how_to_get_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[methods\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[baselines\]'"):
         traker(recipe(), queries())
