@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from experiments.bench.peers.harness import DIMS, Bench, linear_names, run
-from experiments.bench.workloads import sample_losses, train_step
+from ..workloads import sample_losses, train_step
+from .harness import DIMS, Bench, linear_names, run
 
 
 def measure(bench: Bench) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.bench.peers.harness import Bench, run
-from experiments.bench.workloads import train_step
+from ..workloads import train_step
+from .harness import Bench, run
 
 
 def measure(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import backstory
 from backstory.errors import BackstoryError, UsageError
 from experiments.bench import serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
