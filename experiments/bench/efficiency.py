@@ -1,7 +1,7 @@
 """The paper's efficiency table in one run of B: storage, highest memory and samples a second, Backstory and LoGRA.
 
 Both keep 1,024 random coordinates of each layer and take layers as independent. LoGRA is the influence function of
-`backstory.methods` in random coordinates, at the initial weights (time does not depend on them), rows in memory. Every stage runs in a process of its own.
+`backstory.baselines` in random coordinates, at the initial weights (time does not depend on them), rows in memory. Every stage runs in a process of its own.
 Samples a second: of storing with training, of storing alone, and of influence on all queries at once.
 """
 
@@ -36,8 +36,8 @@ def bench_efficiency(*, scale: str = "full", say: Say = quiet) -> list[dict[str,
             ("Backstory", "store rows while training", "store_rows", run),
             ("Backstory", "store embeddings", "store_embeddings", run),
             ("Backstory", "influence", "influence", run),
-            ("LoGRA (backstory.methods)", "store rows, one pass over the data", "logra_rows", {"scale": scale}),
-            ("LoGRA (backstory.methods)", "influence", "logra_influence", {"scale": scale}),
+            ("LoGRA (backstory.baselines)", "store rows, one pass over the data", "logra_rows", {"scale": scale}),
+            ("LoGRA (backstory.baselines)", "influence", "logra_influence", {"scale": scale}),
         ]
         lines = []
         for method, stage, function, values in stages:

@@ -61,7 +61,7 @@ def bench_record(
     study: Mapping[str, Any] | None = None,
     say: Say = quiet,
 ) -> dict[str, Any]:
-    """One line for each workload and configuration; `study`, what `study gpt --json` found, gives language models' fidelity."""
+    """One line for each workload and configuration; `study`, what `experiments gpt --json` found, gives language models' fidelity."""
     rows: list[dict[str, Any]] = []
     plans: list[dict[str, Any]] = []
     known = {row["method"]: row["mean"] for row in (study or {}).get("rows", [])}

@@ -1,6 +1,6 @@
 """Small trained recipes in float64, and slow per-sample gradients: one forward and one backward pass each.
 
-Nothing here imports `backstory.methods`; only `recipe` makes a `backstory.Recipe`.
+Nothing here imports `backstory.baselines`; only `recipe` makes a `backstory.Recipe`.
 """
 
 import copy

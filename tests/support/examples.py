@@ -1,4 +1,4 @@
-"""Small training runs in float64, and the same runs as ordinary loops that share no code with `backstory.truth`."""
+"""Small training runs in float64, and the same runs as ordinary loops that share no code with `backstory.replay` or `backstory.exact`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -7,12 +7,12 @@ import typer
 from . import show
 from .options import Json
 
-app = typer.Typer(help="The data sets that studies use: list them, fetch them.", no_args_is_help=True)
+app = typer.Typer(help="The data sets that demos and experiments use: list them, fetch them.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    """The data sets that studies use: list them, fetch them."""
+    """The data sets that demos and experiments use: list them, fetch them."""
 
 
 @app.command("list")

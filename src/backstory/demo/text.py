@@ -22,7 +22,7 @@ BEST = 3  # passages shown on either side of an answer
 CAUTION = (
     "This net was trained from scratch, where recorded scores are weakest: in `python -m experiments gpt --mode scratch` they rank the "
     "truth at about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
-    "Check what matters by retraining (backstory.truth)."
+    "Check what matters by retraining (backstory.exact)."
 )
 
 

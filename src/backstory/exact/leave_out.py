@@ -149,7 +149,7 @@ def _check_importable(make: Make, query: QueryLoss) -> None:
     if not isinstance(query, str | QuerySet) and "<" in getattr(query, "__qualname__", "<"):
         raise UsageError(
             "workers > 1 needs a query that other processes can import: the name of one of the recipe's query sets, "
-            "backstory.truth.QuerySet, or a function of a module."
+            "backstory.exact.QuerySet, or a function of a module."
         )
 
 

@@ -1,4 +1,4 @@
-"""The paper's table: every stage in turn, on one run; LoGRA's influence is that of `backstory.methods`."""
+"""The paper's table: every stage in turn, on one run; LoGRA's influence is that of `backstory.baselines`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real data for demos and studies: images, text, tokenizers and a small language model, checked by hash, cached."""
+"""Real data for demos and experiments: images, text, tokenizers and a small language model, checked by hash, cached."""
 
 from .domains import corpus
 from .fetch import DataError, cache_dir
