@@ -1,4 +1,4 @@
-"""The study of what is kept: ranks, subspaces, curvature rows and warm-up, each against full coordinates and the truth.
+"""The study of what is kept: ranks, projections, curvature rows and warm-up, each against full coordinates and the truth.
 
 Every cell records the same run again with its own settings and asks it. `full` is the rank correlation of all
 occurrences' scores with full coordinates: the exact Gauss–Newton matrix for sampled and exact rows, the empirical Fisher
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
@@ -31,7 +31,7 @@ KINDS = ("single", "all")
 MEASURED = ("full", *KINDS)
 QUERY = QuerySet("test", mean=True)
 RANKS = (4, 8, 16, 32)
-SUBSPACES = ("learned", "random", "mask")
+PROJECTIONS = ("learned", "random", "mask")
 CURVATURES = ("empirical", "sampled:1", "sampled:4", "exact:10")
 WARMUP = 20  # steps: the default of `record`
 WARMUPS = ("20", "epoch")
@@ -41,7 +41,7 @@ WARMUPS = ("20", "epoch")
 class Cell:
     """One way to record."""
 
-    subspace: str
+    projection: str
     rank: int
     curvature: str
     warmup: str = ""  # a number of steps or "epoch"; only what is learned has one
@@ -61,7 +61,7 @@ def study(
     seeds: Sequence[int],
     *,
     ranks: Sequence[int] = RANKS,
-    subspaces: Sequence[str] = SUBSPACES,
+    projections: Sequence[str] = PROJECTIONS,
     curvatures: Sequence[str] = CURVATURES,
     warmups: Sequence[str] = WARMUPS[:1],
     count: int = 60,
@@ -69,7 +69,7 @@ def study(
     say: Say | None = None,
 ) -> dict[str, Any]:
     """A row for each cell, and the full coordinates' own rows, as plain values."""
-    cells = list(grid(ranks, subspaces, curvatures, warmups))
+    cells = list(grid(ranks, projections, curvatures, warmups))
     tell = say or (lambda stage, done, total: None)
     found = [_one_seed(setup, seed, cells, count, cache, tell) for seed in seeds]
     return {
@@ -82,18 +82,20 @@ def study(
 
 
 def grid(
-    ranks: Sequence[int], subspaces: Sequence[str], curvatures: Sequence[str], warmups: Sequence[str]
+    ranks: Sequence[int], projections: Sequence[str], curvatures: Sequence[str], warmups: Sequence[str]
 ) -> Iterator[Cell]:
-    """All cells; several warm-ups only where the subspace is learned."""
-    unknown = [s for s in subspaces if s not in SUBSPACES] + [w for w in warmups if w != "epoch" and not w.isdigit()]
-    if unknown or not (ranks and subspaces and curvatures and warmups):
+    """All cells; several warm-ups only where the projection is learned."""
+    unknown = [s for s in projections if s not in PROJECTIONS] + [
+        w for w in warmups if w != "epoch" and not w.isdigit()
+    ]
+    if unknown or not (ranks and projections and curvatures and warmups):
         raise UsageError(
-            f"found {unknown or 'an empty list'}; expected subspaces among {', '.join(SUBSPACES)}, warm-ups in steps or "
+            f"found {unknown or 'an empty list'}; expected projections among {', '.join(PROJECTIONS)}, warm-ups in steps or "
             "'epoch', and at least one of each."
         )
-    for subspace, rank, curvature in product(subspaces, ranks, curvatures):
-        for warmup in warmups if subspace == "learned" else ("",):
-            yield Cell(subspace, rank, curvature, warmup)
+    for projection, rank, curvature in product(projections, ranks, curvatures):
+        for warmup in warmups if projection == "learned" else ("",):
+            yield Cell(projection, rank, curvature, warmup)
 
 
 def _one_seed(
@@ -114,7 +116,7 @@ def _one_seed(
 
 def _known(setup: Setup, seed: int, replay: Replay, count: int, cache: Path | None, say: Say) -> Known:
     gone = dict(zip(KINDS, removals(setup, seed, count), strict=True))
-    truth = tsloo(
+    truth = leave_out(
         lambda: recipe(setup, seed), [*gone["single"], *gone["all"]], QUERY,
         lambda done, total: say(f"seed {seed}: retrain", done, total), cache=cache, dtype=torch.float64,
     )[:, 0]  # fmt: skip
@@ -130,7 +132,7 @@ def _scores(setup: Setup, seed: int, cell: Cell) -> tuple[Tensor, float]:
     warmup = steps // setup.epochs if cell.warmup == "epoch" else min(int(cell.warmup or WARMUP), steps)
     with tempfile.TemporaryDirectory() as folder:
         run = recorded(
-            plan, Path(folder) / "run", curvature=cell.curvature, subspace=cell.subspace, rank=cell.rank, seed=seed,
+            plan, Path(folder) / "run", curvature=cell.curvature, projection=cell.projection, rank=cell.rank, seed=seed,
             warmup_steps=warmup,
         )  # fmt: skip
         answer = run.query(plan.model, mean_loss, plan.queries["test"])

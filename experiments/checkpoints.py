@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backstory.demo.setups import GptSetup, counts, domain_losses, draw, recipe, removals
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.recording.start import record
 from backstory.replay.recipe import Recipe, take_step
@@ -75,7 +75,7 @@ def _rows(setup: GptSetup, numbers: Sequence[int | None]) -> Iterator[Row]:
 
 def _truth(setup: GptSetup, seed: int, gone: Sequence[Removal], cache: Path | None, say: Say) -> Tensor:
     queries = draw(setup, seed).queries
-    return tsloo(
+    return leave_out(
         lambda: recipe(setup, seed), gone, lambda model: domain_losses(model, queries),
         lambda done, total: say(f"seed {seed}: retrain", done, total), cache=cache, dtype=torch.float64,
     )  # fmt: skip

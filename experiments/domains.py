@@ -21,7 +21,7 @@ from torch import Tensor
 
 from backstory.demo.setups import domain_losses
 from backstory.errors import NumericalError, UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.insight.sources import Sources
 from backstory.results.statistics import Pair, difference, interval, spearman
 from experiments.domains_rows import PAPERS_INFLUENCE, ROWS, Matrices, Problem, trained
@@ -97,7 +97,7 @@ def one_seed(setup: DomainSetup, seed: int, chosen: Sequence[str], cache: Path |
 def retrained(problem: Problem, cache: Path | None, say: Say) -> Matrices:
     """The change of each domain's loss by retraining without each group."""
     groups = [problem.gone[p][s] for p in PARTS for s in problem.names]
-    rows = tsloo(
+    rows = leave_out(
         lambda: recipe(problem.setup, problem.seed), groups, lambda model: domain_losses(model, problem.queries),
         lambda done, total: say(f"seed {problem.seed}: retrain", done, total), cache=cache,
     )  # fmt: skip

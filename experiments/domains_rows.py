@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from backstory.baselines.influence import influence_sweep
 from backstory.baselines.tracin import tracin, tracin_run
 from backstory.demo.setups import domain_losses, loss
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.insight.sources import Sources, sources
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.removal import Removal
@@ -32,7 +32,7 @@ from experiments.gpt_rows import DAMPINGS, INFLUENCE_RANK, PAPERS_DAMPING
 from experiments.recorded import recorded
 
 Matrices = dict[str, Tensor]  # whole or half -> (S, D)
-PAPER: dict[str, Any] = {"subspace": "full", "curvature": "empirical", "optimizer_model": "sgd"}
+PAPER: dict[str, Any] = {"projection": "full", "curvature": "empirical", "optimizer_model": "sgd"}
 THIRDS = 3
 DEFAULT, COMPRESSED, IN_RUN = "default", "default-compressed", "tracin-run"
 
@@ -112,7 +112,7 @@ def paper_row(problem: Problem) -> Matrices:
     with TemporaryDirectory() as folder:
         plan = recipe(problem.setup, problem.seed)
         run = recorded(plan, Path(folder) / "run", clip_norm=plan.clip_norm, **PAPER)
-        return problem.of(run.query(plan.model, domain_losses, problem.queries, gamma=0.0))
+        return problem.of(run.query(plan.model, domain_losses, problem.queries, contraction="never"))
 
 
 def tracin_row(problem: Problem) -> Matrices:
@@ -143,7 +143,7 @@ def influence_rows(problem: Problem) -> dict[str, Matrices]:
 def exact_row(problem: Problem) -> Matrices:
     """The exact first-order sum, by unrolling: what every method here estimates."""
     queries = problem.queries
-    answer = unroll(
+    answer = reverse(
         lambda: recipe(problem.setup, problem.seed), lambda model: domain_losses(model, queries), dtype=torch.float32
     )
     return problem.of(answer)

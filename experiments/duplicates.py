@@ -16,9 +16,9 @@ from torch import Tensor
 from backstory.baselines.influence import influence_function
 from backstory.baselines.similarity import gradient_dot
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
 from backstory.replay.removal import Removal
@@ -95,7 +95,7 @@ def one_seed(setup: Setup, seed: int, count: int, rank: int, cache: Path | None,
         return with_copies(setup, seed, count)[0]
 
     ids = _ids(with_copies(setup, seed, count)[1])
-    truth = tsloo(
+    truth = leave_out(
         make, [Removal((i,)) for i in ids], QUERY, lambda done, total: say(f"seed {seed}: retrain", done, total),
         cache=cache, dtype=torch.float64,
     )[:, 0]  # fmt: skip
@@ -123,7 +123,7 @@ def _methods(make: Callable[[], Recipe], seed: int, rank: int) -> dict[str, Call
             return _of(run.query(plan.model, mean_loss, queries), ids)
 
     return {
-        "exact unrolling": lambda ids: _of(unroll(make, QUERY), ids),
+        "exact unrolling": lambda ids: _of(reverse(make, QUERY), ids),
         "full coordinates": full,
         f"recorded, learned {rank}": ours,
         "influence function": lambda ids: _of(

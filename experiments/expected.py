@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QueryLoss
 from backstory.replay.recipe import Recipe
 from backstory.replay.removal import Id, Removal
@@ -60,7 +60,7 @@ def expected_loo(
         named = isinstance(make_for_seed, str)
         make = make_for_seed if isinstance(make_for_seed, str) else partial(make_for_seed, seed)
         given = {**(args or {}), "seed": seed} if named else args
-        rows.append(tsloo(make, [removal], query_loss, args=given, cache=cache, dtype=dtype)[0])
+        rows.append(leave_out(make, [removal], query_loss, args=given, cache=cache, dtype=dtype)[0])
         if progress is not None:
             progress(done + 1, len(seeds))
     values = torch.stack(rows)

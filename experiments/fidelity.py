@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.results.statistics import Pair, difference, interval, spearman
 from experiments.fidelity_full import replayed
 from experiments.fidelity_problem import Method, Problem, Scores
@@ -152,11 +152,11 @@ def one_seed(setup: Setup, seed: int, count: int, chosen: Sequence[Method], cach
     def make() -> Any:
         return recipe(setup, seed)
 
-    found = tsloo(
+    found = leave_out(
         make, [*single, *every], QUERY, lambda done, total: say(f"seed {seed}: retrain", done, total),
         cache=cache, dtype=torch.float64,
     )[:, 0]  # fmt: skip
-    exact = unroll(make, QUERY, cache=cache, progress=lambda done, total: say(f"seed {seed}: unroll", done, total))
+    exact = reverse(make, QUERY, cache=cache, progress=lambda done, total: say(f"seed {seed}: unroll", done, total))
     of = [exact.sum_over(r.samples, steps=r.steps)[0] for r in (*single, *every)]
     out = Seed(_halves(found, count), _halves(torch.stack(of), count))
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +193,7 @@ def _row(method: Method, found: Sequence[Seed]) -> dict[str, Any]:
     seen = [seed.methods[method.name] for seed in found]
     row: dict[str, Any] = {
         "method": method.name,
-        "subspace": method.subspace,
+        "projection": method.projection,
         "curvature": method.curvature,
         "optimizer_model": method.optimizer_model,
         **_correlations(found, method.name),

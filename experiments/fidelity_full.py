@@ -28,7 +28,7 @@ from torch.func import functional_call
 from backstory.capture import Tap, find_blocks
 from backstory.errors import UsageError
 from backstory.maths.layers import Contribution, Outer
-from backstory.maths.subspace import densify
+from backstory.maths.projection import densify
 from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe, take_step, weights
 from experiments.fidelity_optimizer import Named, Update, coefficients, second_moments

@@ -42,15 +42,15 @@ def full_corrected(problem: Problem) -> Scores:
     return Scores(plain.single, corrected(problem.replay, problem.samples), store_bytes=plain.store_bytes)
 
 
-def recorded(problem: Problem, subspace: str, rank: int, curvature: str, kind: str) -> Scores:
+def recorded(problem: Problem, projection: str, rank: int, curvature: str, kind: str) -> Scores:
     """Train once more with Backstory recording, and ask the run; `kind` is "joint", "per layer", "epoch" or "corrected".
 
-    "epoch": the subspace is learned from the whole first epoch, not from 20 steps. "corrected": a sample's own curvature is missing at its later occurrences too (removal from all epochs only).
+    "epoch": the projection is learned from the whole first epoch, not from 20 steps. "corrected": a sample's own curvature is missing at its later occurrences too (removal from all epochs only).
     """
     steps = len(problem.replay.recipe.batches)
     warmup = steps // problem.setup.epochs if kind == "epoch" else min(WARMUP, steps)
-    run, model, earlier = _recorded_run(problem, subspace, rank, curvature, warmup)
-    answer = run.query(model, mean_loss, problem.queries, joint=kind != "per layer")
+    run, model, earlier = _recorded_run(problem, projection, rank, curvature, warmup)
+    answer = run.query(model, mean_loss, problem.queries, per_layer=kind == "per layer")
     single, every = _of_answer(problem, answer)
     if kind == "corrected":
         every = run.predict_removal(problem.samples, model, mean_loss, problem.queries).corrected[0]
@@ -120,17 +120,17 @@ def representation(problem: Problem) -> Scores:
 
 
 def _recorded_run(
-    problem: Problem, subspace: str, rank: int, curvature: str, warmup: int
+    problem: Problem, projection: str, rank: int, curvature: str, warmup: int
 ) -> tuple[Run, nn.Module, float]:
     """`(run, trained model, seconds that an earlier row spent on it)`."""
 
     def train() -> tuple[Run, nn.Module]:
-        path = problem.folder / f"{subspace}-{rank}-{curvature.replace(':', '-')}-{warmup}"
+        path = problem.folder / f"{projection}-{rank}-{curvature.replace(':', '-')}-{warmup}"
         plan = in_precision(recipe(problem.setup, problem.seed), torch.float64)
-        settings = {"subspace": subspace, "rank": rank, "curvature": curvature, "warmup_steps": warmup}
+        settings = {"projection": projection, "rank": rank, "curvature": curvature, "warmup_steps": warmup}
         return train_recorded(plan, path, seed=problem.seed, **settings), plan.model
 
-    (run, model), earlier = problem.once(f"{subspace} {rank} {curvature} {warmup}", train)
+    (run, model), earlier = problem.once(f"{projection} {rank} {curvature} {warmup}", train)
     return run, model, earlier
 
 

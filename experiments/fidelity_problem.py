@@ -61,7 +61,7 @@ class Method:
     """A row of the table."""
 
     name: str
-    subspace: str
+    projection: str
     curvature: str
     optimizer_model: str
     run: Callable[[Problem], Scores]

@@ -53,11 +53,11 @@ def _full_rows(optimizer: str) -> list[Method]:
 def _recorded_rows(optimizer: str) -> list[Method]:
     as_what = "adamw, factored" if optimizer == "adamw" else optimizer
 
-    def row(name: str, subspace: str, rank: int, curvature: str, kind: str = "joint") -> Method:
-        where = f"{subspace} {rank}×{rank}" + (f", {kind}" if kind in ("per layer", "epoch") else "")
+    def row(name: str, projection: str, rank: int, curvature: str, kind: str = "joint") -> Method:
+        where = f"{projection} {rank}×{rank}" + (f", {kind}" if kind in ("per layer", "epoch") else "")
         shown = "exact" if curvature == exact else curvature
         how = f"{as_what}, auto, corrected" if kind == "corrected" else f"{as_what}, auto"
-        return Method(name, where, shown, how, lambda p: recorded(p, subspace, rank, curvature, kind))
+        return Method(name, where, shown, how, lambda p: recorded(p, projection, rank, curvature, kind))
 
     exact = f"exact:{CLASSES}"
     return [

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 KINDS = ("single", "all")
-HEAD = "| method | subspace | curvature | optimizer | single | all | single − paper | all − paper | s | store |"
+HEAD = "| method | projection | curvature | optimizer | single | all | single − paper | all − paper | s | store |"
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 def _row(row: Mapping[str, Any]) -> str:
     against = [interval_text(row.get(f"{kind}_against_paper")) for kind in KINDS]
     store = _size(row["store_bytes"]) if row["store_bytes"] else "–"
-    cells = [f"`{row['method']}`", row["subspace"], row["curvature"], row["optimizer_model"]]
+    cells = [f"`{row['method']}`", row["projection"], row["curvature"], row["optimizer_model"]]
     cells += [*(f"{row[kind]:.3f}" for kind in KINDS), *against, f"{row['seconds']:.1f}", store]
     return f"| {' | '.join(cells)} |"
 

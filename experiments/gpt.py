@@ -18,8 +18,8 @@ from backstory.baselines.influence import influence_function
 from backstory.baselines.rows import gradients
 from backstory.demo.setups import GptSetup, domain_losses, draw, recipe, removals
 from backstory.errors import NumericalError, UsageError
-from backstory.exact.leave_out import tsloo
-from backstory.exact.reverse import unroll
+from backstory.exact.leave_out import leave_out
+from backstory.exact.reverse import reverse
 from backstory.results.influence import Influence
 from backstory.results.statistics import Pair, spearman
 from experiments.gpt_problem import (
@@ -130,7 +130,7 @@ def select(only: Sequence[str] | None) -> list[Method]:
 def one_seed(setup: GptSetup, seed: int, count: int, chosen: Sequence[Method], cache: Path | None, say: Say) -> Seed:
     """Truth, ceiling and all rows of one seed."""
     truth, problem = _known(setup, seed, count, cache, say)
-    exact = unroll(
+    exact = reverse(
         lambda: recipe(setup, seed), _asker(setup, seed), cache=cache,
         progress=lambda done, total: say(f"seed {seed}: unroll", done, total),
     )  # fmt: skip
@@ -149,7 +149,7 @@ def one_seed(setup: GptSetup, seed: int, count: int, chosen: Sequence[Method], c
 def _known(setup: GptSetup, seed: int, count: int, cache: Path | None, say: Say) -> tuple[Tensor, Problem]:
     """`(truth (n, 4), the trained run)`."""
     gone = removals(setup, seed, count)
-    truth = tsloo(
+    truth = leave_out(
         lambda: recipe(setup, seed), gone, _asker(setup, seed),
         lambda done, total: say(f"seed {seed}: retrain", done, total), cache=cache, dtype=torch.float64,
     )  # fmt: skip
@@ -266,7 +266,7 @@ def _projected(
 
 
 def _ours(problem: Problem, rank: int, curvature: str) -> tuple[Influence, int]:
-    with recorded(problem, {"subspace": "random", "rank": rank, "curvature": curvature}) as made:
+    with recorded(problem, {"projection": "random", "rank": rank, "curvature": curvature}) as made:
         return made.run.query(made.model, domain_losses, problem.queries), made.run.store.width
 
 

@@ -67,7 +67,7 @@ class Scores:
     """Predicted changes of one row; a swept method has one table for each setting, to be chosen from."""
 
     values: Tensor  # (n, 4)
-    about: Mapping[str, Any]  # subspace, curvature, groups, optimizer_model, dims
+    about: Mapping[str, Any]  # projection, curvature, groups, optimizer_model, dims
     seconds: float  # to ask
     recording_ratio: float | None = None
     bytes_per_occurrence: float | None = None

@@ -29,7 +29,7 @@ DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # losses are sums over 
 INFLUENCE_RANK = 32  # 64 takes minutes more, and the sides of this model are 48
 TRAK_RANK = 8  # fewer coordinates than sequences, as TRAK wants them
 PAPERS_DAMPING = 1e-3
-FULL: Settings = {"subspace": "full", "curvature": "empirical"}
+FULL: Settings = {"projection": "full", "curvature": "empirical"}
 GROUPS = (1, 2, 4, 6, 12)
 SIX = "empirical/6"
 
@@ -42,30 +42,30 @@ def methods() -> list[Method]:
 def _full_rows() -> list[Method]:
     six, sampled = {**FULL, "curvature": SIX}, {**FULL, "curvature": "sampled:1/6"}
     return [
-        row("paper", {**FULL, "optimizer_model": "sgd"}, gamma=0.0),
+        row("paper", {**FULL, "optimizer_model": "sgd"}, contraction="never"),
         row("full-empirical", FULL),
-        row("full-empirical-implicit", FULL, gamma=None),
+        row("full-empirical-implicit", FULL, contraction="always"),
         row("full-empirical/6", six),
-        row("full-empirical/6-expanding", six, gamma="expanding"),
+        row("full-empirical/6-expanding", six, contraction="when_expanding"),
         compressed_row("full-empirical/6-compressed", six),
         row("full-empirical/12", {**FULL, "curvature": "empirical/12"}),
         row("full-sampled-1/6", sampled),
-        row("full-sampled-1/6-expanding", sampled, gamma="expanding"),
+        row("full-sampled-1/6-expanding", sampled, contraction="when_expanding"),
         compressed_row("full-sampled-1/6-compressed", sampled),
     ]
 
 
 def _learned_rows() -> list[Method]:
     def learned(curvature: str) -> Settings:
-        return {"subspace": "learned", "rank": 16, "curvature": curvature}
+        return {"projection": "learned", "rank": 16, "curvature": curvature}
 
     found = []
     for k in GROUPS:
         curvature = "empirical" if k == 1 else f"empirical/{k}"
         found.append(row(f"learned-16-{curvature}", learned(curvature)))
         if curvature == SIX:
-            found.append(row(f"learned-16-{SIX}-expanding", learned(SIX), gamma="expanding"))
-            found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), joint=False))
+            found.append(row(f"learned-16-{SIX}-expanding", learned(SIX), contraction="when_expanding"))
+            found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), per_layer=True))
     for curvature in ("sampled:1", "sampled:4", "sampled:1/6"):
         found.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
     return [*found, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
@@ -73,14 +73,14 @@ def _learned_rows() -> list[Method]:
 
 def _other_rows() -> list[Method]:
     def six(**settings: Any) -> Settings:
-        return {"subspace": "learned", "rank": 16, "curvature": SIX, **settings}
+        return {"projection": "learned", "rank": 16, "curvature": SIX, **settings}
 
     return [
         row("learned-24-empirical/6", six(rank=24)),
         row("learned-auto-0.9-empirical/6", six(rank="auto:0.9")),
         row("learned-auto-0.95-empirical/6", six(rank="auto:0.95")),
-        row("random-16-empirical/6", six(subspace="random")),
-        row("random-32-empirical/6", six(subspace="random", rank=32)),
+        row("random-16-empirical/6", six(projection="random")),
+        row("random-32-empirical/6", six(projection="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         Method("default", lambda p, made: asked(p, made), {}, default=True),
@@ -102,9 +102,9 @@ def _post_hoc_rows() -> list[Method]:
     ]
 
 
-def row(name: str, settings: Settings, *, gamma: Asked = "auto", joint: bool = True) -> Method:
+def row(name: str, settings: Settings, *, contraction: Asked = "auto", per_layer: bool = False) -> Method:
     """A row that records with these settings and asks in this form."""
-    return Method(name, lambda p, made: asked(p, made, gamma=gamma, joint=joint), settings)
+    return Method(name, lambda p, made: asked(p, made, contraction=contraction, per_layer=per_layer), settings)
 
 
 def compressed_row(name: str, settings: Settings) -> Method:
@@ -136,25 +136,25 @@ def asked(problem: Problem, made: Recording | None, **asking: Any) -> Scores:
     )  # fmt: skip
 
 
-def described(run: Run, *, gamma: Asked = "auto", joint: bool = True) -> dict[str, Any]:
+def described(run: Run, *, contraction: Asked = "auto", per_layer: bool = False) -> dict[str, Any]:
     """What the run's config says of its rows, and how it is asked."""
     settings, optimizer = run.config["settings"], run.config["optimizer"]
     curvature, _, groups = settings["curvature"].partition("/")
     rank = settings["rank"]
-    where = "full" if settings["subspace"] == "full" else f"{settings['subspace']} {rank}×{rank}"
+    where = "full" if settings["projection"] == "full" else f"{settings['projection']} {rank}×{rank}"
     extras = [
-        *([] if joint else ["per layer"]),
+        *(["per layer"] if per_layer else []),
         *(["compressed"] if "compressed" in run.config else []),
         *([] if settings["encoding"] == "float16" else [settings["encoding"]]),
-        *([f"{settings['warmup_steps']} steps"] if settings["subspace"] == "learned" else []),
+        *([f"{settings['warmup_steps']} steps"] if settings["projection"] == "learned" else []),
     ]
     steps = "sgd proxy" if optimizer["modelled_as"] == "sgd" else optimizer["class"].lower()
     factored = [] if optimizer["coordinates"] == "raw" else ["factored"]
     return {
-        "subspace": ", ".join([where, *extras]),
+        "projection": ", ".join([where, *extras]),
         "curvature": curvature,
         "groups": int(groups or 1),
-        "optimizer_model": ", ".join([steps, *factored, form_of(run.form(gamma))]),
+        "optimizer_model": ", ".join([steps, *factored, form_of(run.form(contraction))]),
         "dims": run.store.width,
     }
 
@@ -211,13 +211,13 @@ def representation(problem: Problem) -> Scores:
     began = time.perf_counter()
     answer = representation_similarity(problem.trained, problem.queries.flatten(0, 1))
     values = problem.of(answer).unflatten(1, (len(problem.queries), -1)).mean(2)
-    about = {"subspace": "head's input", "curvature": "none", "groups": 1, "optimizer_model": "none"}
+    about = {"projection": "head's input", "curvature": "none", "groups": 1, "optimizer_model": "none"}
     return Scores(values, {**about, "dims": problem.setup.width}, time.perf_counter() - began)
 
 
 def _about(problem: Problem, rank: int | None, curvature: str, steps: str) -> dict[str, Any]:
     return {
-        "subspace": "full" if rank is None else f"random {rank}×{rank}",
+        "projection": "full" if rank is None else f"random {rank}×{rank}",
         "curvature": curvature,
         "groups": 1,
         "optimizer_model": steps,

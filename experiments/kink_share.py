@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QueryLoss
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.replay.removal import Removal
 from backstory.replay.tape import Make, Progress
 
@@ -59,10 +59,10 @@ def kink_share(
     chosen = tuple(sorted(factors, reverse=True))
     if len(chosen) < 2 or not 0 < chosen[-1] < chosen[0] <= 1:
         raise UsageError(f"found factors={tuple(factors)}; expected at least two numbers between 0 and 1.")
-    answer = unroll(make, query_loss, args=args, dtype=dtype, cache=cache)
+    answer = reverse(make, query_loss, args=args, dtype=dtype, cache=cache)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
     shrunk = [replace(r, share=f) for f in chosen for r in removals]
-    found = tsloo(
+    found = leave_out(
         make, shrunk, query_loss, progress, args=args, cache=cache, vectorised=vectorised, dtype=dtype
     ).reshape(len(chosen), *unrolled.shape)
     truths = [rows / f for rows, f in zip(found, chosen, strict=True)]

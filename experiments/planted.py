@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
 from backstory.results.statistics import DRAWS, bounds
 from experiments.domains_setups import DomainSetup
@@ -66,7 +66,7 @@ def retrained(problem: Planted) -> float:
     plan = problem.make()
     gone = [i for names, _ in plan.batches for i in names if str(i) in problem.ids]
     removal = Removal(tuple(dict.fromkeys(gone)))
-    return float(tsloo(problem.make, [removal], lambda model: problem.asked(model, problem.queries))[0, 0])
+    return float(leave_out(problem.make, [removal], lambda model: problem.asked(model, problem.queries))[0, 0])
 
 
 def auroc(scores: Tensor, bad: Tensor) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from backstory.baselines.models import evaluated
 from backstory.baselines.rows import Gradients, gradients
 from backstory.baselines.solve import products
 from backstory.baselines.tracin import tracin
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
 from backstory.run.run import Run
@@ -79,7 +79,7 @@ def _asked(problem: Planted, run: Run, model: nn.Module) -> dict[str, Suspects]:
 
 def by_unrolling(problem: Planted) -> Found:
     """The exact derivative: what every influence estimates."""
-    answer = unroll(problem.make, lambda model: problem.asked(model, problem.queries), dtype=torch.float32)
+    answer = reverse(problem.make, lambda model: problem.asked(model, problem.queries), dtype=torch.float32)
     return {"exact": {"": _suspects(answer)}}
 
 

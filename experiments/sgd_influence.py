@@ -38,7 +38,7 @@ def sgd_influence(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Influence:
-    """The influence of every occurrence on the queries; arguments as of `unroll`."""
+    """The influence of every occurrence on the queries; arguments as of `reverse`."""
     with own_randomness():
         tape = Tape(make, args=args, dtype=dtype, length=at)
         tape.need_modelled("the SGD-influence")

@@ -81,14 +81,14 @@ def ablation_page(found: Found) -> str:
     figure = _figure("bytes of an occurrence on disk", "Spearman with retraining, removal from the last epoch")
     rows = found["rows"]
     curvatures = list(dict.fromkeys(row["curvature"] for row in rows))
-    for colour, subspace in zip(COLOURS, dict.fromkeys(row["subspace"] for row in rows), strict=False):
-        chosen = [row for row in rows if row["subspace"] == subspace]
+    for colour, projection in zip(COLOURS, dict.fromkeys(row["projection"] for row in rows), strict=False):
+        chosen = [row for row in rows if row["projection"] == projection]
         symbols = [SYMBOLS[curvatures.index(row["curvature"]) % len(SYMBOLS)] for row in chosen]
         figure.add_scatter(
             x=[row["bytes"] for row in chosen],
             y=[row["single"] for row in chosen],
             mode="markers",
-            name=subspace,
+            name=projection,
             marker={"color": colour, "symbol": symbols, "size": 9},
             text=[
                 f"rank {r['rank']}, {r['curvature']}{', warm-up ' + r['warmup'] if r['warmup'] else ''}" for r in chosen

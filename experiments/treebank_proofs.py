@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from backstory.demo.setups import loss
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.recipe import Recipe
 from backstory.replay.removal import Removal
 from experiments.treebank_copies import Asked, Ranks
@@ -41,7 +41,7 @@ def proofs(setup: TreebankSetup, asked: Asked, ranks: Ranks, count: int, say: Sa
     if not count:
         return []
     pairs = [(k, name) for k in range(count) for name in dict.fromkeys([asked.ids[k], ranks.first[k].sample])]
-    truth = tsloo(
+    truth = leave_out(
         lambda: first_epoch(setup), [Removal((name,)) for _, name in pairs],
         lambda model: loss(model, asked.tokens[:count]), lambda done, total: say("retrain", done, total),
     )  # fmt: skip

@@ -53,7 +53,7 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
     for encoding in ("float16", "int8", "float64"):
         path = tmp_path / encoding
         with backstory.record(
-            model, optimizer, path, loss_reduction="mean", subspace="random", rank=2, encoding=encoding
+            model, optimizer, path, loss_reduction="mean", projection="random", rank=2, encoding=encoding
         ) as rec:
             for _ in range(3):
                 with rec.step(range(6)):

@@ -123,14 +123,14 @@ def from_checkpoints(path: Path, model: nn.Module) -> backstory.Run:
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.3), loss=loss, loss_reduction="mean",
         batches=[([int(i) for i in ids], classes(ids)) for ids in batches()],
     )  # fmt: skip
-    return record_checkpoints(plan, kept, path, encoding="float64", subspace="full")
+    return record_checkpoints(plan, kept, path, encoding="float64", projection="full")
 
 
 RUNS: dict[str, Callable[[Path, nn.Module], backstory.Run]] = {
-    "sgd": lambda path, model: recorded(path, model, sgd(model), classes, None, subspace="full"),
-    "gpt": lambda path, model: recorded(path, model, adamw(model), texts, None, subspace="learned", rank=3),
+    "sgd": lambda path, model: recorded(path, model, sgd(model), classes, None, projection="full"),
+    "gpt": lambda path, model: recorded(path, model, adamw(model), texts, None, projection="learned", rank=3),
     "clipped": lambda path, model: recorded(
-        path, model, adamw(model), classes, 0.5, subspace="learned", rank=3, curvature="empirical/1"
+        path, model, adamw(model), classes, 0.5, projection="learned", rank=3, curvature="empirical/1"
     ),
     "checkpoints": from_checkpoints,
 }

@@ -29,8 +29,10 @@ def check_device(device: str, *, scale: str = "full", say: Say) -> dict[str, Any
     """`{"device", "torch", "checks": [{"check", "passed", "found"}], "recording": [...]}`."""
     _known(device)
     checks: dict[str, Callable[[], str]] = {
-        "rows, SGD, random subspace": lambda: _same_rows("A", device, {"subspace": "random", "rank": 4}),
-        "rows, AdamW, token means, random subspace": lambda: _same_rows("B", device, {"subspace": "random", "rank": 4}),
+        "rows, SGD, random projection": lambda: _same_rows("A", device, {"projection": "random", "rank": 4}),
+        "rows, AdamW, token means, random projection": lambda: _same_rows(
+            "B", device, {"projection": "random", "rank": 4}
+        ),
         "answers, AdamW, the default": lambda: _same_answers(device, {}),
         "answers, AdamW, sampled:1/6": lambda: _same_answers(device, {"curvature": "sampled:1/6"}),
         "rows, autocast in bfloat16": lambda: _compared(_autocast_rows, device, HALF),
@@ -101,7 +103,7 @@ def _asked(device: str, path: Path, settings: Settings) -> Tensor:
 
 def _autocast_rows(device: str, path: Path) -> Tensor:
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-        loop = Recorded(_small("B", device), path, {"subspace": "random", "rank": 4, "encoding": "float32"})
+        loop = Recorded(_small("B", device), path, {"projection": "random", "rank": 4, "encoding": "float32"})
         try:
             loop.advance(1)  # in later steps the weights have moved apart
         finally:

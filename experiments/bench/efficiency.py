@@ -24,7 +24,7 @@ from experiments.bench.workloads import SCALES, Workload
 
 RANK = 32
 DAMPING = 1e-3  # the paper's
-SETTINGS = {"subspace": "random", "rank": RANK, "curvature": "empirical"}
+SETTINGS = {"projection": "random", "rank": RANK, "curvature": "empirical"}
 HERE = "experiments.bench.efficiency"
 
 
@@ -65,7 +65,7 @@ def store_rows(path: str, scale: str) -> dict[str, Any]:
 
 def store_embeddings(path: str, scale: str) -> dict[str, Any]:
     """Embeddings of all occurrences, per layer."""
-    took = timed(lambda: Run(path).embed(joint=False))
+    took = timed(lambda: Run(path).embed(per_layer=True))
     kept = sum(f.stat().st_size for folder in Path(path).glob("emb-*") for f in folder.rglob("*") if f.is_file())
     return {"samples": SCALES[scale]["B"].samples, "work_s": took.wall, "work_cpu_s": took.cpu, "storage_bytes": kept}
 
@@ -74,7 +74,7 @@ def influence(path: str, scale: str) -> dict[str, Any]:
     """All queries at once by the embeddings."""
     work, run = SCALES[scale]["B"], Run(path)
     model = run.load_weights(work.start()[0])
-    took = timed(lambda: run.query(model, query_losses, work.queries(), method="embeddings", joint=False))
+    took = timed(lambda: run.query(model, query_losses, work.queries(), method="embeddings", per_layer=True))
     return {"samples": work.samples, "queries": work.n_queries, "work_s": took.wall, "work_cpu_s": took.cpu}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backstory.maths.propagation import Propagator
+from backstory.maths.blocked import Propagator
 from backstory.maths.steps import Coefficients, Step
 from experiments.bench.timing import interleave
 
@@ -28,8 +28,8 @@ def in_memory(p: int, batch: int, steps: int, repeats: int) -> dict[str, Any]:
         {
             "product": lambda: square @ square,
             "paper": lambda: literal_algorithm_1(G, batch, PLAIN.rate),
-            "ours": lambda: Propagator(p, dtype=torch.float32, gamma="expanding").embed(made),
-            "damped": lambda: Propagator(p, dtype=torch.float32, gamma=None).embed(made),
+            "ours": lambda: Propagator(p, dtype=torch.float32, contraction="when_expanding").embed(made),
+            "damped": lambda: Propagator(p, dtype=torch.float32, contraction="always").embed(made),
         },
         repeats,
     )

@@ -20,21 +20,21 @@ def bench_ours(
     """One line for each workload and configuration, as a rival's."""
     lines = []
     for workload in workloads:
-        for name, (settings, joint) in ASKED.items():
+        for name, (settings, per_layer) in ASKED.items():
             say(f"peers: Backstory on {workload}, {name}")
-            found = _measured(SCALES[scale][workload], settings, joint, repeats)
+            found = _measured(SCALES[scale][workload], settings, per_layer, repeats)
             lines.append(
                 {
                     "rival": "Backstory",
                     "workload": workload,
                     **with_ratios(found),
-                    "configuration": f"{found['settings']}, {'joint' if joint else 'per layer'}",
+                    "configuration": f"{found['settings']}, {'per layer' if per_layer else 'joint'}",
                 }
             )
     return lines
 
 
-def _measured(work: Workload, settings: Settings, joint: bool, repeats: int) -> dict[str, Any]:
+def _measured(work: Workload, settings: Settings, per_layer: bool, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         plain, recorded = Plain(work), Recorded(work, path, settings)
@@ -45,7 +45,7 @@ def _measured(work: Workload, settings: Settings, joint: bool, repeats: int) -> 
         finally:
             ends = timed(recorded.close)
         steady = figures(work, took["plain"], took["record"], total([rest, ends]))
-        asked = interleave(questions(Run(path), recorded.model, work, joint), repeats)
+        asked = interleave(questions(Run(path), recorded.model, work, per_layer), repeats)
         kept = sizes(path)
     steps = work.epoch / 1e3
     return {

@@ -25,7 +25,7 @@ MEMORY: Columns = (
     ("damped_against_literal", "damped: × Algorithm 1"), ("peak_gflops", "peak, GFLOP/s"),
 )  # fmt: skip
 DISK: Columns = (
-    ("run", "steps taken as"), ("joint", "joint"), ("layers", "layers"), ("dims", "dims"), ("rows", "occurrences"),
+    ("run", "steps taken as"), ("per_layer", "per layer"), ("layers", "layers"), ("dims", "dims"), ("rows", "occurrences"),
     ("seconds", "s"), ("cpu_s", "CPU s"), ("share_of_peak", "share of peak"), ("read_s", "without writing, s"),
     ("read_share_of_peak", "its share of peak"), ("skipped", "left out because"),
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """What recording costs: the same training steps, plain and recorded, in turns, disk included.
 
-A run of N steps is taken in turns of a few steps: plain, then each configuration, then plain again. A learned subspace is
+A run of N steps is taken in turns of a few steps: plain, then each configuration, then plain again. A learned projection is
 known only after its warm-up, so there are three figures:
 
     ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
-    one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the subspace
+    one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the projection
     run_ratio    the whole run of N steps, opening and closing included, over the plain one
 """
 
@@ -30,7 +30,7 @@ JOINT = 10_000  # numbers a row, at most, that are embedded jointly here
 
 CONFIGURATIONS: dict[str, Settings] = {
     "default": {},
-    "paper: random 32×32, empirical": {"subspace": "random", "rank": 32, "curvature": "empirical"},
+    "paper: random 32×32, empirical": {"projection": "random", "rank": 32, "curvature": "empirical"},
     "sampled:1/6": {"curvature": "sampled:1/6"},
     "int8": {"encoding": "int8"},
 }
@@ -119,10 +119,10 @@ def embedding(path: Path) -> dict[str, Any]:
     run = Run(path)
     starts = run.store.steps().row_start
     at = max(1, int((starts < EMBEDDED).sum()))
-    joint = run.store.width <= JOINT
-    took = timed(lambda: run.embed(at, joint=joint))
+    per_layer = run.store.width > JOINT
+    took = timed(lambda: run.embed(at, per_layer=per_layer))
     rows = run.store.n_rows() if at == run.n_steps else int(starts[at])
-    return {"embedding_s": took.wall, "embedded": rows, "jointly": joint}
+    return {"embedding_s": took.wall, "embedded": rows, "jointly": not per_layer}
 
 
 def _open(loops: dict[str, Plain], name: str, path: Path, settings: Settings) -> None:

@@ -8,7 +8,7 @@ from experiments.bench.recording import Say, quiet
 from experiments.bench.training import Settings, recorded_run, sizes
 from experiments.bench.workloads import SCALES
 
-REFERENCE: Settings = {"subspace": "random", "rank": 32, "encoding": "float16"}
+REFERENCE: Settings = {"projection": "random", "rank": 32, "encoding": "float16"}
 STORES: dict[str, Settings] = {
     "default": {},
     "int8": {"encoding": "int8"},
@@ -21,7 +21,7 @@ STORES: dict[str, Settings] = {
 }
 COMPRESSED: dict[str, Settings] = {"default, compressed": {}, "int8, compressed": {"encoding": "int8"}}
 WINDOW = 2048  # occurrences of a run that is compressed: one window, as `compress` chooses them
-LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its subspace was learned
+LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its projection was learned
 STEPS = LEARNED_FROM + 4
 
 

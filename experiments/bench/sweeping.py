@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from backstory.maths.propagation import Propagator
+from backstory.maths.blocked import Propagator
 from backstory.run.embed import embed_block
 from backstory.run.run import Run
 from backstory.run.sweep import backward, slices
@@ -27,7 +27,7 @@ from experiments.bench.workloads import SCALES, Workload
 
 LINEAR = ["blocks.*.qkv", "blocks.*.out", "blocks.*.up", "blocks.*.down", "head"]
 PROXY: Settings = {
-    "subspace": "random",
+    "projection": "random",
     "rank": 32,
     "curvature": "empirical",
     "optimizer_model": "sgd",
@@ -46,9 +46,9 @@ def bench_sweep(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> d
         say("embed: from disk, per layer and joint")
         peak = product_peak()
         disk = [
-            _line(runs[name], name, joint, at, peak, repeats)
+            _line(runs[name], name, per_layer, at, peak, repeats)
             for name in ("SGD as a proxy", "AdamW as recorded")
-            for joint in (False, True)
+            for per_layer in (True, False)
             for at in (work.epoch, EPOCHS * work.epoch)
         ]
         say("embed: slopes in steps, p and layers; memory of child processes")
@@ -71,10 +71,10 @@ def _runs(work: Workload, folder: Path, say: Say) -> dict[str, Run]:
     return found
 
 
-def _line(run: Run, name: str, joint: bool, at: int, peak: float, repeats: int) -> dict[str, Any]:
-    dims = [sum(run.store.dims)] if joint else run.store.dims
+def _line(run: Run, name: str, per_layer: bool, at: int, peak: float, repeats: int) -> dict[str, Any]:
+    dims = run.store.dims if per_layer else [sum(run.store.dims)]
     rows, momentum = int(run.store.steps(0, at).rows.sum()), not name.startswith("SGD")
-    line = {"run": name, "joint": joint, "layers": len(run.store.dims), "dims": run.store.width, "rows": rows}
+    line = {"run": name, "per_layer": per_layer, "layers": len(run.store.dims), "dims": run.store.width, "rows": rows}
     short = 2 * rows <= min(dims)
     copies = 3 if momentum else 2  # A, with momentum C, and what they are made into
     need = 8 * rows * sum(dims) if short else 4 * copies * sum(d * d for d in dims)
@@ -84,8 +84,8 @@ def _line(run: Run, name: str, joint: bool, at: int, peak: float, repeats: int) 
             "skipped": f"needs about {need / 2**30:.1f} GB of memory; {_free_memory() / 2**30:.1f} GB are free",
         }
     times, read = (
-        _embedding(run, at, joint, repeats),
-        median([timed(lambda: _swept(run, at, joint)) for _ in range(repeats)]),
+        _embedding(run, at, per_layer, repeats),
+        median([timed(lambda: _swept(run, at, per_layer)) for _ in range(repeats)]),
     )
     figures = {**line, "seconds": times.wall, "cpu_s": times.cpu, "read_s": read.wall}
     if short:
@@ -94,17 +94,17 @@ def _line(run: Run, name: str, joint: bool, at: int, peak: float, repeats: int) 
     return {**figures, "share_of_peak": work / times.wall, "read_share_of_peak": work / read.wall}
 
 
-def _swept(run: Run, at: int, joint: bool) -> None:
+def _swept(run: Run, at: int, per_layer: bool) -> None:
     """Embed and write nothing."""
-    where = slices(run.store, joint)
-    made = [Propagator(w.stop - w.start, dtype=torch.float32, gamma="expanding") for w in where]
+    where = slices(run.store, per_layer)
+    made = [Propagator(w.stop - w.start, dtype=torch.float32, contraction="when_expanding") for w in where]
     for chunk in backward(run.store, at, dtype=torch.float32):
         for propagator, w in zip(made, where, strict=True):
-            embed_block(propagator, chunk, w, joint)
+            embed_block(propagator, chunk, w, per_layer)
 
 
-def _embedding(run: Run, at: int, joint: bool, repeats: int) -> Times:
-    return median([timed(lambda: run.embed(at, joint=joint)) for _ in range(repeats)])
+def _embedding(run: Run, at: int, per_layer: bool, repeats: int) -> Times:
+    return median([timed(lambda: run.embed(at, per_layer=per_layer)) for _ in range(repeats)])
 
 
 def _slopes(runs: dict[str, Run], work: Workload, repeats: int) -> list[dict[str, Any]]:
@@ -151,13 +151,13 @@ def with_exponents(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _memory(run: Run, at: int) -> int:
-    found = in_child("experiments.bench.sweeping:embed_run", {"path": str(run.path), "at": at, "joint": False})
+    found = in_child("experiments.bench.sweeping:embed_run", {"path": str(run.path), "at": at, "per_layer": True})
     return int(found["peak_bytes"])
 
 
-def embed_run(path: str, at: int, joint: bool) -> dict[str, Any]:
+def embed_run(path: str, at: int, per_layer: bool) -> dict[str, Any]:
     """What the child does."""
-    return {"occurrences": Run(path).embed(at, joint=joint).occurrences}
+    return {"occurrences": Run(path).embed(at, per_layer=per_layer).occurrences}
 
 
 def _free_memory() -> float:

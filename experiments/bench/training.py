@@ -93,7 +93,7 @@ def sizes(path: Path) -> dict[str, Any]:
     tables += sum(file.stat().st_size for file in path.glob("curvature-*"))
     rows, chosen = run.store.n_rows(), run.config["settings"]
     return {
-        "settings": f"{chosen['subspace']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}"
+        "settings": f"{chosen['projection']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}"
         + (", compressed" if "compressed" in run.config else ""),
         "occurrences": rows,
         "bytes_per_occurrence": tables / rows,
@@ -101,7 +101,7 @@ def sizes(path: Path) -> dict[str, Any]:
         "dims": run.store.width,
         "rows": 1 if run.store.curvature_rows == 0 else run.store.curvature_rows + (0 if _split(run) else 1),
         "curvature": chosen["curvature"],
-        "subspace": chosen["subspace"],
+        "projection": chosen["projection"],
         "encoding": chosen["encoding"],
     }
 

@@ -16,7 +16,7 @@ def checkpoints(
     seeds: Seeds = "0-2",
     numbers: Annotated[str, typer.Option(help="Of checkpoints, with commas; all: one after every step.")] = "5,20,all",
     removals: Sequences = 40,
-    rank: Annotated[int, typer.Option(help="Of the learned subspace.", min=1)] = 16,
+    rank: Annotated[int, typer.Option(help="Of the learned projection.", min=1)] = 16,
     cache: Cache = None,
     json: Json = False,
 ) -> None:

@@ -82,9 +82,9 @@ def _gpt_tables(found: Mapping[str, Any]) -> None:
         f"GPT, {found['setup']['mode']}: Spearman with retraining, mean of four domains and of {len(found['seeds'])} "
         f"seeds and its 95 % bootstrap interval, {found['removals']} removals each"
     )
-    columns = ("method", "subspace", "curvature", "groups", "optimizer", "dims", "mean", "each seed")
+    columns = ("method", "projection", "curvature", "groups", "optimizer", "dims", "mean", "each seed")
     lines: list[tuple[Any, ...]] = [("exact unrolling (ceiling)", "full", "Hessian", "", "adamw", "", *_agreement(top))]
-    keys = ("subspace", "curvature", "groups", "optimizer_model")
+    keys = ("projection", "curvature", "groups", "optimizer_model")
     lines += [(_name(r), *(r[k] for k in keys), f"{r['dims']:,}", *_agreement(r)) for r in rows]
     show.table(title, columns, lines)
     against = [(_name(r), study._interval(r["against_paper"])) for r in rows if r["against_paper"]]

@@ -99,7 +99,7 @@ def duplicates(
     model: Model = "mlp",
     seeds: Seeds = "0-2",
     copies: Annotated[int, typer.Option(help="Samples with an early and a late copy.", min=2)] = 20,
-    rank: Annotated[int, typer.Option(help="Of the recorded run's learned subspace.", min=1)] = 16,
+    rank: Annotated[int, typer.Option(help="Of the recorded run's learned projection.", min=1)] = 16,
     images: Images = 3000,
     epochs: Epochs = 3,
     cache: Cache = None,
@@ -121,9 +121,9 @@ def duplicates(
 @study.app.command()
 def ablation(
     ranks: Annotated[str, typer.Option(help="Of each side of a layer.")] = "4,8,16,32",
-    subspaces: Annotated[str, typer.Option(help="learned, random, mask.")] = "learned,random,mask",
+    projections: Annotated[str, typer.Option(help="learned, random, mask.")] = "learned,random,mask",
     curvatures: Annotated[str, typer.Option(help="As in record.")] = "empirical,sampled:1,sampled:4,exact:10",
-    warmup: Annotated[str, typer.Option(help="What a subspace is learned from: steps, or epoch.")] = "20",
+    warmup: Annotated[str, typer.Option(help="What a projection is learned from: steps, or epoch.")] = "20",
     model: Model = "mlp",
     seeds: Seeds = "0-1",
     removals: Samples = 60,
@@ -133,7 +133,7 @@ def ablation(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """What a record must keep: ranks × subspaces × curvature rows, with their bytes."""
+    """What a record must keep: ranks × projections × curvature rows, with their bytes."""
     from experiments.ablation import study as run
     from experiments.fidelity_setups import setup_of
     from experiments.small_pages import ablation_page
@@ -142,7 +142,7 @@ def ablation(
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
     with show.progress() as say:
         found = run(
-            chosen, seeds_of(seeds), ranks=_numbers(ranks), subspaces=_words(subspaces),
+            chosen, seeds_of(seeds), ranks=_numbers(ranks), projections=_words(projections),
             curvatures=_words(curvatures), warmups=_words(warmup), count=removals, cache=cache, say=say,
         )  # fmt: skip
     _end(found, plot, ablation_page, json, tables.ablation_table)

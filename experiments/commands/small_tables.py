@@ -108,14 +108,14 @@ def ablation_table(found: Found) -> None:
         for r in found["full"]
     ]
     rows += [
-        (r["subspace"], r["rank"], r["curvature"], r["warmup"], f"{r['bytes']:,.0f}", *_correlations(r))
+        (r["projection"], r["rank"], r["curvature"], r["warmup"], f"{r['bytes']:,.0f}", *_correlations(r))
         for r in found["rows"]
     ]
     title = (
         f"Spearman with full coordinates and with retraining: {found['setup']['images']} images, "
         f"{found['setup']['epochs']} epochs, {found['removals']} removals, mean of the seeds {_list(found['seeds'])}"
     )
-    show.table(title, ("subspace", "rank", "curvature", "warm-up", "bytes", "full", "single", "all"), rows)
+    show.table(title, ("projection", "rank", "curvature", "warm-up", "bytes", "full", "single", "all"), rows)
 
 
 def _correlations(row: Found) -> list[str]:

@@ -68,8 +68,8 @@ def _table(setup: str, found: Mapping[str, Any]) -> None:
         f"{found['removals']} removals each"
     )
     lines = [("exact unrolling (ceiling)", "full", "Hessian", found["setup"]["optimizer"], *_means(top))]
-    lines += [(*(r[k] for k in ("method", "subspace", "curvature", "optimizer_model")), *_means(r)) for r in rows]
-    show.table(title, ("method", "subspace", "curvature", "optimizer", *KINDS), lines)
+    lines += [(*(r[k] for k in ("method", "projection", "curvature", "optimizer_model")), *_means(r)) for r in rows]
+    show.table(title, ("method", "projection", "curvature", "optimizer", *KINDS), lines)
     against = [
         (r["method"], "paper", *(_interval(r[f"{k}_against_paper"]) for k in KINDS)) for r in rows if AGAINST in r
     ]

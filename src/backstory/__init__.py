@@ -8,7 +8,7 @@ from .errors import BackstoryError
 
 if TYPE_CHECKING:
     from .capture import with_ids
-    from .capture.blocks import register
+    from .capture.modules import register
     from .capture.optimizers import register_optimizer
     from .recording import Recorder, record
     from .recording.plan import plan

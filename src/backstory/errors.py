@@ -42,4 +42,4 @@ class FormatError(StoreError):
 
 
 class MismatchError(BackstoryError):
-    """The model, the subspace or the settings differ from those of the run."""
+    """The model, the projection or the settings differ from those of the run."""

@@ -78,7 +78,7 @@ def test_parameters_taken_as_independent(hessian: str, relative: bool) -> None:
         size = 0.01 * float(h.trace()) / (hi - lo) if relative else 0.01
         eye = torch.eye(hi - lo, dtype=D)
         expected += V[:, lo:hi] @ torch.linalg.inv(h + size * eye) @ G[:, lo:hi].T / N
-    found = influence_function(recipe(), queries(), damping=0.01, relative=relative, joint=False, hessian=hessian)
+    found = influence_function(recipe(), queries(), damping=0.01, relative=relative, per_layer=True, hessian=hessian)
     assert_close(by_id(found), expected, 1e-9)
 
 
@@ -108,7 +108,7 @@ def test_ggn_is_the_dense_one(n: int) -> None:
 
 def test_projected_is_the_dense_inverse_of_projected_rows() -> None:
     """With the sides that the seed gives, taken from the answer of the identity."""
-    from backstory.maths.subspace import random_basis, shape_of
+    from backstory.maths.projection import random_basis, shape_of
 
     G, V = pieces()
     blocks, lo = [], 0

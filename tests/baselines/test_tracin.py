@@ -64,7 +64,7 @@ def test_no_checkpoint_is_refused() -> None:
 def record(made: Recipe, path: Path, max_norm: float | None = None, **settings: Any) -> list[dict[str, torch.Tensor]]:
     """Train and record; the weights before every step, and at the end."""
     states = []
-    told = {"subspace": "full", "encoding": "float64", "loss_reduction": "mean", "steps": len(made.batches)}
+    told = {"projection": "full", "encoding": "float64", "loss_reduction": "mean", "steps": len(made.batches)}
     with backstory.record(made.model, made.optimizer, path, **{**told, **settings}) as rec:
         for t, (ids, batch) in enumerate(made.batches):
             made.optimizer.param_groups[0]["lr"] = 0.3 / (1 + t)
@@ -100,7 +100,7 @@ def test_in_the_run_each_occurrence_is_rate_weight_product(tmp_path: Path, max_n
 def test_in_the_run_agrees_with_the_run_for_short_training(tmp_path: Path) -> None:
     """With tiny rates nothing bends a displacement: the propagator is 1."""
     made = recipe(epochs=1)
-    with backstory.record(made.model, made.optimizer, tmp_path / "r", subspace="full", encoding="float64",
+    with backstory.record(made.model, made.optimizer, tmp_path / "r", projection="full", encoding="float64",
                           loss_reduction="mean", steps=5) as rec:  # fmt: skip
         made.optimizer.param_groups[0]["lr"] = 1e-6
         for ids, batch in made.batches:

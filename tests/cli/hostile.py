@@ -62,7 +62,7 @@ def made(folder: Path, runs: Path) -> Hostile:
     (folder / "late.py").write_text("def squared(outputs):\n    return outputs.square().sum(1)\n")
     x, model = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.nn.Linear(5, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    settings: dict[str, Any] = {"subspace": "random", "rank": 2, "steps": 6, "checkpoints": 1}
+    settings: dict[str, Any] = {"projection": "random", "rank": 2, "steps": 6, "checkpoints": 1}
     with backstory.record(
         model, optimizer, runs / "mine", loss_reduction="mean", recipe="my_training:recipe", recipe_args={"seed": 0}, **settings
     ) as rec:  # fmt: skip

@@ -101,7 +101,7 @@ def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) 
     assert out["method"] == "embeddings"
     literal = last_json(call("embed", run, "--literal", "--per-layer", "--json"))
     assert literal["form"] == "literal"
-    assert not literal["joint"]
+    assert literal["per_layer"]
 
 
 def test_inspect_counts_and_verifies(digits_run: Path) -> None:

@@ -55,15 +55,15 @@ def call(*args: str | Path) -> str:
 
 def test_a_plan_of_a_file(file: Path) -> None:
     out = call(f"{file}:recipe", "--steps", "500", "--rank", "2", "--max-bytes", "1MB", "--folder", file.parent)
-    assert out.startswith("500 steps of 4 samples, 2,000 occurrences; learned subspace, rank 2, float16")
+    assert out.startswith("500 steps of 4 samples, 2,000 occurrences; learned projection, rank 2, float16")
     assert "fits into 1 MB; the largest rank that fits is" in out
     assert out.splitlines()[-1].startswith("random")
     assert not list(file.parent.glob("backstory-plan-*"))
 
 
 def test_the_json_is_the_librarys_plan(file: Path) -> None:
-    out: dict[str, Any] = json.loads(call(f"{file}:recipe", "--rank", "2x3", "--subspace", "random", "--json"))
-    expected = backstory.plan(load(f"{file}:recipe"), rank=(2, 3), subspace="random", seconds=0.01).as_dict()
+    out: dict[str, Any] = json.loads(call(f"{file}:recipe", "--rank", "2x3", "--projection", "random", "--json"))
+    expected = backstory.plan(load(f"{file}:recipe"), rank=(2, 3), projection="random", seconds=0.01).as_dict()
     assert out.keys() == expected.keys()
     same = ("steps", "rank", "dims", "occurrences", "propagator_bytes", "curvature", "left_out", "max_bytes")
     assert [out[k] for k in same] == [list(v) if isinstance(v, tuple) else v for v in (expected[k] for k in same)]

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import NumericalError, UnsupportedError, UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.replay.removal import Removal
 from backstory.replay.tape import Tape
 
 D = torch.float64
-job = importlib.import_module("backstory.exact.leave_out")  # the package's `tsloo` is the function
+job = importlib.import_module("backstory.exact.leave_out")  # the package's `leave_out` is the function
 
 
 def make(momentum: float = 0.9, clip: float | None = None, reduction: str = "mean") -> Recipe:
@@ -72,7 +72,7 @@ def test_removal_equals_a_hand_written_loop(clip: float | None, reduction: str) 
 
     removals = [Removal((5,)), Removal((5,), steps=(3,)), Removal((0, 10)), Removal((11,))]
     gone = [{1: {5}, 3: {5}}, {3: {5}}, {0: {0}, 2: {10}, 3: {0, 10}}, {2: {11}}]
-    found = tsloo(lambda: make(clip=clip, reduction=reduction), removals, query)
+    found = leave_out(lambda: make(clip=clip, reduction=reduction), removals, query)
     base = by_hand({}, clip, reduction)
     expected = torch.tensor([by_hand(r, clip, reduction) - base for r in gone], dtype=D)
     terms = 4 * ((3 + 1) + 1 + 4 + 4 + 4)  # 4 steps: forward, mean, both gradients, the norm
@@ -82,12 +82,12 @@ def test_removal_equals_a_hand_written_loop(clip: float | None, reduction: str) 
 
 def test_removing_what_never_occurred_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to remove"):
-        tsloo(make, [Removal((99,))], lambda m: torch.zeros(1))
+        leave_out(make, [Removal((99,))], lambda m: torch.zeros(1))
 
 
 def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
-    tsloo(make, [Removal((1,)), Removal((2,))], lambda m: torch.zeros(2), lambda a, b: seen.append((a, b)))
+    leave_out(make, [Removal((1,)), Removal((2,))], lambda m: torch.zeros(2), lambda a, b: seen.append((a, b)))
     assert seen == [(1, 2), (2, 2)]
 
 
@@ -133,7 +133,7 @@ def test_stacked_equals_plain_equals_by_hand(kind: str, clip: float | None, sche
     fresh = partial(examples.make, kind, clip, schedule)
     expected = expected_rows(fresh)
     for vectorised in (True, False):
-        found = tsloo(fresh, REMOVALS, "q", vectorised=vectorised)
+        found = leave_out(fresh, REMOVALS, "q", vectorised=vectorised)
         assert_rows(found, expected)
     assert float(expected.abs().min()) > 1e-9
 
@@ -142,14 +142,14 @@ def test_dropout_draws_the_same_masks() -> None:
     fresh = partial(examples.make, "momentum", dropout=0.4)
     expected = expected_rows(fresh)
     for vectorised in (True, False):
-        assert_rows(tsloo(fresh, REMOVALS, "q", vectorised=vectorised), expected)
-    smooth = tsloo(partial(examples.make, "momentum"), REMOVALS, "q")
+        assert_rows(leave_out(fresh, REMOVALS, "q", vectorised=vectorised), expected)
+    smooth = leave_out(partial(examples.make, "momentum"), REMOVALS, "q")
     assert not torch.allclose(smooth, expected), "dropout does nothing here, so this test says nothing"
 
 
 def test_the_users_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
-    tsloo(partial(examples.make, dropout=0.4), REMOVALS[:2], "q")
+    leave_out(partial(examples.make, dropout=0.4), REMOVALS[:2], "q")
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -161,9 +161,9 @@ def test_double_precision_of_a_single_precision_recipe() -> None:
         x, y = recipe.queries["q"]
         return Recipe(model=recipe.model, optimizer=recipe.optimizer, loss=recipe.loss, batches=halves, queries={"q": (x.float(), y)})  # fmt: skip
 
-    wide = tsloo(single, REMOVALS, "q", dtype=D)
-    torch.testing.assert_close(wide, tsloo(partial(examples.make, "adamw"), REMOVALS, "q"), rtol=1e-3, atol=1e-6)
-    narrow = tsloo(single, REMOVALS, "q")
+    wide = leave_out(single, REMOVALS, "q", dtype=D)
+    torch.testing.assert_close(wide, leave_out(partial(examples.make, "adamw"), REMOVALS, "q"), rtol=1e-3, atol=1e-6)
+    narrow = leave_out(single, REMOVALS, "q")
     assert 0 < float((wide - narrow).abs().max()) < 1e-4
 
 
@@ -186,24 +186,24 @@ class Replays:
 def test_a_killed_job_goes_on_and_a_finished_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removals = [Removal((s,)) for s in range(6)]
     fresh = examples.whole  # a row is found by the bits of the run's weights, so they must repeat
-    expected = tsloo(fresh, removals, "q", vectorised=False)
+    expected = leave_out(fresh, removals, "q", vectorised=False)
     with monkeypatch.context() as patch:
         whole = Replays(patch)
-        tsloo(fresh, removals, "q", vectorised=False)
+        leave_out(fresh, removals, "q", vectorised=False)
     with monkeypatch.context() as patch:
         Replays(patch, until=whole.steps // 2)
         with pytest.raises(KeyboardInterrupt):
-            tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False)
+            leave_out(fresh, removals, "q", cache=tmp_path, vectorised=False)
     kept = len(list(tmp_path.rglob("*.json")))
     assert 0 < kept < 6
     with monkeypatch.context() as patch:
         rest = Replays(patch)
-        assert torch.equal(tsloo(fresh, removals, "q", cache=tmp_path, vectorised=False), expected)
+        assert torch.equal(leave_out(fresh, removals, "q", cache=tmp_path, vectorised=False), expected)
     assert 0 < rest.steps < whole.steps
     with monkeypatch.context() as patch:
         none = Replays(patch)
         seen: list[tuple[int, int]] = []
-        again = tsloo(fresh, removals, "q", lambda a, b: seen.append((a, b)), cache=tmp_path)
+        again = leave_out(fresh, removals, "q", lambda a, b: seen.append((a, b)), cache=tmp_path)
     assert torch.equal(again, expected)
     assert none.steps == 0
     assert seen[-1] == (6, 6)
@@ -215,21 +215,21 @@ def test_another_run_query_or_removal_never_meets_an_old_row(tmp_path: Path) -> 
             for removals in ([Removal((1,))], [Removal((1,), share=0.5)]):
                 for activation in ("tanh", "relu"):
                     fresh = partial(examples.make, kind, activation=activation)
-                    found = tsloo(fresh, removals, query, cache=tmp_path)
-                    assert_rows(found, tsloo(fresh, removals, query))
+                    found = leave_out(fresh, removals, query, cache=tmp_path)
+                    assert_rows(found, leave_out(fresh, removals, query))
     assert len(list(tmp_path.rglob("*.json"))) == 16
 
 
 def test_removals_of_the_same_occurrences_share_a_row(tmp_path: Path) -> None:
-    tsloo(examples.make, [Removal((1,)), Removal((1,), steps=tuple(range(8)))], "q", cache=tmp_path)
+    leave_out(examples.make, [Removal((1,)), Removal((1,), steps=tuple(range(8)))], "q", cache=tmp_path)
     assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same(tmp_path: Path) -> None:
     args = {"optimizer": "momentum", "dropout": 0.4}
-    found = tsloo(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
-    assert_rows(found, tsloo(examples.NAME, REMOVALS, "q", args=args))
+    found = leave_out(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
+    assert_rows(found, leave_out(examples.NAME, REMOVALS, "q", args=args))
     assert len(list(tmp_path.rglob("*.json"))) == len(REMOVALS)
 
 
@@ -238,16 +238,16 @@ def test_pieces_of_workers_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(job, "spread", lambda work, jobs, workers: ((i, work(*x)) for i, x in enumerate(jobs)))
     args = {"optimizer": "adamw"}
     seen: list[tuple[int, int]] = []
-    found = tsloo(examples.NAME, REMOVALS, "q", lambda a, b: seen.append((a, b)), args=args, workers=3)
-    assert_rows(found, tsloo(examples.NAME, REMOVALS, "q", args=args))
+    found = leave_out(examples.NAME, REMOVALS, "q", lambda a, b: seen.append((a, b)), args=args, workers=3)
+    assert_rows(found, leave_out(examples.NAME, REMOVALS, "q", args=args))
     assert seen[-1] == (len(REMOVALS), len(REMOVALS))
 
 
 def test_what_workers_cannot_import_is_refused() -> None:
     with pytest.raises(UsageError, match="as 'package"):
-        tsloo(examples.make, REMOVALS, "q", workers=2)
+        leave_out(examples.make, REMOVALS, "q", workers=2)
     with pytest.raises(UsageError, match="QuerySet"):
-        tsloo(examples.NAME, REMOVALS, lambda m: torch.zeros(1), workers=2)
+        leave_out(examples.NAME, REMOVALS, lambda m: torch.zeros(1), workers=2)
 
 
 class Branch(nn.Linear):
@@ -269,10 +269,10 @@ def test_what_cannot_be_stacked_is_replayed_plainly() -> None:
             model=model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries
         )
 
-    found = tsloo(branched, REMOVALS, "q")
+    found = leave_out(branched, REMOVALS, "q")
     assert_rows(found, expected_rows(partial(branched)))
     with pytest.raises(UnsupportedError, match="cannot be stacked"):
-        tsloo(branched, REMOVALS, "q", vectorised=True)
+        leave_out(branched, REMOVALS, "q", vectorised=True)
 
 
 def test_an_optimizer_that_is_not_modelled_is_replayed_plainly() -> None:
@@ -281,25 +281,25 @@ def test_an_optimizer_that_is_not_modelled_is_replayed_plainly() -> None:
         optimizer = torch.optim.RMSprop(recipe.model.parameters(), lr=0.01)
         return Recipe(model=recipe.model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries)  # fmt: skip
 
-    assert_rows(tsloo(other, REMOVALS, "q"), expected_rows(partial(other)))
+    assert_rows(leave_out(other, REMOVALS, "q"), expected_rows(partial(other)))
 
 
 def test_few_states_in_memory_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = tsloo(examples.make, REMOVALS, "q", vectorised=False)
+    expected = leave_out(examples.make, REMOVALS, "q", vectorised=False)
     monkeypatch.setattr(Tape, "affordable", lambda tape: 2)
     for vectorised in (True, False):
-        found = tsloo(examples.make, REMOVALS, "q", vectorised=vectorised)
+        found = leave_out(examples.make, REMOVALS, "q", vectorised=vectorised)
         assert_rows(found, expected)
 
 
 def test_a_replay_that_diverges_is_an_error() -> None:
     with pytest.raises(NumericalError, match="diverged"):
-        tsloo(examples.make, [Removal((1,))], lambda m: torch.full((2,), float("nan")))
+        leave_out(examples.make, [Removal((1,))], lambda m: torch.full((2,), float("nan")))
 
 
 def test_no_removals_give_no_rows() -> None:
-    assert tsloo(examples.make, [], "q").shape == (0, 3)
+    assert leave_out(examples.make, [], "q").shape == (0, 3)
 
 
 def test_the_positional_form_stays() -> None:
-    assert list(inspect.signature(tsloo).parameters)[:4] == ["make", "removals", "query_loss", "progress"]
+    assert list(inspect.signature(leave_out).parameters)[:4] == ["make", "removals", "query_loss", "progress"]

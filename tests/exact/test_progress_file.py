@@ -12,8 +12,8 @@ BASE = torch.zeros(1, dtype=torch.float64)
 
 def test_what_is_saved_comes_back_in_order(tmp_path: Path) -> None:
     x = Slots(*(tuple(torch.full((1, 2), 10.0 * k + i) for i in range(12)) for k in range(3)))
-    ProgressFile(tmp_path, "unroll", ("a", "b"), BASE, [0, 3]).save(3, x, torch.ones(1, 4))
-    saved = ProgressFile(tmp_path, "unroll", ("a", "b"), BASE, [0, 3]).load()
+    ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).save(3, x, torch.ones(1, 4))
+    saved = ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).load()
     assert saved is not None
     step, found, scores = saved
     assert step == 3
@@ -24,7 +24,7 @@ def test_what_is_saved_comes_back_in_order(tmp_path: Path) -> None:
 
 def test_another_sweep_has_another_file(tmp_path: Path) -> None:
     x = Slots((BASE,), (BASE,), (BASE,))
-    ProgressFile(tmp_path, "unroll", ("a", "b"), BASE, [0]).save(0, x, BASE)
-    assert ProgressFile(tmp_path, "unroll", ("a", "c"), BASE, [0]).load() is None
+    ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0]).save(0, x, BASE)
+    assert ProgressFile(tmp_path, "reverse", ("a", "c"), BASE, [0]).load() is None
     assert ProgressFile(tmp_path, "sgd", ("a", "b"), BASE, [0]).load() is None
-    assert ProgressFile(None, "unroll", ("a", "b"), BASE, [0]).load() is None
+    assert ProgressFile(None, "reverse", ("a", "b"), BASE, [0]).load() is None

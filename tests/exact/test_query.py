@@ -10,14 +10,14 @@ from tests.support.oracles import assert_same
 
 from backstory.errors import MismatchError
 from backstory.exact.query import query
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 
 
 def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", optimizer="momentum", clip=0.3, dropout=0.4)
     batch = examples.make().queries["q"]
     found = query(run, examples.NAME, batch)
-    expected = unroll(examples.NAME, "q", args=run.config["recipe_args"])
+    expected = reverse(examples.NAME, "q", args=run.config["recipe_args"])
     assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
     assert found.method == "exact unrolling"
     assert "the replay reproduces the run" in found.notes[0]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import NumericalError, UnsupportedError
-from backstory.exact.leave_out import tsloo
-from backstory.exact.reverse import unroll
+from backstory.exact.leave_out import leave_out
+from backstory.exact.reverse import reverse
 from backstory.exact.sweep import Moment
 from backstory.replay import update
 from backstory.replay.removal import Removal
@@ -32,20 +32,20 @@ def assert_scores(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("kind", examples.KINDS)
 def test_equals_differences_of_the_replay(kind: str, clip: float | None) -> None:
     fresh = partial(examples.make, kind, clip, schedule=True)
-    found = unroll(fresh, "q")
+    found = reverse(fresh, "q")
     assert_close(found.scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
     assert found.method == "exact unrolling"
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_clipping_is_at_work(kind: str) -> None:
-    free, held = (unroll(partial(examples.make, kind, clip), "q").scores for clip in (None, CLIP))
+    free, held = (reverse(partial(examples.make, kind, clip), "q").scores for clip in (None, CLIP))
     assert float((free - held).norm()) > 0.02 * float(free.norm()), "the clipped cases above would say nothing"
 
 
 def test_dropout_and_sums_are_followed() -> None:
     fresh = partial(examples.make, "momentum", dropout=0.4, reduction="sum")
-    assert_close(unroll(fresh, "q").scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
+    assert_close(reverse(fresh, "q").scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
 
 
 class Tiny(nn.Module):
@@ -83,9 +83,10 @@ def language() -> Recipe:
 
 @pytest.mark.parametrize("vectorised", [True, False])
 def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
-    h, answer = 1e-6, unroll(language, "q")
+    h, answer = 1e-6, reverse(language, "q")
     up, down = (
-        tsloo(language, [Removal((s,), share=k * h) for s in range(16)], "q", vectorised=vectorised) for k in (1, -1)
+        leave_out(language, [Removal((s,), share=k * h) for s in range(16)], "q", vectorised=vectorised)
+        for k in (1, -1)
     )
     predicted = torch.stack([answer.sum_over([s]) for s in range(16)])
     assert_close(predicted, (up - down) / (2 * h), rtol=1e-5, causes=CAUSES)
@@ -133,7 +134,7 @@ def test_the_comparison_sees_each_missing_path(
     expected = examples.differences(fresh)
     broken(monkeypatch)
     with pytest.raises(AssertionError, match="relative error"):
-        assert_close(unroll(fresh, "q").scores, expected, rtol=1e-4)
+        assert_close(reverse(fresh, "q").scores, expected, rtol=1e-4)
 
 
 def test_an_update_that_torch_did_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,30 +143,30 @@ def test_an_update_that_torch_did_not_take_is_an_error(monkeypatch: pytest.Monke
         update, "update", lambda now, g, steps, norm: original(now, g, [c._replace(rate=0.1) for c in steps], norm)
     )
     with pytest.raises(NumericalError, match="not the step that the optimizer took"):
-        unroll(examples.make, "q")
+        reverse(examples.make, "q")
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 5, 8])
 def test_the_number_of_checkpoints_does_not_matter(checkpoints: int) -> None:
     fresh = partial(examples.make, "adam", CLIP, dropout=0.2)
-    assert_scores(unroll(fresh, "q", checkpoints=checkpoints).scores, unroll(fresh, "q").scores)
+    assert_scores(reverse(fresh, "q", checkpoints=checkpoints).scores, reverse(fresh, "q").scores)
 
 
 def test_queries_together_equal_queries_alone() -> None:
     fresh = partial(examples.make, "adamw", CLIP)
-    together = unroll(fresh, "q").scores
+    together = reverse(fresh, "q").scores
     for k in range(3):
-        alone = unroll(fresh, lambda m, k=k: examples.make().loss(m, examples.make().queries["q"])[k])  # type: ignore[misc]
+        alone = reverse(fresh, lambda m, k=k: examples.make().loss(m, examples.make().queries["q"])[k])  # type: ignore[misc]
         assert_scores(alone.scores[0], together[k])
 
 
 def test_small_removals_agree_and_large_ones_nearly() -> None:
     fresh = partial(examples.make, "momentum")
-    answer = unroll(fresh, "q")
+    answer = reverse(fresh, "q")
     removals = [Removal((s,), share=1e-5) for s in range(12)]
     predicted = torch.stack([answer.sum_over(r.samples) for r in removals])
-    torch.testing.assert_close(tsloo(fresh, removals, "q") / 1e-5, predicted, rtol=1e-3, atol=1e-5)
-    whole = tsloo(fresh, [Removal((s,)) for s in range(12)], "q")
+    torch.testing.assert_close(leave_out(fresh, removals, "q") / 1e-5, predicted, rtol=1e-3, atol=1e-5)
+    whole = leave_out(fresh, [Removal((s,)) for s in range(12)], "q")
     assert float((whole.sign() == predicted.sign()).double().mean()) > 0.8, "the sign: positive is helpful"
 
 
@@ -174,8 +175,8 @@ def test_the_model_of_an_earlier_step_can_be_asked() -> None:
         recipe = examples.make("adam")
         return replace(recipe, batches=recipe.batches[:5])
 
-    found = unroll(partial(examples.make, "adam"), "q", at=5)
-    assert_scores(found.scores, unroll(short, "q").scores)
+    found = reverse(partial(examples.make, "adam"), "q", at=5)
+    assert_scores(found.scores, reverse(short, "q").scores)
     assert found.at == 5
 
 
@@ -184,7 +185,7 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     module = importlib.import_module("backstory.exact.reverse")
     fresh = examples.whole  # a sweep is found by the bits of the run's weights: they must repeat
-    expected, original = unroll(fresh, "q").scores, module._back
+    expected, original = reverse(fresh, "q").scores, module._back
     steps: list[int] = []
     limit = 4
 
@@ -196,15 +197,15 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "_back", back)
     with pytest.raises(KeyboardInterrupt):
-        unroll(fresh, "q", cache=tmp_path)
+        reverse(fresh, "q", cache=tmp_path)
     first = steps.copy()
     steps.clear()
     limit = 100
-    assert torch.equal(unroll(fresh, "q", cache=tmp_path).scores, expected)
+    assert torch.equal(reverse(fresh, "q", cache=tmp_path).scores, expected)
     assert first[0] == 7
     assert 0 < len(steps) < 8
     steps.clear()
-    assert torch.equal(unroll(fresh, "q", cache=tmp_path).scores, expected)
+    assert torch.equal(reverse(fresh, "q", cache=tmp_path).scores, expected)
     assert not steps
 
 
@@ -213,8 +214,8 @@ def test_running_statistics_are_mentioned() -> None:
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
         return replace(examples.make(), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
-    assert any("running statistics" in note for note in unroll(normed, "q").notes)
-    assert not unroll(examples.make, "q").notes
+    assert any("running statistics" in note for note in reverse(normed, "q").notes)
+    assert not reverse(examples.make, "q").notes
 
 
 def test_an_optimizer_that_is_not_modelled_is_refused() -> None:
@@ -223,10 +224,10 @@ def test_an_optimizer_that_is_not_modelled_is_refused() -> None:
         return replace(recipe, optimizer=torch.optim.AdamW(recipe.model.parameters(), amsgrad=True))
 
     with pytest.raises(UnsupportedError, match="AMSGrad"):
-        unroll(amsgrad, "q")
+        reverse(amsgrad, "q")
 
 
 def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
-    unroll(examples.make, "q", progress=lambda a, b: seen.append((a, b)))
+    reverse(examples.make, "q", progress=lambda a, b: seen.append((a, b)))
     assert seen == [(k, 8) for k in range(1, 9)]

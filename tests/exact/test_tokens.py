@@ -71,8 +71,8 @@ def recorded(path: Path, args: dict[str, Any], **settings: Any) -> tuple[Run, Re
     return Run(path), recipe
 
 
-def answered(run: Run, recipe: Recipe, gamma: Any = "auto") -> Influence:
-    return run.query(recipe.model, recipe.loss, recipe.queries["q"], gamma=gamma)
+def answered(run: Run, recipe: Recipe, contraction: Any = "auto") -> Influence:
+    return run.query(recipe.model, recipe.loss, recipe.queries["q"], contraction=contraction)
 
 
 def occurrences() -> list[tuple[int, int]]:
@@ -84,13 +84,13 @@ def of(answer: Influence, found: TokenInfluence) -> Tensor:
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain, full": ({}, {"subspace": "full", "curvature": "empirical"}),
+    "plain, full": ({}, {"projection": "full", "curvature": "empirical"}),
     "momentum, clipped, learned": ({"optimizer": "ball", "clip": 0.3}, {}),
-    "clipped, mask": ({"clip": 0.3}, {"subspace": "mask"}),
+    "clipped, mask": ({"clip": 0.3}, {"projection": "mask"}),
     "AdamW, learned": ({"optimizer": "adamw"}, {}),
     "AdamW, learned, clipped": ({"optimizer": "adamw", "clip": 0.3}, {}),
-    "AdamW, full, clipped": ({"optimizer": "adamw", "clip": 0.3}, {"subspace": "full"}),
-    "AdamW, random, clipped, tied": ({"optimizer": "adamw", "clip": 0.3, "tied": True}, {"subspace": "random"}),
+    "AdamW, full, clipped": ({"optimizer": "adamw", "clip": 0.3}, {"projection": "full"}),
+    "AdamW, random, clipped, tied": ({"optimizer": "adamw", "clip": 0.3, "tied": True}, {"projection": "random"}),
     "AdamW as SGD": ({"optimizer": "adamw"}, {"optimizer_model": "sgd"}),
 }
 
@@ -124,7 +124,7 @@ def test_rounded_rows_leave_a_rounded_sum(tmp_path: Path) -> None:
 
 def test_a_position_is_what_one_backward_each_and_an_explicit_product_say(tmp_path: Path) -> None:
     """Each layer called again with the other positions' output gradient at zero; (I − η Σ w g gᵀ) multiplied out."""
-    run, trained = recorded(tmp_path / "run", {}, subspace="full", curvature="empirical")
+    run, trained = recorded(tmp_path / "run", {}, projection="full", curvature="empirical")
     recipe = make()
     names = trained_names(recipe.model)
     apart, factors, weights = [], [], []
@@ -142,7 +142,7 @@ def test_a_position_is_what_one_backward_each_and_an_explicit_product_say(tmp_pa
             assert isinstance(name, int)
             expected[name, t] = RATE * weights[t] * x @ apart[t][i].T  # (Q, S)
         x = x @ factors[t]
-    found = tokens(run, NAME, trained.queries["q"], occurrences(), gamma=0.0)
+    found = tokens(run, NAME, trained.queries["q"], occurrences(), contraction="never")
     for one in found:
         assert isinstance(one.sample, int)
         assert_close(one.scores, expected[one.sample, one.step], 1e-9, CAUSES)
@@ -160,7 +160,7 @@ def test_positions_that_took_no_part_have_nothing(optimizer: str, tmp_path: Path
 
 
 def test_hits_ready_vectors_and_earlier_models(tmp_path: Path) -> None:
-    run, recipe = recorded(tmp_path / "run", {"optimizer": "ball"}, subspace="full")
+    run, recipe = recorded(tmp_path / "run", {"optimizer": "ball"}, projection="full")
     batch, loss_fn = recipe.queries["q"], recipe.loss
     hits = answered(run, recipe).top(2, query=0)
     by_hit = tokens(run, NAME, batch, hits, loss_fn=lambda m, b: 2 * loss(m, b))
@@ -225,7 +225,7 @@ def test_a_model_without_positions_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
 
     recipe = flat()
-    with record(recipe.model, recipe.optimizer, tmp_path / "run", loss_reduction="mean", subspace="full") as rec:
+    with record(recipe.model, recipe.optimizer, tmp_path / "run", loss_reduction="mean", projection="full") as rec:
         for t, (ids, _) in enumerate(recipe.batches):
             with rec.step(ids):
                 take_step(recipe, t)

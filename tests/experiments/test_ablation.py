@@ -19,7 +19,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         TINY,
         [0, 1],
         ranks=[2, 64],
-        subspaces=["learned", "mask"],
+        projections=["learned", "mask"],
         curvatures=["empirical", "exact:10"],
         warmups=["2", "epoch"],
         count=6,
@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def cell(found: dict[str, Any], *key: Any) -> dict[str, Any]:
-    names = ("subspace", "rank", "curvature", "warmup")
+    names = ("projection", "rank", "curvature", "warmup")
     return next(row for row in found["rows"] if tuple(row[n] for n in names) == key)
 
 
@@ -78,6 +78,6 @@ def test_only_learned_subspaces_have_a_warm_up() -> None:
 
 def test_the_truth_is_kept_in_the_folder(tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
-    study(TINY, [0], ranks=[2], subspaces=["random"], curvatures=["empirical"], count=2, cache=tmp_path, say=lambda *x: said.append(x))  # fmt: skip
+    study(TINY, [0], ranks=[2], projections=["random"], curvatures=["empirical"], count=2, cache=tmp_path, say=lambda *x: said.append(x))  # fmt: skip
     assert any(tmp_path.rglob("*.json"))
     assert said[-1] == ("seed 0: cells", 1, 1)

@@ -11,9 +11,9 @@ from experiments.fidelity_full import influences, replayed
 from experiments.fidelity_setups import setup_of
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 from backstory.replay.removal import Removal
 
 TINY = replace(setup_of("tiny", "gelu", "sgd", 2, 32), hidden=2, queries=10)  # T = 4
@@ -40,8 +40,8 @@ def test_retraining_and_unrolling_agree_with_the_truth(found: dict[str, Any]) ->
         return scheduled(TINY, 0, 3.0)
 
     gone = [Removal((r["sample"],), (r["step"],)) for r in found["rows"]]
-    truth = tsloo(make, gone, QUERY, dtype=torch.float64)[:, 0]
-    answer = unroll(make, QUERY)
+    truth = leave_out(make, gone, QUERY, dtype=torch.float64)[:, 0]
+    answer = reverse(make, QUERY)
     for row, removed, expected in zip(found["rows"], gone, truth, strict=True):
         assert row["truth"] == pytest.approx(float(expected), rel=1e-8)
         exact = float(answer.sum_over(removed.samples, steps=removed.steps)[0])

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from backstory.demo.gpt_model import token_losses
 from backstory.demo.setups import domain_losses
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
 
 
@@ -75,7 +75,9 @@ def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem:
     found, small = exact_row(problem), 1e-4
     groups = [Removal(problem.gone[p][s].samples, share=small) for p in PARTS for s in problem.names]
     queries = problem.queries
-    effect = tsloo(lambda: recipe(TINY, 0), groups, lambda m: domain_losses(m, queries), dtype=torch.float64) / small
+    effect = (
+        leave_out(lambda: recipe(TINY, 0), groups, lambda m: domain_losses(m, queries), dtype=torch.float64) / small
+    )
     for p, expected in zip(PARTS, effect.chunk(2), strict=True):
         torch.testing.assert_close(found[p], expected, rtol=0.02, atol=0.01 * float(expected.abs().max()))
 

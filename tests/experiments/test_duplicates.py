@@ -10,7 +10,7 @@ from experiments.duplicates import EARLY, LATE, QUERY, study, with_copies
 from experiments.fidelity_setups import recipe, setup_of
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
 
 TINY = setup_of("tiny", "gelu", "sgd", 2, 96)  # 12 steps: the first and the last 3 get copies
@@ -55,7 +55,7 @@ def test_only_methods_that_follow_the_run_tell_copies_apart(found: dict[str, Any
 def test_the_truth_is_retraining_without_one_copy(found: dict[str, Any]) -> None:
     plan, chosen = with_copies(TINY, 1, 6)
     gone = [Removal((chosen[2] + EARLY,)), Removal((chosen[2] + LATE,))]
-    early, late = tsloo(lambda: with_copies(TINY, 1, 6)[0], gone, QUERY, dtype=torch.float64)[:, 0].tolist()
+    early, late = leave_out(lambda: with_copies(TINY, 1, 6)[0], gone, QUERY, dtype=torch.float64)[:, 0].tolist()
     truth = found["values"][1]["truth"]
     assert (truth["early"][2], truth["late"][2]) == pytest.approx((early, late), rel=1e-9)
     assert len(plan.batches) == 12

@@ -9,14 +9,14 @@ from tests.support import examples
 from tests.support.oracles import assert_same
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
 
 
 def test_mean_and_error_over_seeds() -> None:
     seeds = (3, 4, 5)
     found = expected_loo(lambda s: examples.make("adam", seed=s), seeds, 2, "q")
-    rows = torch.stack([tsloo(partial(examples.make, "adam", seed=s), [Removal((2,))], "q")[0] for s in seeds])
+    rows = torch.stack([leave_out(partial(examples.make, "adam", seed=s), [Removal((2,))], "q")[0] for s in seeds])
     torch.testing.assert_close(found.values, rows)
     torch.testing.assert_close(found.mean, rows.mean(0))
     torch.testing.assert_close(found.error, rows.std(0) / 3**0.5)

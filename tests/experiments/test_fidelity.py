@@ -11,7 +11,7 @@ from experiments.fidelity_setups import recipe, removals, setup_of
 from tests.support.plain import assert_alike
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from experiments import fidelity
 
 TINY = setup_of("tiny", "gelu", "sgd")
@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_row_has_its_keys(whole: dict[str, Any]) -> None:
-    keys = {"method", "subspace", "curvature", "optimizer_model", "single", "all", "seconds", "store_bytes"}
+    keys = {"method", "projection", "curvature", "optimizer_model", "single", "all", "seconds", "store_bytes"}
     names = {m.name for m in select("sgd", None)[0]}
     assert {row["method"] for row in whole["rows"]} == names
     for row in whole["rows"]:
@@ -67,7 +67,7 @@ def test_a_perfect_predictor_scores_1_and_its_opposite_minus_1(monkeypatch: pyte
     def cheat(sign: float) -> Any:
         def scores(problem: Problem) -> Scores:
             single, every = removals(problem.setup, problem.seed, len(problem.samples))
-            truth = tsloo(
+            truth = leave_out(
                 lambda: recipe(problem.setup, problem.seed),
                 [*single, *every],
                 fidelity.QUERY,

@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from backstory.errors import UsageError
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.curvature import exact_seeds
-from backstory.maths.steps import Coefficients, Gamma, Step
+from backstory.maths.steps import Coefficients, Contraction, Step
 from backstory.replay.recipe import Recipe
 
 MLP = setup_of("tiny", "gelu", "sgd", 2)
@@ -33,10 +33,10 @@ def rows(made: Recipe, values: Tensor) -> Tensor:
     return torch.stack([flat(torch.autograd.grad(v, parameters, retain_graph=True)) for v in values.reshape(-1)])
 
 
-def by_rows(replay: Replay, curvature: str, gamma: Gamma) -> Tensor:
+def by_rows(replay: Replay, curvature: str, contraction: Contraction) -> Tensor:
     made = replay.recipe
     replay.load(-1)
-    adjoint = Adjoint(rows(made, mean_loss(made.model, made.queries["test"])), gamma=gamma)
+    adjoint = Adjoint(rows(made, mean_loss(made.model, made.queries["test"])), contraction=contraction)
     found: list[Tensor] = []
     for t in reversed(range(len(made.batches))):
         ids, batch = made.batches[t]
@@ -52,19 +52,19 @@ def by_rows(replay: Replay, curvature: str, gamma: Gamma) -> Tensor:
 
 @pytest.mark.parametrize("setup", [MLP, CNN], ids=["mlp", "cnn"])
 @pytest.mark.parametrize(
-    ("curvature", "form", "gamma"),
+    ("curvature", "form", "contraction"),
     [
-        ("empirical", "literal", 0.0),
-        ("empirical", "implicit", None),
-        ("empirical", "auto", "expanding"),
-        ("exact", "literal", 0.0),
+        ("empirical", "literal", "never"),
+        ("empirical", "implicit", "always"),
+        ("empirical", "auto", "when_expanding"),
+        ("exact", "literal", "never"),
     ],
 )
-def test_products_equal_rows(setup: Setup, curvature: str, form: str, gamma: Gamma) -> None:
+def test_products_equal_rows(setup: Setup, curvature: str, form: str, contraction: Contraction) -> None:
     setup = replace(setup, rate=0.3)  # so that propagation matters
     replay = replayed(recipe(setup, 0))
     found = influences(replay, curvature, form=form)
-    expected = by_rows(replay, curvature, gamma)
+    expected = by_rows(replay, curvature, contraction)
     ratio = float((found / expected).median())
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-13), (
         f"median ratio {ratio:.6f}: {setup.batch_size} would mean a missing weight, {1 / setup.rate:g} a missing rate"

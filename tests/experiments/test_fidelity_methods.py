@@ -13,7 +13,7 @@ from experiments.fidelity_setups import Setup, mean_loss, recipe, removals, setu
 
 from backstory.baselines.tracin import tracin_run
 from backstory.exact.losses import QuerySet
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 
 TINY = setup_of("tiny", "gelu", "sgd", 2)
 MOMENTUM = replace(TINY, optimizer="momentum")
@@ -81,7 +81,7 @@ def test_no_propagation_is_tracin_in_the_run(problem: Problem) -> None:
 
 
 def test_single_is_the_last_epochs_part_of_all(problem: Problem) -> None:
-    answer = unroll(lambda: recipe(TINY, 0), QuerySet("test", mean=True))
+    answer = reverse(lambda: recipe(TINY, 0), QuerySet("test", mean=True))
     found = full(problem, "exact", "literal")
     expected = torch.stack([answer.sum_over([s], steps=problem.last)[0] for s in problem.samples])
     assert close(found.single, expected, 0.1), "near the ceiling on a run of 12 steps"

@@ -5,11 +5,11 @@ FOUND = {
     "ceiling": {"single": 0.9876, "all": 0.5, "single_seeds": [0.98, 0.99], "all_seeds": [0.4, 0.6]},
     "rows": [
         {
-            "method": "paper", "subspace": "full", "curvature": "empirical", "optimizer_model": "sgd", "single": 0.25,
+            "method": "paper", "projection": "full", "curvature": "empirical", "optimizer_model": "sgd", "single": 0.25,
             "all": -0.125, "single_seeds": [0.2, 0.3], "all_seeds": [-0.1, -0.15], "seconds": 1.26, "store_bytes": 2.5e9,
         },
         {
-            "method": "ours", "subspace": "learned", "curvature": "exact", "optimizer_model": "sgd", "single": 0.75,
+            "method": "ours", "projection": "learned", "curvature": "exact", "optimizer_model": "sgd", "single": 0.75,
             "all": 0.5, "single_seeds": [0.7, 0.8], "all_seeds": [0.5, 0.5], "seconds": 3.0, "store_bytes": 0,
             "single_against_paper": {"mean": 0.5, "lower": 0.25, "upper": 0.625},
             "all_against_paper": {"mean": 0.625, "lower": -0.5, "upper": 0.75},

@@ -15,15 +15,15 @@ from tests.demo.test_setups import TINY, without_network
 
 from backstory.demo.setups import domain_losses, recipe, removals
 from backstory.errors import NumericalError, UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from experiments import gpt
 
 FEW = ["paper", "full-empirical", "default", "gradient-dot", "influence-swept"]
 KEYS = {
-    "method", "subspace", "curvature", "groups", "optimizer_model", "dims", "mean", "seeds", "interval", "against_paper",
+    "method", "projection", "curvature", "groups", "optimizer_model", "dims", "mean", "seeds", "interval", "against_paper",
     "recording_ratio", "bytes_per_occurrence", "seconds", "default",
 }  # fmt: skip
-ABOUT = {"subspace": "", "curvature": "", "groups": 1, "optimizer_model": "", "dims": 1}
+ABOUT = {"projection": "", "curvature": "", "groups": 1, "optimizer_model": "", "dims": 1}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +42,7 @@ def row(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def truth(seed: int, count: int) -> torch.Tensor:
     queries = recipe(TINY, seed).queries["domains"]
-    return tsloo(lambda: recipe(TINY, seed), removals(TINY, seed, count), lambda m: domain_losses(m, queries), dtype=torch.float64)  # fmt: skip
+    return leave_out(lambda: recipe(TINY, seed), removals(TINY, seed, count), lambda m: domain_losses(m, queries), dtype=torch.float64)  # fmt: skip
 
 
 def test_every_row_has_its_keys(found: dict[str, Any]) -> None:
@@ -129,7 +129,9 @@ def test_a_seed_gives_the_same_numbers_whatever_else_is_asked(found: dict[str, A
     for r in again["rows"]:
         known = row(found, r["method"])
         assert r["seeds"] == pytest.approx(known["seeds"][1:])
-        assert all(r[k] == known[k] for k in ("subspace", "curvature", "groups", "optimizer_model", "dims", "default"))
+        assert all(
+            r[k] == known[k] for k in ("projection", "curvature", "groups", "optimizer_model", "dims", "default")
+        )
     assert again["ceiling"]["seeds"] == pytest.approx(found["ceiling"]["seeds"][1:])
 
 

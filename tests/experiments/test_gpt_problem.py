@@ -84,7 +84,7 @@ def test_checkpoints_stand_at_the_thirds_of_the_run() -> None:
     assert problem.seconds > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"subspace": "random", "rank": 4, "curvature": "sampled:2/3"}])
+@pytest.mark.parametrize("settings", [{}, {"projection": "random", "rank": 4, "curvature": "sampled:2/3"}])
 def test_recording_changes_nothing_and_leaves_nothing(settings: dict[str, object]) -> None:
     problem = trained(TINY, 1, [str(r.samples[0]) for r in removals(TINY, 1, 3)])
     with recorded(problem, settings) as made:

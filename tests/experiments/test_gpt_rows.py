@@ -45,7 +45,7 @@ def test_every_row_gives_a_number_for_each_removal_and_domain(name: str, problem
     assert found.values.shape == (8, 4)
     assert found.values.isfinite().all()
     assert found.values.std(0).min() > 0
-    assert found.about.keys() == {"subspace", "curvature", "groups", "optimizer_model", "dims"}
+    assert found.about.keys() == {"projection", "curvature", "groups", "optimizer_model", "dims"}
     known = named(name).recording is not None
     assert (found.recording_ratio is not None) == (found.bytes_per_occurrence is not None) == known
 
@@ -67,7 +67,7 @@ def test_every_row_gives_a_number_for_each_removal_and_domain(name: str, problem
 )  # fmt: skip
 def test_a_row_says_what_it_is(name: str, about: tuple[Any, ...], problem: Problem) -> None:
     found = scores(name, problem).about
-    assert tuple(found[k] for k in ("subspace", "curvature", "groups", "optimizer_model")) == about
+    assert tuple(found[k] for k in ("projection", "curvature", "groups", "optimizer_model")) == about
 
 
 def test_the_default_row_equals_a_plain_recording(problem: Problem, tmp_path: Path) -> None:

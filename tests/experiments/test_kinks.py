@@ -11,8 +11,8 @@ from experiments.fidelity_setups import recipe, removals, setup_of
 from experiments.kinks import QUERY, _share, study
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
-from backstory.exact.reverse import unroll
+from backstory.exact.leave_out import leave_out
+from backstory.exact.reverse import reverse
 
 TINY = setup_of("tiny", "relu", "sgd", 2, 64)
 FACTORS = (1.0, 0.1, 1e-3, 1e-4)
@@ -47,8 +47,8 @@ def test_a_share_needs_two_factors_that_agree() -> None:
 def test_the_first_gap_is_truth_against_unrolling(found: dict[str, Any]) -> None:
     setup = replace(TINY, activation="gelu")
     single, _ = removals(setup, 1, 3)
-    truth = tsloo(lambda: recipe(setup, 1), single, QUERY, dtype=torch.float64)
-    answer = unroll(lambda: recipe(setup, 1), QUERY)
+    truth = leave_out(lambda: recipe(setup, 1), single, QUERY, dtype=torch.float64)
+    answer = reverse(lambda: recipe(setup, 1), QUERY)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in single])
     row = next(r for r in found["rows"] if (r["activation"], r["kind"]) == ("gelu", "single"))
     assert row["gaps_seeds"][1][0] == pytest.approx(float((truth - unrolled).norm() / truth.norm()), rel=1e-6)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
 
 D = torch.float64
@@ -51,7 +51,7 @@ def test_its_retraining_is_tsloo(model: str) -> None:
 
     query = (p.query[0][None], p.query[1][None])
     for t_s in range(steps):
-        expected = tsloo(lambda t=t_s: at(t), [Removal((-1,))], lambda m: loss(m, query))  # type: ignore[misc]
+        expected = leave_out(lambda t=t_s: at(t), [Removal((-1,))], lambda m: loss(m, query))  # type: ignore[misc]
         torch.testing.assert_close(found[t_s], expected[0, 0], rtol=1e-9, atol=1e-13)
 
 

@@ -14,7 +14,7 @@ from tests.experiments.test_planted_setups import DIGITS
 from torch import Tensor
 
 from backstory.baselines.influence import influence_function
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.insight import harmful
 from backstory.replay.recipe import Recipe, take_step
@@ -97,7 +97,7 @@ def test_the_influence_function_is_that_of_the_methods(
 def test_exact_is_the_effect_of_a_little_less_of_each_sample(said: tuple[list[str], Found], problem: Planted) -> None:
     small, some = 1e-3, [0, 17, 60]
     groups = [Removal((int(said[0][k]),), share=small) for k in some]
-    effect = tsloo(problem.make, groups, QuerySet("test", mean=True), dtype=torch.float64)
+    effect = leave_out(problem.make, groups, QuerySet("test", mean=True), dtype=torch.float64)
     found = said[1]["exact"][""].influences
     assert found is not None
     torch.testing.assert_close(found[some], effect[:, 0] / small, rtol=0.03, atol=1e-7)

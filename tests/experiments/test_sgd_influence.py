@@ -9,7 +9,7 @@ from tests.support import examples
 from tests.support.oracles import assert_close, assert_same
 
 from backstory.errors import UnsupportedError
-from backstory.exact.reverse import unroll
+from backstory.exact.reverse import reverse
 
 
 @pytest.mark.parametrize("kind", ["sgd", "decay"])
@@ -17,7 +17,7 @@ def test_equals_exact_unrolling_and_differences(kind: str, tmp_path: Path) -> No
     fresh = partial(examples.make, kind, schedule=True, dropout=0.2)
     found = sgd_influence(fresh, "q", cache=tmp_path)
     assert found.method == "SGD-influence"
-    assert_same(found.scores, unroll(fresh, "q", cache=tmp_path).scores, 3 * examples.TERMS, size=1.0)
+    assert_same(found.scores, reverse(fresh, "q", cache=tmp_path).scores, 3 * examples.TERMS, size=1.0)
     assert_close(found.scores, examples.differences(fresh), rtol=1e-6)
     assert_same(found.scores, sgd_influence(fresh, "q", cache=tmp_path).scores, 3 * examples.TERMS, size=1.0)
 

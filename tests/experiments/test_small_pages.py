@@ -23,7 +23,7 @@ FOUND: dict[str, dict[str, Any]] = {
         "values": [{"truth": {"early": [0.1], "late": [1.2345678]}, "full": {"early": [0.1], "late": [0.2]}}],
     },
     "ablation": {
-        "rows": [{"subspace": "learned", "rank": 4, "curvature": "exact:10", "warmup": "20", "bytes": 100, "single": 1.2345678}]
+        "rows": [{"projection": "learned", "rank": 4, "curvature": "exact:10", "warmup": "20", "bytes": 100, "single": 1.2345678}]
     },
 }  # fmt: skip
 

@@ -37,10 +37,10 @@ RUNS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], dict[str, An
     "sgd": (lambda m: sgd(m, 0.3), {}, None),
     "sgd, exact curvature": (lambda m: sgd(m, 0.3), {"curvature": "exact:2"}, None),
     "momentum, decay, clipped": (lambda m: sgd(m, 0.3, momentum=0.9, weight_decay=0.1), {}, 0.1),
-    "nesterov": (lambda m: sgd(m, 0.1, momentum=0.9, nesterov=True), {"subspace": "random", "rank": 2}, None),
+    "nesterov": (lambda m: sgd(m, 0.1, momentum=0.9, nesterov=True), {"projection": "random", "rank": 2}, None),
     "groups": (grouped, {}, 0.2),
     "adamw, diagonal": (adamw, {}, None),
-    "adamw, hatted, clipped": (adamw, {"subspace": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
+    "adamw, hatted, clipped": (adamw, {"projection": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
 }
 
 
@@ -52,7 +52,7 @@ def small(name: str, path: Path) -> Small:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / (2 * STEPS))
     told = {
         "loss_reduction": "mean",
-        "subspace": "full",
+        "projection": "full",
         "encoding": "float64",
         "steps": STEPS,
         "checkpoints": 2,

@@ -19,7 +19,7 @@ def test_exact_curves_are_those_of_the_product(plain: Small) -> None:
     rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
     assert rows is not None
     p, rates = rows.shape[1], store.steps().groups["rate"][:, 0]
-    found = analytic(plain.run, probes=None, gamma=0.0)
+    found = analytic(plain.run, probes=None, contraction="never")
     K = torch.eye(p, dtype=torch.float64)
     for t in reversed(range(STEPS)):
         G = rows[3 * t : 3 * t + 3]
@@ -48,14 +48,14 @@ def test_with_orthogonal_gradients_the_simplified_trace_is_the_trace(tmp_path: P
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.eye(6, dtype=torch.float64)
     with backstory.record(
-        model, optimizer, tmp_path / "run", loss_reduction="mean", subspace="full", encoding="float64"
+        model, optimizer, tmp_path / "run", loss_reduction="mean", projection="full", encoding="float64"
     ) as rec:
         for t in range(5):
             optimizer.zero_grad()
             with rec.step([t]):
                 model(x[t : t + 1]).square().sum().backward()
                 optimizer.step()
-    found = analytic(backstory.open(tmp_path / "run"), probes=None, gamma=0.0)
+    found = analytic(backstory.open(tmp_path / "run"), probes=None, contraction="never")
     np.testing.assert_allclose(found.trace_simple, found.trace, rtol=1e-6)
     np.testing.assert_allclose(found.trace_simple, [1 - 0.4 * (4 - t) / 6 for t in range(5)], rtol=1e-6)
     left = [(1 - 0.4) ** 2 * (4 - t) + 6 - (4 - t) for t in range(5)]

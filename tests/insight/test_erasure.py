@@ -10,10 +10,10 @@ from torch import Tensor
 
 from backstory.insight.erasure import Pay, Taken, free_path, moved, taken
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.steps import Gamma, Step, expands
+from backstory.maths.steps import Contraction, Step, expands
 
 ZERO = torch.zeros(P, dtype=torch.float64)
-FORMS: list[Gamma] = [0.0, 1.0, None, "expanding"]
+FORMS: list[Contraction] = ["never", 1.0, "always", "when_expanding"]
 UNIT = torch.finfo(torch.float64).eps / 2
 OWN = 2  # the step of the sample that is followed
 
@@ -29,8 +29,8 @@ def made(rule: str, clipped: bool, per: int) -> list[Step]:
     return [per_sample(s, per) if per else s for s in random_steps(rule, clipped=clipped)]
 
 
-def oracle(step: Step, gamma: Gamma) -> Recorded:
-    return recorded(step, (None if expands(step) else 0.0) if gamma == "expanding" else gamma)
+def oracle(step: Step, contraction: Contraction) -> Recorded:
+    return recorded(step, ("always" if expands(step) else "never") if contraction == "when_expanding" else contraction)
 
 
 def free(step: Recorded) -> Recorded:
@@ -44,13 +44,13 @@ def end_of(steps: Sequence[Recorded], t: int, row: int) -> Tensor:
 
 
 def followed(
-    steps: Sequence[Step], gamma: Gamma, where: dict[int, int], v: Tensor
+    steps: Sequence[Step], contraction: Contraction, where: dict[int, int], v: Tensor
 ) -> tuple[list[Tensor], list[Taken], float]:
     """Free path, terms of each step, and the influence that is left, as `saturation` puts them together."""
     pays = [Pay(s.coefficients.momentum, s.coefficients.pace * s.coefficients.a) for s in steps]
     path = free_path({t: moved(steps[t], row) for t, row in where.items()}, pays)
     terms: list[Taken] = []
-    adjoint, left = Adjoint(v, gamma=gamma), 0.0
+    adjoint, left = Adjoint(v, contraction=contraction), 0.0
     for t in reversed(range(len(steps))):
         terms.insert(0, taken(adjoint, steps[t], path[t]))
         scores = adjoint.influence(steps[t])
@@ -58,14 +58,14 @@ def followed(
     return path, terms, left
 
 
-@pytest.mark.parametrize("gamma", FORMS)
+@pytest.mark.parametrize("contraction", FORMS)
 @pytest.mark.parametrize("per", [0, 2])
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("rule", RULES)
-def test_terms_add_up_to_what_was_lost(rule: str, clipped: bool, per: int, gamma: Gamma) -> None:
+def test_terms_add_up_to_what_was_lost(rule: str, clipped: bool, per: int, contraction: Contraction) -> None:
     steps, v = made(rule, clipped, per), queries(1)
-    _, terms, left = followed(steps, gamma, {OWN: 3}, v)
-    true = [oracle(s, gamma) for s in steps]
+    _, terms, left = followed(steps, contraction, {OWN: 3}, v)
+    true = [oracle(s, contraction) for s in steps]
     loose = [*true[: OWN + 1], *(free(s) for s in true[OWN + 1 :])]
     whole, rest = (float(v[0] @ end_of(x, OWN, 3)) for x in (loose, true))
     lost = sum(float(x.rows.sum()) + x.decay for x in terms)
@@ -76,13 +76,13 @@ def test_terms_add_up_to_what_was_lost(rule: str, clipped: bool, per: int, gamma
     )
 
 
-@pytest.mark.parametrize("gamma", FORMS)
+@pytest.mark.parametrize("contraction", FORMS)
 @pytest.mark.parametrize("rule", ["plain", "momentum", "nesterov", "groups", "adam, own diagonal"])
-def test_the_term_of_a_step_and_of_a_row_is_what_bending_it_changes(rule: str, gamma: Gamma) -> None:
+def test_the_term_of_a_step_and_of_a_row_is_what_bending_it_changes(rule: str, contraction: Contraction) -> None:
     """Steps before k free, steps after k true: step k free, with its decays alone, or with one row's curvature alone."""
     steps, v = made(rule, True, 0), queries(1)
-    _, terms, _ = followed(steps, gamma, {OWN: 1}, v)
-    true = [oracle(s, gamma) for s in steps]
+    _, terms, _ = followed(steps, contraction, {OWN: 1}, v)
+    true = [oracle(s, contraction) for s in steps]
     for k in range(OWN + 1, len(steps)):
 
         def end(bent: Recorded, k: int = k) -> float:
@@ -106,8 +106,8 @@ def test_the_term_of_a_step_and_of_a_row_is_what_bending_it_changes(rule: str, g
 @pytest.mark.parametrize("rule", ["plain", "momentum", "adam"])
 def test_several_occurrences_are_the_sum_of_each(rule: str) -> None:
     steps, v = made(rule, False, 0), queries(1)
-    together = followed(steps, None, {0: 1, 3: 0}, v)
-    first, second = followed(steps, None, {0: 1}, v), followed(steps, None, {3: 0}, v)
+    together = followed(steps, "always", {0: 1, 3: 0}, v)
+    first, second = followed(steps, "always", {0: 1}, v), followed(steps, "always", {3: 0}, v)
     terms, size = len(steps) * 2 * (P + 4), sum(abs(x[2]) for x in (first, second))  # queries there, 4 rows back
     assert abs(together[2] - first[2] - second[2]) <= terms * UNIT * max(size, 1.0)
     for t in range(len(steps)):

@@ -22,14 +22,14 @@ def check(found: Saturation, answer: float) -> None:
     assert found.lost == found.just_after - found.influence
 
 
-@pytest.mark.parametrize("gamma", [0.0, None, "auto"])
+@pytest.mark.parametrize("contraction", ["never", "always", "auto"])
 @pytest.mark.parametrize("name", RUNS)
-def test_terms_add_up_in_every_run(name: str, gamma: Asked, tmp_path: Path) -> None:
+def test_terms_add_up_in_every_run(name: str, contraction: Asked, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
-    answer = made.run.query(made.model, loss, made.queries, gamma=gamma, method="adjoint")
+    answer = made.run.query(made.model, loss, made.queries, contraction=contraction, method="adjoint")
     sample = ids_of(1)[0]
     for step in (None, 1):
-        found = saturation(made.run, made.model, loss, made.queries, sample, gamma=gamma, step=step)
+        found = saturation(made.run, made.model, loss, made.queries, sample, contraction=contraction, step=step)
         expected = answer.sum_over([sample], steps=None if step is None else [step]).mean()
         check(found, float(expected))
         assert found.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
@@ -43,8 +43,8 @@ def test_terms_add_up_in_every_run(name: str, gamma: Asked, tmp_path: Path) -> N
 def test_terms_add_up_with_independent_parameters_and_at_a_checkpoint(name: str, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
     made.run.load_weights(made.model, 8)
-    answer = made.run.query(made.model, loss, made.queries, 8, joint=False, method="adjoint")
-    found = saturation(made.run, made.model, loss, made.queries, 4, 8, joint=False)
+    answer = made.run.query(made.model, loss, made.queries, 8, per_layer=True, method="adjoint")
+    found = saturation(made.run, made.model, loss, made.queries, 4, 8, per_layer=True)
     check(found, float(answer.sum_over([4]).mean()))
     together = saturation(made.run, made.model, loss, made.queries, 4, 8)
     assert abs(together.erased - found.erased) > 1e-6 * abs(found.erased), "layers were taken together"
@@ -67,8 +67,8 @@ def test_just_after_is_the_step_itself(plain: Small) -> None:
 def test_terms_are_overlap_times_influence(plain: Small) -> None:
     """Theorem 1 from the stored rows and the run's own answer: SGD, literal form."""
     run, sample = plain.run, ids_of(0)[2]
-    found = saturation(run, plain.model, loss, plain.queries, sample, step=0, gamma=0.0)
-    answer = run.query(plain.model, loss, plain.queries, gamma=0.0, method="adjoint")
+    found = saturation(run, plain.model, loss, plain.queries, sample, step=0, contraction="never")
+    answer = run.query(plain.model, loss, plain.queries, contraction="never", method="adjoint")
     rows = run.store.read(0, run.store.n_rows(), dtype=torch.float64).rows
     assert rows is not None
     moved = 0.3 / 3 * rows[2]  # η w g

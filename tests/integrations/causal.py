@@ -17,7 +17,7 @@ from backstory.integrations.huggingface import BackstoryCallback
 
 VOCABULARY, SAMPLES, SIZE, EPOCHS, MAX_NORM = 23, 22, 3, 2, 0.5
 TERMS = VOCABULARY + 3 * SIZE * 8  # of a step: transformers sums over words, and tokens of up to 9 texts, in float32
-FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+FULL: dict[str, Any] = {"projection": "full", "encoding": "float64"}
 
 
 def built(kind: Any, config: Any, **sizes: Any) -> nn.Module:

@@ -16,7 +16,7 @@ import backstory
 from backstory.integrations.lightning import BackstoryCallback
 
 SAMPLES, SIZE, EPOCHS, MAX_NORM = 22, 3, 3, 0.5
-FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+FULL: dict[str, Any] = {"projection": "full", "encoding": "float64"}
 Item = tuple[Tensor, Tensor]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

@@ -105,7 +105,7 @@ def test_the_trainers_own_optimizer_with_two_groups(tmp_path: Path) -> None:
 
 
 def test_learned_subspace_and_sampled_curvature_by_default_settings(tmp_path: Path) -> None:
-    chosen: dict[str, Any] = {"subspace": "learned", "rank": 3, "warmup_steps": 4, "curvature": "sampled:2/2"}
+    chosen: dict[str, Any] = {"projection": "learned", "rank": 3, "warmup_steps": 4, "curvature": "sampled:2/2"}
     made, _ = trainer(tmp_path / "out", tmp_path / "run", record=chosen, gradient_accumulation_steps=2)
     made.train()
     run = backstory.open(tmp_path / "run")
@@ -275,13 +275,13 @@ def test_a_resumed_epoch_knows_how_many_micro_batches_are_left(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("stop", "workers", "subspace"),
+    ("stop", "workers", "projection"),
     [pytest.param(3, 0, "full", marks=pytest.mark.slow), (6, 2, "full"), (6, 0, "learned")],
 )
-def test_interrupted_and_resumed_is_as_if_undisturbed(stop: int, workers: int, subspace: str, tmp_path: Path) -> None:
+def test_interrupted_and_resumed_is_as_if_undisturbed(stop: int, workers: int, projection: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "gradient_accumulation_steps": 3, "save_strategy": "steps", "save_steps": 2, "dataloader_num_workers": workers,
-        "record": {"subspace": subspace, "warmup_steps": 5, "rank": 3}, "num_train_epochs": 3,
+        "record": {"projection": projection, "warmup_steps": 5, "rank": 3}, "num_train_epochs": 3,
     }  # fmt: skip
     first, recording = trainer(tmp_path / "out", tmp_path / "run", callbacks=[Stop(stop)], **settings)
     with pytest.raises(Interrupted):

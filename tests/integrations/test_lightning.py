@@ -242,10 +242,10 @@ def test_the_example_of_the_documentation(
 # -- interrupted and resumed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("parts", "subspace"), [(1, "full"), (3, "full"), (1, "learned")])
-def test_interrupted_and_resumed_is_as_if_undisturbed(parts: int, subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("parts", "projection"), [(1, "full"), (3, "full"), (1, "learned")])
+def test_interrupted_and_resumed_is_as_if_undisturbed(parts: int, projection: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"accumulate_grad_batches": parts, "enable_checkpointing": True}
-    chosen: dict[str, Any] = {"subspace": subspace, "rank": 2, "warmup_steps": 5}
+    chosen: dict[str, Any] = {"projection": projection, "rank": 2, "warmup_steps": 5}
 
     def fit(run: str, *more: Any, path: Path | None = None) -> None:
         saves = ModelCheckpoint(tmp_path / f"{run} saved", filename="{epoch}", save_top_k=-1)
@@ -257,7 +257,7 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(parts: int, subspace: str,
     assert not RunStore.open(tmp_path / "run").config["closed"]
     fit("run", path=tmp_path / "run saved" / "epoch=1.ckpt")
     fit("whole")
-    terms, dtype = (TERMS, torch.float64) if subspace == "full" else (2 * 30, torch.float32)  # a core is float32
+    terms, dtype = (TERMS, torch.float64) if projection == "full" else (2 * 30, torch.float32)  # a core is float32
     same_numbers(stored(tmp_path / "run"), stored(tmp_path / "whole"), terms, dtype)
 
 

@@ -6,7 +6,7 @@ import torch
 from tests.support.oracles import Recorded
 from torch import Tensor
 
-from backstory.maths.steps import Coefficients, Step
+from backstory.maths.steps import Coefficients, Contraction, Step
 
 NEVER = 1e9  # a max_norm that no gradient here reaches
 
@@ -82,14 +82,16 @@ def random_steps(
     ]
 
 
-def recorded(step: Step, gamma: float | None) -> Recorded:
+def recorded(step: Step, contraction: Contraction) -> Recorded:
     """The step for the oracle, with H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V by an explicit inverse."""
     rate, l2, decay, momentum, tau, a, n, diagonal = (
         torch.as_tensor(x, dtype=torch.float64).expand(P) for x in step.coefficients
     )
     V = torch.diag(step.w.sqrt()) @ step.G if step.V is None else step.V
     alpha = step.clip * rate * diagonal * ((1 - tau) * a + n)
-    factor = 1 / (1 - momentum) if gamma is None else torch.full((P,), gamma, dtype=torch.float64)
+    assert contraction != "when_expanding"
+    gamma = 0.0 if contraction == "never" else contraction
+    factor = 1 / (1 - momentum) if gamma == "always" else torch.full((P,), gamma, dtype=torch.float64)
     inverse = torch.linalg.inv(torch.eye(len(V), dtype=torch.float64) + V @ torch.diag(factor * alpha) @ V.T)
     max_norm = NEVER if step.clip >= 1 else step.clip * (step.norm + 1e-6)
     return Recorded(step.G, step.w, V.T @ inverse @ V, max_norm, rate, l2, decay, momentum, tau, a, n, diagonal)

@@ -6,7 +6,8 @@ from tests.maths.examples import RULES, P, queries, random_steps, recorded
 from tests.support.oracles import assert_close, assert_same, unrolled
 
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.propagation import Propagator
+from backstory.maths.blocked import Propagator
+from backstory.maths.steps import Contraction
 
 CAUSES = (
     "Both sides read one `Step`, so look at what only one of them does: a transposed propagator, JV or V swapped, "
@@ -14,16 +15,18 @@ CAUSES = (
 )
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1.0, None])
+@pytest.mark.parametrize("contraction", ["never", 1.0, "always"])
 @pytest.mark.parametrize("curvature", [False, True], ids=["fisher", "own rows"])
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("rule", RULES)
-def test_influence_is_query_times_embedding(rule: str, clipped: bool, curvature: bool, gamma: float | None) -> None:
+def test_influence_is_query_times_embedding(
+    rule: str, clipped: bool, curvature: bool, contraction: Contraction
+) -> None:
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     v = queries()
-    adjoint = Adjoint(v, gamma=gamma)
+    adjoint = Adjoint(v, contraction=contraction)
     found = [adjoint.influence(step) for step in reversed(steps)][::-1]
-    embedded = Propagator(P, dtype=torch.float64, gamma=gamma).embed(steps)
+    embedded = Propagator(P, dtype=torch.float64, contraction=contraction).embed(steps)
     assert_close(torch.cat(found, 1), v @ torch.cat(embedded).T, 1e-10, CAUSES)
 
 
@@ -32,7 +35,7 @@ def test_influence_equals_unrolling_by_autograd(rule: str) -> None:
     """Without the propagator's help, so that the two cannot be wrong together."""
     steps = random_steps(rule, clipped=True, curvature=True)
     v = queries()
-    expected, over_all = unrolled([recorded(step, None) for step in steps])
+    expected, over_all = unrolled([recorded(step, "always") for step in steps])
     adjoint = Adjoint(v)
     found = [adjoint.influence(step) for step in reversed(steps)][::-1]
     assert_close(torch.cat(found, 1), v @ torch.cat(expected).T, 1e-10, CAUSES)

@@ -13,8 +13,8 @@ from torch import Tensor
 from backstory.maths import learning
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
 from backstory.maths.learning import allocated, energy, spectrum, spectrum_of_rows, sufficient, widened
+from backstory.maths.projection import Shape
 from backstory.maths.sides import signed
-from backstory.maths.subspace import Shape
 
 
 def decaying(n: int, power: float, *, rows: int | None = None, seed: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from tests.support.oracles import algorithm_1, assert_close
 from torch import Tensor
 
-from backstory.maths.propagation import Propagator
+from backstory.maths.blocked import Propagator
 from backstory.maths.recursion import SgdStep, embed, stitch
 from backstory.maths.steps import Coefficients, Step
 
@@ -61,7 +61,7 @@ def test_segments_are_one_sweep(cuts: list[int]) -> None:
 
 def test_the_fast_path_is_this() -> None:
     steps = run()
-    fast = Propagator(P, dtype=torch.float64, gamma=0.0)
+    fast = Propagator(P, dtype=torch.float64, contraction="never")
     plain = [Step(s.G, s.w, Coefficients(s.rate, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)) for s in steps]
     expected = embed(steps)
     assert_close(torch.cat(fast.embed(plain)), torch.cat(expected.E), 1e-12, CAUSES)

@@ -68,5 +68,5 @@ def _assert_met(
 
 def test_memory_does_not_grow_with_the_square_of_the_steps() -> None:
     steps = window("momentum", clipped=True)
-    found = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), None)
+    found = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), "always")
     assert found.z.shape == (len(steps), 2, 3)

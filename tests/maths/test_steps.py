@@ -12,7 +12,7 @@ from torch import Tensor
 from backstory.maths import steps
 from backstory.maths.steps import (
     Coefficients,
-    Gamma,
+    Contraction,
     Step,
     clipped_curvature,
     clipped_gradients,
@@ -74,7 +74,7 @@ def test_without_curvature_rows_the_curvature_is_the_empirical_fisher() -> None:
     assert_close(V.T @ V, fisher, 1e-13, "Ratios of w: a weight squared or forgotten.")
 
 
-@pytest.mark.parametrize("gamma", [0.5, 1.0, None])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, None], ids=["0.5", "1.0", "always"])
 @pytest.mark.parametrize(
     "k",
     [plain(0.2), heavy(0.2), nesterov(0.3), GROUPS, adam(0.2, 3)._replace(P=DIAGONAL), plain(0.2)._replace(P=0.3)],
@@ -85,7 +85,7 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
     """H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V, which is also H (I + γ diag(α) H)⁻¹."""
     step = random_step(generator(1), 4, k, clipped=clipped, curvature=9)  # more rows than coordinates
     V = curvature_rows(step)
-    found = V.T @ implicit(step, gamma, V)
+    found = V.T @ implicit(step, gamma or "always", V)
     rate, _, _, mu, tau, a, n, diagonal = (torch.as_tensor(x, dtype=torch.float64).expand(P) for x in k)
     alpha = (0.6 if clipped else 1.0) * rate * diagonal * ((1 - tau) * a + n)
     D = torch.diag((1 / (1 - mu) if gamma is None else gamma) * alpha)
@@ -96,21 +96,21 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
     assert_close(found, large, 1e-11)
 
 
-def test_gamma_zero_is_the_literal_form() -> None:
+def test_never_is_the_literal_form() -> None:
     step = random_step(generator(), 3, plain(0.2))
     X = normal(3, 2)
-    assert implicit(step, 0.0, X) is X
-    assert_same(implicit(step._replace(coefficients=GROUPS), 0.0, X), X, P)
+    assert implicit(step, "never", X) is X
+    assert_same(implicit(step._replace(coefficients=GROUPS), "never", X), X, P)
 
 
-@pytest.mark.parametrize("gamma", [None, 0.7, "expanding"])
+@pytest.mark.parametrize("contraction", ["always", 0.7, "when_expanding"])
 @pytest.mark.parametrize("k", [plain(3.0), heavy(0.3), GROUPS], ids=["plain", "heavy", "groups"])
-def test_orthogonal_rows_need_no_factorisation(k: Coefficients, gamma: Gamma) -> None:
+def test_orthogonal_rows_need_no_factorisation(k: Coefficients, contraction: Contraction) -> None:
     """The same numbers as without the flag, for the implicit form and for the growth."""
     Q = torch.linalg.qr(normal(P, 4)).Q.T * torch.tensor([[2.0], [1.0], [0.5], [0.1]], dtype=torch.float64)
     step = random_step(generator(1), 4, k)._replace(V=Q)
     marked, X = step._replace(orthogonal=True), normal(4, 3)
-    assert_close(implicit(marked, gamma, X), implicit(step, gamma, X), 1e-12)
+    assert_close(implicit(marked, contraction, X), implicit(step, contraction, X), 1e-12)
     assert growth(marked) == pytest.approx(growth(step), rel=1e-12)
     assert_close(squares(marked), torch.tensor([4.0, 1.0, 0.25, 0.01], dtype=torch.float64), 1e-12)
 
@@ -208,7 +208,7 @@ def test_expanding_is_literal_where_a_step_cannot_expand_and_damped_where_it_cou
         k = Coefficients(rate, 0.0, 0.0, 0.9, 0.0, 1.0, 0.0)
         step = Step(V[:1], torch.ones(1, dtype=torch.float64), k, V=V)
         assert steps.expands(step) == (expected > 0)
-        assert damping(step, "expanding") == pytest.approx(expected)
+        assert damping(step, "when_expanding") == pytest.approx(expected)
 
 
 def test_clipping_takes_out_only_the_recorded_share_of_the_gradient() -> None:

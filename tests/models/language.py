@@ -205,7 +205,7 @@ def train(
     `forward` is called in place of `model`, `truth` differentiated in place of it (it must share its parameters).
     """
     batch, expected = text(), []
-    settings = {"loss_reduction": "token-mean", "subspace": "full", "encoding": "float64", **settings}
+    settings = {"loss_reduction": "token-mean", "projection": "full", "encoding": "float64", **settings}
     with backstory.record(model, optimizer, path, **settings) as rec:
         for t in range(steps):
             expected.append(one_backward_each(model if truth is None else truth, batch))

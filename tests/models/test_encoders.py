@@ -132,7 +132,7 @@ def train(path: Path, model: nn.Module, name: str, dtype: torch.dtype, **setting
 def test_rows_are_those_of_one_backward_per_sample(name: str, tmp_path: Path) -> None:
     model = shaken(MODELS[name]().double())
     twin, inputs = copy.deepcopy(model), batch(name, torch.float64)
-    train(tmp_path / "run", model, name, torch.float64, subspace="full", encoding="float64")
+    train(tmp_path / "run", model, name, torch.float64, projection="full", encoding="float64")
     found = kept(tmp_path / "run")
     keys = [n for n in found.names if n.endswith(("key.bias", "k_lin.bias", "k_proj.bias", "k.bias"))]
     assert keys, "no parameter of this model has a gradient of 0, so this test shows nothing"

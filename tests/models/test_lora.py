@@ -37,13 +37,13 @@ def test_rows_of_adapters_are_those_of_one_backward_per_sample(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("subspace", ["full", "random", "learned"])
-def test_the_usual_start_from_zero_is_recorded(name: str, subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["full", "random", "learned"])
+def test_the_usual_start_from_zero_is_recorded(name: str, projection: str, tmp_path: Path) -> None:
     """At the first step A has no gradient, and Adam's second moment of it is 0."""
     model = adapted(name)
-    found, expected = train(tmp_path / "run", model, adamw(model), subspace=subspace, rank=3, steps=3)
+    found, expected = train(tmp_path / "run", model, adamw(model), projection=projection, rank=3, steps=3)
     assert bool(found.rows.isfinite().all())
-    if subspace == "full":
+    if projection == "full":
         assert_close(found.rows, expected, 1e-9)
 
 

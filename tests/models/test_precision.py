@@ -35,10 +35,10 @@ def test_rows_under_autocast_are_those_of_float32_but_for_rounding(name: str, tm
     assert not torch.allclose(found.rows, expected, rtol=1e-5, atol=0), "nothing was rounded: autocast was off"
 
 
-@pytest.mark.parametrize(("name", "subspace"), [("GPT-2", "learned"), ("Llama", "random"), ("nanoGPT", "mask")])
-def test_subspaces_under_autocast(name: str, subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "projection"), [("GPT-2", "learned"), ("Llama", "random"), ("nanoGPT", "mask")])
+def test_subspaces_under_autocast(name: str, projection: str, tmp_path: Path) -> None:
     model = make(name, torch.float32)
-    found, _ = train(tmp_path / "run", model, adamw(model), around=bfloat16, subspace=subspace, rank=4)
+    found, _ = train(tmp_path / "run", model, adamw(model), around=bfloat16, projection=projection, rank=4)
     assert bool(found.rows.isfinite().all())
 
 
@@ -50,10 +50,10 @@ def test_a_model_in_bfloat16(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subspace", "curvature"), [("full", "empirical"), ("learned", "sampled:1"), ("random", "exact:3")]
+    ("projection", "curvature"), [("full", "empirical"), ("learned", "sampled:1"), ("random", "exact:3")]
 )
 def test_a_step_that_lies_in_autocast_as_a_whole_is_not_rounded_further(
-    subspace: str, curvature: str, tmp_path: Path
+    projection: str, curvature: str, tmp_path: Path
 ) -> None:
     """Float32 layers after the autocast ones are those of a loop with its forward pass alone in autocast."""
 
@@ -62,7 +62,7 @@ def test_a_step_that_lies_in_autocast_as_a_whole_is_not_rounded_further(
         model = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, 3))
         optimizer = adamw(model)
         settings: dict[str, Any] = {
-            "subspace": subspace,
+            "projection": projection,
             "rank": 3,
             "curvature": curvature,
             "encoding": "float32",
@@ -131,7 +131,7 @@ def island(
 @pytest.mark.parametrize("curvature", ["exact:3", "sampled:2"])
 def test_outputs_given_inside_autocast_are_those_given_after_it(curvature: str, tmp_path: Path) -> None:
     """The extra backward passes lie outside of autocast, as the user's own does."""
-    settings: dict[str, Any] = {"subspace": "full", "curvature": curvature}
+    settings: dict[str, Any] = {"projection": "full", "curvature": curvature}
     runs = [island(tmp_path / str(k), contextlib.nullcontext, inside=k > 0, **settings)[0] for k in range(2)]
     after, inside = (run.store.read(0, 12, curvature=True).curvature for run in runs)
     assert after is not None
@@ -141,12 +141,12 @@ def test_outputs_given_inside_autocast_are_those_given_after_it(curvature: str, 
 
 def test_a_float32_layer_in_a_step_inside_autocast_is_not_refused(tmp_path: Path) -> None:
     """torch rounds its weight's gradient there: the sums are held to the rounding."""
-    run, _ = island(tmp_path / "run", bfloat16, subspace="full")
+    run, _ = island(tmp_path / "run", bfloat16, projection="full")
     assert run.n_steps == 2
 
 
 def test_a_basis_learned_at_the_end_inside_autocast_is_not_rounded(tmp_path: Path) -> None:
-    run, _ = island(tmp_path / "run", bfloat16, subspace="learned", rank=2)
+    run, _ = island(tmp_path / "run", bfloat16, projection="learned", rank=2)
     for name, side in run.store.load_tensors("basis").items():
         if side.dim() == 2 and side.is_floating_point():
             assert side.dtype != torch.bfloat16, name
@@ -154,7 +154,7 @@ def test_a_basis_learned_at_the_end_inside_autocast_is_not_rounded(tmp_path: Pat
 
 
 def test_a_question_inside_autocast_is_rounded_in_its_forward_pass_alone(tmp_path: Path) -> None:
-    run, model = island(tmp_path / "run", contextlib.nullcontext, subspace="learned", rank=2)
+    run, model = island(tmp_path / "run", contextlib.nullcontext, projection="learned", rank=2)
     x, y = torch.randn(5, 4, generator=generator(7)), torch.arange(5) % 3
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def scaled_loop(
     """Two steps with torch's own GradScaler and clipping after `unscale_`: true rows, and true clipping factors."""
     optimizer, batch, rows, clips = adamw(model), text(), [], []
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    settings: dict[str, Any] = {"subspace": "full", "encoding": "float64", "scaler": scaler}
+    settings: dict[str, Any] = {"projection": "full", "encoding": "float64", "scaler": scaler}
     with backstory.record(model, optimizer, path, loss_reduction="token-mean", **settings) as rec:
         for t in range(2):
             rows.append(one_backward_each(model, batch))

@@ -48,7 +48,7 @@ def test_padded_micro_batches_give_the_rows_of_one_backward_per_sample(name: str
 def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, tmp_path: Path) -> None:
     model = make(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    settings: dict[str, Any] = {"subspace": "random", "rank": 3, "curvature": "empirical/3"}
+    settings: dict[str, Any] = {"projection": "random", "rank": 3, "curvature": "empirical/3"}
     found, expected = train(tmp_path / "run", model, optimizer, **settings)
     assert_close(found.rows, projected(expected, model, tmp_path / "run"), 1e-9, CAUSES)
     assert found.curvature is not None
@@ -57,10 +57,10 @@ def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, t
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama"])
-@pytest.mark.parametrize("subspace", ["random", "learned"])
-def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["random", "learned"])
+def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, projection: str, tmp_path: Path) -> None:
     model = make(name)
-    settings: dict[str, Any] = {"subspace": subspace, "rank": 3, "curvature": "empirical/3"}
+    settings: dict[str, Any] = {"projection": projection, "rank": 3, "curvature": "empirical/3"}
     found, _ = train(tmp_path / "run", model, adamw(model), **settings)
     assert found.curvature is not None
     assert_close(found.curvature.sum(1), found.rows, 1e-9)
@@ -89,7 +89,7 @@ def test_the_loss_that_transformers_computes(name: str, tmp_path: Path) -> None:
     model, batch = make(name), text()
     optimizer = adamw(model)
     expected = one_backward_each(model, batch)
-    full: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+    full: dict[str, Any] = {"projection": "full", "encoding": "float64"}
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="token-mean", **full) as rec:
         with rec.step() as s:
             for chosen in ([0, 1, 2], [3, 4]):
@@ -147,7 +147,7 @@ def test_the_loop_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     loop = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[0].replace(
-        '"token-mean"', '"token-mean", subspace="full", encoding="float64"'
+        '"token-mean"', '"token-mean", projection="full", encoding="float64"'
     )
     exec(compile(loop, "models.md", "exec"), {"torch": torch, "backstory": backstory, "model": model, "steps": [step]})
     assert_close(kept(tmp_path / "runs" / "gpt2").rows, expected, 1e-4, CAUSES)

@@ -47,7 +47,7 @@ def main(run: Path, own: Path, pause: float, workers: int = 2) -> None:
     resume = (run / "config.json").exists()
     loader = DataLoader(backstory.with_ids(Points()), batch_sampler=batches(start), num_workers=workers)
     with backstory.record(
-        model, optimizer, run, loss_reduction="mean", subspace="learned", rank=2, warmup_steps=7, encoding="float64",
+        model, optimizer, run, loss_reduction="mean", projection="learned", rank=2, warmup_steps=7, encoding="float64",
         resume=resume, start=start,
     ) as rec:  # fmt: skip
         own.with_suffix(".log").write_text("recording")

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError, UnsupportedError
-from backstory.maths import precondition
-from backstory.maths.precondition import Scale
+from backstory.maths import adam as precondition
+from backstory.maths.adam import Scale
 from backstory.recording import adam as adaptive
 from backstory.store import RunStore
 from backstory.store.bases import load_scales
 
 STEPS = 5
-RANDOM: dict[str, Any] = {"subspace": "random", "rank": 2}
-LEARNED: dict[str, Any] = {"subspace": "learned", "rank": 2, "warmup_steps": 3}
+RANDOM: dict[str, Any] = {"projection": "random", "rank": 2}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 3}
 TEXT: dict[str, Any] = {"losses": next_token, "batch": sequences}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -55,14 +55,14 @@ def step_before(model: nn.Module, optimizer: torch.optim.Optimizer, times: int) 
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("subspace", [RANDOM, LEARNED], ids=["random", "learned"])
+@pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_scaled_and_then_projected(
-    variant: str, subspace: dict[str, Any], max_norm: float | None, tmp_path: Path
+    variant: str, projection: dict[str, Any], max_norm: float | None, tmp_path: Path
 ) -> None:
     model = mlp()
     optimizer = adamw(model, **VARIANTS[variant])
-    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, max_norm=max_norm, micro=3, **subspace)
+    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, max_norm=max_norm, micro=3, **projection)
     found = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
     assert_close(found.rows, expected, 1e-9, CAUSES)
@@ -80,11 +80,11 @@ def test_rows_are_scaled_and_then_projected(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("subspace", [RANDOM, LEARNED], ids=["random", "learned"])
-def test_rows_of_sequences(subspace: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
+def test_rows_of_sequences(projection: dict[str, Any], tied: bool, tmp_path: Path) -> None:
     """Unseen tokens have no second moment, and no row."""
     model = seeded(Tiny(tied))
-    seen = adam.record(tmp_path / "run", model, adamw(model), STEPS, max_norm=0.2, micro=3, **TEXT, **subspace)
+    seen = adam.record(tmp_path / "run", model, adamw(model), STEPS, max_norm=0.2, micro=3, **TEXT, **projection)
     found = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
     assert_close(found.rows, expected, 1e-9, CAUSES)
@@ -96,13 +96,13 @@ def test_rows_of_sequences(subspace: dict[str, Any], tied: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("subspace", ["full", "mask"])
+@pytest.mark.parametrize("projection", ["full", "mask"])
 def test_full_and_masked_rows_are_raw_and_have_the_diagonal_beside_them(
-    subspace: str, variant: str, tmp_path: Path
+    projection: str, variant: str, tmp_path: Path
 ) -> None:
     model = mlp()
     optimizer = adamw(model, **VARIANTS[variant])
-    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, subspace=subspace, rank=2)
+    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, projection=projection, rank=2)
     store = RunStore.open(tmp_path / "run")
     P = store.diagonal(0, STEPS)
     assert P is not None
@@ -140,7 +140,7 @@ def test_coefficients_are_those_of_the_optimizers_own_count(
     more = {"decoupled_weight_decay": True} if kind == "Adam, decoupled" else {}
     optimizer = make(groups, lr=0.1, weight_decay=0.1, **VARIANTS[variant], **more)
     step_before(model, optimizer, before)
-    seen = adam.record(tmp_path / "run", model, optimizer, 3, subspace="full")
+    seen = adam.record(tmp_path / "run", model, optimizer, 3, projection="full")
     table = stored(tmp_path / "run").table.groups
     P = RunStore.open(tmp_path / "run").diagonal(0, 3)
     assert P is not None
@@ -156,25 +156,25 @@ def test_coefficients_are_those_of_the_optimizers_own_count(
         assert table["n"][t].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("subspace", [RANDOM, LEARNED], ids=["random", "learned"])
-def test_recording_may_begin_in_the_middle(subspace: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
+def test_recording_may_begin_in_the_middle(projection: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()
     optimizer = adamw(model)
     step_before(model, optimizer, 4)
-    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, **subspace)
+    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, **projection)
     found = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
     assert_close(found.rows, expected, 1e-9, CAUSES)
     assert (found.table.drift > 0).all(), "the second moment before the first recorded step is known"
 
 
-@pytest.mark.parametrize("subspace", [RANDOM, LEARNED], ids=["random", "learned"])
-def test_l2_inside_the_gradient_is_refused_before_the_model_moves(subspace: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
+def test_l2_inside_the_gradient_is_refused_before_the_model_moves(projection: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1)
     with pytest.raises(UnsupportedError, match=r"an L2 term inside the gradient.*Use AdamW, or.*'mask' or 'full'"):
-        adam.record(tmp_path / "run", model, optimizer, 1, **subspace)
+        adam.record(tmp_path / "run", model, optimizer, 1, **projection)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
@@ -190,13 +190,13 @@ class Half(nn.Module):
         return out + self.second(x) if self.both else out
 
 
-@pytest.mark.parametrize("subspace", ["full", "random"])
-def test_a_parameter_without_gradient_is_refused(subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["full", "random"])
+def test_a_parameter_without_gradient_is_refused(projection: str, tmp_path: Path) -> None:
     model = seeded(Half())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     with (
         pytest.raises(UnsupportedError, match="2 parameters of an optimizer group got no gradient"),
-        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", subspace=subspace) as rec,
+        backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", projection=projection) as rec,
     ):
         for both in (True, False):
             model.both = both  # type: ignore[assignment]
@@ -216,11 +216,11 @@ class Outside(Tiny):
 
 
 @pytest.mark.parametrize("curvature", ["empirical", "empirical/3"])
-@pytest.mark.parametrize("subspace", [{"subspace": "full"}, RANDOM, LEARNED], ids=["full", "random", "learned"])
-def test_the_safety_net_holds(subspace: dict[str, Any], curvature: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", [{"projection": "full"}, RANDOM, LEARNED], ids=["full", "random", "learned"])
+def test_the_safety_net_holds(projection: dict[str, Any], curvature: str, tmp_path: Path) -> None:
     model = seeded(Outside())
     with pytest.raises(CoverageError, match=r"'head.weight' do not add up .* in step 0 .*used outside"):
-        adam.record(tmp_path / "run", model, adamw(model), 1, tokens=4, curvature=curvature, **TEXT, **subspace)
+        adam.record(tmp_path / "run", model, adamw(model), 1, tokens=4, curvature=curvature, **TEXT, **projection)
     assert backstory.open(tmp_path / "run").n_steps == 0
 
 
@@ -314,7 +314,7 @@ def test_p_is_read_at_every_step_at_first_and_then_as_often_as_it_changes(
         return plain(*args)
 
     monkeypatch.setattr(adaptive, "factored", counted)
-    train(tmp_path / "run", model, optimizer, 130, subspace="random", rank=3)
+    train(tmp_path / "run", model, optimizer, 130, projection="random", rank=3)
     steps = sorted(set(read))
     assert steps[:39] == list(range(1, 40))
     gaps = [b - a for a, b in pairwise(steps)]
@@ -334,7 +334,7 @@ def test_p_that_forgets_quickly_is_read_at_every_step(tmp_path: Path, monkeypatc
         return plain(*args)
 
     monkeypatch.setattr(adaptive, "factored", counted)
-    train(tmp_path / "run", model, optimizer, 60, subspace="random", rank=3)
+    train(tmp_path / "run", model, optimizer, 60, projection="random", rank=3)
     assert len(read) == 60 * len(list(model.parameters()))
 
 

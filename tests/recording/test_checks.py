@@ -28,11 +28,11 @@ import backstory
 from backstory.errors import CoverageError, NumericalError, UnsupportedError
 from backstory.maths.layers import RULES, Sum
 
-SUBSPACES: list[dict[str, Any]] = [
+PROJECTIONS: list[dict[str, Any]] = [
     FULL,
-    {"subspace": "learned", "rank": 2},
-    {"subspace": "random", "rank": 2},
-    {"subspace": "mask", "rank": 2},
+    {"projection": "learned", "rank": 2},
+    {"projection": "random", "rank": 2},
+    {"projection": "mask", "rank": 2},
 ]
 
 
@@ -49,7 +49,7 @@ class Functional(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("settings", SUBSPACES)
+@pytest.mark.parametrize("settings", PROJECTIONS)
 def test_a_weight_used_outside_its_module_is_found(settings: dict[str, Any], tmp_path: Path) -> None:
     model = seeded(Functional())
     with pytest.raises(
@@ -59,7 +59,7 @@ def test_a_weight_used_outside_its_module_is_found(settings: dict[str, Any], tmp
     assert backstory.open(tmp_path / "run").n_steps == 0
 
 
-@pytest.mark.parametrize("settings", SUBSPACES)
+@pytest.mark.parametrize("settings", PROJECTIONS)
 def test_a_stale_gradient_is_found(settings: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -134,7 +134,7 @@ def _registry() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_registry")
-@pytest.mark.parametrize("settings", [FULL, {"subspace": "learned", "rank": 2}])
+@pytest.mark.parametrize("settings", [FULL, {"projection": "learned", "rank": 2}])
 def test_a_registered_rule_is_used_and_a_wrong_one_is_found(settings: dict[str, Any], tmp_path: Path) -> None:
     def right(module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Tensor]:
         return {"gain": inputs[0] * delta}
@@ -199,7 +199,7 @@ def long(dtype: torch.dtype) -> Callable[[Any], tuple[Tensor, ...]]:
 DTYPES = [torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("settings", SUBSPACES)
+@pytest.mark.parametrize("settings", PROJECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_exactly_zero_are_no_false_alarm(
     settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path
@@ -222,7 +222,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {  # of the terms of each sample 
 
 
 @pytest.mark.usefixtures("_registry")
-@pytest.mark.parametrize("settings", SUBSPACES[:2])
+@pytest.mark.parametrize("settings", PROJECTIONS[:2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("how", "name"), [("scaled", "v"), ("shifted", "v"), ("missing", "v"), ("shifted a little", "k")]
@@ -270,7 +270,7 @@ def shrinking(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y) + 0.03 * sum(p.square().sum() for p in model.parameters())
 
 
-@pytest.mark.parametrize("settings", SUBSPACES[:2])
+@pytest.mark.parametrize("settings", PROJECTIONS[:2])
 @pytest.mark.parametrize(
     ("loss", "cause"),
     [
@@ -328,7 +328,7 @@ def test_what_is_no_l2_term_is_not_called_one(which: str, tmp_path: Path) -> Non
         optimizer.step()
 
 
-@pytest.mark.parametrize("settings", SUBSPACES[:2])
+@pytest.mark.parametrize("settings", PROJECTIONS[:2])
 def test_nan_that_somebody_writes_into_a_gradient_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)

@@ -20,10 +20,10 @@ from backstory.errors import UsageError
 from backstory.maths.layers import RULES
 from backstory.store import RunStore
 
-LEARNED: dict[str, Any] = {"subspace": "learned", "rank": 2, "warmup_steps": 2}
-SUBSPACES: dict[str, dict[str, Any]] = {
-    "full": {"subspace": "full"},
-    "random": {"subspace": "random", "rank": 2},
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 2}
+PROJECTIONS: dict[str, dict[str, Any]] = {
+    "full": {"projection": "full"},
+    "random": {"projection": "random", "rank": 2},
     "learned": LEARNED,
 }
 CAUSES = "Scattered ratios: other groups in one layer than in another. A ratio of 3: the weight was not divided out."
@@ -70,27 +70,27 @@ def _rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("K", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("subspace", SUBSPACES)
+@pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_those_of_each_group_at_each_layers_own_output(
-    name: str, subspace: str, K: int, tmp_path: Path
+    name: str, projection: str, K: int, tmp_path: Path
 ) -> None:
     """Sequences have 5 positions: 2 and 3 do not divide it."""
     make, losses = MODELS[name]
     model = seeded(make())
-    settings = {**SUBSPACES[subspace], "curvature": f"empirical/{K}"}
+    settings = {**PROJECTIONS[projection], "curvature": f"empirical/{K}"}
     seen = adam.record(tmp_path / "run", model, adamw(model), 4, groups=K, tokens=4, micro=3, max_norm=0.05,
                        losses=losses, batch=sequences, **settings)  # fmt: skip
     found = block_of(tmp_path / "run")
     assert found.curvature is not None
     assert found.hdot is not None
     assert found.rows is not None
-    scale = [torch.ones(()) if subspace == "full" else s.half for s in seen]
+    scale = [torch.ones(()) if projection == "full" else s.half for s in seen]
     pieces = [projected(s.pieces * x, model, tmp_path / "run") for s, x in zip(seen, scale, strict=True)]
     assert_close(found.curvature.flatten(0, 1), torch.cat(pieces).flatten(0, 1), 1e-9, CAUSES)
     whole = [projected(s.rows * x, model, tmp_path / "run") for s, x in zip(seen, scale, strict=True)]
     assert_close(found.rows, torch.cat(whole), 1e-9, "the gradient is the sum of its groups")
-    if subspace == "full":
+    if projection == "full":
         products = [(s.pieces @ s.whole, s.rows @ s.whole) for s in seen]
     else:
         run = (model, tmp_path / "run")
@@ -133,8 +133,8 @@ def padded_batch() -> Batch:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
-@pytest.mark.parametrize("subspace", SUBSPACES)
-def test_padded_sequences_of_unequal_lengths_under_a_token_mean(subspace: str, micro: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_padded_sequences_of_unequal_lengths_under_a_token_mean(projection: str, micro: int, tmp_path: Path) -> None:
     """Each sequence has the weight 1/(tokens of the whole step), however the step is cut; and "auto" takes rows apart."""
     model = seeded(Tiny())
     optimizer = adamw(model)
@@ -142,14 +142,14 @@ def test_padded_sequences_of_unequal_lengths_under_a_token_mean(subspace: str, m
     names = trained_names(model)
     pieces = group_rows(model, (tokens, labels), padded, names, 6)
     rows = one_backward_each(model, (tokens, labels), padded, names)
-    settings = {"loss_reduction": "token-mean", "encoding": "float64", **SUBSPACES[subspace]}
+    settings = {"loss_reduction": "token-mean", "encoding": "float64", **PROJECTIONS[projection]}
     with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec, rec.step() as s:
         for part in torch.arange(4).chunk(micro):
             s.batch(part, tokens=(labels[part] != -100).sum(1))
             (padded(model, (tokens[part], labels[part])).sum() / sum(LENGTHS)).backward()
         optimizer.step()
     found = block_of(tmp_path / "run")
-    half = torch.ones(()) if subspace == "full" else adam.second_moments(model, optimizer)[0]
+    half = torch.ones(()) if projection == "full" else adam.second_moments(model, optimizer)[0]
     assert found.curvature is not None
     assert found.rows is not None
     assert found.kappa is not None
@@ -167,7 +167,7 @@ def test_a_mean_over_a_samples_own_tokens_multiplies_kappa_by_their_number(how: 
     optimizer = adamw(model)
     tokens, labels = padded_batch()
     there, lengths = labels != -100, torch.tensor(LENGTHS, dtype=torch.float64)
-    settings: dict[str, Any] = {"curvature": "empirical/3", "subspace": "full", "encoding": "float64"}
+    settings: dict[str, Any] = {"curvature": "empirical/3", "projection": "full", "encoding": "float64"}
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec:
         with rec.step() as s:
             s.batch(range(4), tokens=there.sum(1) if how == "tokens" else None)
@@ -195,14 +195,14 @@ def test_missing_tokens_are_asked_for_before_the_model_moves(reduction: str, say
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("subspace", SUBSPACES)
+@pytest.mark.parametrize("projection", PROJECTIONS)
 def test_sampled_rows_taken_apart_leave_the_gradient_whole(
-    subspace: str, max_norm: float | None, tmp_path: Path
+    projection: str, max_norm: float | None, tmp_path: Path
 ) -> None:
     """Also where a layer's rule writes its gradients out: its positions belong to the curvature rows only."""
     model = seeded(Mixed())
     optimizer, names, seen = adamw(model), trained_names(model), []
-    settings = {"loss_reduction": "mean", "encoding": "float64", "curvature": "exact:2/3", **SUBSPACES[subspace]}
+    settings = {"loss_reduction": "mean", "encoding": "float64", "curvature": "exact:2/3", **PROJECTIONS[projection]}
     with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec:
         for t in range(4):
             batch = sequences([t, 10 + t, 20 + t])
@@ -216,7 +216,7 @@ def test_sampled_rows_taken_apart_leave_the_gradient_whole(
                 if max_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), max_norm)
                 optimizer.step()
-            half = torch.ones(()).double() if subspace == "full" else adam.second_moments(model, optimizer)[0]
+            half = torch.ones(()).double() if projection == "full" else adam.second_moments(model, optimizer)[0]
             seen.append(adam.Seen(rows, torch.cat(passes, 1), rows.mean(0), half.expand(rows.shape[1]), half))
     found = block_of(tmp_path / "run")
     assert found.curvature is not None
@@ -255,7 +255,7 @@ def test_two_dimensions_of_positions_are_one_row_of_them(tmp_path: Path, monkeyp
         return {"weight": torch.einsum("bsto,bsti->boi", delta, inputs[0]), "bias": delta.sum((1, 2))}
 
     monkeypatch.setitem(RULES, Square, rule)
-    settings: dict[str, Any] = {"curvature": "empirical/3", "subspace": "full", "encoding": "float64"}
+    settings: dict[str, Any] = {"curvature": "empirical/3", "projection": "full", "encoding": "float64"}
     found = []
     for kind in (Square, nn.Linear):
         model = seeded(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), kind(4, 2)))

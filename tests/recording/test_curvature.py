@@ -66,7 +66,7 @@ def record_one_step(
     inner = 1.0 if reduction == "sum" else 1.0 / terms
     expected = ggn(model, kind, x, y, torch.full((len(x),), 1 / len(x), dtype=D) * inner)
     with backstory.record(
-        model, optimizer, path, loss_reduction="mean", subspace="full", encoding="float64", curvature=curvature
+        model, optimizer, path, loss_reduction="mean", projection="full", encoding="float64", curvature=curvature
     ) as rec:
         with rec.step() as s:
             s.batch(range(len(x)))
@@ -170,7 +170,7 @@ def test_adjoint_equals_embeddings_with_rows_of_their_own(tmp_path: Path) -> Non
     x, y = batch("cross-entropy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     with backstory.record(
-        model, optimizer, tmp_path / "r", loss_reduction="mean", subspace="full", encoding="float64", curvature="sampled:2"
+        model, optimizer, tmp_path / "r", loss_reduction="mean", projection="full", encoding="float64", curvature="sampled:2"
     ) as rec:  # fmt: skip
         for _ in range(5):
             with rec.step(range(6)) as s:

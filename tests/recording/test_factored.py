@@ -32,7 +32,7 @@ def asked(run: backstory.Run, model: nn.Module, how: str) -> Tensor:
     return run.query(model, lambda m, x: cross_entropy(m, x).sum(), batch_of([1, 2]), method=how).scores
 
 
-@pytest.mark.parametrize("settings", [{}, {"subspace": "random", "rank": 3}, {"subspace": "mask", "rank": 3}])
+@pytest.mark.parametrize("settings", [{}, {"projection": "random", "rank": 3}, {"projection": "mask", "rank": 3}])
 def test_rows_and_answers_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
     (plain, one), (small, two) = both(tmp_path, **settings)
     a, b = stored(tmp_path / "plain"), stored(tmp_path / "factored")
@@ -52,7 +52,7 @@ def test_matrices_are_factored_and_learned_coordinates_refused(tmp_path: Path) -
     kept = [b for b in small.store.blocks if not isinstance(b, int)]
     assert len(kept) == 2, "both weights of the net, and no bias"
     model = mlp(width=9)
-    with pytest.raises(UsageError, match=r"factored=True with subspace='learned'"):
+    with pytest.raises(UsageError, match=r"factored=True with projection='learned'"):
         backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", factored=True)
 
 

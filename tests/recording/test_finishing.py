@@ -105,13 +105,13 @@ def test_clipping_follows_all_that_was_clipped_and_coverage_what_is_trained(tmp_
     assert table.trained.tolist() == [1.0]
 
 
-@pytest.mark.parametrize("subspace", ["random", "learned"])
-def test_both_shares_are_kept_in_adams_coordinates_and_through_a_warm_up(subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["random", "learned"])
+def test_both_shares_are_kept_in_adams_coordinates_and_through_a_warm_up(projection: str, tmp_path: Path) -> None:
     model, names = mlp(), ["2.weight", "2.bias"]
     whole = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, ["0.weight", "0.bias", *names]).mean(0)
     part = one_backward_each(model, batch_of(ids_of(0)), cross_entropy, names).mean(0)
     optimizer = torch.optim.AdamW([model.get_parameter(n) for n in names], lr=0.1)
-    train(tmp_path / "run", model, optimizer, 1, max_norm=0.05, subspace=subspace, rank=2)
+    train(tmp_path / "run", model, optimizer, 1, max_norm=0.05, projection=projection, rank=2)
     table = RunStore.open(tmp_path / "run").steps()
     assert table.coverage.tolist() == pytest.approx([float(part.square().sum() / whole.square().sum())], rel=1e-9)
     assert table.trained.tolist() == [1.0]
@@ -135,7 +135,7 @@ def adamw_run(path: Path, spoil: Callable[[int, Tensor, Keeping], object], steps
     model = seeded(Keeping())
     assert isinstance(model, Keeping)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    settings: dict[str, Any] = {"loss_reduction": "mean", "subspace": "random", "rank": 2, "encoding": "float64"}
+    settings: dict[str, Any] = {"loss_reduction": "mean", "projection": "random", "rank": 2, "encoding": "float64"}
     with backstory.record(model, optimizer, path, **settings, steps=steps, checkpoints=1) as rec:
         x, y = batch_of(ids_of(0))
         for t in range(steps):
@@ -179,7 +179,7 @@ def test_after_a_failure_behind_the_training_the_run_says_where_it_ends(tmp_path
     model = seeded(Keeping())
     assert isinstance(model, Keeping)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    settings: dict[str, Any] = {"loss_reduction": "mean", "subspace": "random", "rank": 2}
+    settings: dict[str, Any] = {"loss_reduction": "mean", "projection": "random", "rank": 2}
     with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec:
         with rec.step(ids_of(0)):
             cross_entropy(model, batch_of(ids_of(0))).mean().backward()

@@ -25,8 +25,8 @@ from backstory.store import RunStore
 STEPS, SIZE, CLIP = 6, 3, 0.3
 TERMS = terms_of(mlp(), STEPS)
 CORE = 2 * 26  # a basis is kept in float32: each number of a core may be the next one, for all 26 parameters
-FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
-LEARNED: dict[str, Any] = {"subspace": "learned", "rank": 2, "warmup_steps": 2, "encoding": "float64"}
+FULL: dict[str, Any] = {"projection": "full", "encoding": "float64"}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 2, "encoding": "float64"}
 OPTIMIZERS: dict[str, Any] = {
     "ball": lambda m: sgd(m, 0.2, momentum=0.8, dampening=0.1, weight_decay=0.05),
     "adamw": adamw,
@@ -73,7 +73,7 @@ def same_rows(a: RunStore, b: RunStore) -> None:
     x, y = (s.read(0, s.n_rows(), samples=True, dtype=torch.float64) for s in (a, b))
     assert x.rows is not None
     assert y.rows is not None
-    terms, dtype = (CORE, torch.float32) if b.config["settings"]["subspace"] == "learned" else (TERMS, None)
+    terms, dtype = (CORE, torch.float32) if b.config["settings"]["projection"] == "learned" else (TERMS, None)
     assert_same(x.rows, y.rows, terms, dtype=dtype)
     assert_same(x.gdot, y.gdot, terms, dtype=dtype)
     assert torch.equal(x.weight, y.weight)

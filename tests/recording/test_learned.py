@@ -41,7 +41,7 @@ from backstory.recording.from_checkpoints import record_checkpoints
 from backstory.run.inspect import inspect
 from backstory.store import RunStore
 
-AUTO: dict[str, Any] = {"subspace": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}
+AUTO: dict[str, Any] = {"projection": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}
 STEPS = 7
 CORE = 2 * 108  # a basis is kept in float32: each number of a core, up to 12 × 9 to a row, may be the next one
 ROOT = Path(__file__).parents[2]
@@ -211,7 +211,7 @@ def test_a_run_with_everything_kept_answers_as_in_full_coordinates(how: str, tmp
     """With all steps in the warm-up, all of their energy kept is all that a query can meet."""
     settings: dict[str, Any] = {"warmup_steps": STEPS, "rank": "auto:0.9999999999"}
     answers = []
-    for name, more in (("run", settings), ("full", {"rank": 16, "subspace": "full"})):
+    for name, more in (("run", settings), ("full", {"rank": 16, "projection": "full"})):
         model, _ = recorded(tmp_path / name, **more)
         run = backstory.open(tmp_path / name)
         if how == "embeddings":

@@ -44,7 +44,7 @@ def pair_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tu
 def long_run(path: Path, steps: int) -> None:
     """A run of noise, written without training."""
     model = memory_script.make()
-    with backstory.record(model, sgd(model), path, loss_reduction="mean", subspace="full", encoding="float16"):
+    with backstory.record(model, sgd(model), path, loss_reduction="mean", projection="full", encoding="float16"):
         pass
     with RunStore.open(path, write=True) as store:
         for lo in range(0, steps, 50):

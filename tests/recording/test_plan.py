@@ -115,10 +115,10 @@ def _commits_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "mlp": (mlp, {}),
     "mlp with checkpoints": (mlp, {"checkpoints": 3, "rank": 4, "encoding": "int8"}),
-    "mlp random, small rows": (mlp, {"subspace": "random", "rank": 2}),
+    "mlp random, small rows": (mlp, {"projection": "random", "rank": 2}),
     "gpt": (gpt, {}),
     "gpt with checkpoints": (gpt, {"checkpoints": 2, "rank": 4}),
-    "gpt mask, diagonal kept": (gpt, {"subspace": "mask", "rank": 6, "curvature": "empirical"}),
+    "gpt mask, diagonal kept": (gpt, {"projection": "mask", "rank": 6, "curvature": "empirical"}),
 }
 
 
@@ -149,7 +149,7 @@ def test_the_parts_make_the_whole() -> None:
     [
         pytest.param(mlp, {"rank": 4}, slice(None), marks=pytest.mark.slow),
         pytest.param(gpt, {"rank": 4}, slice(1, None, 5), marks=pytest.mark.slow),
-        (gpt, {"rank": 4, "subspace": "mask", "curvature": "empirical"}, slice(5, None, 2)),
+        (gpt, {"rank": 4, "projection": "mask", "curvature": "empirical"}, slice(5, None, 2)),
     ],
     ids=["mlp", "gpt", "gpt with a diagonal"],
 )
@@ -159,7 +159,7 @@ def test_alternatives_cost_what_they_cost_when_recorded(
     first, *others = backstory.plan(make, **settings, **QUICK).alternatives
     assert (first.rank, first.encoding) == (4, "float16")
     for i, other in enumerate(others[chosen]):
-        theirs = {name: getattr(other, name) for name in ("subspace", "rank", "encoding", "curvature")}
+        theirs = {name: getattr(other, name) for name in ("projection", "rank", "encoding", "curvature")}
         if theirs["curvature"].startswith("sampled"):
             continue
         real = recorded_bytes(make(), tmp_path / str(i), **theirs)
@@ -291,19 +291,19 @@ def test_memory_of_the_propagator(make: Make, matrices: int, tmp_path: Path) -> 
 
 def test_a_short_run_holds_its_rows_and_no_matrix() -> None:
     """Two numbers for each of a row while all rows are fewer than half of the numbers in one."""
-    p = backstory.plan(mlp, subspace="full", steps=8, **QUICK)
+    p = backstory.plan(mlp, projection="full", steps=8, **QUICK)
     assert 2 * p.occurrences <= p.dims
     assert p.propagator_bytes == 2 * torch.zeros(p.occurrences, p.dims).nbytes
-    longer = backstory.plan(mlp, subspace="full", steps=p.dims, **QUICK)
+    longer = backstory.plan(mlp, projection="full", steps=p.dims, **QUICK)
     assert longer.propagator_bytes > 2 * torch.zeros(p.dims, p.dims).nbytes
 
 
 def test_a_short_run_of_unequal_coordinates_holds_matrices() -> None:
     """Adam's own second moment, or groups of parameters that differ: every step goes alone."""
-    p = backstory.plan(gpt, subspace="full", steps=1, **QUICK)
+    p = backstory.plan(gpt, projection="full", steps=1, **QUICK)
     assert 2 * 6 * p.occurrences <= p.dims
     assert p.propagator_bytes == 3 * torch.zeros(p.dims, p.dims).nbytes
-    apart = backstory.plan(in_two_groups, subspace="full", steps=8, **QUICK)
+    apart = backstory.plan(in_two_groups, projection="full", steps=8, **QUICK)
     assert 2 * apart.occurrences <= apart.dims
     assert apart.propagator_bytes == 2 * torch.zeros(apart.dims, apart.dims).nbytes
 
@@ -337,7 +337,7 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     assert p.slowdown == pytest.approx((0.5 + 5.0 + 80 * 0.12) / 10.0)
     assert "1.51 × over the whole run: a step takes 120 ms in place of 100 ms (1.20 ×)" in str(p)
     assert p.once_seconds == pytest.approx(0.5)
-    assert "3 s to learn the subspace in the first 20 steps, 500 ms to open and close the run (35 ms a step" in str(p)
+    assert "3 s to learn the projection in the first 20 steps, 500 ms to open and close the run (35 ms a step" in str(p)
 
 
 def test_joining_files_takes_longer_in_a_longer_run() -> None:
@@ -356,7 +356,7 @@ def test_turns_do_not_train() -> None:
         return class_losses(model, batch)
 
     recipe = Recipe(model=made.model, optimizer=made.optimizer, loss=watched, batches=made.batches)
-    backstory.plan(lambda: recipe, subspace="random", rank=2, **QUICK)
+    backstory.plan(lambda: recipe, projection="random", rank=2, **QUICK)
     assert len(seen) > 10
     seen.sort()
     apart = [b - a for a, b in pairwise(seen) if b - a > 1e-5]  # rounding: 200 numbers of float32
@@ -381,7 +381,7 @@ def test_every_number_has_its_unit() -> None:
     allowed = r"rank \d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
     bare = re.findall(rf"(?<![\w.,])\d[\d,.]*(?!{units})(?![\w.,])", re.sub(allowed, "", report))
     assert bare == [], f"without a unit: {bare} in\n{report}"
-    assert table.splitlines()[0].split("  ")[0] == "subspace"
+    assert table.splitlines()[0].split("  ")[0] == "projection"
     assert len(table.splitlines()) == 1 + len(p.alternatives)
 
 
@@ -450,8 +450,8 @@ def test_alternatives_to_a_rank_that_the_warm_up_chooses(tmp_path: Path) -> None
     first, *others = p.alternatives
     assert (first.rank, first.dims) == ("auto:0.6", p.dims)
     for i, other in enumerate(a for a in others if not a.curvature.startswith("sampled")):
-        assert isinstance(other.rank, int), "no other subspace has a rank that is a share"
-        theirs = {name: getattr(other, name) for name in ("subspace", "rank", "encoding", "curvature")}
+        assert isinstance(other.rank, int), "no other projection has a rank that is a share"
+        theirs = {name: getattr(other, name) for name in ("projection", "rank", "encoding", "curvature")}
         real = recorded_bytes(mlp(), tmp_path / str(i), **theirs)
         assert other.store_bytes == pytest.approx(real, rel=0.1), f"{theirs}: × {other.store_bytes / real:.3f}"
     assert p.suggested_rank is not None

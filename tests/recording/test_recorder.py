@@ -173,7 +173,7 @@ def test_seeded_subspaces_hold_projections_of_the_true_rows(name: str, kind: str
     model = ZOO[name].make()
     optimizer, batch = sgd(model, 0.01), ZOO[name].batch(0, SIZE)
     expected = one_backward_each(model, batch, curved, trained_names(model))
-    settings: dict[str, Any] = {"subspace": kind, "rank": (3, 2), "seed": 5, "encoding": "float64"}
+    settings: dict[str, Any] = {"projection": kind, "rank": (3, 2), "seed": 5, "encoding": "float64"}
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec:
         with rec.step(range(SIZE)):
             curved(model, batch).mean().backward()
@@ -433,12 +433,12 @@ def test_ids_of_another_kind_in_a_later_step_are_refused_before_the_update(tmp_p
         pass
 
 
-@pytest.mark.parametrize("subspace", ["full", "learned"])
-def test_nan_in_one_row_names_step_layer_and_sample(subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["full", "learned"])
+def test_nan_in_one_row_names_step_layer_and_sample(projection: str, tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
     bad = torch.tensor([1.0, 1.0, float("nan"), 1.0]).double()
-    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", subspace=subspace) as rec:
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", projection=projection) as rec:
         one_step(rec, model, optimizer, range(4), names=[10, 11, 12, 13])
         with pytest.raises(
             NumericalError, match=r"sample '12' in step 1 .*'(0|2)\.(weight|bias)'.*not recorded.*Look at"
@@ -615,7 +615,7 @@ def test_arguments_are_checked_before_anything_is_written(tmp_path: Path) -> Non
         "found recipe='nothing'; expected an import path": {"recipe": "nothing"},
         "start=3 goes with resume=True": {"start": 3},
         "unknown encoding 'bits'": {"encoding": "bits"},
-        "found subspace='some'": {"subspace": "some"},
+        "found projection='some'": {"projection": "some"},
     }
     for message, settings in cases.items():
         with pytest.raises(UsageError, match=message.replace("'", ".")):

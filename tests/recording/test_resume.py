@@ -39,7 +39,7 @@ from backstory.recording.recorder import Recorder
 from backstory.store import RunStore
 
 STEPS = 7
-LEARNED: dict[str, Any] = {"subspace": "learned", "rank": 2, "encoding": "float64", "warmup_steps": 4}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "encoding": "float64", "warmup_steps": 4}
 CORE = 2 * 12  # a basis is kept in float32: each number of a core, up to 12 to a row, may be the next one
 State = dict[str, Any]
 
@@ -296,7 +296,7 @@ def test_checkpoints_beyond_a_resumed_warm_up_are_gone(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"rank": 3}, r"settings changed \(rank: 2 in the run, 3 now\).*new folder"),
-        ({"subspace": "random"}, r"settings changed \(subspace: 'learned' in the run, 'random' now\)"),
+        ({"projection": "random"}, r"settings changed \(projection: 'learned' in the run, 'random' now\)"),
         ({"seed": 5}, r"settings changed \(seed: 0 in the run, 5 now\). Resume with the run's own"),
         ({"encoding": "int8"}, r"encoding: 'float64' in the run, 'int8' now"),
         ({"loss_reduction": "sum"}, r"loss_reduction: 'mean' in the run, 'sum' now"),
@@ -336,7 +336,7 @@ def test_weights_that_are_not_those_of_the_step_are_refused(tmp_path: Path) -> N
 def test_steps_that_would_be_missing_are_refused(tmp_path: Path) -> None:
     for settings in (FULL, {**LEARNED, "warmup_steps": 9}):
         model = mlp()
-        path = tmp_path / settings["subspace"]
+        path = tmp_path / settings["projection"]
         with pytest.raises(Interrupted):
             train(path, model, sgd(model), 4, stop=3, **settings)
         with pytest.raises(StoreError, match=r"holds steps 0 to 2.*from step 4.*checkpoint at step 3 or earlier"):
@@ -353,7 +353,7 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_by_pattern_can_be_resumed(tmp_path: Path) -> None:
     model = mlp()
-    settings: dict[str, Any] = {"subspace": "random", "rank": {"0*": (2, 1), "*": 2}}
+    settings: dict[str, Any] = {"projection": "random", "rank": {"0*": (2, 1), "*": 2}}
     train(tmp_path / "run", model, sgd(model), 2, **settings)
     train(tmp_path / "run", model, sgd(model), 3, start=2, **settings)
     assert backstory.open(tmp_path / "run").n_steps == 3
@@ -390,4 +390,4 @@ def test_what_a_proxy_drops_after_a_resumption_is_named_too(tmp_path: Path) -> N
     train(tmp_path / "run", model, sgd(model, momentum=0.9), 3, start=2, optimizer_model="sgd")
     run = backstory.open(tmp_path / "run")
     assert run.config["optimizer"]["dropped"] == ["momentum 0.9"]
-    assert "without momentum 0.9" in run.validity().words()[0]
+    assert "without momentum 0.9" in run.quality().words()[0]

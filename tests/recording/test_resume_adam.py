@@ -46,9 +46,9 @@ STEPS, WARM = 7, 4
 TERMS = terms_of(make(), STEPS, 3 * 5)
 CORE = 2 * 36  # a basis is kept in float32: each number of a core, up to 6 × 6 to a row, may be the next one
 CASES: dict[str, dict[str, Any]] = {
-    "learned": {"subspace": "learned", "rank": 2, "warmup_steps": WARM},
-    "random": {"subspace": "random", "rank": 2},
-    "full": {"subspace": "full"},
+    "learned": {"projection": "learned", "rank": 2, "warmup_steps": WARM},
+    "random": {"projection": "random", "rank": 2},
+    "full": {"projection": "full"},
 }
 MORE = [("random", 0), ("random", 2), ("full", 2)]
 State = dict[str, Any]
@@ -88,7 +88,7 @@ def loop(
 def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     """All tables and files agree, but for what an interruption after `ended` steps left at its own end."""
     first, second = RunStore.open(a), RunStore.open(b)
-    learned = first.config["settings"]["subspace"] == "learned"
+    learned = first.config["settings"]["projection"] == "learned"
     terms, dtype = (CORE, torch.float32) if learned else (TERMS, torch.float64)
     same_numbers(stored(a), stored(b), terms, dtype)
     one, two = block_of(a), block_of(b)
@@ -104,7 +104,7 @@ def same_run(a: Path, b: Path, ended: int | None = None) -> None:
                 y[k], x[k], CORE if name == "basis" else TERMS, dtype=torch.float32 if name == "basis" else None
             )
     P, Q = first.diagonal(0, STEPS), second.diagonal(0, STEPS)
-    assert (P is None) == (Q is None) == (first.config["settings"]["subspace"] != "full")
+    assert (P is None) == (Q is None) == (first.config["settings"]["projection"] != "full")
     if P is not None and Q is not None:
         torch.testing.assert_close(Q, P, rtol=2.0**-22, atol=0)  # kept in float32: the next number
     assert second.verify() == []
@@ -173,16 +173,16 @@ def test_scales_of_replaced_steps_are_gone_and_a_resumed_end_has_its_own(tmp_pat
         assert len(backstory.open(tmp_path / "run").query(model, next_token, sequences([1]))) == 3 * start
 
 
-@pytest.mark.parametrize("subspace", ["full", "random"])
-def test_another_optimizer_is_refused(subspace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["full", "random"])
+def test_another_optimizer_is_refused(projection: str, tmp_path: Path) -> None:
     """Its rows would be in other coordinates than those before them."""
     model = mlp()
-    train(tmp_path / "adam", model, adamw(model), 2, subspace=subspace, rank=2)
+    train(tmp_path / "adam", model, adamw(model), 2, projection=projection, rank=2)
     groups = [{"params": g["params"]} for g in adamw(model).param_groups]
     with pytest.raises(MismatchError, match=r"recorded with AdamW, and the optimizer now is SGD. Resume with"):
-        train(tmp_path / "adam", model, torch.optim.SGD(groups, lr=0.1), 3, start=2, subspace=subspace, rank=2)
+        train(tmp_path / "adam", model, torch.optim.SGD(groups, lr=0.1), 3, start=2, projection=projection, rank=2)
     assert backstory.open(tmp_path / "adam").n_steps == 2
-    train(tmp_path / "sgd", model, sgd(model), 2, subspace=subspace, rank=2)
+    train(tmp_path / "sgd", model, sgd(model), 2, projection=projection, rank=2)
     with pytest.raises(MismatchError, match=r"recorded with SGD, and the optimizer now is AdamW"):
         optimizer = torch.optim.AdamW(model.parameters())
-        train(tmp_path / "sgd", model, optimizer, 3, start=2, subspace=subspace, rank=2)
+        train(tmp_path / "sgd", model, optimizer, 3, start=2, projection=projection, rank=2)

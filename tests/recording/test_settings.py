@@ -14,8 +14,8 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         UsageError, match="loss_reduction='avg'; expected one of 'mean', 'sum', 'token-mean', 'weights'"
     ):
         RecordSettings(loss_reduction="avg")
-    with pytest.raises(UsageError, match="subspace='pca'; expected one of 'learned', 'random', 'mask', 'full'"):
-        RecordSettings(loss_reduction="mean", subspace="pca")
+    with pytest.raises(UsageError, match="projection='pca'; expected one of 'learned', 'random', 'mask', 'full'"):
+        RecordSettings(loss_reduction="mean", projection="pca")
     with pytest.raises(UsageError, match="encoding 'int4'; expected one of float16, int8, float32, float64"):
         RecordSettings(loss_reduction="mean", encoding="int4")
     for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
@@ -81,7 +81,7 @@ def test_ranks_that_are_numbers_are_no_share() -> None:
     for rank in (16, (4, 2), {"*": 3}):
         assert auto_rank(rank) is None
         assert RecordSettings(loss_reduction="mean", rank=rank).widths() == rank
-    assert RecordSettings(loss_reduction="mean", subspace="full").widths() is None
+    assert RecordSettings(loss_reduction="mean", projection="full").widths() is None
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,10 @@ def test_a_rank_that_means_nothing_is_refused(wrong: str) -> None:
         RecordSettings(loss_reduction="mean", rank=wrong)
 
 
-@pytest.mark.parametrize("subspace", ["random", "full", "mask"])
-def test_only_a_learned_subspace_knows_the_energy(subspace: str) -> None:
+@pytest.mark.parametrize("projection", ["random", "full", "mask"])
+def test_only_a_learned_subspace_knows_the_energy(projection: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"rank='auto:0.95' with subspace='{subspace}'; expected subspace='learned'.*as a number"
+        UsageError,
+        match=rf"rank='auto:0.95' with projection='{projection}'; expected projection='learned'.*as a number",
     ):
-        RecordSettings(loss_reduction="mean", subspace=subspace, rank="auto:0.95")
+        RecordSettings(loss_reduction="mean", projection=projection, rank="auto:0.95")

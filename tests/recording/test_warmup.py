@@ -1,4 +1,4 @@
-"""Learned subspaces: the basis is the one of the first steps' gradients, and no step is lost to it."""
+"""Learned projections: the basis is the one of the first steps' gradients, and no step is lost to it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ from backstory.errors import StoreError
 from backstory.recording.warmup import spooled_bytes, warmup_of
 from backstory.store import RunStore
 
-LEARNED: dict[str, Any] = {"subspace": "learned", "rank": (3, 2), "encoding": "float64", "warmup_steps": 3}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": (3, 2), "encoding": "float64", "warmup_steps": 3}
 
 
 def by_parameter(rows: Tensor, model: nn.Module) -> dict[str, Tensor]:
@@ -252,7 +252,7 @@ def _largest_left_out(path: Path, columns: Sequence[int]) -> float:
 def test_where_everything_fits_there_is_no_core_and_answers_are_those_of_full_coordinates(tmp_path: Path) -> None:
     models = {
         "learned": wide_run(tmp_path / "learned", rank=12)[0],
-        "full": wide_run(tmp_path / "full", subspace="full")[0],
+        "full": wide_run(tmp_path / "full", projection="full")[0],
     }
     store = RunStore.open(tmp_path / "learned")
     assert not any(name.endswith("/core") for name in store.load_tensors("basis"))
@@ -286,8 +286,8 @@ def test_each_parameter_by_itself_where_they_keep_unequal_numbers(how: str, tmp_
             expected[:, 3 * t : 3 * t + 3] += q @ E.T
             K = K - E.T @ rows
     if how == "embeddings":
-        run.embed(joint=False, gamma=0.0, dtype=torch.float64, encoding="float64")
-    found = run.query_gradients(v, method=how, joint=False, gamma=0.0)
+        run.embed(per_layer=True, contraction="never", dtype=torch.float64, encoding="float64")
+    found = run.query_gradients(v, method=how, per_layer=True, contraction="never")
     assert found.method == how
     assert_close(found.scores, expected, 1e-10)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from backstory import Recipe, Run, record
 from backstory.errors import UsageError
-from backstory.exact.leave_out import tsloo
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import losses
 from backstory.replay.recipe import take_step
 from backstory.replay.removal import Removal
@@ -25,7 +25,7 @@ def recorded(path: Path, checkpoints: int = 2, make: Callable[..., Recipe] = exa
     """A run as a user records it."""
     recipe = make(**args)
     with record(
-        recipe.model, recipe.optimizer, path, loss_reduction=recipe.loss_reduction, subspace="full",
+        recipe.model, recipe.optimizer, path, loss_reduction=recipe.loss_reduction, projection="full",
         recipe=examples.NAME if make is examples.make else None, recipe_args=args, steps=len(recipe.batches), checkpoints=checkpoints or None,
     ) as rec:  # fmt: skip
         for t, (ids, _) in enumerate(recipe.batches):
@@ -185,7 +185,7 @@ def test_replays_are_the_training(kind: str) -> None:
 def test_a_replay_with_a_removal_is_tslooss_counterfactual() -> None:
     removal = Removal((3,))
     with_it, without = (losses(replay(examples.make, r), "q") for r in (None, removal))
-    found = tsloo(examples.make, [removal], "q")[0]
+    found = leave_out(examples.make, [removal], "q")[0]
     assert_same(without - with_it, found, examples.TERMS, size=1.0)
 
 

@@ -121,7 +121,7 @@ def test_text_ids_stay_text() -> None:
 
 
 def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
-    found = answer(id_kind="str", validity={"words": ["sound"]}).between(0, 2)
+    found = answer(id_kind="str", quality={"words": ["sound"]}).between(0, 2)
     assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
     assert {type(h.sample) for h in found.top(3, query=0)} == {str}
-    assert found.validity == {"words": ["sound"]}
+    assert found.quality == {"words": ["sound"]}

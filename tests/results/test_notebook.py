@@ -54,7 +54,7 @@ def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = tmp_path / "<b>run"
-    with backstory.record(model, optimizer, path, loss_reduction="mean", subspace="full") as rec:
+    with backstory.record(model, optimizer, path, loss_reduction="mean", projection="full") as rec:
         with rec.step([1, 2]):
             model(torch.ones(2, 3)).square().mean().backward()
             optimizer.step()

@@ -28,12 +28,12 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 RUNS: dict[str, Any] = {
-    "sgd": (lambda m: sgd(m, 0.1), {"subspace": "full"}, None),
-    "sgd, clipped": (lambda m: sgd(m, 0.1), {"subspace": "full"}, 0.1),
-    "momentum": (lambda m: sgd(m, 0.05, momentum=0.9, weight_decay=0.1), {"subspace": "random", "rank": 2}, 0.1),
-    "adamw, diagonal": (adamw, {"subspace": "full"}, 0.1),
-    "adamw, hatted": (adamw, {"subspace": "random", "rank": 3}, None),
-    "adamw, hatted, clipped": (adamw, {"subspace": "random", "rank": 3}, 0.1),
+    "sgd": (lambda m: sgd(m, 0.1), {"projection": "full"}, None),
+    "sgd, clipped": (lambda m: sgd(m, 0.1), {"projection": "full"}, 0.1),
+    "momentum": (lambda m: sgd(m, 0.05, momentum=0.9, weight_decay=0.1), {"projection": "random", "rank": 2}, 0.1),
+    "adamw, diagonal": (adamw, {"projection": "full"}, 0.1),
+    "adamw, hatted": (adamw, {"projection": "random", "rank": 3}, None),
+    "adamw, hatted, clipped": (adamw, {"projection": "random", "rank": 3}, 0.1),
 }
 
 
@@ -81,11 +81,11 @@ def test_a_window_for_each_step_changes_nothing(name: str, tmp_path: Path) -> No
     run = recorded(name, tmp_path / "run")
     run.compress(tmp_path / "small", rank=None, windows=STEPS)
     small, v = backstory.open(tmp_path / "small"), queries(run)
-    for joint in (True, False):
-        for gamma in (None, 0.0):
-            asked: dict[str, Any] = {"method": "adjoint", "joint": joint, "gamma": gamma}
+    for per_layer in (False, True):
+        for contraction in ("always", "never"):
+            asked: dict[str, Any] = {"method": "adjoint", "per_layer": per_layer, "contraction": contraction}
             found, expected = small.query_gradients(v, **asked).scores, run.query_gradients(v, **asked).scores
-            assert_close(found, expected, 1e-5 if "hatted, clipped" in name else 1e-10, f"{joint} {gamma}")
+            assert_close(found, expected, 1e-5 if "hatted, clipped" in name else 1e-10, f"{per_layer} {contraction}")
 
 
 def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
@@ -112,22 +112,22 @@ def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
     assert backstory.open(tmp_path / "small").config["compressed"]["energy"] == report.energy
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("name", RUNS)
-def test_embeddings_and_segments_equal_the_adjoint(name: str, joint: bool, tmp_path: Path) -> None:
+def test_embeddings_and_segments_equal_the_adjoint(name: str, per_layer: bool, tmp_path: Path) -> None:
     recorded(name, tmp_path / "run").compress(tmp_path / "small", rank=5, windows=2)
     small = backstory.open(tmp_path / "small")
     v = queries(small)
     for at in (STEPS, 4):
-        expected = small.query_gradients(v, at, method="adjoint", joint=joint).scores
-        small.embed(at, joint=joint, **EXACT)
-        found = small.query_gradients(v, at, method="embeddings", joint=joint)
+        expected = small.query_gradients(v, at, method="adjoint", per_layer=per_layer).scores
+        small.embed(at, per_layer=per_layer, **EXACT)
+        found = small.query_gradients(v, at, method="embeddings", per_layer=per_layer)
         assert found.method == "embeddings"
         assert_close(found.scores, expected, 1e-9)
-    small.embed(joint=joint, segments=3, **EXACT)
-    again = small.query_gradients(v, 5, joint=joint)
+    small.embed(per_layer=per_layer, segments=3, **EXACT)
+    again = small.query_gradients(v, 5, per_layer=per_layer)
     assert again.method == "segments"
-    assert_close(again.scores, small.query_gradients(v, 5, method="adjoint", joint=joint).scores, 1e-9)
+    assert_close(again.scores, small.query_gradients(v, 5, method="adjoint", per_layer=per_layer).scores, 1e-9)
 
 
 def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
 
 
 def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = (lambda m: torch.optim.SGD(m.get_submodule("2").parameters(), lr=0.1), {"subspace": "full"}, 0.1)
+    head = (lambda m: torch.optim.SGD(m.get_submodule("2").parameters(), lr=0.1), {"projection": "full"}, 0.1)
     monkeypatch.setitem(RUNS, "head", head)
     run = recorded("head", tmp_path / "run")
     run.compress(tmp_path / "small")
@@ -224,7 +224,7 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
     """There the gradient is the sum of the groups' rows, and kept nowhere else."""
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double()
     optimizer = adamw(model)
-    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="token-mean", subspace="full",
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="token-mean", projection="full",
                           curvature="empirical/2", encoding="float64") as rec:  # fmt: skip
         for t in range(4):
             tokens = torch.tensor([[t, 1, 2, 3], [4, 3, t, 1]])

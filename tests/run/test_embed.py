@@ -20,24 +20,24 @@ def test_a_single_step_is_rate_times_weight_times_gradient(tmp_path: Path) -> No
     report = run.embed(dtype=torch.float64, encoding="float64")
     E = run.store.read_embeddings(1, 0, 3, dtype=torch.float64)
     assert_close(E, 0.25 / 3 * stored(tmp_path / "run").rows, 1e-12)
-    assert (report.at, report.steps, report.occurrences, report.dims, report.joint) == (1, 1, 3, 26, True)
+    assert (report.at, report.steps, report.occurrences, report.dims, report.per_layer) == (1, 1, 3, 26, False)
     assert report.form == "implicit where a step expands"
     assert report.as_dict()["seconds"] > 0
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_small_chunks_give_the_same(
-    joint: bool, momentum: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    per_layer: bool, momentum: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = mlp()
     train(tmp_path / "run", model, sgd(model, momentum=momentum), 6)
     run = backstory.open(tmp_path / "run")
-    run.embed(joint=joint, dtype=torch.float64, encoding="float64")
+    run.embed(per_layer=per_layer, dtype=torch.float64, encoding="float64")
     whole = run.store.read_embeddings(6, 0, 18, dtype=torch.float64)
     monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
-    run.embed(joint=joint, dtype=torch.float64, encoding="float64", progress=lambda a, b: said.append((a, b)))
+    run.embed(per_layer=per_layer, dtype=torch.float64, encoding="float64", progress=lambda a, b: said.append((a, b)))
     assert_close(run.store.read_embeddings(6, 0, 18, dtype=torch.float64), whole, 1e-12)
     assert said == [(i, 6) for i in range(1, 7)]
 
@@ -49,11 +49,11 @@ def test_numbers_that_a_sweep_cannot_take_are_refused(tmp_path: Path) -> None:
         backstory.open(tmp_path / "run").embed(dtype=torch.float16)
 
 
-@pytest.mark.parametrize(("subspace", "fits"), [("full", False), ("learned", True)])
-def test_int8_embeddings_need_coordinates_of_one_size(subspace: str, fits: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("projection", "fits"), [("full", False), ("learned", True)])
+def test_int8_embeddings_need_coordinates_of_one_size(projection: str, fits: bool, tmp_path: Path) -> None:
     """Adam's diagonal spreads those in full coordinates over many orders of magnitude, and one scale cannot follow."""
     model = mlp()
-    train(tmp_path / "run", model, torch.optim.AdamW(model.parameters(), 0.01), 8, subspace=subspace)
+    train(tmp_path / "run", model, torch.optim.AdamW(model.parameters(), 0.01), 8, projection=projection)
     run = backstory.open(tmp_path / "run")
     with nullcontext() if fits else pytest.raises(UsageError, match="encoding='int8' for a run in full"):
         run.embed(encoding="int8")
@@ -70,7 +70,7 @@ def test_the_largest_growth_and_expanding_steps_are_reported(tmp_path: Path) -> 
     train(tmp_path / "run", model, optimizer, 5, seen=rates)
     run = backstory.open(tmp_path / "run")
     rows = stored(tmp_path / "run").rows
-    report = run.embed(gamma=0.0, dtype=torch.float64)
+    report = run.embed(contraction="never", dtype=torch.float64)
     expected = {
         t: float(torch.linalg.eigvalsh(100 / 2 / 3 * rows[3 * t : 3 * t + 3] @ rows[3 * t : 3 * t + 3].T)[-1])
         for t in (1, 3)
@@ -99,7 +99,7 @@ def test_an_overflow_is_an_error_that_names_the_steps_and_leaves_the_old_embeddi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "_coefficients", lambda *a: plain(*a)._replace(rate=1e200))
         with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*default form"):
-            run.embed(gamma=0.0, dtype=torch.float64)
+            run.embed(contraction="never", dtype=torch.float64)
     again = backstory.open(tmp_path / "run")
     assert torch.equal(again.store.read_embeddings(5, 0, 15, dtype=torch.float64), before)
 

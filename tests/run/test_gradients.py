@@ -24,10 +24,10 @@ from tests.support.zoo import ZOO, Text
 from torch import Tensor, nn
 
 import backstory
-from backstory.capture.blocks import Blocks, find_blocks
+from backstory.capture.modules import Blocks, find_blocks
 from backstory.errors import NumericalError, UsageError
-from backstory.maths.precondition import Scale
-from backstory.maths.subspace import Basis, random_basis
+from backstory.maths.adam import Scale
+from backstory.maths.projection import Basis, random_basis
 from backstory.run import gradients as query_module
 from backstory.run.gradients import LossFn, query_rows
 
@@ -264,7 +264,7 @@ def test_a_live_recording_is_not_disturbed(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 2)
     run = backstory.open(tmp_path / "run")
     plain = run.query(model, cross_entropy, batch_of([0, 1])).scores
-    with backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", subspace="full"):
+    with backstory.record(model, sgd(model), tmp_path / "other", loss_reduction="mean", projection="full"):
         assert_same(run.query(model, cross_entropy, batch_of([0, 1])).scores, plain, 2 * terms_of(model, 2))
 
 

@@ -65,7 +65,7 @@ def test_a_question_to_the_model(tmp_path: Path) -> None:
     asked = run.query(model, cross_entropy, batch_of([3, 40]), method="index", keep=5)
     exact = run.query(model, cross_entropy, batch_of([3, 40]), method="embeddings", keep=5)
     assert_close(asked.scores[:, [0, -1]], exact.scores[:, [0, -1]], 1e-6)
-    same_report(asked.validity, exact.validity)
+    same_report(asked.quality, exact.quality)
     assert asked.id_kind == exact.id_kind
     said = [note for note in asked.notes if "approximate index" in note]
     assert len(said) == 1
@@ -203,7 +203,7 @@ def test_questions_that_no_index_answers(tmp_path: Path) -> None:
     v = normal(1, run.store.width, seed=8)
     with pytest.raises(UsageError, match=r"no embeddings for step 30 to index: call run\.embed\('final'\) first"):
         run.build_index()
-    with pytest.raises(UsageError, match=r"no embeddings for step 30 with joint=True.*then run\.build_index"):
+    with pytest.raises(UsageError, match=r"no embeddings for step 30 with per_layer=False.*then run\.build_index"):
         run.query_gradients(v, method="index", keep=3)
     run.embed()
     with pytest.raises(UsageError, match=r"no index of the embeddings.*call run\.build_index\(30\) first"):
@@ -211,10 +211,10 @@ def test_questions_that_no_index_answers(tmp_path: Path) -> None:
     run.build_index(queries=2)
     with pytest.raises(UsageError, match="pass keep=k"):
         run.query_gradients(v, method="index")
-    with pytest.raises(UsageError, match=r"joint=False.*then run\.build_index"):
-        run.query_gradients(v, method="index", keep=3, joint=False)
-    with pytest.raises(UsageError, match=r"gamma=0\.0.*then run\.build_index"):
-        run.query_gradients(v, method="index", keep=3, gamma=0.0)
+    with pytest.raises(UsageError, match=r"per_layer=True.*then run\.build_index"):
+        run.query_gradients(v, method="index", keep=3, per_layer=True)
+    with pytest.raises(UsageError, match=r"contraction=0\.0.*then run\.build_index"):
+        run.query_gradients(v, method="index", keep=3, contraction="never")
     for wrong in ({"recall": 0.0}, {"recall": 1.1}, {"queries": 0}):
         with pytest.raises(UsageError, match="expected a share above 0 and at most 1, and at least 1 query"):
             run.build_index(**wrong)

@@ -1,4 +1,4 @@
-"""The validity report: numbers against their definitions, words against the numbers."""
+"""The quality report: numbers against their definitions, words against the numbers."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.loops import batch_of, cross_entropy, ids_of, mlp, one_backwa
 from torch import nn
 
 import backstory
-from backstory.run.quality import Validity
+from backstory.run.quality import Quality
 from backstory.run.run import Run
 
 
@@ -35,8 +35,8 @@ def recorded(path: Path, *, rate: float = 0.1, clip: float | None = None, **sett
 
 
 def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None:
-    run, _ = recorded(tmp_path / "r", rate=30.0, subspace="full")
-    found = run.validity()
+    run, _ = recorded(tmp_path / "r", rate=30.0, projection="full")
+    found = run.quality()
     block = run.store.read(0, 60, dtype=torch.float64)
     assert block.rows is not None
     each = [30.0 / 10 * torch.linalg.matrix_norm(g, 2) ** 2 / 2 for g in block.rows.split(10)]
@@ -47,14 +47,14 @@ def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None
 
 
 def test_energy_coverage_and_clipping(tmp_path: Path) -> None:
-    full, _ = recorded(tmp_path / "full", subspace="full", clip=0.1)
-    assert full.validity().kept == pytest.approx(1.0, rel=1e-4)
-    assert full.validity().clipped == 1.0
+    full, _ = recorded(tmp_path / "full", projection="full", clip=0.1)
+    assert full.quality().kept == pytest.approx(1.0, rel=1e-4)
+    assert full.quality().clipped == 1.0
     small, _ = recorded(tmp_path / "small", rank=1, warmup_steps=2)
-    assert 0.05 < small.validity().kept < 0.999
-    part, _ = recorded(tmp_path / "part", subspace="full", layers=["2.*"])
-    assert 0 < part.validity().coverage < 1
-    assert part.validity().kept == pytest.approx(1.0, rel=1e-4), "energy is measured within what is recorded"
+    assert 0.05 < small.quality().kept < 0.999
+    part, _ = recorded(tmp_path / "part", projection="full", layers=["2.*"])
+    assert 0 < part.quality().coverage < 1
+    assert part.quality().kept == pytest.approx(1.0, rel=1e-4), "energy is measured within what is recorded"
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.01])
@@ -64,8 +64,8 @@ def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: floa
     train(tmp_path / "run", model, torch.optim.SGD(head, lr=0.1), 3, max_norm=max_norm)
     run = backstory.open(tmp_path / "run")
     assert run.store.steps().coverage.max() < 0.999, "the backbone has gradients"
-    assert run.validity().coverage == 1.0
-    assert "The recorded parameters hold 100.0% of the squared gradient norm." in run.validity().words()
+    assert run.quality().coverage == 1.0
+    assert "The recorded parameters hold 100.0% of the squared gradient norm." in run.quality().words()
     assert run.config["left_out"] == []
     assert [n for n in run.notes() if "parameters" in n] == [
         "2 parameters are in no group of the optimizer, and taken as not trained"
@@ -90,7 +90,7 @@ def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path
     train(tmp_path / "run", model, optimizer, 2, layers=["!2.bias"], seen=seen, max_norm=0.01)
     run = backstory.open(tmp_path / "run")
     assert stored(tmp_path / "run").table.trained.tolist() == pytest.approx(expected, rel=1e-9)
-    assert run.validity().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
+    assert run.quality().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
     (note,) = [n for n in run.notes() if "not recorded" in n]
     assert (
         note == f"1 parameters are not recorded; the rest covers {sum(expected) / 2:.1%} of the squared gradient norm"
@@ -104,14 +104,13 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
     run = backstory.open(tmp_path / "run")
     said = {"momentum": "momentum 0.9 and Nesterov", "weight_decay": "weight decay 0.01"}.get(next(iter(settings), ""))
     answer = run.query(model, cross_entropy, batch_of(ids_of(0)))
-    assert answer.validity is not None
+    assert answer.quality is not None
     if said is None:
-        assert "SGD's steps are modelled exactly." in answer.validity["words"]
+        assert "SGD's steps are modelled exactly." in answer.quality["words"]
         assert not any("proxy" in n for n in (*run.notes(), *answer.notes))
         return
     assert (
-        answer.validity["words"][0]
-        == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
+        answer.quality["words"][0] == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
     )
     note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
     assert note in answer.notes
@@ -131,7 +130,7 @@ def test_a_proxy_of_before_claims_nothing_that_it_does_not_know(tmp_path: Path) 
 
 
 def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path) -> None:
-    run, model = recorded(tmp_path / "r", subspace="full")
+    run, model = recorded(tmp_path / "r", projection="full")
     x = torch.ones(2, 6)
 
     def ask(m: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -142,13 +141,13 @@ def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path)
     run.embed()
     embedded = run.query(model, ask, x)
     assert (adjoint.method, embedded.method) == ("adjoint", "embeddings")
-    same_report(embedded.validity, adjoint.validity)
-    same_report(run.validity().as_dict(), adjoint.validity)
+    same_report(embedded.quality, adjoint.quality)
+    same_report(run.quality().as_dict(), adjoint.quality)
 
 
 def test_words_follow_the_numbers() -> None:
-    good = Validity(10, 0.0, 1.0, "SGD", "exactly", "exact:10", "full", kept=1.0, largest_growth=0.4)
-    bad = Validity(10, 0.5, 0.7, "AdamW", "as plain SGD steps, the paper's proxy", "empirical", "learned", kept=0.3,
+    good = Quality(10, 0.0, 1.0, "SGD", "exactly", "exact:10", "full", kept=1.0, largest_growth=0.4)
+    bad = Quality(10, 0.5, 0.7, "AdamW", "as plain SGD steps, the paper's proxy", "empirical", "learned", kept=0.3,
                    largest_growth=2.0, largest_growth_step=4, expanding_steps=[4, 5])  # fmt: skip
     assert len(bad.words()) == 6
     text = " ".join(bad.words())
@@ -168,9 +167,9 @@ def test_words_follow_the_numbers() -> None:
 
 def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -> None:
     model = mlp()
-    seen = adam.record(tmp_path / "r", model, adamw(model), 6, subspace="random", rank=2)
+    seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="random", rank=2)
     run = backstory.open(tmp_path / "r")
-    found = run.validity()
+    found = run.quality()
     text = " ".join(found.words())
     assert (
         "AdamW's steps are modelled with its second moment as it was in the run, factored over rows and columns."
@@ -179,7 +178,7 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
     assert found.drift == pytest.approx(run.store.steps().drift.mean(), rel=1e-12)
     assert found.drift > 0
     assert f"change by {found.drift:.1%} from step to step; that change is left out." in text
-    told = run.query(model, cross_entropy, batch_of([0])).validity
+    told = run.query(model, cross_entropy, batch_of([0])).quality
     assert told is not None
     assert told["words"] == found.words()
     rows = run.store.read(0, 18, dtype=torch.float64).rows
@@ -191,8 +190,8 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
 
 def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path) -> None:
     model = mlp()
-    seen = adam.record(tmp_path / "r", model, adamw(model), 6, subspace="full")
-    found = backstory.open(tmp_path / "r").validity()
+    seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="full")
+    found = backstory.open(tmp_path / "r").quality()
     text = " ".join(found.words())
     assert "AdamW's steps are modelled with its second moment as it was in the run." in text
     assert found.drift == 0

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import UsageError
+from backstory.maths.steps import Contraction
 
 D = torch.float64
 ORDER = [[0, 1, 2], [3, 4, 0], [1, 5, 2], [0, 3, 2], [4, 1, 0]]  # 5 occurs once
@@ -37,7 +38,7 @@ def train(settings: dict[str, Any], without: int | None = None, path: Path | Non
             optimizer.zero_grad()
         return model
     with backstory.record(
-        model, optimizer, path, loss_reduction="mean", subspace="full", encoding="float64", curvature="exact:1"
+        model, optimizer, path, loss_reduction="mean", projection="full", encoding="float64", curvature="exact:1"
     ) as rec:
         for ids in ORDER:
             with rec.step(ids) as s:
@@ -68,7 +69,7 @@ def test_corrected_removal_is_retraining_on_a_quadratic(tmp_path: Path, settings
     model = train(settings, path=tmp_path / "run")
     question = torch.eye(3, dtype=D)
     samples = [0, 1, 5]
-    found = backstory.open(tmp_path / "run").predict_removal(samples, model, loss, question, gamma=0.0)
+    found = backstory.open(tmp_path / "run").predict_removal(samples, model, loss, question, contraction="never")
     base = loss(model, question).detach()
     truth = torch.stack([loss(train(settings, without=z), question).detach() - base for z in samples], 1)
     torch.testing.assert_close(found.corrected, truth, rtol=1e-9, atol=1e-12)
@@ -76,10 +77,12 @@ def test_corrected_removal_is_retraining_on_a_quadratic(tmp_path: Path, settings
     assert found.samples == (0, 1, 5)
 
 
-@pytest.mark.parametrize("gamma", [0.0, None])
-def test_one_occurrence_needs_no_correction(tmp_path: Path, gamma: float | None) -> None:
+@pytest.mark.parametrize("contraction", ["never", "always"])
+def test_one_occurrence_needs_no_correction(tmp_path: Path, contraction: Contraction) -> None:
     model = train({"momentum": 0.7}, path=tmp_path / "run")
-    found = backstory.open(tmp_path / "run").predict_removal([5, 0], model, loss, torch.eye(3, dtype=D), gamma=gamma)
+    found = backstory.open(tmp_path / "run").predict_removal(
+        [5, 0], model, loss, torch.eye(3, dtype=D), contraction=contraction
+    )
     torch.testing.assert_close(found.plain[:, 0], found.corrected[:, 0], rtol=1e-10, atol=1e-14)
     assert (found.plain - found.corrected)[:, 1].norm() > 0
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import LockedError, MismatchError, StoreError, UsageError
+from backstory.maths.steps import Contraction
 from backstory.results.influence import Hit
 from backstory.run.run import Run
 
@@ -96,7 +97,7 @@ def test_the_last_step_agrees_with_finite_differences(
 ) -> None:
     """Positive: with less of the sample, the query's loss would be higher."""
     trained = Trained(tmp_path / "run", name, grouped, max_norm)
-    answer = trained.run.query(trained.model, cross_entropy, QUERY, gamma=0.0)
+    answer = trained.run.query(trained.model, cross_entropy, QUERY, contraction="never")
     h, expected = 1e-4, []
     for i in range(3):
         less, more = (torch.ones(3).double() for _ in range(2))
@@ -131,23 +132,25 @@ def test_all_steps_agree_with_autograd_through_the_recorded_steps(
     embeddings, _ = oracles.unrolled(steps)
     v = one_backward_each(trained.model, QUERY, cross_entropy, trained_names(trained.model))
     expected = v @ torch.cat(embeddings).T
-    for joint, method in ((True, "adjoint"), (True, "embeddings")):
-        trained.run.embed(gamma=0.0, dtype=torch.float64, encoding="float64", joint=joint)
-        answer = trained.run.query(trained.model, cross_entropy, QUERY, gamma=0.0, method=method)
+    for method in ("adjoint", "embeddings"):
+        trained.run.embed(contraction="never", dtype=torch.float64, encoding="float64")
+        answer = trained.run.query(trained.model, cross_entropy, QUERY, contraction="never", method=method)
         assert answer.method == method
         assert_close(answer.scores, expected, 1e-9)
 
 
-@pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize("gamma", [0.0, None])
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("contraction", ["never", "always"])
 @pytest.mark.parametrize(("name", "grouped", "max_norm"), CASES[::3])
 def test_embeddings_and_adjoint_agree(
-    name: str, grouped: bool, max_norm: float | None, gamma: float | None, joint: bool, tmp_path: Path
+    name: str, grouped: bool, max_norm: float | None, contraction: Contraction, per_layer: bool, tmp_path: Path
 ) -> None:
     trained = Trained(tmp_path / "run", name, grouped, max_norm)
-    trained.run.embed(gamma=gamma, joint=joint, dtype=torch.float64, encoding="float64")
+    trained.run.embed(contraction=contraction, per_layer=per_layer, dtype=torch.float64, encoding="float64")
     by = {
-        method: trained.run.query(trained.model, cross_entropy, QUERY, gamma=gamma, joint=joint, method=method)
+        method: trained.run.query(
+            trained.model, cross_entropy, QUERY, contraction=contraction, per_layer=per_layer, method=method
+        )
         for method in ("adjoint", "embeddings")
     }
     assert by["embeddings"].method == "embeddings"
@@ -246,13 +249,15 @@ def same_hits(found: list[Hit], expected: list[Hit]) -> None:
 def test_methods(run: Pair) -> None:
     opened, model = run
     assert opened.query(model, cross_entropy, QUERY).method == "adjoint"
-    with pytest.raises(UsageError, match=r"no embeddings for step 6 with joint=True, gamma=expanding: call run\.embed"):
+    with pytest.raises(
+        UsageError, match=r"no embeddings for step 6 with per_layer=False, contraction=when_expanding: call run\.embed"
+    ):
         opened.query(model, cross_entropy, QUERY, method="embeddings")
     with pytest.raises(UsageError, match="method='magic'; expected one of auto, adjoint, embeddings"):
         opened.query(model, cross_entropy, QUERY, method="magic")
-    opened.embed(joint=False)
+    opened.embed(per_layer=True)
     assert opened.query(model, cross_entropy, QUERY).method == "adjoint", "embeddings of another form do not fit"
-    independent = opened.query(model, cross_entropy, QUERY, joint=False)
+    independent = opened.query(model, cross_entropy, QUERY, per_layer=True)
     assert independent.method == "embeddings"
     assert "parameters taken as independent" in independent.notes
 
@@ -372,7 +377,7 @@ def test_tied_weights_can_be_asked(tmp_path: Path) -> None:
                 curved(model, batch).mean().backward()
                 optimizer.step()
     v = one_backward_each(model, batches[0], curved, trained_names(model))
-    answer = backstory.open(tmp_path / "run").query(model, lambda m, b: curved(m, b), batches[0], gamma=0.0)
+    answer = backstory.open(tmp_path / "run").query(model, lambda m, b: curved(m, b), batches[0], contraction="never")
     assert_close(answer.scores[:, 3:], 0.01 / 3 * v @ rows.T, 1e-10)
     assert np.asarray(answer.steps).tolist() == [0, 0, 0, 1, 1, 1]
 

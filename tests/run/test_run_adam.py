@@ -57,7 +57,7 @@ def train(name: str, max_norm: float | None, weights: Tensor, held: list[State] 
     replay, kept = bool(held), [] if held is None else held
     rec = None
     if path is not None:
-        rec = backstory.record(model, optimizer, path, loss_reduction="mean", subspace="full", encoding="float64",
+        rec = backstory.record(model, optimizer, path, loss_reduction="mean", projection="full", encoding="float64",
                                curvature="exact:3").__enter__()  # fmt: skip
     for t in range(STEPS):
         x, y = data(ids_of(t, SIZE))
@@ -131,25 +131,27 @@ def test_influences_are_finite_differences_of_torchs_own_steps(
     clipped = run.store.steps().clip < 1
     assert clipped.all() if max_norm else not clipped.any()
     expected = differences(name, max_norm, held)
-    answer = run.query(model, cross_entropy, QUERY, gamma=0.0)
+    answer = run.query(model, cross_entropy, QUERY, contraction="never")
     causes = "Only early steps: momentum or decay. All: the rate, P or the bias correction. -1: the sign."
     assert_close(answer.scores.T, expected.T, ROUNDING, causes)
-    run.embed(gamma=0.0, dtype=torch.float64, encoding="float64")
-    embedded = run.query(model, cross_entropy, QUERY, gamma=0.0, method="embeddings")
+    run.embed(contraction="never", dtype=torch.float64, encoding="float64")
+    embedded = run.query(model, cross_entropy, QUERY, contraction="never", method="embeddings")
     assert_close(embedded.scores.T, expected.T, ROUNDING, causes)
     P = torch.stack([x["P"] for x in held])
     torch.testing.assert_close(run.store.diagonal(0, STEPS), P.float(), rtol=1e-6, atol=0)
     monkeypatch.setattr(RunStore, "diagonal", lambda self, lo, hi: P[lo:hi])  # in float64, all that is left is exact
-    assert_close(run.query(model, cross_entropy, QUERY, gamma=0.0, method="adjoint").scores.T, expected.T, 1e-9, causes)
+    assert_close(
+        run.query(model, cross_entropy, QUERY, contraction="never", method="adjoint").scores.T, expected.T, 1e-9, causes
+    )
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "full": {"subspace": "full"},
-    "mask": {"subspace": "mask", "rank": 2},
-    "random": {"subspace": "random", "rank": 2},
-    "learned": {"subspace": "learned", "rank": 2, "warmup_steps": 3},
-    "learned, split rows": {"subspace": "learned", "rank": 2, "warmup_steps": 3, "curvature": "empirical/3"},
-    "full, split rows": {"subspace": "full", "curvature": "empirical/3"},
+    "full": {"projection": "full"},
+    "mask": {"projection": "mask", "rank": 2},
+    "random": {"projection": "random", "rank": 2},
+    "learned": {"projection": "learned", "rank": 2, "warmup_steps": 3},
+    "learned, split rows": {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature": "empirical/3"},
+    "full, split rows": {"projection": "full", "curvature": "empirical/3"},
 }
 
 
@@ -162,47 +164,53 @@ def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(out.mT, batch[0][:, 1:], reduction="none").mean(1)
 
 
-@pytest.mark.parametrize("joint", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", SETTINGS)
-def test_embeddings_and_adjoint_agree(case: str, joint: bool, tmp_path: Path) -> None:
+def test_embeddings_and_adjoint_agree(case: str, per_layer: bool, tmp_path: Path) -> None:
     model = seeded(Tiny())
     settings = {"tokens": 4, "max_norm": 0.5, "losses": next_token, "batch": sequences, **SETTINGS[case]}
     adam.record(tmp_path / "run", model, adamw(model), 6, **settings)
     run = backstory.open(tmp_path / "run")
     assert (run.store.steps().clip < 1).any()
     question = (model, next_token, sequences([20, 21, 22]))
-    for gamma in (0.0, None, "auto"):
-        run.embed(gamma=gamma, joint=joint, dtype=torch.float64, encoding="float64")
-        by_rows = run.query(*question, gamma=gamma, joint=joint, method="adjoint").scores
-        by_embeddings = run.query(*question, gamma=gamma, joint=joint, method="embeddings").scores
+    for contraction in ("never", "always", "auto"):
+        run.embed(contraction=contraction, per_layer=per_layer, dtype=torch.float64, encoding="float64")
+        by_rows = run.query(*question, contraction=contraction, per_layer=per_layer, method="adjoint").scores
+        by_embeddings = run.query(*question, contraction=contraction, per_layer=per_layer, method="embeddings").scores
         assert_close(by_embeddings, by_rows, 1e-9)
         assert by_rows.abs().max() > 1e-6
-    run.embed(joint=joint, encoding="float32")
-    assert_close(run.query(*question, joint=joint, method="embeddings").scores, by_rows, 1e-5)
+    run.embed(per_layer=per_layer, encoding="float32")
+    assert_close(run.query(*question, per_layer=per_layer, method="embeddings").scores, by_rows, 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("curvature", "form"), [("empirical", "expanding"), ("empirical/1", "expanding"), ("empirical/2", None)]
+    ("curvature", "form"),
+    [("empirical", "when_expanding"), ("empirical/1", "when_expanding"), ("empirical/2", "always")],
 )
 def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, form: Any, tmp_path: Path) -> None:
     model = seeded(Tiny())
     settings: dict[str, Any] = {
-        "tokens": 4, "losses": next_token, "batch": sequences, "subspace": "full", "curvature": curvature,
+        "tokens": 4, "losses": next_token, "batch": sequences, "projection": "full", "curvature": curvature,
     }  # fmt: skip
     adam.record(tmp_path / "run", model, adamw(model), 6, **settings)
     run = backstory.open(tmp_path / "run")
     assert run.form() == run.form(form) == form
     question = (model, next_token, sequences([20, 21, 22]))
-    found = {gamma: run.query(*question, gamma=gamma).scores for gamma in ("auto", "expanding", None, 0.0)}
+    found = {
+        contraction: run.query(*question, contraction=contraction).scores
+        for contraction in ("auto", "when_expanding", "always", "never")
+    }
     assert_same(found["auto"], found[form], 2 * terms_of(model, 6, 3 * 5))
-    assert not torch.allclose(found["expanding"], found[None], rtol=1e-3)
+    assert not torch.allclose(found["when_expanding"], found["always"], rtol=1e-3)
     run.embed()
-    assert run.query(*question).method == run.query(*question, gamma=form).method == "embeddings"
-    assert run.query(*question, gamma=0.0).method == "adjoint"
-    with pytest.raises(UsageError, match=r"found gamma='literal'; expected 'auto', 'expanding', None"):
-        run.query(*question, gamma="literal")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="found gamma=-1"):
-        run.embed(gamma=-1)
+    assert run.query(*question).method == run.query(*question, contraction=form).method == "embeddings"
+    assert run.query(*question, contraction="never").method == "adjoint"
+    with pytest.raises(
+        UsageError, match=r"found contraction='literal'; expected 'auto', 'always', 'never', 'when_expanding'"
+    ):
+        run.query(*question, contraction="literal")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="found contraction=-1"):
+        run.embed(contraction=-1)
 
 
 @pytest.mark.parametrize("case", ["full", "random", "learned"])
@@ -259,7 +267,7 @@ def test_answers_in_adams_coordinates_are_those_of_autograd_through_the_scaled_s
     question = sequences([20, 21])
     v = projected(one_backward_each(model, question, next_token, trained_names(model)) * seen[-1].half, model, path)
     expected = v @ torch.cat(oracles.unrolled(steps)[0]).T
-    answer = backstory.open(path).query(model, next_token, question, gamma=0.0)
+    answer = backstory.open(path).query(model, next_token, question, contraction="never")
     assert_close(answer.scores, expected, 1e-8, "A common ratio for each query: the scale of another step.")
 
 
@@ -302,7 +310,7 @@ def test_removal_of_a_sample_that_occurs_once_is_its_influence(case: str, tmp_pa
 
 def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     model = mlp()
-    adam.record(tmp_path / "run", model, adamw(model), 4, subspace="learned", rank=2, optimizer_model="sgd")
+    adam.record(tmp_path / "run", model, adamw(model), 4, projection="learned", rank=2, optimizer_model="sgd")
     run = backstory.open(tmp_path / "run")
     said = {k: run.config["optimizer"][k] for k in ("class", "modelled_as", "coordinates")}
     assert said == {"class": "AdamW", "modelled_as": "sgd", "coordinates": "raw"}
@@ -311,7 +319,7 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     answer = run.query(model, cross_entropy, batch_of([1]))
     assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.notes)
     assert (
-        run.validity()
+        run.quality()
         .words()[0]
         .endswith("the paper's proxy, without Adam's second moment, momentum 0.8 and weight decay 0 to 0.3.")
     )

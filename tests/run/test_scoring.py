@@ -42,18 +42,22 @@ def test_embeddings_read_in_pieces_are_the_same(tmp_path: Path, monkeypatch: pyt
     said: list[tuple[int, int]] = []
     assert_same(collect(by_embeddings(store, v, 5, 15, lambda a, b: said.append((a, b))), 2, 15), whole, store.width)
     assert said == [(4, 15), (8, 15), (12, 15), (15, 15)]
-    adjoint = collect(by_adjoint(store, v, 5, joint=True, gamma="expanding", progress=None), 2, 15)
+    adjoint = collect(by_adjoint(store, v, 5, per_layer=False, contraction="when_expanding", progress=None), 2, 15)
     assert_close(whole, adjoint, 1e-10)
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_small_chunks_give_the_same_adjoint(joint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_small_chunks_give_the_same_adjoint(per_layer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     train(tmp_path / "run", model, sgd(model, momentum=0.9), 5)
     store, v = RunStore.open(tmp_path / "run"), normal(2, 26)
-    whole = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=None), 2, 15)
+    whole = collect(by_adjoint(store, v, 5, per_layer=per_layer, contraction="always", progress=None), 2, 15)
     monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
-    found = collect(by_adjoint(store, v, 5, joint=joint, gamma=None, progress=lambda a, b: said.append((a, b))), 2, 15)
+    found = collect(
+        by_adjoint(store, v, 5, per_layer=per_layer, contraction="always", progress=lambda a, b: said.append((a, b))),
+        2,
+        15,
+    )
     assert_same(found, whole, 2 * terms_of(model, 5))
     assert said == [(i, 5) for i in range(1, 6)]

@@ -27,12 +27,12 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 RUNS: dict[str, Any] = {
-    "sgd": (lambda m: sgd(m, 0.3), {"subspace": "full"}, None),
-    "sgd, clipped": (lambda m: sgd(m, 0.3), {"subspace": "full"}, 0.1),
-    "momentum": (lambda m: sgd(m, 0.1, momentum=0.9, weight_decay=0.1), {"subspace": "full"}, 0.1),
-    "nesterov": (lambda m: sgd(m, 0.1, momentum=0.9, nesterov=True), {"subspace": "random", "rank": 2}, None),
-    "adamw, diagonal": (adamw, {"subspace": "full"}, None),
-    "adamw, learned": (adamw, {"subspace": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
+    "sgd": (lambda m: sgd(m, 0.3), {"projection": "full"}, None),
+    "sgd, clipped": (lambda m: sgd(m, 0.3), {"projection": "full"}, 0.1),
+    "momentum": (lambda m: sgd(m, 0.1, momentum=0.9, weight_decay=0.1), {"projection": "full"}, 0.1),
+    "nesterov": (lambda m: sgd(m, 0.1, momentum=0.9, nesterov=True), {"projection": "random", "rank": 2}, None),
+    "adamw, diagonal": (adamw, {"projection": "full"}, None),
+    "adamw, learned": (adamw, {"projection": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
 }
 
 
@@ -56,20 +56,20 @@ def queries(run: Run) -> Tensor:
     return normal(2, run.store.width, seed=3)
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RUNS)
-def test_segments_are_one_sweep_at_every_checkpoint(name: str, count: int, joint: bool, tmp_path: Path) -> None:
+def test_segments_are_one_sweep_at_every_checkpoint(name: str, count: int, per_layer: bool, tmp_path: Path) -> None:
     run = recorded(name, tmp_path / "run")
     v = queries(run)
     assert run.checkpoints == [0, 3, 6, 9]
-    run.embed(segments=count, joint=joint, **EXACT)
+    run.embed(segments=count, per_layer=per_layer, **EXACT)
     for at in (3, 6, 9):
-        answer = run.query_gradients(v, at, joint=joint)
+        answer = run.query_gradients(v, at, per_layer=per_layer)
         assert answer.method == "segments"
-        assert_close(answer.scores, run.query_gradients(v, at, joint=joint, method="adjoint").scores, 1e-10)
-        composed = run.embeddings(at, joint=joint)
-        run.embed(at, joint=joint, **EXACT)  # a fresh sweep that ends there
+        assert_close(answer.scores, run.query_gradients(v, at, per_layer=per_layer, method="adjoint").scores, 1e-10)
+        composed = run.embeddings(at, per_layer=per_layer)
+        run.embed(at, per_layer=per_layer, **EXACT)  # a fresh sweep that ends there
         fresh = run.store.read_embeddings(at, 0, 3 * at, dtype=torch.float64)
         assert_close(composed, fresh.float(), 1e-5)
         assert_close(v @ fresh.T, answer.scores, 1e-10)
@@ -160,7 +160,7 @@ def test_a_death_between_two_forms_of_a_segment_leaves_neither(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("backstory.store.embeddings.write_json", full)
         with pytest.raises(OSError, match="no space"):
-            run.embed(segments=3, gamma=0.0, **EXACT)
+            run.embed(segments=3, contraction="never", **EXACT)
     assert len(backstory.open(run.path).store.segments()) == 2
     answer = backstory.open(run.path).query_gradients(queries(run))
     assert answer.method == "adjoint"
@@ -173,7 +173,7 @@ def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> N
     v = queries(run)
     run.embed(segments=3, **EXACT)
     expected = run.query_gradients(v).scores
-    segments.compute(run.path, (7, 9), segments.Form(True, "expanding", "float64", "float64"), False)
+    segments.compute(run.path, (7, 9), segments.Form(False, "when_expanding", "float64", "float64"), False)
     run = backstory.open(run.path)
     assert (7, 9) in run.store.segments()
     told: list[tuple[int, int]] = []
@@ -211,21 +211,21 @@ def test_boundaries_are_checkpoints_and_about_equal(tmp_path: Path) -> None:
 
 def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    run.embed(segments=3, gamma=0.0, **EXACT)
+    run.embed(segments=3, contraction="never", **EXACT)
     v = queries(run)
     assert run.query_gradients(v).method == "adjoint"
-    assert run.query_gradients(v, gamma=0.0).method == "segments"
-    assert run.query_gradients(v, 5, gamma=0.0).method == "adjoint", "no segment ends at step 5"
+    assert run.query_gradients(v, contraction="never").method == "segments"
+    assert run.query_gradients(v, 5, contraction="never").method == "adjoint", "no segment ends at step 5"
     with pytest.raises(UsageError, match=r"call run\.embed"):
-        run.embeddings(5, gamma=0.0)
+        run.embeddings(5, contraction="never")
 
 
 def test_the_report_is_that_of_one_sweep(tmp_path: Path) -> None:
     run = recorded("momentum", tmp_path / "run")
     v = queries(run)
-    whole = run.query_gradients(v, method="adjoint").validity
+    whole = run.query_gradients(v, method="adjoint").quality
     run.embed(segments=3, **EXACT)
-    same_report(run.query_gradients(v).validity, whole)
+    same_report(run.query_gradients(v).quality, whole)
 
 
 def test_training_on_drops_later_segments_only(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ def blocks(E: Tensor, *cuts: int) -> Iterator[tuple[int, Tensor]]:
 def test_embeddings_come_back_in_row_order(tmp_path: Path) -> None:
     E = embedding(0)
     with new_run(tmp_path / "run", 5) as store:
-        store.write_embeddings(5, blocks(E, 3, 4), {"gamma": 1}, encoding="float64")
+        store.write_embeddings(5, blocks(E, 3, 4), {"contraction": 1}, encoding="float64")
         assert torch.equal(store.read_embeddings(5, 0, ROWS, dtype=torch.float64), E)
         assert store.verify() == []
     reader = RunStore.open(tmp_path / "run")
-    assert reader.embeddings() == {5: {"gamma": 1}}
+    assert reader.embeddings() == {5: {"contraction": 1}}
     assert torch.equal(reader.read_embeddings(5, 2, 6, dtype=torch.float64), E[2:6])
 
 

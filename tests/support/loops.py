@@ -20,7 +20,7 @@ from backstory.store import RunStore, StepTable
 
 Batch = tuple[Tensor, ...]
 Losses = Callable[[nn.Module, Batch], Tensor]  # (model, batch) -> ℓ of each sample (B,)
-FULL: dict[str, Any] = {"subspace": "full", "encoding": "float64"}
+FULL: dict[str, Any] = {"projection": "full", "encoding": "float64"}
 
 
 class Interrupted(Exception):
@@ -140,7 +140,7 @@ def same_numbers(a: Stored, b: Stored, terms: int, dtype: torch.dtype = torch.fl
 
 
 def same_report(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> None:
-    """Two reports on a run's validity, each from a sweep of its own: numbers up to the rounding of float32."""
+    """Two reports on a run's quality, each from a sweep of its own: numbers up to the rounding of float32."""
     assert a is not None
     assert b is not None
     assert a.keys() == b.keys()

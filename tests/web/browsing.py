@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from backstory.run.run import Run
 from backstory.web.app import make_app
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for anything that a test waits for

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from tests.web.recipes import RECIPE, recorded
 
 from backstory.web.app import make_app
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 
 BASE = "http://127.0.0.1"
 

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from backstory.demo.png import png
-from backstory.web import shapes
+from backstory.web import schemas as shapes
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 PLACE: dict[str, Any] = {
@@ -67,10 +67,10 @@ def trust() -> shapes.Trust:
 def overview(**more: Any) -> shapes.Overview:
     known: dict[str, Any] = {
         "name": "example", "created": "2025-11-16T09:30:00+00:00", "model": "Sequential, 12,345 parameters", "optimizer": "AdamW", "steps": 120,
-        "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "subspace": "learned", "recipe": "a.b:c",
+        "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "projection": "learned", "recipe": "a.b:c",
         "checkpoints": [40, 80, 120], "query_sets": PLACE["query_sets"], "default_queries": "law", "can_type": True,
         "can_upload": True, "can_shade": True, "has": shapes.Has(text=True, image=False, source=True, label=True),
-        "loss": timeline().loss, "validity": trust(), "notes": ["a note"], "missing": ["an image: the recipe has no image="],
+        "loss": timeline().loss, "quality": trust(), "notes": ["a note"], "missing": ["an image: the recipe has no image="],
         "timeline": timeline(),
     }  # fmt: skip
     return shapes.Overview(**{**known, **more})
@@ -127,7 +127,7 @@ def answer(**more: Any) -> shapes.Answer:
     known: dict[str, Any] = {
         "query": query, "at": 120, "checkpoints": [40, 80, 120], "helpful": [hit(k, 0.05 / (k + 1)) for k in range(3)],
         "harmful": [hit(k + 3, -0.03 / (k + 1)) for k in range(3)], "timeline": pace, "replay": None, "method": "segments",
-        "validity": trust(), "notes": ["a note"], "unit": "nats of the query's loss", "seconds": 0.123,
+        "quality": trust(), "notes": ["a note"], "unit": "nats of the query's loss", "seconds": 0.123,
     }  # fmt: skip
     return shapes.Answer(**{**known, **more})
 

@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from backstory.web.asking import FORM, JSON, Shaded, documented, read, read_upload
 from backstory.web.errors import Refused
-from backstory.web.shapes import Question
+from backstory.web.schemas import Question
 
 
 def request(body: bytes, kind: str | None) -> Request:

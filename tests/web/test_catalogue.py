@@ -7,7 +7,7 @@ import pytest
 from tests.web.recipes import BATCH, SOURCES, STEPS, TEXTS, recipe
 
 from backstory.web.errors import Refused
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 
 
 def names(opened: Opened, **asked: object) -> list[str]:

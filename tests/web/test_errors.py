@@ -7,9 +7,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from backstory.errors import StoreError, UsageError
-from backstory.web import shapes
+from backstory.web import schemas as shapes
 from backstory.web.errors import Refused, failure, refused
-from backstory.web.opened import Stopped
+from backstory.web.state import Stopped
 
 
 def test_an_expected_error_keeps_its_words() -> None:

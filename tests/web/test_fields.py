@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from backstory.web.asking import Shaded, Upload
 from backstory.web.fields import NAMES, wrong
-from backstory.web.shapes import Question
+from backstory.web.schemas import Question
 
 
 def said(shape: type[Question | Upload], body: Any) -> str:

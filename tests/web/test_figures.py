@@ -4,7 +4,8 @@ import pytest
 from tests.web import examples
 from tests.web.test_drawing import valid
 
-from backstory.web import figures, shapes
+from backstory.web import figures
+from backstory.web import schemas as shapes
 from backstory.web.drawing import BARS
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.web import examples
 
-from backstory.web import pages, shapes
+from backstory.web import pages
+from backstory.web import schemas as shapes
 from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -327,11 +328,11 @@ def test_a_comparison_says_what_it_is_about_and_how_far_to_trust_it() -> None:
 @pytest.mark.parametrize("name", ["overview", "answer", "sources", "harmful"])
 def test_a_badge_says_how_far_to_trust_it_and_why(name: str) -> None:
     known = shapes.Trust(
-        verdict="weak", reason="The subspace keeps 13%.", early="Early steps are understated.", words=[]
+        verdict="weak", reason="The projection keeps 13%.", early="Early steps are understated.", words=[]
     )
-    html = page(name, examples.PAGES[name](validity=known))
+    html = page(name, examples.PAGES[name](quality=known))
     assert 'data-verdict="weak"' in html
-    for said in ("Trust: weak", "The subspace keeps 13%.", "Early steps are understated."):
+    for said in ("Trust: weak", "The projection keeps 13%.", "Early steps are understated."):
         assert said in html
 
 

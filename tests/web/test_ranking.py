@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from backstory.web import ranking
-from backstory.web.opened import Opened
-from backstory.web.shapes import HELPED, HURT
+from backstory.web.schemas import HELPED, HURT
+from backstory.web.state import Opened
 
 
 def summed(opened: Opened, scores: np.ndarray) -> dict[str, float]:

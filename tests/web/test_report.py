@@ -14,11 +14,13 @@ from tests.web.test_pages import Reader, read
 
 from backstory.demo import digits, texts
 from backstory.web import report as made
-from backstory.web import shapes, views, views_ask, views_samples, words
+from backstory.web import schemas as shapes
+from backstory.web import views, views_samples, words
+from backstory.web import views_query as views_ask
 from backstory.web.app import make_app
-from backstory.web.opened import Opened
 from backstory.web.pages import plain as written
 from backstory.web.pages import static
+from backstory.web.state import Opened
 
 FIGURES = (
     "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "erasers", "pace", "replay_helpful", "replay_harmful",
@@ -74,7 +76,7 @@ def test_it_says_what_it_contains_and_how_far_to_trust_it(
     assert "This report contains training data." in text
     assert "The run was made on" in text
     assert "positive: the sample helped" in text
-    assert all(" ".join(words.split()) in text for words in found.overview.validity.words)
+    assert all(" ".join(words.split()) in text for words in found.overview.quality.words)
     assert found.timeline.phases.words in text
     for hit in (found.helpful[0], found.harmful[0], found.answer.helpful[0], found.answer.harmful[0]):
         assert f"sample {hit.sample.id}" in text
@@ -90,8 +92,8 @@ def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
 ) -> None:
     reader, found = plain(pages[name]), made.gathered(runs[name])
     assert found.sources is not None
-    answers = [a.validity for a in found.answers]
-    judged = [found.overview.validity, found.sources.validity, found.hurt.validity, *answers]
+    answers = [a.quality for a in found.answers]
+    judged = [found.overview.quality, found.sources.quality, found.hurt.quality, *answers]
     shown = [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a]
     assert shown == [x.verdict for x in judged]
     text = words_of(reader.text)

@@ -8,7 +8,7 @@ from backstory.web.trust import EARLY, trust, verdict
 
 SOUND: dict[str, Any] = {
     "steps": 252, "clipped": 0.0, "coverage": 1.0, "optimizer": "SGD", "modelled": "exactly", "curvature": "exact:10",
-    "subspace": "learned", "kept": 0.9, "largest_growth": 0.8, "largest_growth_step": 248, "expanding_steps": [], "drift": 0.0,
+    "projection": "learned", "kept": 0.9, "largest_growth": 0.8, "largest_growth_step": 248, "expanding_steps": [], "drift": 0.0,
     "words": ["SGD's steps are modelled exactly."],
 }  # fmt: skip
 
@@ -16,10 +16,10 @@ SOUND: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("more", "word", "reason"),
     [
-        ({}, "good", "SGD's steps are modelled exactly, and the subspace keeps 90% of the step gradients' energy."),
-        ({"kept": 0.13}, "weak", "The subspace keeps 13% of the step gradients' energy."),
+        ({}, "good", "SGD's steps are modelled exactly, and the projection retains 90% of the gradients' squared norm."),
+        ({"kept": 0.13}, "weak", "The projection retains 13% of the gradients' squared norm."),
         ({"kept": 0.6}, "fair", "keeps 60%"),
-        ({"kept": 0.13, "subspace": "random"}, "good", "SGD's steps are modelled exactly."),
+        ({"kept": 0.13, "projection": "random"}, "good", "SGD's steps are modelled exactly."),
         ({"coverage": 0.95}, "fair", "95.0% of the squared gradient norm"),
         ({"coverage": 0.4}, "weak", "40.0%"),
         ({"modelled": "as plain SGD steps, the paper's proxy, without momentum 0.9"}, "weak",

@@ -11,7 +11,7 @@ import backstory
 from backstory import insight
 from backstory.web import views
 from backstory.web.errors import Refused
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 
 
 def test_the_overview(opened: Opened) -> None:
@@ -22,7 +22,7 @@ def test_the_overview(opened: Opened) -> None:
     assert (found.can_type, found.can_upload, found.can_shade) == (True, True, True)
     assert len(found.loss) == STEPS
     assert all(x is not None and x > 0 for x in found.loss)
-    assert found.validity.words == backstory.open(opened.run.path).validity().words()
+    assert found.quality.words == backstory.open(opened.run.path).quality().words()
     assert found.timeline is not None
     assert found.timeline.queries == "law"
     assert found.created is not None
@@ -32,7 +32,7 @@ def test_the_overview_without_a_recipe(untrusted: Opened) -> None:
     found = views.overview(untrusted)
     assert (found.timeline, found.default_queries, found.can_type, found.can_shade) == (None, None, False, False)
     assert "--trust-recipe" in found.missing[0]
-    assert found.validity.words
+    assert found.quality.words
 
 
 def test_the_timeline_has_null_where_there_is_no_number(opened: Opened) -> None:
@@ -101,9 +101,9 @@ def test_every_answer_says_how_far_to_trust_it(opened: Opened) -> None:
         views.harmful(opened, None, 3, None),
         views.sources(opened, None, None, 16)[1],
     ):
-        assert found.validity.verdict in ("good", "fair", "weak")
-        assert found.validity.reason
-        assert "Early steps are understated" in found.validity.early
+        assert found.quality.verdict in ("good", "fair", "weak")
+        assert found.quality.reason
+        assert "Early steps are understated" in found.quality.early
 
 
 def test_cells_whose_interval_includes_zero_are_not_clear(opened: Opened) -> None:

@@ -5,7 +5,7 @@ from tests.web.recipes import TOLD
 
 from backstory.web import views_form
 from backstory.web.errors import Refused
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 
 
 def test_the_form_lists_mistakes_alone(opened: Opened) -> None:

@@ -9,7 +9,7 @@ import backstory
 from backstory import insight
 from backstory.web import views_samples
 from backstory.web.errors import Refused
-from backstory.web.opened import Opened
+from backstory.web.state import Opened
 from backstory.web.views_samples import life, samples
 
 

@@ -3,7 +3,8 @@
 import pytest
 from tests.web import examples
 
-from backstory.web import shapes, words
+from backstory.web import schemas as shapes
+from backstory.web import words
 
 
 def life(values: list[float | None]) -> shapes.Life:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..workloads import sample_losses, train_step
-from .harness import DIMS, Bench, linear_names, run
+from experiments.bench.peers.harness import DIMS, Bench, linear_names, run
+from experiments.bench.workloads import sample_losses, train_step
 
 
 def measure(bench: Bench) -> None:
@@ -38,7 +38,7 @@ def measure(bench: Bench) -> None:
     assert scores.shape == (work.samples, work.n_queries), scores.shape
     kept = sum(e.numel() * e.element_size() for e in rival.embeddings.values())
     bench.facts.update(
-        configuration=f"random {DIMS}×{DIMS}, linear layers, joint, SGD as a proxy",
+        configuration=f"random {DIMS}×{DIMS}, linear layers, per_layer, SGD as a proxy",
         dims=DIMS * DIMS * layers, store_bytes=kept, kept="in memory",
         finite=bool(torch.isfinite(scores).all()),
     )  # fmt: skip

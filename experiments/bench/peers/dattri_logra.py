@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..workloads import sample_losses
-from .harness import DIMS, Bench, linear_names, run
+from experiments.bench.peers.harness import DIMS, Bench, linear_names, run
+from experiments.bench.workloads import sample_losses
 
 
 class WithLoss(nn.Module):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..timing import Times, median, peak_bytes, total
-from ..timing import timed as timed_once
-from ..workloads import SCALES, Workload, train_step
+from experiments.bench.timing import Times, median, peak_bytes, total
+from experiments.bench.timing import timed as timed_once
+from experiments.bench.workloads import SCALES, Workload, train_step
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor, Tensor]  # sample numbers, inputs, targets

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ..workloads import sample_losses
-from .harness import Bench, linear_names, run, size_of
+from experiments.bench.peers.harness import Bench, linear_names, run, size_of
+from experiments.bench.workloads import sample_losses
 
 
 def measure(bench: Bench) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..workloads import sample_losses
-from .harness import DIMS, Bench, linear_names, run, size_of
+from experiments.bench.peers.harness import DIMS, Bench, linear_names, run, size_of
+from experiments.bench.workloads import sample_losses
 
 
 def measure(bench: Bench) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..workloads import train_step
-from .harness import Bench, run
+from experiments.bench.peers.harness import Bench, run
+from experiments.bench.workloads import train_step
 
 
 def measure(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .harness import DIMS, Bench, run, size_of
+from experiments.bench.peers.harness import DIMS, Bench, run, size_of
 
 AT_ONCE = 1000
 

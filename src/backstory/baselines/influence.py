@@ -38,13 +38,13 @@ def influence_function(
     loss: LossFn | None = None,
     damping: float = 1e-3,
     relative: bool = False,
-    joint: bool = True,
+    per_layer: bool = False,
     hessian: str = "fisher",
     **coordinates: Unpack[Coordinates],
 ) -> Influence:
-    """The influence function at the weights of `recipe.model`; `joint=False` takes parameters as independent."""
+    """The influence function at the weights of `recipe.model`; `per_layer=True` takes parameters as independent."""
     return influence_sweep(
-        recipe, queries, [damping], loss=loss, relative=relative, joint=joint, hessian=hessian, **coordinates
+        recipe, queries, [damping], loss=loss, relative=relative, per_layer=per_layer, hessian=hessian, **coordinates
     )[0]
 
 
@@ -55,7 +55,7 @@ def influence_sweep(
     *,
     loss: LossFn | None = None,
     relative: bool = False,
-    joint: bool = True,
+    per_layer: bool = False,
     hessian: str = "fisher",
     **coordinates: Unpack[Coordinates],
 ) -> list[Influence]:
@@ -64,13 +64,13 @@ def influence_sweep(
         raise UsageError(f"found hessian={hessian!r}, dampings={list(dampings)}; expected {HESSIANS}, numbers ≥ 0.")
     rows = gradients(recipe, **coordinates)
     V, G = rows.ask(queries, loss), rows.stack()  # (Q, p), (N, p)
-    cuts = [slice(0, rows.width)] if joint else rows.slices
+    cuts = rows.slices if per_layer else [slice(0, rows.width)]
     parts = _fisher(V, G, cuts) if hessian == "fisher" else _ggn(rows, V, G, cuts)
     how = "influence function" if rows.width == _full(rows) else "influence function (LoGRA)"
     out = []
     for damping in dampings:
         scores = torch.stack([p.scores(_ridge(damping, relative, p.mean, len(G))) for p in parts]).sum(0)
-        notes = _notes(damping, relative, joint, hessian, [p.mean for p in parts])
+        notes = _notes(damping, relative, per_layer, hessian, [p.mean for p in parts])
         out.append(answer(recipe, rows.training, scores, how, (*notes, *rows.notes)))
     return out
 
@@ -132,12 +132,12 @@ def _curvature(rows: Gradients) -> tuple[Tensor, bool]:
     return (torch.cat(found), False) if few else (H, True)
 
 
-def _notes(damping: float, relative: bool, joint: bool, hessian: str, means: Sequence[float]) -> tuple[str, ...]:
+def _notes(damping: float, relative: bool, per_layer: bool, hessian: str, means: Sequence[float]) -> tuple[str, ...]:
     curvature = "empirical Fisher 1/N Σ g gᵀ" if hessian == "fisher" else "Gauss–Newton matrix"
     size = f"{damping:g} × its mean eigenvalue {sum(means) / len(means):.3g}" if relative else f"{damping:g}"
     return (
         "units of the query's loss, for removing the sample and training to the minimum again",
-        f"curvature: {curvature}, damping {size}, {'joint' if joint else 'parameters taken as independent'}",
+        f"curvature: {curvature}, damping {size}, {'parameters taken as independent' if per_layer else 'joint'}",
         "assumes a trained minimum; knows neither order nor time",
     )
 

@@ -16,9 +16,9 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Blocks, Rank, Selection, find_blocks, taken_as_frozen
+from ..capture.modules import Blocks, Rank, Selection, find_blocks, taken_as_frozen
 from ..errors import NumericalError, UsageError
-from ..maths.subspace import Basis, random_basis
+from ..maths.projection import Basis, random_basis
 from ..replay.recipe import Recipe
 from ..run.gradients import LossFn, query_rows
 from .training import Training, survey

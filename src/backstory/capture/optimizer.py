@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import CoverageError, NumericalError, UnsupportedError, UsageError
+from .hooks import backward_pass
 from .optimizers import PLAIN, SecondMoment, checked_rule, dropped, group_of, listed
-from .tap import backward_pass
 
 OPTIMIZER_MODELS = ("auto", "sgd")
 CHECK_EVERY = 100  # steps after which the largest entries of all gradients are looked at again, twice

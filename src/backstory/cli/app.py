@@ -91,8 +91,8 @@ def embed(
     with show.progress() as say:
         report = Run(run).embed(
             data.at(at),
-            joint=not per_layer,
-            gamma=0.0 if literal else "auto",
+            per_layer=per_layer,
+            contraction="never" if literal else "auto",
             encoding=encoding,
             segments=segments,
             workers=workers,
@@ -103,7 +103,7 @@ def embed(
         return
     show.out.print(
         f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, "
-        f"{report.form}, {'joint' if report.joint else 'per parameter'}, "
+        f"{report.form}, {'per layer' if report.per_layer else 'joint'}, "
         + (f"{report.segments} segments, " if report.segments > 1 else "")
         + f"{report.seconds:.1f} s."
     )
@@ -133,7 +133,7 @@ def query(
     with show.progress() as say:
         found = ask(
             run, queries, index=index, at=data.at(at), k=k, per=per, recipe=name,
-            joint=not per_layer, gamma=0.0 if literal else "auto", progress=lambda done, total: say("query", done, total),
+            per_layer=per_layer, contraction="never" if literal else "auto", progress=lambda done, total: say("query", done, total),
         )  # fmt: skip
     if json:
         show.emit(found)
@@ -141,7 +141,7 @@ def query(
     for side, title in (("hits", "Helped most"), ("harmful", "Hurt most")):
         rows = [(h["sample"], h["step"], h["occurrences"], f"{h['influence']:+.6g}", h["words"]) for h in found[side]]
         show.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
-    for note in (*found["notes"], *((found["validity"] or {}).get("words", []))):
+    for note in (*found["notes"], *((found["quality"] or {}).get("words", []))):
         show.out.print(f"note: {note}", soft_wrap=True)
 
 

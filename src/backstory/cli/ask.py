@@ -18,8 +18,8 @@ def ask(
     k: int,
     per: str,
     recipe: str,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`{"hits": [...], "harmful": [...], …}`: hits highest first, harmful lowest first."""
@@ -34,7 +34,9 @@ def ask(
     else:
         known = ", ".join(sorted({*run.query_sets, *made.queries})) or "none"
         raise UsageError(f"there is no query set {queries!r}; the run and its recipe have: {known}.")
-    answer = run.query(made.model, made.loss, batch, step, joint=joint, gamma=gamma, progress=progress)
+    answer = run.query(
+        made.model, made.loss, batch, step, per_layer=per_layer, contraction=contraction, progress=progress
+    )
     which: int | str | None = "mean" if index is None and answer.n_queries > 1 else index
     return {
         "run": str(path),
@@ -46,5 +48,5 @@ def ask(
         "hits": [h.as_dict() for h in answer.top(k, query=which, per=per)],
         "harmful": [h.as_dict() for h in answer.bottom(k, query=which, per=per)],
         "notes": list(answer.notes),
-        "validity": answer.validity,
+        "quality": answer.quality,
     }

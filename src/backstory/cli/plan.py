@@ -27,7 +27,7 @@ def plan(
         ),
     ],
     steps: Annotated[int | None, typer.Option(help="Planned steps; without it, the recipe's own.", min=1)] = None,
-    subspace: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
+    projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
     curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
     encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
@@ -47,7 +47,7 @@ def plan(
     from ..recording.plan import plan as make_plan
 
     make = load(recipe)
-    chosen: dict[str, Any] = {"subspace": subspace, "curvature": curvature, "encoding": encoding}
+    chosen: dict[str, Any] = {"projection": projection, "curvature": curvature, "encoding": encoding}
     with show.progress() as say:
         found = make_plan(
             make, steps=steps, checkpoints=checkpoints, max_bytes=None if max_bytes is None else size(max_bytes),

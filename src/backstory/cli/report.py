@@ -23,7 +23,7 @@ def report(
     """Write what a run tells into one HTML file that needs no network. The file contains training data."""
     data.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
     from ..web import report as made
-    from ..web.opened import Opened
+    from ..web.state import Opened
 
     data.writable(out)
     name = recipes.confirm(run, recipe, trust_recipe)

@@ -13,7 +13,7 @@ from . import data, recipes, show
 from .insight import RecipeName, RunPath, Trusted
 
 if TYPE_CHECKING:
-    from ..web.opened import Opened
+    from ..web.state import Opened
 
 TOKEN = "BACKSTORY_TOKEN"
 SHORTEST = 16  # characters of a token
@@ -98,7 +98,7 @@ def _listen(
 def _opened(run: Path, recipe: str | None, asked: bool, room: int) -> "Opened":
     """The run; where nobody asked for its recipe and it cannot be had, without it."""
     from ..run.run import Run
-    from ..web.opened import Opened
+    from ..web.state import Opened
 
     config = Run(run).config
     if recipe is None and config.get("recipe") is not None:

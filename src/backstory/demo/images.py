@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError
-from ..exact.leave_out import tsloo
+from ..exact.leave_out import leave_out
 from ..recording.start import record
 from ..replay.recipe import Recipe, take_step
 from ..replay.removal import Removal
@@ -175,7 +175,7 @@ def _prove(
 ) -> None:
     """Retrain without the samples that the answers name first, and a few taken blindly."""
     samples, named = _to_prove(answer, n)
-    truth = tsloo(
+    truth = leave_out(
         lambda: recipe(**args),
         [Removal((s,)) for s in samples],
         lambda model: loss(model, batch),

@@ -25,7 +25,7 @@ from .rows import Rows
 WORTH_STACKING = 4  # replicas
 
 
-def tsloo(
+def leave_out(
     make: Make,
     removals: Sequence[Removal],
     query_loss: QueryLoss,
@@ -139,7 +139,7 @@ def _piece(
     dtype: torch.dtype | None,
 ) -> list[list[float]]:
     """What one worker does."""
-    found = tsloo(make, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
+    found = leave_out(make, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
     return [[float(x) for x in row] for row in found]
 
 

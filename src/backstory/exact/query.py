@@ -14,7 +14,7 @@ from ..replay.tape import Make, Progress, made
 from ..results.influence import Influence
 from ..run.run import Run
 from .losses import QuerySet
-from .reverse import unroll
+from .reverse import reverse
 
 ASKED = " asked"  # a name that no recipe gives
 
@@ -42,7 +42,7 @@ def query(
     if args is None and isinstance(make, str) and make == run.config.get("recipe"):
         args = run.config.get("recipe_args")
     notes = [_checked(run, make, args, step) if check else "the replay was not compared with the run (check=False)"]
-    answer = unroll(
+    answer = reverse(
         lambda: _with_query(made(make, args), batch),
         QuerySet(ASKED),
         at=step,

@@ -38,7 +38,7 @@ HOW = "exact unrolling"
 STATISTICS = "running statistics of the model were taken as they were: their derivative is not followed"
 
 
-def unroll(
+def reverse(
     make: Make,
     query_loss: QueryLoss,
     *,
@@ -51,7 +51,7 @@ def unroll(
 ) -> Influence:
     """The influence of every occurrence of the first `at` steps (all) on the queries, to first order, exactly.
 
-    `query_loss` as in `tsloo`; `checkpoints` states are kept in memory (about √T). With `cache`, the sweep is saved at
+    `query_loss` as in `leave_out`; `checkpoints` states are kept in memory (about √T). With `cache`, the sweep is saved at
     each of them, and a second call goes on from there, or reads the answer.
     """
     with own_randomness():
@@ -62,7 +62,7 @@ def unroll(
         tape.record(bounds)
         notes = () if _unchanged(buffers, _buffers(tape)) else (STATISTICS,)
         x, base = start(tape, query_loss)
-        file = ProgressFile(cache, "unroll", (tape.start, tape.end), base, bounds)
+        file = ProgressFile(cache, "reverse", (tape.start, tape.end), base, bounds)
         scores = sweep(tape, x, bounds, file, _back, progress)
     return as_influence(tape, scores, HOW, notes)
 
@@ -95,7 +95,7 @@ def sweep(
             if progress is not None:
                 progress(tape.length - t, tape.length)
         if not bool(scores.isfinite().all()):
-            raise NumericalError(f"the derivative overflowed between steps {first} and {end}; unroll in float64.")
+            raise NumericalError(f"the derivative overflowed between steps {first} and {end}; compute it in float64.")
         file.save(first, x, scores)
     return scores
 

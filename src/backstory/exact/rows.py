@@ -30,7 +30,7 @@ class Rows:
     def __init__(self, folder: Path | None, run: tuple[str, str], base: Tensor) -> None:
         self.base = base
         self._about = {"format": FORMAT, "run": list(run), "base": base.tolist()}
-        self._folder = None if folder is None else Path(folder) / f"tsloo-{digest(self._about)}"
+        self._folder = None if folder is None else Path(folder) / f"leave_out-{digest(self._about)}"
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -39,13 +39,13 @@ class Rows:
         path = self._path(places, share)
         if path is None or not path.exists():
             return None
-        return torch.tensor(read_json(path)["tsloo"], dtype=torch.float64)
+        return torch.tensor(read_json(path)["leave_out"], dtype=torch.float64)
 
     def put(self, places: dict[int, list[int]], share: float, row: Tensor) -> None:
         """Keep a row."""
         path = self._path(places, share)
         if path is not None:
-            write_json(path, {**_removal(places, share), "run": self._about["run"], "tsloo": row.tolist()})
+            write_json(path, {**_removal(places, share), "run": self._about["run"], "leave_out": row.tolist()})
 
     def _path(self, places: dict[int, list[int]], share: float) -> Path | None:
         return None if self._folder is None else self._folder / f"{digest(_removal(places, share))}.json"

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import OptimizerReader, Tap, fingerprint
-from ..capture.blocks import Blocks
 from ..capture.ids import as_text
+from ..capture.modules import Blocks
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.layers import Contribution
-from ..maths.steps import Gamma, Step, clipped_curvature
+from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
 from ..recording.step import safe_inverse
@@ -67,7 +67,7 @@ def tokens(
     vectors: Tensor | None = None,
     args: Mapping[str, Any] | None = None,
     positions: int | None = None,
-    gamma: Asked = "auto",
+    contraction: Asked = "auto",
     mode: str = "eval",
     check: bool = True,
     progress: Progress | None = None,
@@ -98,7 +98,7 @@ def tokens(
             scales = load_scales(run.store, step)
             v = query_rows(model, loss, batch, found.blocks, found.bases, scales, mode=mode)
     v = _checked_vectors(v, run)
-    answers = _contracted(run, v, step, found.rows, found.dots, run.form(gamma))
+    answers = _contracted(run, v, step, found.rows, found.dots, run.form(contraction))
     return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(asked, found.order, strict=True)]
 
 
@@ -185,7 +185,7 @@ class _Positions:
         assert gathered is not None
         recipe, blocks = self._tape.recipe, self.blocks.blocks
         reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
-        scales = Adaptive(reader, blocks, self._settings["subspace"]).scales
+        scales = Adaptive(reader, blocks, self._settings["projection"]).scales
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
@@ -223,11 +223,11 @@ def _count(tape: Tape, t: int, blocks: Blocks) -> int:
 
 
 def _contracted(
-    run: Run, v: Tensor, at: int, rows: Mapping[Where, Tensor], dots: Mapping[Where, Tensor], gamma: Gamma
+    run: Run, v: Tensor, at: int, rows: Mapping[Where, Tensor], dots: Mapping[Where, Tensor], contraction: Contraction
 ) -> dict[Where, tuple[Tensor, Tensor]]:
     """`(scores (Q, S), total (Q,))` of each occurrence: the queries are carried back to its step."""
     out: dict[Where, tuple[Tensor, Tensor]] = {}
-    wanted, adjoint = {t for t, _ in rows}, Adjoint(v, gamma=gamma)
+    wanted, adjoint = {t for t, _ in rows}, Adjoint(v, contraction=contraction)
     for chunk in backward(run.store, at, dtype=v.dtype):
         for t in range(chunk.first_step + len(chunk.steps) - 1, chunk.first_step - 1, -1):
             step = chunk.steps[t - chunk.first_step]

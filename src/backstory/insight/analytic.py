@@ -90,7 +90,7 @@ def analytic(
     at: int | str = "final",
     *,
     probes: int | None = 16,
-    gamma: Asked = "auto",
+    contraction: Asked = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Analytic:
@@ -102,7 +102,7 @@ def analytic(
     z = torch.eye(p) if probes is None else _signs(probes, p, seed)
     share = 1.0 if probes is None else 1 / probes  # unit vectors are summed, random ones averaged
     rate = run.store.steps(0, step).groups["rate"].max(1)
-    adjoint, out = Adjoint(z, gamma=run.form(gamma)), np.zeros((5, step))
+    adjoint, out = Adjoint(z, contraction=run.form(contraction)), np.zeros((5, step))
     spent = np.zeros(2)  # Σ σ and Σ σ² of the steps after
     mu: float | Tensor | None = None
     for chunk in backward(run.store, step, dtype=torch.float32):

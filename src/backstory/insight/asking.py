@@ -62,20 +62,20 @@ def mean_answer(
     batch: Any,
     at: int | str = "final",
     *,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Influence:
     """Influence of every occurrence before `at` on the queries' mean loss: one query."""
     step = run.step_of(at)
     v, notes = mean_vector(run, model, loss, batch, step, unverified=unverified)
-    return run.query_gradients(v, step, joint=joint, gamma=gamma, notes=notes, progress=progress)
+    return run.query_gradients(v, step, per_layer=per_layer, contraction=contraction, notes=notes, progress=progress)
 
 
 def said(answer: Influence) -> tuple[str, ...]:
     """What a result must say: the answer's notes, and how far it can be trusted."""
-    return *answer.notes, *(answer.validity or {}).get("words", ())
+    return *answer.notes, *(answer.quality or {}).get("words", ())
 
 
 @contextmanager

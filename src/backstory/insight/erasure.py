@@ -85,7 +85,7 @@ def taken(adjoint: Adjoint, step: Step, d: Tensor) -> Taken:
     """The terms of one step for the displacement d (p,) before it; the adjoint is after the step and does not move."""
     k, V = step.coefficients, curvature_rows(step)
     s, x = adjoint.effect(step)[0], adjoint.x_theta[0]  # (p,)
-    overlap = implicit(step, adjoint.gamma, (V @ d)[:, None])  # (R, 1)
+    overlap = implicit(step, adjoint.contraction, (V @ d)[:, None])  # (R, 1)
     rows = -(clipped_curvature(step) @ s) * overlap[:, 0]  # (R,)
     decay = float(((x * (k.rate * k.decay) - s * k.l2) * d).sum())
     return Taken(rows.reshape(len(step.w), -1).sum(1), decay)

@@ -77,8 +77,8 @@ def evolution(
     batch: Any,
     *,
     by: str | Ids = "thirds",
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     progress: Progress | None = None,
 ) -> Evolution:
     """Groups "thirds" (of samples by first use), "steps" (of occurrences by step), "source", "label", or {name: ids}.
@@ -93,7 +93,9 @@ def evolution(
     notes: tuple[str, ...] = ()
     with weights_kept(model):
         for done, c in enumerate(found, 1):
-            answer = mean_answer(run, run.load_weights(model, c), loss, batch, c, joint=joint, gamma=gamma)
+            answer = mean_answer(
+                run, run.load_weights(model, c), loss, batch, c, per_layer=per_layer, contraction=contraction
+            )
             of = group[: len(answer)]
             sums = np.bincount(of, weights=answer.scores[0].numpy(), minlength=len(names))
             count = np.array([len(np.unique(answer.sample_ids[of == g])) for g in range(len(names))], dtype=float)

@@ -72,14 +72,22 @@ def harmful(
     at: int | str = "final",
     *,
     k: int = 10,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Extremes:
     """The k most harmful and most helpful samples for the queries' mean loss."""
     answer = mean_answer(
-        run, model, loss, batch, at, joint=joint, gamma=gamma, unverified=unverified, progress=progress
+        run,
+        model,
+        loss,
+        batch,
+        at,
+        per_layer=per_layer,
+        contraction=contraction,
+        unverified=unverified,
+        progress=progress,
     )
     bottom, top = answer.bottom(k), answer.top(k)
     return Extremes(answer.at, _shown(run, bottom), _shown(run, top), said(answer))

@@ -72,13 +72,15 @@ def memorisation(
     ids: Iterable[int | str] | Tensor,
     at: int | str = "final",
     *,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Memorisation:
     """Ranks of the samples `ids`, whose copies are the queries of `batch` in the same order, on the model at `at`."""
-    answer = run.query(model, loss, batch, at, joint=joint, gamma=gamma, unverified=unverified, progress=progress)
+    answer = run.query(
+        model, loss, batch, at, per_layer=per_layer, contraction=contraction, unverified=unverified, progress=progress
+    )
     return self_ranks(answer, ids)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
-from ..maths.steps import Gamma
+from ..maths.steps import Contraction
 from ..run.embed import Asked, Progress
 from ..run.gradients import LossFn
 from ..run.occurrences import occurrences, rows_before
@@ -123,8 +123,8 @@ def saturation(
     at: int | str = "final",
     *,
     step: int | None = None,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Saturation:
@@ -132,7 +132,15 @@ def saturation(
     until = run.step_of(at)
     v, notes = mean_vector(run, model, loss, batch, until, unverified=unverified)
     return saturation_of_vector(
-        run, v, sample, until, step=step, joint=joint, gamma=gamma, notes=(*notes, *run.notes()), progress=progress
+        run,
+        v,
+        sample,
+        until,
+        step=step,
+        per_layer=per_layer,
+        contraction=contraction,
+        notes=(*notes, *run.notes()),
+        progress=progress,
     )
 
 
@@ -143,8 +151,8 @@ def saturation_of_vector(
     at: int | str = "final",
     *,
     step: int | None = None,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Saturation:
@@ -163,7 +171,9 @@ def saturation_of_vector(
     terms = np.zeros(len(samples))
     decay, left = np.zeros(until), 0.0
     watch = Watch(run.store, until, start=first)
-    for t, row_start, term, scores in _sweep(run.store, v, until, first, path, joint, run.form(gamma), watch, progress):
+    for t, row_start, term, scores in _sweep(
+        run.store, v, until, first, path, per_layer, run.form(contraction), watch, progress
+    ):
         terms[row_start : row_start + len(term.rows)] = term.rows.numpy()
         decay[t] = term.decay
         left += float(scores[own[t] - row_start]) if t in own else 0.0
@@ -182,21 +192,22 @@ def _sweep(
     at: int,
     first: int,
     path: Sequence[Tensor],
-    joint: bool,
-    gamma: Gamma,
+    per_layer: bool,
+    contraction: Contraction,
     watch: Watch,
     progress: Progress | None,
 ) -> Iterator[tuple[int, int, Taken, Tensor]]:
     """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
-    where = slices(store, joint)
-    adjoints = [Adjoint(v[:, w], gamma=gamma) for w in where]
+    where = slices(store, per_layer)
+    adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
     for chunk in backward(store, at, dtype=torch.float64, down_to=first):
         watch.see(chunk)
         end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
         for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             end -= len(whole.w)
             parts = [
-                (a, whole if joint else cut(whole, w), path[t - first][w]) for a, w in zip(adjoints, where, strict=True)
+                (a, cut(whole, w) if per_layer else whole, path[t - first][w])
+                for a, w in zip(adjoints, where, strict=True)
             ]
             found = [taken(a, step, d) for a, step, d in parts]
             scores = torch.stack([a.influence(step)[0] for a, step, _ in parts]).sum(0)

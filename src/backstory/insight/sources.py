@@ -102,8 +102,8 @@ def sources(
     at: int | str = "final",
     *,
     by: str = "source",
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     draws: int = DRAWS,
     seed: int = 0,
     unverified: bool = False,
@@ -117,7 +117,16 @@ def sources(
     scores, step = {}, run.step_of(at)
     notes: tuple[str, ...] = ()
     for domain, batch in batches.items():
-        answer = run.query(model, loss, batch, step, joint=joint, gamma=gamma, unverified=unverified, progress=progress)
+        answer = run.query(
+            model,
+            loss,
+            batch,
+            step,
+            per_layer=per_layer,
+            contraction=contraction,
+            unverified=unverified,
+            progress=progress,
+        )
         ids, found = answer.per_sample()
         scores[domain], notes = found.numpy(), said(answer)
     labels = column(run, np.array([str(x) for x in ids]), by)

@@ -97,15 +97,23 @@ def timeline(
     batch: Any,
     at: int | str = "final",
     *,
-    joint: bool = True,
-    gamma: Asked = "auto",
+    per_layer: bool = False,
+    contraction: Asked = "auto",
     seed: int = 0,
     unverified: bool = False,
     progress: Progress | None = None,
 ) -> Timeline:
     """The timeline of influence on the queries' mean loss at `at`; `seed` of the noise that phases are compared with."""
     answer = mean_answer(
-        run, model, loss, batch, at, joint=joint, gamma=gamma, unverified=unverified, progress=progress
+        run,
+        model,
+        loss,
+        batch,
+        at,
+        per_layer=per_layer,
+        contraction=contraction,
+        unverified=unverified,
+        progress=progress,
     )
     step = answer.at
     scores, table = answer.scores[0].numpy(), run.store.steps(0, step)

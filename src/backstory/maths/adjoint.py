@@ -16,16 +16,16 @@ Shapes:  Q queries, B rows, p kept coordinates.
 import torch
 from torch import Tensor
 
-from .steps import Gamma, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
+from .steps import Contraction, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 
 
 class Adjoint:
     """The pair (x_θ, x_m) of Q queries, carried backward from the step they are asked at."""
 
-    def __init__(self, queries: Tensor, *, gamma: Gamma = None) -> None:
+    def __init__(self, queries: Tensor, *, contraction: Contraction = "always") -> None:
         self.x_theta = queries.clone()  # (Q, p)
         self.x_m = torch.zeros_like(queries)
-        self.gamma = gamma
+        self.contraction = contraction
 
     def influence(self, step: Step) -> Tensor:
         """Influences (Q, B) of the step's occurrences; moves past the step."""
@@ -34,7 +34,7 @@ class Adjoint:
         scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
         V = curvature_rows(step)
         met = s @ clipped_curvature(step).T  # (Q, R)
-        met = implicit(step, self.gamma, met.T).T
+        met = implicit(step, self.contraction, met.T).T
         self.x_theta = x * (1 - k.rate * k.decay) + met @ V + s * k.l2
         self.x_m = u * k.momentum
         return scores

@@ -5,7 +5,7 @@ Every rule is one function of the same form,
 
     rule(module, inputs, delta) -> {local parameter name: Outer, Sum, Dense, or a tensor meant as Dense}
 
-An `Outer` keeps the two factors apart, so that a subspace can shrink each of them before they meet;
+An `Outer` keeps the two factors apart, so that a projection can shrink each of them before they meet;
 positions t are summed *inside* one sample (or a group of its positions) only. A new layer type is one function in `RULES`.
 
 Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.

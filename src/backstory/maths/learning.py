@@ -1,4 +1,4 @@
-r"""A subspace learned from rows: sides first, then the best core inside their product, the same budget for all blocks.
+r"""A projection learned from rows: sides first, then the best core inside their product, the same budget for all blocks.
 
 The sides L, R of each parameter are the top eigenvectors of the rows' second moments, three times as wide as the rank that
 was asked for. Inside vec(Lᵀ G R) the rows need fewer coordinates than the product has: with C = Σ κ x xᵀ over the rows x of
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from .layers import Contribution, Outer
+from .projection import Shape, densify
 from .sides import signed
-from .subspace import Shape, densify
 
 WIDER = 3  # sides, as a multiple of the rank; twice is 0.02 (GPT) to 0.05 (MLP) worse, for less than half the work
 PRECISE = 512  # up to this width an eigenproblem is solved whole, in float64

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .pending import FIRST
-from .steps import Gamma, Step, implicit, squares
+from .low_rank import FIRST
+from .steps import Contraction, Step, implicit, squares
 
 
 class Columns(NamedTuple):
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
     y: Tensor  # (K, R)
 
 
-def columns(steps: Sequence[Step], effects: Tensor, met: Sequence[Tensor], gamma: Gamma) -> Columns:
+def columns(steps: Sequence[Step], effects: Tensor, met: Sequence[Tensor], contraction: Contraction) -> Columns:
     """The recursion, from the last step to the first; `effects` (steps, 2) are s₁ and s₂, `met` the rows of each step times Vᵀ."""
     q = squares(steps[0])
     clipped = [i for i, s in enumerate(steps) if s.clip < 1]
@@ -54,6 +54,6 @@ def columns(steps: Sequence[Step], effects: Tensor, met: Sequence[Tensor], gamma
             moved[FIRST + clipped.index(i)] -= step.dot_v
             moved *= step.clip
         alike = step._replace(V=q.sqrt()[:, None])  # rows of these norms, orthogonal too, of one number each
-        x = x * (1 - k.rate * k.decay) + z * k.l2 + implicit(alike, gamma, moved.T).T
+        x = x * (1 - k.rate * k.decay) + z * k.l2 + implicit(alike, contraction, moved.T).T
         y = u * k.momentum
     return Columns(kept, torch.cat(L[::-1]), x, y)

@@ -1,4 +1,4 @@
-r"""The sides of a learned subspace: top eigenvectors of the second moments of a parameter's rows.
+r"""The sides of a learned projection: top eigenvectors of the second moments of a parameter's rows.
 
     M_left = Σ_z G Gᵀ,   M_right = Σ_z Gᵀ G,      and for G = Δᵀ A (factors of S positions):  G Gᵀ = Δᵀ (A Aᵀ) Δ
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .layers import Contribution, Outer
-from .subspace import Basis, Shape, dense_left, densify, random_basis, random_matrix
+from .projection import Basis, Shape, dense_left, densify, random_basis, random_matrix
 
 LONG = 1024  # a longer side is given a sketch of its moment
 Pair = tuple[Tensor | None, Tensor | None]  # of the left and the right side

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Gamma = float | Literal["expanding"] | None  # strength of the implicit form, see `damping`
+Contraction = float | Literal["always", "never", "when_expanding"]  # strength of the implicit form, see `damping`
 DIRECT_ROWS = 128  # up to so many rows an eigenvalue is computed directly
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6)
 
@@ -87,18 +87,18 @@ def clipped_curvature(step: Step) -> Tensor:
     return _clip(step, step.V, step.dot_v)
 
 
-def damping(step: Step, gamma: Gamma) -> float | Tensor:
-    """γ α: 0 is the literal form, None is γ = 1/(1−μ), "expanding" that where a step could expand and 0 elsewhere."""
-    if gamma == "expanding":
-        gamma = None if expands(step) else 0.0
-    if gamma is None:
+def damping(step: Step, contraction: Contraction) -> float | Tensor:
+    """γ α: "never" is γ = 0, the literal form; "always" is γ = 1/(1−μ), "when_expanding" that where a step could expand and 0 elsewhere."""
+    if contraction == "when_expanding":
+        contraction = "always" if expands(step) else "never"
+    if contraction == "always":
         return step.alpha / (1 - step.coefficients.momentum)
-    return gamma * step.alpha
+    return 0.0 if contraction == "never" else contraction * step.alpha
 
 
-def implicit(step: Step, gamma: Gamma, X: Tensor) -> Tensor:
+def implicit(step: Step, contraction: Contraction, X: Tensor) -> Tensor:
     """(I + V γα Vᵀ)⁻¹ X for X (R, n): X itself where γ = 0, the literal form."""
-    strength = damping(step, gamma)
+    strength = damping(step, contraction)
     if not isinstance(strength, Tensor) and strength == 0:
         return X
     V = curvature_rows(step)

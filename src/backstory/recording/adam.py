@@ -1,6 +1,6 @@
 r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
 
-hatted   learned and random subspaces: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
+hatted   learned and random projections: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
          step at first, and later, when v̂ is a mean over many steps, at some of them
 raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 """
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Block
+from ..capture.modules import Block
 from ..capture.optimizer import OptimizerReader, Reading
 from ..errors import UnsupportedError
-from ..maths.precondition import Scale, drift, dual, factored, size
-from ..maths.subspace import Basis, project_dense
+from ..maths.adam import Scale, drift, dual, factored, size
+from ..maths.projection import Basis, project_dense
 from ..store.bases import PRECONDITIONED, RAW
 
 RENEWED = 0.05  # P is read again before v̂, a mean over the last steps, can have changed by more than about this part of itself
@@ -39,9 +39,9 @@ class Seen(NamedTuple):
 class Adaptive:
     """Follows the second moment of an Adam optimizer; for SGD there is nothing to see."""
 
-    def __init__(self, reader: OptimizerReader, blocks: Sequence[Block], subspace: str) -> None:
+    def __init__(self, reader: OptimizerReader, blocks: Sequence[Block], projection: str) -> None:
         self._reader, self._blocks = reader, blocks
-        self.hatted = reader.adaptive and subspace in ("learned", "random")
+        self.hatted = reader.adaptive and projection in ("learned", "random")
         self.diagonal = reader.adaptive and not self.hatted
         known = self.hatted and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
         self.scales = (
@@ -101,8 +101,8 @@ class Adaptive:
         """Before the optimizer moves: can its step be followed in these coordinates?"""
         if self.hatted and any(reading.groups["l2"]):
             raise UnsupportedError(
-                "Adam's weight_decay is an L2 term inside the gradient, which a projected subspace cannot follow: it would "
-                "be scaled by every parameter's own rate. Use AdamW, or record with subspace='mask' or 'full'."
+                "Adam's weight_decay is an L2 term inside the gradient, which a projection cannot follow: it would "
+                "be scaled by every parameter's own rate. Use AdamW, or record with projection='mask' or 'full'."
             )
 
 

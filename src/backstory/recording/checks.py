@@ -23,9 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Block
+from ..capture.modules import Block
 from ..errors import CoverageError
-from ..maths.subspace import Basis, Shape, project_dense, random_basis
+from ..maths.projection import Basis, Shape, project_dense, random_basis
 from .step import StepScope
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative

@@ -1,6 +1,6 @@
 r"""What one backward pass contributes to the rows of every sample, projected as it comes or kept until it can be.
 
-Where the subspace is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
+Where the projection is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
 they are kept in Adam's coordinates (`maths.precondition`) it waits until the optimizer has stepped: its second moment is
 known only then. During a warm-up it waits for the basis.
 
@@ -17,11 +17,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Block
+from ..capture.modules import Block
 from ..errors import UsageError
+from ..maths.adam import Scale, absorbed, scaled
 from ..maths.layers import Contribution, Outer, Terms, terms
-from ..maths.precondition import Scale, absorbed, scaled
-from ..maths.subspace import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
+from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
 Kept = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..capture.blocks import Block
-from ..capture.tap import Sink
+from ..capture.hooks import Sink
+from ..capture.modules import Block
 from ..errors import NumericalError, UnsupportedError, UsageError
+from ..maths.adam import Scale
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
-from ..maths.precondition import Scale
-from ..maths.subspace import Basis
+from ..maths.projection import Basis
 from .contributions import Gathered
 from .settings import CurvatureForm
 from .step import StepScope

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..capture.blocks import Block
+from ..capture.modules import Block
 from ..capture.optimizer import Reading
-from ..maths.subspace import Basis
+from ..maths.projection import Basis
 from ..store import StepRecord
 from .settings import CurvatureForm
 from .step import StepScope

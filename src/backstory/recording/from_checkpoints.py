@@ -213,7 +213,7 @@ class _Standstill:
         self.load(self._steps.index(step))
         known = rec.store.config.get("fingerprints", {})
         reader = OptimizerReader(self._plan.model, self._plan.optimizer, model_as=rec.settings.optimizer_model)
-        scales = Adaptive(reader, rec.blocks, rec.settings.subspace).scales
+        scales = Adaptive(reader, rec.blocks, rec.settings.projection).scales
         if scales is not None:
             save_scales(rec.store, step, [b.name for b in rec.blocks], scales)
         rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._plan.model)})

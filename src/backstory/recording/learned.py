@@ -1,4 +1,4 @@
-r"""A subspace learned from rows: their sides, the spectrum between them, and what is kept of it.
+r"""A projection learned from rows: their sides, the spectrum between them, and what is kept of it.
 
 The rows are read once for the sides and once or more for the spectra, block by block where memory does not hold all. With
 a share of their energy to be kept, a pass before that counts rows and energy; rows that are fewer than their coordinates
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..maths.layers import Contribution
 from ..maths.learning import LEADING, Spectrum, allocated, energy, spectrum, spectrum_of_rows, sufficient, widened
+from ..maths.projection import Basis, Shape, project
 from ..maths.sides import learned_basis, moments, probes
-from ..maths.subspace import Basis, Shape, project
 
 LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..capture import find_blocks
-from ..capture.blocks import Blocks, Selection, taken_as_frozen
+from ..capture.modules import Blocks, Selection, taken_as_frozen
 from ..errors import CoverageError, UsageError
 from ..replay.recipe import Recipe
 from ..run.sweep import CHUNK_BYTES
@@ -37,7 +37,7 @@ class Plan:
     steps: int
     batch: float  # occurrences of a step
     occurrences: int
-    subspace: str
+    projection: str
     rank: Any
     encoding: str
     curvature: str
@@ -60,7 +60,7 @@ class Plan:
     rows_bytes: int  # of a sweep that embeds or asks, read and on their way
     query_bytes: int  # one question, by the adjoint
     plain_seconds: float  # a step
-    recorded_seconds: float  # a step, once the subspace is known
+    recorded_seconds: float  # a step, once the projection is known
     warmup_steps: int
     warmup_seconds: float  # once, beyond what these steps take anyway
     once_seconds: float  # to open the run and to close it
@@ -96,7 +96,7 @@ def plan(
 ) -> Plan:
     """What recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
 
-    `settings` are those of `record`: subspace, rank, curvature, encoding and so on. `steps` is the recipe's own number
+    `settings` are those of `record`: projection, rank, curvature, encoding and so on. `steps` is the recipe's own number
     unless given. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial is written
     into a temporary folder inside `folder` (give one on the disk that the run will use) and removed, whatever happens.
     Turns of plain and of recorded steps last about `seconds` each; there are `repeats` of both, after one untimed.
@@ -150,7 +150,7 @@ def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | 
         steps=steps,
         batch=t.batch,
         occurrences=costs.occurrences,
-        subspace=chosen.subspace,
+        projection=chosen.projection,
         rank=chosen.rank,
         encoding=chosen.encoding,
         curvature=chosen.curvature,
@@ -195,7 +195,7 @@ def _lines(p: Plan) -> Iterator[str]:
     """The report, line by line."""
     grown = p.row_bytes * p.occurrences, p.step_bytes * p.steps
     yield (
-        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.subspace} subspace, "
+        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.projection} projection, "
         f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
     )
     if p.energy is not None:
@@ -230,7 +230,7 @@ def _lines(p: Plan) -> Iterator[str]:
 def _once(p: Plan) -> Iterator[str]:
     """What does not come again at every step."""
     learning = (
-        f"{_time(p.warmup_seconds)} to learn the subspace in the first {p.warmup_steps} steps, "
+        f"{_time(p.warmup_seconds)} to learn the projection in the first {p.warmup_steps} steps, "
         if p.warmup_steps
         else ""
     )
@@ -247,10 +247,10 @@ def _budget(p: Plan) -> Iterator[str]:
 
 
 def _table(p: Plan) -> Iterator[str]:
-    head = ("subspace", "rank", "encoding", "curvature", "numbers a row", "bytes an occurrence", "store", "embedding")
+    head = ("projection", "rank", "encoding", "curvature", "numbers a row", "bytes an occurrence", "store", "embedding")
     rows = [
         (
-            a.subspace,
+            a.projection,
             _rank(a.rank),
             a.encoding,
             a.curvature,

@@ -19,26 +19,26 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from ..capture import find_blocks
-from ..capture.blocks import Selection
+from ..capture.modules import Selection
 from ..maths.chunks import chunk_rows
 from ..maths.encoding import DTYPES, SCALED
 from ..maths.factors import Block, parts, worth_it
 from ..maths.learning import widened
-from ..maths.subspace import Shape
+from ..maths.projection import Shape
 from ..replay.recipe import Recipe
 from ..run.compress import OCCURRENCES, RANK
 from .plan_trial import Trial
 from .settings import SEQUENCE_CURVATURE, RecordSettings, auto_rank
 
 RANKS = (8, 16, 32)  # of the alternatives
-MOST_RANK = 48  # that is suggested: learning a subspace holds 9 r² × 9 r² numbers, 1.7 GB at 48
+MOST_RANK = 48  # that is suggested: learning a projection holds 9 r² × 9 r² numbers, 1.7 GB at 48
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
     """Settings, and what they would cost."""
 
-    subspace: str
+    projection: str
     rank: Any  # a number, a pair, or either by name pattern; without meaning for "full"
     encoding: str
     curvature: str
@@ -80,12 +80,12 @@ class Costs:
         t, known, at_trial = self._trial, self._formula(settings), self._at_trial
         row = t.row_bytes + known.row - at_trial.row
         step = t.step_bytes + known.step - at_trial.step
-        same_kind = settings.subspace == t.settings.subspace and at_trial.basis > 0
+        same_kind = settings.projection == t.settings.projection and at_trial.basis > 0
         basis = known.basis * (t.basis_bytes / at_trial.basis if same_kind else 1.0)
         store = row * self.occurrences + step * self._steps + basis + t.other_bytes + self.checkpoint_bytes
         dims = sum(shape.dims for shape in self._shapes(settings))
         return Alternative(
-            subspace=settings.subspace,
+            projection=settings.projection,
             rank=settings.as_config()["rank"],
             encoding=settings.encoding,
             curvature=settings.curvature,
@@ -99,7 +99,7 @@ class Costs:
     def propagator_bytes(self, dims: int, settings: RecordSettings) -> int:
         """What a sweep holds beside the rows it reads: matrices and a chunk's rows, or two numbers for each of a short run's."""
         rows = self.occurrences * max(1, settings.curvature_form().rows)
-        own_diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
+        own_diagonal = self._trial.adaptive and settings.projection in ("full", "mask")
         uniform = not own_diagonal and _groups_agree(self._recipe.optimizer)
         if uniform and 2 * rows <= dims:
             return 8 * rows * dims
@@ -150,8 +150,8 @@ class Costs:
             sequences = chosen.loss_reduction == "token-mean"
             yield replace(chosen, curvature=SEQUENCE_CURVATURE if sequences else "sampled:1")
         numbered = chosen if auto_rank(chosen.rank) is None else replace(chosen, rank=RecordSettings.rank)
-        other = "random" if chosen.subspace == "learned" else "learned"
-        yield replace(numbered, subspace=other, factored=chosen.factored and other != "learned")
+        other = "random" if chosen.projection == "learned" else "learned"
+        yield replace(numbered, projection=other, factored=chosen.factored and other != "learned")
 
     def _shapes(self, settings: RecordSettings) -> list[Shape]:
         if auto_rank(settings.rank) is not None:
@@ -169,9 +169,9 @@ class Costs:
     def _formula(self, settings: RecordSettings) -> _Bytes:
         shapes, form = self._shapes(settings), settings.curvature_form()
         dims, vector = sum(shape.dims for shape in shapes), self._vector(settings)
-        diagonal = self._trial.adaptive and settings.subspace in ("full", "mask")
+        diagonal = self._trial.adaptive and settings.projection in ("full", "mask")
         row = vector * (form.rows + (not form.split)) + 16 * form.rows
-        return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.subspace, shapes))
+        return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.projection, shapes))
 
 
 def _block(shape: Shape, factored: bool) -> Block:
@@ -187,8 +187,8 @@ def _groups_agree(optimizer: Optimizer) -> bool:
 
 
 def _ranked(settings: RecordSettings) -> RecordSettings:
-    """The same in a subspace that has a rank."""
-    return replace(settings, subspace="learned", factored=False) if settings.subspace == "full" else settings
+    """The same in a projection that has a rank."""
+    return replace(settings, projection="learned", factored=False) if settings.projection == "full" else settings
 
 
 def _basis_bytes(kind: str, shapes: list[Shape]) -> int:

@@ -1,7 +1,7 @@
 r"""A short trial of a recording, on copies and in a folder that is removed: what a step costs in bytes and in seconds.
 
 Plain and recorded steps take turns, and the medians are compared; what is recorded is on disk before a turn ends. The
-warm-up of a learned subspace comes first and is timed apart. Of each table on disk
+warm-up of a learned projection comes first and is timed apart. Of each table on disk
 
     bytes = a · files + b · lines            b from two sizes: a commit of one step, and the whole table once it is closed
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UsageError
-from ..maths.subspace import Shape
+from ..maths.projection import Shape
 from ..replay.recipe import Recipe, take_step
 from ..store import RunStore
 from ..store.bases import PRECONDITIONED
@@ -57,9 +57,9 @@ class Trial(NamedTuple):
     clipped: float  # share of the steps that were clipped in Adam's coordinates
     coverage: float  # share of the squared gradient norm that is recorded
     plain_seconds: float  # a step
-    recorded_seconds: float  # a step, once the subspace is known
+    recorded_seconds: float  # a step, once the projection is known
     warmup_steps: int
-    warmup_seconds: float  # all of them and the learning of the subspace
+    warmup_seconds: float  # all of them and the learning of the projection
     opening_seconds: float
     closing_seconds: float  # files are joined then
     steps: int  # recorded in all
@@ -140,7 +140,7 @@ class _Course:
         self.first: dict[str, _Size] = {}  # the tables' files of one step
 
     def warm_up(self) -> None:
-        """Until the subspace is known; nothing where it is not learned."""
+        """Until the projection is known; nothing where it is not learned."""
         self.plain_steps(1)  # what is slow at its first call is slow in both
         began, total = self._now(), self.rec.settings.warmup_steps
         while "basis" not in self.rec.store.tensor_names():

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import OptimizerReader, Tap, fingerprint
-from ..capture.blocks import Block, Blocks
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
+from ..capture.modules import Block, Blocks
 from ..capture.optimizer import Reading
 from ..capture.precision import own_precision
 from ..errors import NumericalError, UsageError
-from ..maths.subspace import Shape
+from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
@@ -80,7 +80,7 @@ class Recorder:
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._boundaries = _boundaries(steps, checkpoints)
         self._bases = load_bases(store, (name for name, _ in self.layout)) or fixed_bases(
-            settings.subspace, self.layout, settings.seed
+            settings.projection, self.layout, settings.seed
         )
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)

@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..capture.blocks import Blocks
 from ..capture.fingerprint import fingerprint
+from ..capture.modules import Blocks
 from ..capture.optimizers import dropped
 from ..errors import MismatchError, StoreError, UsageError
 from ..maths.factors import worth_it
-from ..maths.subspace import Shape
+from ..maths.projection import Shape
 from ..store import RunStore
 from ..store.bases import RAW, load_bases
 from .adam import Adaptive

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .._version import __version__
-from ..capture.blocks import Rank
+from ..capture.modules import Rank
 from ..errors import UsageError
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
-from ..maths.subspace import KINDS
+from ..maths.projection import KINDS
 
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
@@ -52,7 +52,7 @@ class RecordSettings:
     """The arguments of `record` that decide what the numbers of a run mean."""
 
     loss_reduction: str
-    subspace: str = "learned"
+    projection: str = "learned"
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16  # text: "auto:S" or "auto:S/R"
     curvature: str = "empirical"  # or "empirical/K", "sampled:D", "sampled:D/K", "exact:N"
     encoding: str = "float16"
@@ -65,17 +65,17 @@ class RecordSettings:
 
     def __post_init__(self) -> None:
         _one_of("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
-        _one_of("subspace", self.subspace, KINDS)
+        _one_of("projection", self.projection, KINDS)
         check_encoding(self.encoding)
         self.curvature_form()
-        if auto_rank(self.rank) is not None and self.subspace != "learned":
+        if auto_rank(self.rank) is not None and self.projection != "learned":
             raise UsageError(
-                f"found rank={self.rank!r} with subspace={self.subspace!r}; expected subspace='learned', the only one that knows "
-                "the energy of the gradients. Leave subspace= out, or give rank= as a number."
+                f"found rank={self.rank!r} with projection={self.projection!r}; expected projection='learned', the only one that knows "
+                "the energy of the gradients. Leave projection= out, or give rank= as a number."
             )
-        if self.factored and self.subspace == "learned":
+        if self.factored and self.projection == "learned":
             raise UsageError(
-                "found factored=True with subspace='learned'; expected 'full', 'random' or 'mask': in learned coordinates a row is no "
+                "found factored=True with projection='learned'; expected 'full', 'random' or 'mask': in learned coordinates a row is no "
                 "outer product."
             )
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
@@ -83,7 +83,7 @@ class RecordSettings:
 
     def widths(self) -> Rank | None:
         """The ranks that shapes begin with: None where everything is kept, the ceiling where the warm-up chooses."""
-        if self.subspace == "full":
+        if self.projection == "full":
             return None
         if isinstance(self.rank, str):
             return _auto(self.rank).most

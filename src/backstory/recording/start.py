@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..capture import OptimizerReader, find_blocks
-from ..capture.blocks import Selection
+from ..capture.modules import Selection
 from ..errors import UsageError
 from .adam import Adaptive
 from .recorder import Recorder
@@ -22,7 +22,7 @@ def record(
     path: str | Path,
     *,
     loss_reduction: str,
-    subspace: str = "learned",
+    projection: str = "learned",
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16,
     curvature: str = "auto",
     layers: Selection | None = None,
@@ -47,7 +47,7 @@ def record(
 
     `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
     "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
-    `subspace` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), a dict from name
+    `projection` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), a dict from name
     patterns to either, or "auto:S": as many numbers as hold the share S of the gradients' energy in the warm-up, at most
     as many as rank 32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs `s.outputs`) or
     "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of positions
@@ -60,7 +60,7 @@ def record(
     """
     settings = RecordSettings(
         loss_reduction=loss_reduction,
-        subspace=subspace,
+        projection=projection,
         rank=rank,
         curvature=curvature_of(curvature, loss_reduction),
         encoding=encoding,
@@ -77,7 +77,7 @@ def record(
         raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
     blocks = find_blocks(model, optimizer, rank=settings.widths(), layers=layers, uncovered=uncovered)
     reader = OptimizerReader(model, optimizer, model_as=optimizer_model, scaler=scaler, clip_norm=clip_norm)
-    adaptive = Adaptive(reader, blocks.blocks, subspace)
+    adaptive = Adaptive(reader, blocks.blocks, projection)
     extra = {"recipe": recipe, "recipe_args": dict(recipe_args or {})}
     store = open_store(Path(path), model, blocks, optimizer, adaptive, settings, extra, resume=resume, start=start)
     plan = {"steps": steps, "checkpoints": checkpoints, "max_bytes": max_bytes}

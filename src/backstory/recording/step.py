@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.blocks import Block
 from ..capture.ids import as_text, check_unique, counts
+from ..capture.modules import Block
 from ..errors import NumericalError, UsageError
 from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite
-from ..maths.subspace import Basis
+from ..maths.projection import Basis
 from .adam import Seen
 from .contributions import Gathered
 

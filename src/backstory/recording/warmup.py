@@ -1,4 +1,4 @@
-"""Learning a subspace from the first steps, without losing those steps.
+"""Learning a projection from the first steps, without losing those steps.
 
 While the basis is unknown, whole steps wait in the run's spool, each one durable on disk. Once there are enough
 (or the byte budget is used up), the basis is computed from them and committed; only then are they projected and
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.subspace import Basis, Shape, mask_basis, project, random_basis
+from ..maths.projection import Basis, Shape, mask_basis, project, random_basis
 from ..store import RunStore, StepRecord
 from .contributions import divided
 from .learned import Layout, learned
@@ -28,7 +28,7 @@ Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of 
 
 
 def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
-    """The bases of a subspace that needs no warm-up, or None for `learned`."""
+    """The bases of a projection that needs no warm-up, or None for `learned`."""
     if kind == "learned":
         return None
     make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]

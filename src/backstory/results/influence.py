@@ -61,9 +61,7 @@ class Influence:
     notes: tuple[str, ...] = ()
     complete: bool = True  # False: only the k best and worst occurrences of each query were kept
     lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = field(default=None, repr=False)
-    validity: Mapping[str, Any] | None = field(
-        default=None, repr=False
-    )  # how far to trust it; `words` in plain English
+    quality: Mapping[str, Any] | None = field(default=None, repr=False)  # how far to trust it; `words` in plain English
     kept: int | None = None  # of how many best and how many worst `scores` consists; None: of all
 
     @property

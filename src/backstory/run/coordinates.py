@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..capture import canonical, fingerprint
-from ..capture.blocks import Block, Blocks
+from ..capture.modules import Block, Blocks
 from ..errors import MismatchError, StoreError
 from ..maths.layers import Rule, rule_for
-from ..maths.subspace import Basis, Shape, shape_of
+from ..maths.projection import Basis, Shape, shape_of
 from ..store import RunStore
 from ..store.bases import load_bases, load_scales
 from .gradients import LossFn, query_rows
@@ -88,7 +88,7 @@ def _owners(model: nn.Module, blocks: list[Block]) -> dict[nn.Module, tuple[Rule
 
 
 def bases_of(store: RunStore) -> list[Basis]:
-    """The run's subspace."""
+    """The run's projection."""
     bases = load_bases(store, (b["name"] for b in store.config["blocks"]))
     if bases is None:
         raise StoreError("the run has no basis yet: its recording stopped during warm-up. Resume it.")

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError, UsageError
+from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import all_finite
-from ..maths.propagation import ALGORITHM, Propagator
-from ..maths.steps import Gamma
+from ..maths.steps import Contraction
 from ..store import RunStore
 from .prefetch import ahead
-from .quality import Validity, Watch
+from .quality import Quality, Watch
 from .sweep import Chunk, backward, cut, slices
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
-Asked = Gamma | Literal["auto"]  # see `gamma_of`
+Asked = Contraction | Literal["auto"]  # see `gamma_of`
 
 
 @dataclass
@@ -32,7 +32,7 @@ class EmbedReport:
     steps: int
     occurrences: int = 0
     dims: int = 0
-    joint: bool = True
+    per_layer: bool = False
     form: str = "implicit"
     seconds: float = 0.0
     largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
@@ -49,8 +49,8 @@ def embed(
     store: RunStore,
     at: int,
     *,
-    joint: bool = True,
-    gamma: Gamma = "expanding",
+    per_layer: bool = False,
+    contraction: Contraction = "when_expanding",
     dtype: torch.dtype = torch.float32,
     encoding: str = "float16",
     progress: Progress | None = None,
@@ -60,28 +60,28 @@ def embed(
         at,
         at,
         dims=store.width,
-        joint=joint,
-        form=form_of(gamma),
+        per_layer=per_layer,
+        form=form_of(contraction),
     )
     began = time.perf_counter()
-    where = slices(store, joint)
+    where = slices(store, per_layer)
     watch = Watch(store, at)
 
     def blocks() -> Generator[tuple[int, Tensor]]:
         """Made in a thread of its own, and with it what it changes: modes of torch belong to threads."""
-        propagators = [Propagator(w.stop - w.start, dtype=dtype, gamma=gamma) for w in where]
+        propagators = [Propagator(w.stop - w.start, dtype=dtype, contraction=contraction) for w in where]
         for chunk in backward(store, at, dtype=dtype):
             watch.see(chunk)
-            E = torch.cat([embed_block(p, chunk, w, joint) for p, w in zip(propagators, where, strict=True)], 1)
+            E = torch.cat([embed_block(p, chunk, w, per_layer) for p, w in zip(propagators, where, strict=True)], 1)
             check_finite(E, chunk)
             report.occurrences += len(E)
             if progress is not None:
                 progress(at - chunk.first_step, at)
             yield chunk.row_start, E
-        settings["validity"] = watch.done().as_dict()  # kept beside the embeddings, for every answer
+        settings["quality"] = watch.done().as_dict()  # kept beside the embeddings, for every answer
 
     name = str(dtype).removeprefix("torch.")
-    settings: dict[str, Any] = {"joint": joint, "gamma": gamma, "dtype": name, "encoding": encoding}
+    settings: dict[str, Any] = {"per_layer": per_layer, "contraction": contraction, "dtype": name, "encoding": encoding}
     settings["algorithm"] = ALGORITHM
     with closing(ahead(blocks())) as made:
         store.write_embeddings(at, made, settings, encoding)
@@ -102,35 +102,41 @@ def check_asked(store: RunStore, *, dtype: torch.dtype, encoding: str, segments:
     if encoding == "int8" and store.config["diagonal"]:
         raise UsageError(
             "found encoding='int8' for a run in full or mask coordinates with Adam: its own diagonal spreads an embedding over many "
-            "orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with subspace='learned'."
+            "orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with projection='learned'."
         )
 
 
-def form_of(gamma: Gamma) -> str:
+def form_of(contraction: Contraction) -> str:
     """γ in words."""
-    return "literal" if gamma == 0 else "implicit where a step expands" if gamma == "expanding" else "implicit"
+    return (
+        "literal"
+        if contraction == "never"
+        else "implicit where a step expands"
+        if contraction == "when_expanding"
+        else "implicit"
+    )
 
 
-def gamma_of(asked: Asked, curvature: str) -> Gamma:
+def contraction_of(asked: Asked, curvature: str) -> Contraction:
     """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
     if asked == "auto":
         fits = CURVATURE.fullmatch(curvature)
-        return None if fits and int(fits["groups"] or 1) > 1 else "expanding"
-    if asked not in (None, "expanding") and not (isinstance(asked, int | float) and asked >= 0):
+        return "always" if fits and int(fits["groups"] or 1) > 1 else "when_expanding"
+    if asked not in ("always", "never", "when_expanding") and not (isinstance(asked, int | float) and asked > 0):
         raise UsageError(
-            f"found gamma={asked!r}; expected 'auto', 'expanding', None (implicit at every step), 0.0 (literal) or a number above 0."
+            f"found contraction={asked!r}; expected 'auto', 'always', 'never', 'when_expanding' or a number above 0."
         )
     return asked
 
 
-def _take_over(report: EmbedReport, seen: Validity) -> None:
+def _take_over(report: EmbedReport, seen: Quality) -> None:
     report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
     report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
 
 
-def embed_block(propagator: Propagator, chunk: Chunk, where: slice, joint: bool) -> Tensor:
+def embed_block(propagator: Propagator, chunk: Chunk, where: slice, per_layer: bool) -> Tensor:
     """Embeddings of a chunk's rows, as the coordinates of one propagator see them."""
-    steps = chunk.steps if joint else [cut(s, where) for s in chunk.steps]
+    steps = [cut(s, where) for s in chunk.steps] if per_layer else chunk.steps
     return torch.cat(propagator.embed(steps))
 
 
@@ -139,6 +145,6 @@ def check_finite(E: Tensor, chunk: Chunk) -> None:
     if not all_finite(E):
         raise NumericalError(
             f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
-            "in the literal form noisy curvature can expand step after step. Use the default form (gamma='auto'), or "
+            "in the literal form noisy curvature can expand step after step. Use the default form (contraction='auto'), or "
             "ask at a checkpoint before the expansion."
         )

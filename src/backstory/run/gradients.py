@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Tap
-from ..capture.blocks import Block, Blocks
+from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
 from ..errors import BackstoryError, NumericalError, UsageError
+from ..maths.adam import Scale, scaled
 from ..maths.layers import Contribution, Dense
-from ..maths.precondition import Scale, scaled
-from ..maths.subspace import Basis, project
+from ..maths.projection import Basis, project
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -59,7 +59,7 @@ def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
 
 
 class _Place:
-    """Where one parameter's gradients go: its coordinates and its subspace, beside the parameter."""
+    """Where one parameter's gradients go: its coordinates and its projection, beside the parameter."""
 
     def __init__(self, block: Block, basis: Basis, scale: Scale | None) -> None:
         device = block.parameter.device

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ..maths.projection import Shape
 from ..maths.steps import NAMES
-from ..maths.subspace import Shape
 from .run import Run
 
 
@@ -45,7 +45,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "largest norm": float(table.norm.max()),
             "at step": int(table.step[table.norm.argmax()]),
         }
-        out["validity"] = run.validity().as_dict()
+        out["quality"] = run.quality().as_dict()
     if verify:
         out["damage"] = store.verify()
     return out

@@ -15,7 +15,7 @@ MEANS = ("clipped", "coverage", "kept", "drift")  # over the steps
 
 
 @dataclass
-class Validity:
+class Quality:
     """What one pass over the rows before a step has shown."""
 
     steps: int
@@ -24,8 +24,8 @@ class Validity:
     optimizer: str
     modelled: str  # "exactly", or what was assumed
     curvature: str
-    subspace: str
-    kept: float = 0.0  # mean share of the recorded gradient's squared norm that lies in the subspace
+    projection: str
+    kept: float = 0.0  # mean share of the recorded gradient's squared norm that lies in the projection
     largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
     largest_growth_step: int | None = None
     expanding_steps: list[int] = field(default_factory=list)  # those above 1
@@ -43,9 +43,9 @@ class Validity:
         (good if self.coverage > 0.999 else bad).append(
             f"The recorded parameters hold {self.coverage:.1%} of the squared gradient norm."
         )
-        if self.subspace in ("learned", "mask"):
+        if self.projection in ("learned", "mask"):
             (good if self.kept > 0.8 else bad).append(
-                f"The subspace keeps {self.kept:.0%} of the step gradients' energy."
+                f"The projection retains {self.kept:.0%} of the gradients' squared norm."
             )
         where = "" if self.largest_growth_step is None else f", at step {self.largest_growth_step}"
         (good if self.largest_growth <= 1 else bad).append(
@@ -93,14 +93,14 @@ class Watch:
     def __init__(self, store: RunStore, at: int, start: int = 0) -> None:
         table = store.steps(start, at)
         settings, optimizer = store.config["settings"], store.config["optimizer"]
-        self.report = Validity(
+        self.report = Quality(
             steps=at - start,
             clipped=float((table.clip < 1).mean()) if at > start else 0.0,
             coverage=float(table.trained.mean()) if at > start else 1.0,
             optimizer=optimizer["class"],
             modelled=_modelled(optimizer),
             curvature=settings["curvature"],
-            subspace=settings["subspace"],
+            projection=settings["projection"],
         )
         self.report.drift = float(table.drift.mean()) if at > start else 0.0
         self._start, self._squares = (
@@ -120,7 +120,7 @@ class Watch:
             self._kept += float((step.w @ step.G).square().sum()) / whole if whole else 1.0
             self._seen += 1
 
-    def done(self) -> Validity:
+    def done(self) -> Quality:
         """The report on everything seen."""
         self.report.kept = self._kept / max(1.0, self._seen)
         self.report.expanding_steps.sort()
@@ -129,15 +129,15 @@ class Watch:
 
 def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The reports of consecutive parts of a run as one report on the whole."""
-    known = {f.name for f in fields(Validity)}
-    parts = [Validity(**{k: v for k, v in r.items() if k in known}) for r in reports]
+    known = {f.name for f in fields(Quality)}
+    parts = [Quality(**{k: v for k, v in r.items() if k in known}) for r in reports]
     steps, worst = sum(p.steps for p in parts), max(parts, key=lambda p: p.largest_growth)
     means = {k: sum(p.steps * getattr(p, k) for p in parts) / max(1, steps) for k in MEANS}
     expanding = sorted(t for p in parts for t in p.expanding_steps)
     return replace(worst, steps=steps, expanding_steps=expanding, **means).as_dict()
 
 
-def validity(store: RunStore, at: int) -> Validity:
+def quality(store: RunStore, at: int) -> Quality:
     """One pass over the rows before step `at`."""
     watch = Watch(store, at)
     for chunk in backward(store, at, dtype=torch.float32):

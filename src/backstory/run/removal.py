@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..capture.precision import own_precision
 from ..errors import UsageError
-from ..maths.forward import Forward
-from ..maths.steps import Gamma
+from ..maths.steps import Contraction
+from ..maths.tangent import Forward
 from ..store import RunStore
 from .embed import Progress
 from .sweep import forward
@@ -29,14 +29,20 @@ class RemovalEffect:
 
 @own_precision()
 def corrected(
-    store: RunStore, queries: Tensor, at: int, samples: Sequence[str], *, gamma: Gamma, progress: Progress | None
+    store: RunStore,
+    queries: Tensor,
+    at: int,
+    samples: Sequence[str],
+    *,
+    contraction: Contraction,
+    progress: Progress | None,
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
     refuse_compressed(store, "removing samples from all their occurrences")
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
         raise UsageError("a sample is named twice; name each once.")
-    tracked = Forward(len(samples), store.width, dtype=queries.dtype, gamma=gamma)
+    tracked = Forward(len(samples), store.width, dtype=queries.dtype, contraction=contraction)
     seen: set[int] = set()
     for chunk in forward(store, at, dtype=queries.dtype):
         assert chunk.block.samples is not None

@@ -14,23 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import canonical
-from ..capture.blocks import taken_as_frozen
 from ..capture.ids import as_text, restore
+from ..capture.modules import taken_as_frozen
 from ..capture.precision import own_precision
 from ..errors import MismatchError, StoreError, UsageError
-from ..maths.propagation import ALGORITHM
-from ..maths.steps import Gamma
+from ..maths.blocked import ALGORITHM
+from ..maths.steps import Contraction
 from ..results.influence import Influence
 from ..results.notebook import shown
 from ..store import RunStore
 from .compress import RANK, CompressReport, compress
 from .contents import Contents
 from .coordinates import checkpoints, question
-from .embed import Asked, EmbedReport, Progress, check_asked, embed, gamma_of
+from .embed import Asked, EmbedReport, Progress, check_asked, contraction_of, embed
 from .gradients import LossFn
 from .index import IndexReport, build_index, index_at, index_note, labels, search
 from .occurrences import occurrences, picked, rows_before
-from .quality import Validity, Watch, validity, without
+from .quality import Quality, Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
@@ -48,7 +48,9 @@ class Run(Contents):
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
-        return f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['subspace']} dimensions)"
+        return (
+            f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['projection']} dimensions)"
+        )
 
     def _repr_html_(self) -> str | None:
         return _table_of(self)
@@ -115,8 +117,8 @@ class Run(Contents):
         self,
         at: int | str = "final",
         *,
-        joint: bool = True,
-        gamma: Asked = "auto",
+        per_layer: bool = False,
+        contraction: Asked = "auto",
         dtype: torch.dtype = torch.float32,
         encoding: str = "float16",
         segments: int | None = None,
@@ -125,32 +127,40 @@ class Run(Contents):
     ) -> EmbedReport:
         """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
 
-        `joint=False` takes parameters as independent, as the paper does; `gamma=0.0` is its literal form, None the implicit
-        form with γ = 1/(1−μ), "expanding" that where a step could expand, "auto" what measured best (`form`). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
+        `per_layer=True` takes parameters as independent, as the paper does; `contraction="never"` is its literal form, "always" the implicit
+        form with γ = 1/(1−μ), "when_expanding" that where a step could expand, "auto" what measured best (`form`). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
         `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
         from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
         """
-        step, how, gamma = self.step_of(at), str(dtype).removeprefix("torch."), self.form(gamma)
+        step, how, contraction = self.step_of(at), str(dtype).removeprefix("torch."), self.form(contraction)
         check_asked(self.store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
         with RunStore.open(self.path, write=True) as store:
             if segments is None and workers == 1:
-                report = embed(store, step, joint=joint, gamma=gamma, dtype=dtype, encoding=encoding, progress=progress)
+                report = embed(
+                    store,
+                    step,
+                    per_layer=per_layer,
+                    contraction=contraction,
+                    dtype=dtype,
+                    encoding=encoding,
+                    progress=progress,
+                )
             else:
                 spans = boundaries(store, step, min(step, workers) if segments is None else segments)
                 report = embed_segments(
-                    store, spans, Form(joint, gamma, how, encoding), workers=workers, progress=progress
+                    store, spans, Form(per_layer, contraction, how, encoding), workers=workers, progress=progress
                 )
         self.store = RunStore.open(self.path)
         return report
 
     @own_precision()
-    def embeddings(self, at: int | str = "final", *, joint: bool = True, gamma: Asked = "auto") -> Tensor:
+    def embeddings(self, at: int | str = "final", *, per_layer: bool = False, contraction: Asked = "auto") -> Tensor:
         """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
-        step, gamma = self.step_of(at), self.form(gamma)
-        how = self._method("embeddings", step, joint, gamma)
+        step, contraction = self.step_of(at), self.form(contraction)
+        how = self._method("embeddings", step, per_layer, contraction)
         if how == "embeddings":
             return self.store.read_embeddings(step, 0, rows_before(self.store, step))
-        parts = dict(vectors_at(self.store, path_to(self.store, step, joint, gamma), joint))
+        parts = dict(vectors_at(self.store, path_to(self.store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
 
     @own_precision()
@@ -203,8 +213,8 @@ class Run(Contents):
         at: int | str = "final",
         *,
         method: str = "auto",
-        joint: bool = True,
-        gamma: Asked = "auto",
+        per_layer: bool = False,
+        contraction: Asked = "auto",
         mode: str = "eval",
         keep: int | None = None,
         unverified: bool = False,
@@ -219,7 +229,14 @@ class Run(Contents):
         step = self.step_of(at)
         v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
         return self.query_gradients(
-            v, step, method=method, joint=joint, gamma=gamma, keep=keep, progress=progress, notes=notes
+            v,
+            step,
+            method=method,
+            per_layer=per_layer,
+            contraction=contraction,
+            keep=keep,
+            progress=progress,
+            notes=notes,
         )
 
     @own_precision()
@@ -229,8 +246,8 @@ class Run(Contents):
         at: int | str = "final",
         *,
         method: str = "auto",
-        joint: bool = True,
-        gamma: Asked = "auto",
+        per_layer: bool = False,
+        contraction: Asked = "auto",
         keep: int | None = None,
         progress: Progress | None = None,
         notes: Sequence[str] = (),
@@ -243,20 +260,22 @@ class Run(Contents):
             )
         if keep is not None and keep < 1:
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
-        gamma = self.form(gamma)
-        how = self._method(method, step, joint, gamma)
+        contraction = self.form(contraction)
+        how = self._method(method, step, per_layer, contraction)
         n_rows = rows_before(self.store, step)
         facts = index_at(self.store, step, keep) if how == "index" else {}
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
-        spans = path_to(self.store, step, joint, gamma) if how == "segments" else []
+        spans = path_to(self.store, step, per_layer, contraction) if how == "segments" else []
         if watch is not None:
-            scores = by_adjoint(self.store, v, step, joint=joint, gamma=gamma, progress=progress, watch=watch)
+            scores = by_adjoint(
+                self.store, v, step, per_layer=per_layer, contraction=contraction, progress=progress, watch=watch
+            )
         elif spans:
-            scores = by_segments(self.store, spans, v, joint, progress)
+            scores = by_segments(self.store, spans, v, per_layer, progress)
         else:
             scores = by_embeddings(self.store, v, step, n_rows, progress)
-        said = (*notes, *self.notes(), *(() if joint else ("parameters taken as independent",)))
+        said = (*notes, *self.notes(), *(("parameters taken as independent",) if per_layer else ()))
         said += (index_note(facts),) if facts else ()
         common = {
             "id_kind": self.config.get("ids", "str"),
@@ -268,18 +287,18 @@ class Run(Contents):
         if keep is None:
             found = collect(scores, len(v), n_rows)
             samples, steps = occurrences(self.store, n_rows)
-            return Influence(found, samples, steps, validity=self._validity(watch, step, spans), **common)
+            return Influence(found, samples, steps, quality=self._quality(watch, step, spans), **common)
         values, rows = search(self.store, facts, v, keep) if facts else collect_best(scores, len(v), keep)
         samples, steps = labels(self.store, rows) if facts else picked(self.store, rows)
         kept = keep if values.shape[1] < n_rows else None
-        trust = self._validity(watch, step, spans)
-        return Influence(values, samples, steps, complete=False, kept=kept, validity=trust, **common)
+        trust = self._quality(watch, step, spans)
+        return Influence(values, samples, steps, complete=False, kept=kept, quality=trust, **common)
 
-    def _validity(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> dict[str, Any] | None:
+    def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> dict[str, Any] | None:
         """The report that the sweep has made, or the one kept with the embeddings."""
         if spans:
             return validity_of(self.store, spans)
-        return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("validity")
+        return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("quality")
 
     def self_influence(
         self,
@@ -314,7 +333,7 @@ class Run(Contents):
         batch: Any,
         at: int | str = "final",
         *,
-        gamma: Asked = "auto",
+        contraction: Asked = "auto",
         mode: str = "eval",
         unverified: bool = False,
         progress: Progress | None = None,
@@ -327,18 +346,18 @@ class Run(Contents):
         step = self.step_of(at)
         names, kind = as_text(samples)
         v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
-        summed = self.query_gradients(v, step, method="adjoint", gamma=gamma)
-        exact = corrected(self.store, v, step, names, gamma=self.form(gamma), progress=progress)
+        summed = self.query_gradients(v, step, method="adjoint", contraction=contraction)
+        exact = corrected(self.store, v, step, names, contraction=self.form(contraction), progress=progress)
         plain = torch.stack([summed.sum_over([x]) for x in restore(names, kind)], 1)
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
-    def form(self, gamma: Asked = "auto") -> Gamma:
+    def form(self, contraction: Asked = "auto") -> Contraction:
         """The form that "auto" stands for in this run: None where curvature rows are taken apart by groups of positions."""
-        return gamma_of(gamma, self.config["settings"]["curvature"])
+        return contraction_of(contraction, self.config["settings"]["curvature"])
 
-    def validity(self, at: int | str = "final") -> Validity:
+    def quality(self, at: int | str = "final") -> Quality:
         """How far answers at `at` can be trusted: one pass over the rows."""
-        return validity(self.store, self.step_of(at))
+        return quality(self.store, self.step_of(at))
 
     def notes(self) -> tuple[str, ...]:
         """What every answer of this run must say."""
@@ -369,18 +388,18 @@ class Run(Contents):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _method(self, method: str, step: int, joint: bool, gamma: Gamma) -> str:
+    def _method(self, method: str, step: int, per_layer: bool, contraction: Contraction) -> str:
         if method not in METHODS:
             raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
         found = self.store.embeddings().get(step)
-        asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
+        asked = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
         fits = found is not None and all(found.get(k) == v for k, v in asked.items())
-        stored = "embeddings" if fits else "segments" if path_to(self.store, step, joint, gamma) else None
+        stored = "embeddings" if fits else "segments" if path_to(self.store, step, per_layer, contraction) else None
         if method == "index" and fits:
             return "index"
         if method == "index" or (method == "embeddings" and stored is None):
             raise UsageError(
-                f"no embeddings for step {step} with joint={joint}, gamma={gamma}: call run.embed(...) with these first"
+                f"no embeddings for step {step} with per_layer={per_layer}, contraction={contraction}: call run.embed(...) with these first"
                 + (", then run.build_index(...)." if method == "index" else ", or ask at a step where a segment ends.")
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"
@@ -397,7 +416,7 @@ def _table_of(run: Run) -> str | None:
         "steps": f"{run.n_steps:,}",
         "occurrences": f"{store.n_rows():,}",
         "optimizer": config["optimizer"]["class"],
-        "kept of a gradient": f"{store.width:,} {config['settings']['subspace']} dimensions",
+        "kept of a gradient": f"{store.width:,} {config['settings']['projection']} dimensions",
         "curvature": config["settings"]["curvature"],
         "checkpoints": ", ".join(map(str, run.checkpoints)) or "none",
         "embeddings": ", ".join(map(str, sorted(store.embeddings()))) or "none",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..maths.adjoint import Adjoint
-from ..maths.steps import Gamma
+from ..maths.steps import Contraction
 from ..store import RunStore
 from .embed import Progress
 from .quality import Watch
@@ -22,20 +22,20 @@ def by_adjoint(
     queries: Tensor,
     at: int,
     *,
-    joint: bool,
-    gamma: Gamma,
+    per_layer: bool,
+    contraction: Contraction,
     progress: Progress | None,
     watch: Watch | None = None,
 ) -> Scores:
     """Carry the queries backward through the recorded steps; `watch` sees them pass."""
-    where = slices(store, joint)
-    adjoints = [Adjoint(queries[:, w], gamma=gamma) for w in where]
+    where = slices(store, per_layer)
+    adjoints = [Adjoint(queries[:, w], contraction=contraction) for w in where]
     for chunk in backward(store, at, dtype=queries.dtype):
         if watch is not None:
             watch.see(chunk)
         found: list[Tensor] = []
         for step in reversed(chunk.steps):
-            parts = [a.influence(step if joint else cut(step, w)) for a, w in zip(adjoints, where, strict=True)]
+            parts = [a.influence(cut(step, w) if per_layer else step) for a, w in zip(adjoints, where, strict=True)]
             found.insert(0, torch.stack(parts).sum(0))
         if progress is not None:
             progress(at - chunk.first_step, at)
@@ -43,7 +43,7 @@ def by_adjoint(
         if not bool(scores.isfinite().all()):
             raise NumericalError(
                 f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
-                'after step. Use the default form, gamma="auto".'
+                'after step. Use the default form, contraction="auto".'
             )
         yield chunk.row_start, scores
 

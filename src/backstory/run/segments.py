@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
-from ..maths.propagation import ALGORITHM, Propagator, carried, pulled
-from ..maths.steps import Gamma
+from ..maths.blocked import ALGORITHM, Propagator, carried, pulled
+from ..maths.steps import Contraction
 from ..store import RunStore
 from .coordinates import checkpoints
 from .embed import EmbedReport, Progress, check_finite, embed_block, form_of
@@ -39,8 +39,8 @@ Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
 class Form(NamedTuple):
     """How segments are computed; what was computed otherwise is not used."""
 
-    joint: bool
-    gamma: Gamma
+    per_layer: bool
+    contraction: Contraction
     dtype: str
     encoding: str
 
@@ -99,12 +99,12 @@ def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float
         at,
         occurrences=sum(facts[span]["rows"] for span in spans),
         dims=store.width,
-        joint=form.joint,
-        form=form_of(form.gamma),
+        per_layer=form.per_layer,
+        form=form_of(form.contraction),
         seconds=seconds,
         largest_growth=seen["largest_growth"],
         largest_growth_step=seen["largest_growth_step"],
-        expanding_steps=seen["expanding_steps"] if form.gamma == 0 else [],
+        expanding_steps=seen["expanding_steps"] if form.contraction == "never" else [],
         segments=len(spans),
     )
 
@@ -123,18 +123,21 @@ def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool
 def compute(path: Path, span: Span, form: Form, momentum: bool) -> None:
     """Embed one segment and write it."""
     store, dtype = RunStore.open(path), getattr(torch, form.dtype)
-    where = slices(store, form.joint)
+    where = slices(store, form.per_layer)
     watch, settings = Watch(store, span[1], start=span[0]), form.settings(momentum)
-    made = [Propagator.of_segment(w.stop - w.start, dtype=dtype, gamma=form.gamma, momentum=momentum) for w in where]
+    made = [
+        Propagator.of_segment(w.stop - w.start, dtype=dtype, contraction=form.contraction, momentum=momentum)
+        for w in where
+    ]
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
         for chunk in backward(store, span[1], dtype=dtype, down_to=span[0]):
             watch.see(chunk)
-            parts = [embed_block(m, chunk, w, form.joint) for m, w in zip(made, where, strict=True)]
+            parts = [embed_block(m, chunk, w, form.per_layer) for m, w in zip(made, where, strict=True)]
             E = _paired(parts, momentum)
             check_finite(E, chunk)
             yield chunk.row_start, E
-        settings["validity"] = watch.done().as_dict()
+        settings["quality"] = watch.done().as_dict()
 
     def propagator() -> dict[str, Tensor]:
         return {f"{i:04d}": m.sigma.contiguous() for i, m in enumerate(made)}
@@ -163,9 +166,9 @@ def fits(facts: dict[str, Any], settings: dict[str, Any], ignoring: Sequence[str
     return all(facts["settings"].get(k) == v for k, v in settings.items() if k not in ignoring)
 
 
-def path_to(store: RunStore, at: int, joint: bool, gamma: Gamma) -> list[Span]:
+def path_to(store: RunStore, at: int, per_layer: bool, contraction: Contraction) -> list[Span]:
     """The stored segments that lead from the first step to `at`, computed in this form; empty where there are none."""
-    asked = {"joint": joint, "gamma": gamma, "algorithm": ALGORITHM}
+    asked = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
     known = {span: f["settings"]["parts"] for span, f in store.segments().items() if fits(f, asked)}
     for parts in sorted(set(known.values())):
         if found := _path([span for span, n in known.items() if n == parts], at):
@@ -183,10 +186,10 @@ def _path(spans: Sequence[Span], at: int) -> list[Span]:
 
 
 def by_segments(
-    store: RunStore, spans: Sequence[Span], queries: Tensor, joint: bool, progress: Progress | None = None
+    store: RunStore, spans: Sequence[Span], queries: Tensor, per_layer: bool, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Scores (first row, (Q, n)) of all rows, segment by segment."""
-    facts, where = store.segments(), slices(store, joint)
+    facts, where = store.segments(), slices(store, per_layer)
     momentum = facts[spans[-1]]["settings"]["parts"] == 2
     x = torch.cat([queries, torch.zeros_like(queries)], 1) if momentum else queries
     total, done = sum(facts[span]["rows"] for span in spans), 0
@@ -200,9 +203,9 @@ def by_segments(
         x = _through(x, store.segment_propagator(span), where, store.width, momentum, pulled)
 
 
-def vectors_at(store: RunStore, spans: Sequence[Span], joint: bool) -> Iterator[tuple[int, Tensor]]:
+def vectors_at(store: RunStore, spans: Sequence[Span], per_layer: bool) -> Iterator[tuple[int, Tensor]]:
     """Embeddings (first row, (n, p)) of all rows on the model at the end of the last span; last rows first."""
-    facts, where, p = store.segments(), slices(store, joint), store.width
+    facts, where, p = store.segments(), slices(store, per_layer), store.width
     momentum = facts[spans[-1]]["settings"]["parts"] == 2
     onward: Tensor | None = None  # (p, n): what carries the end of a segment to the end of the last one
     for span in reversed(spans):
@@ -226,4 +229,4 @@ def _through(
 def validity_of(store: RunStore, spans: Sequence[Span]) -> dict[str, Any]:
     """The reports of these segments as one."""
     facts = store.segments()
-    return merged([facts[span]["settings"]["validity"] for span in spans])
+    return merged([facts[span]["settings"]["quality"] for span in spans])

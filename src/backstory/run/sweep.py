@@ -64,9 +64,9 @@ def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, kept: Compresse
     return Chunk(lo, block.row_start, steps, block)
 
 
-def slices(store: RunStore, joint: bool = False) -> list[slice]:
+def slices(store: RunStore, per_layer: bool = True) -> list[slice]:
     """Where each block lies in a row; the whole row where all are taken together."""
-    if joint:
+    if not per_layer:
         return [slice(0, store.width)]
     return [slice(lo, hi) for lo, hi in pairwise([0, *accumulate(store.dims)])]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ..errors import UsageError
-from ..maths.precondition import Scale
-from ..maths.subspace import Basis
+from ..maths.adam import Scale
+from ..maths.projection import Basis
 from .run_store import RunStore
 
 PRECONDITIONED, RAW = "hatted", "raw"  # coordinates of rows, as the config names them

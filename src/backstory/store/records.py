@@ -45,7 +45,7 @@ class StepRecord:
     clip: float  # 1.0 = not clipped
     norm: float  # ‖∇L‖ before clipping
     coverage: float  # share of ‖∇L‖² that the rows cover, 0..1, over all parameters that have a gradient
-    size: float = 0.0  # ‖∇L‖² of the recorded parameters in the run's coordinates, before the subspace
+    size: float = 0.0  # ‖∇L‖² of the recorded parameters in the run's coordinates, before the projection
     drift: float = 0.0  # change of log P since the step before, root mean square
     trained: float | None = None  # `coverage` among the parameters that the optimizer updates; None: the same
     P: Tensor | None = None  # (Σp,) the optimizer's diagonal, where rows are kept without it

@@ -1,4 +1,4 @@
-"""The warm-up spool: whole steps kept as files until their subspace is known.
+"""The warm-up spool: whole steps kept as files until their projection is known.
 
 One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
 """

@@ -16,12 +16,12 @@ from starlette.types import ASGIApp
 from .. import __version__
 from ..errors import BackstoryError
 from .errors import log, refused
-from .faces import Faces
+from .jobs import Work
 from .limits import Guard, Limits
-from .opened import Opened, Stopped
-from .paths import Served, add_paths
-from .paths_ask import add_questions
-from .work import Work
+from .responses import Faces
+from .routes import Served, add_paths
+from .routes_query import add_questions
+from .state import Opened, Stopped
 
 ABOUT = (
     "Which training samples made the model do that, and when? Every path answers in JSON, and as a page where the request prefers "

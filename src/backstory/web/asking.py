@@ -8,7 +8,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from .errors import HINTS, Refused
-from .shapes import LONGEST_NAME, MOST_HITS, Question, Shape
+from .schemas import LONGEST_NAME, MOST_HITS, Question, Shape
 
 JSON, FORM, PARTS = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 MOST_SHADED = 50

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..run.occurrences import occurrences
 from .errors import Refused
 from .reader import Reader
-from .shapes import Has, Sample
+from .schemas import Has, Sample
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from . import asking
 from .errors import Refused
-from .shapes import LONGEST_NAME, LONGEST_TEXT, MOST_HITS, Gradient, Shape
+from .schemas import LONGEST_NAME, LONGEST_TEXT, MOST_HITS, Gradient, Shape
 
 PNG = "data:image/png;base64,"
 FIELDS = ("text", "gradient", "set", "index")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .shapes import Number
+from .schemas import Number
 
 Figure = dict[str, Any]
 POINTS, BARS = 1000, 160

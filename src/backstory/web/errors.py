@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import BackstoryError
 from .fields import wrong
-from .shapes import Failure, Problem
+from .schemas import Failure, Problem
 
 log = logging.getLogger("backstory.web")
 HINTS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from . import shapes
+from . import schemas as shapes
 from .drawing import (
     ACCENT,
     BARS,
@@ -25,7 +25,7 @@ from .drawing import (
     smoothed,
     thinned,
 )
-from .shapes import Number
+from .schemas import Number
 from .words import labelled
 
 SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}

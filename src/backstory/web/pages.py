@@ -18,10 +18,11 @@ from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from ..insight.words import WORD
-from . import figures, shapes, words
+from . import figures, words
+from . import schemas as shapes
 from .drawing import HELPED, HURT, Figure
 from .ranking import last_use
-from .shapes_run import MOST_EACH
+from .schemas_run import MOST_EACH
 from .words import labelled
 
 LONG = 700  # characters of a sample beside others; its own page has all

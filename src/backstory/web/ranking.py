@@ -7,7 +7,7 @@ import numpy as np
 
 from ..insight import common_words
 from .catalogue import Catalogue, Floats, Ints
-from .shapes import HELPED, HURT, Hit, Pace, Ranking
+from .schemas import HELPED, HURT, Hit, Pace, Ranking
 
 NOTHING = "had no influence"
 

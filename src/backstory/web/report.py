@@ -11,11 +11,13 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..insight.harmful import UNIT
-from . import figures, shapes, views, views_ask, views_samples
+from . import figures, views, views_samples
+from . import schemas as shapes
+from . import views_query as views_ask
 from .drawing import HELPED, HURT, Figure
-from .opened import Opened, size
 from .pages import TIMELINE, environment, static
 from .ranking import both
+from .state import Opened, size
 from .words import lateness
 
 BEST = 6  # samples on either side

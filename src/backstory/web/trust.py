@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .shapes import Trust
+from .schemas import Trust
 
 GOOD, FAIR, WEAK, NOT_KNOWN = "good", "fair", "weak", "not known"
 KNOWN = ("clipped", "coverage", "kept", "drift", "largest_growth", "largest_growth_step")
@@ -33,30 +33,32 @@ class Reason(NamedTuple):
     words: str
 
 
-def trust(validity: Mapping[str, Any]) -> Trust:
+def trust(quality: Mapping[str, Any]) -> Trust:
     """The report as it is sent: the verdict and its reason first."""
-    known = {k: _finite(validity[k]) for k in KNOWN if k in validity}
-    expanding = {"expanding_steps": len(validity["expanding_steps"])} if "expanding_steps" in validity else {}
-    found = verdict(validity)
+    known = {k: _finite(quality[k]) for k in KNOWN if k in quality}
+    expanding = {"expanding_steps": len(quality["expanding_steps"])} if "expanding_steps" in quality else {}
+    found = verdict(quality)
     return Trust(
-        verdict=found.verdict, reason=found.words, early=EARLY, words=list(validity.get("words", ())), **known, **expanding
+        verdict=found.verdict, reason=found.words, early=EARLY, words=list(quality.get("words", ())), **known, **expanding
     )  # fmt: skip
 
 
-def verdict(validity: Mapping[str, Any]) -> Reason:
+def verdict(quality: Mapping[str, Any]) -> Reason:
     """The word and its reason: the first of the heaviest ones."""
-    if not validity:
+    if not quality:
         return Reason(NOT_KNOWN, NOTHING)
-    found = list(_against(validity))
+    found = list(_against(quality))
     heaviest = [r for r in found if r.verdict == WEAK] or found
-    return heaviest[0] if heaviest else Reason(GOOD, _for(validity))
+    return heaviest[0] if heaviest else Reason(GOOD, _for(quality))
 
 
 def _against(v: Mapping[str, Any]) -> Iterator[Reason]:
     if "proxy" in v.get("modelled", ""):
         yield Reason(WEAK, f"{v.get('optimizer', 'The optimizer')}'s steps were treated {v['modelled']}.")
     if (kept := _kept(v)) is not None and kept <= 0.8:
-        yield Reason(WEAK if kept < LOST else FAIR, f"The subspace keeps {kept:.0%} of the step gradients' energy.")
+        yield Reason(
+            WEAK if kept < LOST else FAIR, f"The projection retains {kept:.0%} of the gradients' squared norm."
+        )
     if (held := v.get("coverage", 1.0)) <= 0.999:
         words = f"The recorded parameters hold {held:.1%} of the squared gradient norm."
         yield Reason(WEAK if held < LOST else FAIR, words)
@@ -72,13 +74,13 @@ def _against(v: Mapping[str, Any]) -> Iterator[Reason]:
 
 def _for(v: Mapping[str, Any]) -> str:
     kept = _kept(v)
-    part = "" if kept is None else f", and the subspace keeps {kept:.0%} of the step gradients' energy"
+    part = "" if kept is None else f", and the projection retains {kept:.0%} of the gradients' squared norm"
     return f"{v.get('optimizer', 'The optimizer')}'s steps are modelled {v.get('modelled', 'as they were')}{part}."
 
 
 def _kept(v: Mapping[str, Any]) -> float | None:
-    """The share of the energy in the subspace; a random or a full one is not judged by it."""
-    return float(v["kept"]) if v.get("subspace") in ("learned", "mask") and "kept" in v else None
+    """The share of the energy in the projection; a random or a full one is not judged by it."""
+    return float(v["kept"]) if v.get("projection") in ("learned", "mask") and "kept" in v else None
 
 
 def _finite(value: Any) -> Any:

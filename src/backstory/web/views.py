@@ -12,11 +12,11 @@ from .. import insight
 from ..insight.harmful import UNIT as HARM_UNIT
 from ..insight.timeline import UNIT as TIME_UNIT
 from ..insight.timeline import losses
-from . import shapes
+from . import schemas as shapes
 from .domains import domains
 from .errors import Refused
-from .opened import Opened, size
 from .ranking import both, last_use, without_last
+from .state import Opened, size
 from .trust import trust
 from .words import LATE
 
@@ -35,7 +35,7 @@ def overview(opened: Opened) -> shapes.Overview:
         samples=len(opened.catalogue),
         dims=run.store.width,
         curvature=config["settings"]["curvature"],
-        subspace=config["settings"]["subspace"],
+        projection=config["settings"]["projection"],
         recipe=config.get("recipe"),
         checkpoints=opened.checkpoints,
         query_sets=query_sets(opened),
@@ -45,7 +45,7 @@ def overview(opened: Opened) -> shapes.Overview:
         can_shade=opened.can_shade,
         has=opened.catalogue.has,
         loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
-        validity=trust(opened.validity()),
+        quality=trust(opened.quality()),
         notes=list(run.notes()),
         missing=opened.missing(),
         timeline=None if name is None else timeline(opened, name, opened.final),
@@ -114,7 +114,7 @@ def sources(
     shape = shapes.Sources(
         by=kind, at=step, sources=values, domains=list(found.domains), matrix=found.matrix.tolist(), interval="95 %",
         clear=[[not cell.low <= 0 <= cell.high for cell in line] for line in found.cells],
-        validity=trust(opened.validity(step)), notes=list(found.notes), unit=found.as_dict()["unit"],
+        quality=trust(opened.quality(step)), notes=list(found.notes), unit=found.as_dict()["unit"],
     )  # fmt: skip
     return found, shape
 
@@ -155,8 +155,8 @@ def harmful(opened: Opened, queries: str | None, k: int, at: int | None, without
     items, late_from = [h for h in worst if h.influence < 0], step - max(1, step // LATE)
     return shapes.Harmful(
         queries=name, at=step, without_last=without, items=items, late_from=late_from,
-        late=sum(last_use(h, step - without) >= late_from for h in items), validity=trust(found.validity),
-        notes=[*found.notes, *found.validity.get("words", ())], unit=HARM_UNIT,
+        late=sum(last_use(h, step - without) >= late_from for h in items), quality=trust(found.quality),
+        notes=[*found.notes, *found.quality.get("words", ())], unit=HARM_UNIT,
     )  # fmt: skip
 
 

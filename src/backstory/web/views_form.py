@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from . import shapes
+from . import schemas as shapes
 from .batches import size
 from .errors import Refused
-from .opened import Opened
-from .views_ask import data_url, how
+from .state import Opened
+from .views_query import data_url, how
 from .views_samples import label, shown_queries
 
 SHOWN = 50  # queries of a set in the form

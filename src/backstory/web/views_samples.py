@@ -6,10 +6,10 @@ import numpy as np
 
 from .. import insight
 from ..insight.harmful import UNIT
-from . import shapes
+from . import schemas as shapes
 from .catalogue import Floats, Ints
 from .errors import Refused
-from .opened import Opened, size
+from .state import Opened, size
 
 MOST_ON = 10  # queries shown that a sample helped, and that it hurt
 MOST_ERASERS = 20
@@ -100,7 +100,7 @@ def life(opened: Opened, name: str, queries: str | None, erasers: bool) -> shape
     scores = None if found is None else found.scores[0]
     gone = _saturation(opened, j, asked) if erasers and asked is not None else None
     helped, hurt = ([], []) if asked is None else _on_queries(opened, rows, asked)
-    notes = [] if found is None else [*found.notes, *found.validity.get("words", ())]
+    notes = [] if found is None else [*found.notes, *found.quality.get("words", ())]
     return shapes.Life(
         sample=opened.catalogue.sample(j, None if scores is None else float(scores[rows].sum())),
         queries=asked,

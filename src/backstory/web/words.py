@@ -2,7 +2,7 @@
 
 import re
 
-from . import shapes
+from . import schemas as shapes
 
 LATE = 10  # one part in so many is the end of training
 SAME = 0.05  # of the larger of two influences: a smaller change is none

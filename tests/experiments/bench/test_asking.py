@@ -21,8 +21,8 @@ def test_one_line_for_each_workload_and_configuration() -> None:
 
 def test_both_ways_answer_the_same(tmp_path: Path) -> None:
     work = TINY["A"]
-    run, model = recorded_run(work, tmp_path / "run", {"subspace": "random", "rank": 4}, work.epoch)
-    asked = questions(run, model, work, joint=True)
+    run, model = recorded_run(work, tmp_path / "run", {"projection": "random", "rank": 4}, work.epoch)
+    asked = questions(run, model, work, per_layer=False)
     asked["index"]()
     by_embeddings, by_adjoint = asked["embeddings"](), asked["adjoint"]()
     assert by_embeddings.method == "embeddings"  # type: ignore[attr-defined]

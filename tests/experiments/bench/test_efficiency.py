@@ -40,6 +40,6 @@ def test_logra_is_the_influence_function_of_methods(monkeypatch: pytest.MonkeyPa
     efficiency.logra_influence("tiny")
     monkeypatch.undo()
     work = TINY["B"]
-    expected = influence_function(recipe(work), work.queries(), rank=32, joint=False, damping=efficiency.DAMPING)
+    expected = influence_function(recipe(work), work.queries(), rank=32, per_layer=True, damping=efficiency.DAMPING)
     terms = 2 * 5 * (8 + 32 + 11) + expected.scores.shape[1]  # 5 tokens there and back, then all rows; rows in float32
     assert_same(made[-1], expected.scores, terms, dtype=torch.float32)

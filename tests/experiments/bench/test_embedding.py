@@ -3,7 +3,7 @@
 import torch
 from experiments.bench.embedding import PLAIN, bench_in_memory, literal_algorithm_1, product_peak
 
-from backstory.maths.propagation import Propagator
+from backstory.maths.blocked import Propagator
 from backstory.maths.steps import Step
 
 
@@ -12,7 +12,7 @@ def test_the_rival_computes_the_same_embeddings() -> None:
     G = torch.randn(batch * steps, p, generator=torch.Generator().manual_seed(0))
     w = torch.full((batch,), 1 / batch)
     made = [Step(G[t * batch : (t + 1) * batch], w, PLAIN) for t in range(steps)]
-    ours = torch.cat(Propagator(p, dtype=torch.float32, gamma=0.0).embed(made))
+    ours = torch.cat(Propagator(p, dtype=torch.float32, contraction="never").embed(made))
     theirs = torch.cat(literal_algorithm_1(G, batch, PLAIN.rate)[::-1])
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 

@@ -56,5 +56,5 @@ def test_all_recorders_end_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(recording, "turns", lambda *_: 1 / 0)
     monkeypatch.setattr(Recorded, "close", lambda self: closed.append(self.recorder.settings.encoding))
     with pytest.raises(ZeroDivisionError):
-        recording.compare(TINY["A"], {"a": {"subspace": "random"}, "b": {"subspace": "random", "encoding": "int8"}})
+        recording.compare(TINY["A"], {"a": {"projection": "random"}, "b": {"projection": "random", "encoding": "int8"}})
     assert closed == ["float16", "int8"]

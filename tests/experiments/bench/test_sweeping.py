@@ -10,15 +10,15 @@ def test_lines_and_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
     monkeypatch.setattr(sweeping, "in_child", _here)
     found = bench_sweep(scale="tiny", repeats=1)
-    assert [(x["run"], x["joint"], x["rows"]) for x in found["disk"]] == [
-        (run, joint, rows)
+    assert [(x["run"], x["per_layer"], x["rows"]) for x in found["disk"]] == [
+        (run, per_layer, rows)
         for run in ("SGD as a proxy", "AdamW as recorded")
-        for joint in (False, True)
+        for per_layer in (True, False)
         for rows in (12, 48)
     ]
     dims = [64, 256, 192, 256, 88]  # 8×8, 24×8, 32×8, 8×32, 11×8, never over 32 a side
     for line in found["disk"]:
-        if line["joint"] or line["rows"] == 12:
+        if not line["per_layer"] or line["rows"] == 12:
             assert "share_of_peak" not in line, "no matrix is made, so its operations are not done"
             continue
         each = (4 if line["run"].startswith("SGD") else 8) * sum(x * x for x in dims) * 48 / 1e9
@@ -38,7 +38,7 @@ def test_a_matrix_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
     monkeypatch.setattr(sweeping, "in_child", _here)
     monkeypatch.setattr(sweeping, "_free_memory", lambda: 1e5)
-    joint = [x for x in bench_sweep(scale="tiny", repeats=1)["disk"] if x["joint"]]
+    joint = [x for x in bench_sweep(scale="tiny", repeats=1)["disk"] if not x["per_layer"]]
     assert all("GB of memory" in x["skipped"] and "seconds" not in x for x in joint)
 
 

@@ -11,7 +11,7 @@ from tests.support.oracles import assert_same
 import backstory
 from backstory.store import RunStore
 
-RANDOM = {"subspace": "random", "rank": 2}
+RANDOM = {"projection": "random", "rank": 2}
 
 
 @pytest.mark.parametrize("name", ["A", "B"])

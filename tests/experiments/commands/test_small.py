@@ -19,7 +19,7 @@ COMMANDS = {
     "duplicates": ["--model", "tiny", "--seeds", "0", "--copies", "3", "--images", "64", "--epochs", "1", "--rank", "4"],
     "ablation": [
         "--model", "tiny", "--seeds", "0", "--removals", "3", "--images", "48", "--epochs", "1", "--ranks", "2",
-        "--subspaces", "learned,random", "--curvatures", "empirical", "--warmup", "2,epoch",
+        "--projections", "learned,random", "--curvatures", "empirical", "--warmup", "2,epoch",
     ],
 }  # fmt: skip
 EXPECTED = {

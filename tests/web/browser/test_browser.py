@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.web.browsing import FITS, ROOT, Visitor, missing, served, until
 
-from backstory.web.shapes import HELPED, HURT
+from backstory.web.schemas import HELPED, HURT
 
 Visit = Callable[..., Visitor]
 RUNS = ("digits", "text")
@@ -67,7 +67,7 @@ def test_the_overview_says_what_was_trained_and_how_far_to_trust_it(run: str, vi
     page, found = visitor.see("/"), visitor.json("/")
     expect(page.locator("dl.facts")).to_contain_text(f"{found['occurrences']:,}")
     expect(page.locator("main")).to_contain_text(found["timeline"]["phases"]["words"])
-    for words in found["validity"]["words"]:
+    for words in found["quality"]["words"]:
         expect(page.locator("main")).to_contain_text(words)
     assert page.locator(".canvas .main-svg").count() >= 2  # timeline and loss
     expect(page.locator("[data-figure=figure-loss] .scatterlayer path.js-line").first).to_be_visible()

@@ -27,7 +27,7 @@ def visit(browser: Browser, services: dict[str, str]) -> Iterator[Visit]:
 @pytest.mark.parametrize("path", ["/", "/queries/law/0", "/harmful", "/sources?queries=law"])
 def test_every_answer_has_its_verdict_and_reason(path: str, visit: Visit) -> None:
     for visitor in (visit(), visit(**PHONE)):
-        page, found = visitor.see(path), visitor.json(path)["validity"]
+        page, found = visitor.see(path), visitor.json(path)["quality"]
         badge = page.locator(".trusted")
         expect(badge).to_be_visible()
         for words in (f"Trust: {found['verdict']}", found["reason"], "Early steps are understated"):

@@ -18,7 +18,7 @@ from tests.web.browsing import FITS, ROOT, Visitor, served
 
 from backstory.demo.data import DataError
 from backstory.web.pages import plain
-from backstory.web.shapes import HELPED, HURT
+from backstory.web.schemas import HELPED, HURT
 
 pytestmark = pytest.mark.slow
 RUNS = ("mnist", "domains")
@@ -91,7 +91,7 @@ def test_every_page_fits_and_its_screen_is_kept(
 def test_the_overview_has_timeline_loss_trust_and_phases(visitor: Visitor) -> None:
     page, found = visitor.see("/"), visitor.json("/")
     expect(page.locator("dl.facts")).to_contain_text(f"{found['occurrences']:,}")
-    for words in (found["timeline"]["phases"]["words"], *found["validity"]["words"]):
+    for words in (found["timeline"]["phases"]["words"], *found["quality"]["words"]):
         expect(page.locator("main")).to_contain_text(words)
     bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
     expect(bands).to_have_count(3 if found["timeline"]["phases"]["present"] else 0)

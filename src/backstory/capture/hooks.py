@@ -1,0 +1,233 @@
+"""Hooks that read each layer call's inputs and output gradient while they pass.
+
+A forward hook keeps the call's inputs alive only through the output's own gradient hook: a forward pass that
+is never differentiated (evaluation) leaves nothing behind, and an activation-checkpointed one counts once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import UnsupportedError, UsageError
+from ..maths.layers import Contribution, Dense, Outer, Rule, Sum
+from ..maths.projection import group_edges
+from .modules import Blocks
+from .precision import in_autocast, own_precision
+
+Sink = Callable[[int, int, Contribution, int | None], None]  # slot, block, contribution, its group of positions if one
+Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Tap:
+    """While `slot` is a number, every differentiated call of a recorded layer reaches `sink`."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Blocks, sink: Sink, *, keep_calls: bool = False, groups: int = 1
+    ) -> None:
+        self.model, self.blocks, self.sink = model, blocks, sink
+        self._groups = groups  # of positions, in which contributions will be taken apart
+        self._calls: list[Call] | None = [] if keep_calls else None  # of the micro-batch under way
+        self._muted = False  # during a backward pass of our own
+        self.slot: int | None = None  # the micro-batch that forward passes belong to now
+        self.sizes: list[int] = []  # samples of each micro-batch of the step
+        self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
+        self.passes: set[int] = set()  # the backward passes of this step that reached a recorded layer
+        self.differentiable = False  # whether one of them was made to be differentiated again
+        self._names = {m: n for n, m in model.named_modules()}
+        self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Install the hooks; torch.compile leaves them as they are, and breaks its graph there."""
+        after, give = torch.compiler.disable(self._after_forward), torch.compiler.disable(self._give_batch)
+        for module in self.blocks.owners:
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+            if isinstance(module, nn.Embedding):
+                self._handles.append(module.register_forward_pre_hook(give))
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                refuse = torch.compiler.disable(self._refuse_batch_norm)
+                self._handles.append(module.register_forward_pre_hook(refuse))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.slot = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tap":
+        return self  # a copy of the model made while recording keeps its hooks, and they find it unknown
+
+    def begin(self) -> None:
+        """A new step: no micro-batch yet."""
+        self.slot, self.sizes, self.rounded = None, [], set()
+        self.passes, self.differentiable = set(), False
+        self.forget_calls()
+
+    def batch(self, size: int) -> int:
+        """Forward passes from here on belong to a new micro-batch of `size` samples."""
+        self.sizes.append(size)
+        self.slot = len(self.sizes) - 1
+        if self._calls is not None:
+            self._calls.clear()
+        return self.slot
+
+    def extra_pass(self, outputs: Tensor, seed: Tensor, sink: Sink) -> None:
+        """One more backward pass through the micro-batch under way, from `seed` at its outputs, into `sink`.
+
+        `.grad`, buffers and random numbers stay as they are; the graph is kept for the user's own pass.
+        """
+        calls, slot = list(self._calls or []), self.slot  # a recomputed forward pass may call again
+        if slot is None or not calls:
+            return
+        self._muted = True
+        try:
+            edges = [edge for _, _, edge in calls]
+            with own_precision(outputs.device):
+                deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            raise UsageError(
+                f"the extra backward pass for curvature failed ({error}). Call s.outputs() before backward(), which frees "
+                "the graph; with activation checkpointing, pass use_reentrant=False."
+            ) from error
+        finally:
+            self._muted = False
+        for (module, inputs, _), delta in zip(calls, deltas, strict=True):
+            if delta is not None:
+                self._contribute(module, inputs, delta, slot, sink)
+
+    def forget_calls(self) -> None:
+        """Let go of the calls of the micro-batch under way."""
+        if self._calls is not None:
+            self._calls.clear()
+
+    def _give_batch(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Positions looked up once for the whole batch, (S,) or (1, S), are looked up for each sample instead.
+
+        The values are the same; the gradient of the table can then be told apart by sample.
+        """
+        if self.slot is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], Tensor):
+            return None
+        index, size = args[0], self.sizes[self.slot]
+        once = index.dim() == 2 and len(index) == 1 and size > 1
+        if once or (index.dim() == 1 and len(index) > 1 and size > 0 and self._is_positions(module, index, size)):
+            return (index.expand(size, -1), *args[1:])
+        return None
+
+    def _is_positions(self, module: nn.Module, index: Tensor, size: int) -> bool:
+        """Whether a 1-d index holds positions 0 … S−1, rather than one index for each sample."""
+        if not torch.equal(index, torch.arange(len(index), device=index.device)):
+            self._meaning[module] = "samples"
+            return False
+        if len(index) != size:
+            self._meaning[module] = "positions"
+        elif module not in self._meaning:
+            raise UsageError(
+                f"the embedding {self._names.get(module)!r} was asked for 0 … {size - 1} in a batch of {size} samples: that "
+                "may be one index for each sample, or positions for the whole batch. Say which: look positions up as "
+                "(1, S), indices of samples as (B, 1)."
+            )
+        return self._meaning[module] == "positions"
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.slot is None or self._muted or not torch.is_grad_enabled():
+            return
+        if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
+            return
+        slot = self.slot
+        inputs = tuple(_held(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        if self._calls is not None:
+            self._calls.append((module, inputs, get_gradient_edge(output)))
+        output.register_hook(lambda delta: self._meet(module, inputs, delta, slot))
+
+    def _meet(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
+        if self.slot is None or self._muted:
+            return  # a backward pass outside of any step, or one of our own
+        self.passes.add(backward_pass())
+        self.differentiable |= torch.is_grad_enabled()  # create_graph=True
+        self._contribute(module, inputs, delta, slot, self.sink)
+
+    def _contribute(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int, sink: Sink) -> None:
+        rule, numbers = self.blocks.owners[module]
+        size, found = self.sizes[slot], len(delta) if delta.dim() else 0
+        if found != size or (inputs and len(inputs[0]) != size):
+            shape = tuple(delta.shape)
+            raise UsageError(
+                f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} "
+                "samples. The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
+                "in the batch, and keep (batch, sequence, features) apart rather than flattened."
+            )
+        if any(x.dtype in HALF for x in (delta, *inputs)) or in_autocast(delta.device):
+            self.rounded.update(numbers.values())
+        with torch.no_grad(), own_precision(delta.device):
+            wide, seen = tuple(_widen(x) for x in inputs), _widen(delta.detach())
+            for local, part in rule(module, wide, seen).items():
+                if local not in numbers:
+                    continue
+                found_part = _checked(part, local, module)
+                if isinstance(found_part, Dense) and self._groups > 1 and seen.dim() > 2 and seen.shape[1] > 1:
+                    self._by_group(rule, module, wide, seen, local, lambda k, x: sink(slot, numbers[local], x, k))  # noqa: B023
+                else:
+                    sink(slot, numbers[local], found_part, None)
+
+    def _by_group(
+        self,
+        rule: Rule,
+        module: nn.Module,
+        inputs: tuple[Tensor, ...],
+        delta: Tensor,
+        local: str,
+        give: Callable[[int, Contribution], None],
+    ) -> None:
+        """A gradient that its rule wrote out has lost its positions: ask again for each group, the others at 0."""
+        delta = delta.contiguous()
+        for k, (lo, hi) in enumerate(group_edges(_by_position(module, delta).shape[1], self._groups)):
+            some = torch.zeros_like(delta)
+            _by_position(module, some)[:, lo:hi] = _by_position(module, delta)[:, lo:hi]
+            give(k, _checked(rule(module, inputs, some)[local], local, module))
+
+    def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
+        if self.slot is not None and torch.is_grad_enabled() and module.training:
+            raise UnsupportedError(
+                f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: "
+                "no sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
+            )
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that is under way, inside a hook."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Contribution:
+    if isinstance(part, Outer | Sum | Dense):
+        return part
+    expected = getattr(module, local).shape
+    if part.shape[1:] != expected:
+        raise UsageError(
+            f"the rule of {type(module).__name__} gave per-sample gradients of shape {tuple(part.shape)} for "
+            f"{local!r}; expected (B, {', '.join(map(str, expected))})."
+        )
+    return Dense(part)
+
+
+def _by_position(module: nn.Module, delta: Tensor) -> Tensor:
+    """A view (B, S, d), positions in the order of the rules; convolutions have their channels first."""
+    return delta.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else delta.flatten(1, -2)
+
+
+def _held(x: Tensor) -> Tensor:
+    """An input as it is now: what autograd made is the step's own, but data may lie in a buffer that is used again."""
+    return x.detach() if x.requires_grad else x.clone()
+
+
+def _widen(x: Tensor) -> Tensor:
+    """Half precision to float32: sums over positions and samples need it."""
+    return x.float() if x.dtype in HALF else x

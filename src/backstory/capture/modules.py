@@ -1,0 +1,235 @@
+"""Which parameters of a model are recorded, and by which rule.
+
+A block is one parameter: weight and bias of a layer may sit in different optimizer groups. A tied parameter is chosen, or left
+out, under any of its names, and as a whole: rows from only some of its uses would not add up to its gradient.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import accumulate
+
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from ..errors import CoverageError, UnsupportedError, UsageError
+from ..maths.layers import RULES, Rule, rule_for
+from ..maths.projection import Shape, shape_of
+from .fingerprint import canonical
+
+Selection = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
+SHARED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # torch's wrappers for several processes
+FUNCTIONAL = (nn.MultiheadAttention,)  # these use the weights of modules below them without calling the modules
+Rank = int | tuple[int, int] | dict[str, int | tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One recorded parameter."""
+
+    name: str
+    parameter: nn.Parameter
+    group: int  # its optimizer group
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All recorded parameters, and where each module's parameters go."""
+
+    blocks: list[Block]
+    owners: dict[nn.Module, tuple[Rule, dict[str, int]]]  # module -> rule, {local name: number of block}
+    left_out: list[str]  # trained parameters that are not recorded
+    elsewhere: list[str] = field(default_factory=list)  # in no group of the optimizer, though they need a gradient
+
+
+def register(kind: type[nn.Module], rule: Rule) -> None:
+    """Teach Backstory a layer: `rule(module, inputs, delta)` gives each parameter's per-sample gradients.
+
+    `inputs` are the tensors that the layer was called with, `delta` is the gradient of the loss with respect
+    to its output (batch first). Return `{"weight": tensor of shape (B, *weight.shape), …}` by local name.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UsageError(f"found {kind!r}; expected a subclass of torch.nn.Module.")
+    RULES[kind] = rule
+
+
+def find_blocks(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    rank: Rank | None,
+    layers: Selection | None = None,
+    uncovered: str = "error",
+) -> Blocks:
+    """The recorded parameters of `model`; `rank=None` keeps all coordinates."""
+    if uncovered not in ("error", "skip"):
+        raise UsageError(f"found uncovered={uncovered!r}; expected 'error' or 'skip'.")
+    _refuse_shared(model)
+    groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
+    _check_optimizer(model, optimizer)
+    _check_names(model, layers)
+    selected = _selected(model, {id(p) for p in trained.values()}, layers)
+    owners = _owners(model, selected - _used_inside(model))
+    reached = {id(getattr(m, local)) for m, (_, names) in owners.items() for local in names}
+    chosen = {n: p for n, p in trained.items() if id(p) in reached}
+    if uncovered == "error":
+        _refuse_uncovered(trained, selected, reached)
+    if not chosen:
+        raise CoverageError("no trained parameter is recorded: check `layers=`, `requires_grad` and the optimizer.")
+    blocks = [
+        Block(canonical(n), p, groups[id(p)], shape_of(p.shape, _rank_of(canonical(n), rank)))
+        for n, p in chosen.items()
+    ]
+    number = {id(b.parameter): i for i, b in enumerate(blocks)}
+    table = {
+        m: (rule, {local: number[id(getattr(m, local))] for local in names}) for m, (rule, names) in owners.items()
+    }
+    elsewhere = [canonical(n) for n, p in model.named_parameters() if p.requires_grad and id(p) not in groups]
+    return Blocks(blocks, table, [canonical(n) for n in trained if n not in chosen], elsewhere)
+
+
+def _owners(model: nn.Module, wanted: set[int]) -> dict[nn.Module, tuple[Rule, list[str]]]:
+    out: dict[nn.Module, tuple[Rule, list[str]]] = {}
+    for module in model.modules():
+        rule = rule_for(module)
+        names = [local for local, p in module.named_parameters(recurse=False) if id(p) in wanted]
+        if rule is not None and names:
+            out[module] = (rule, names)
+    return out
+
+
+def _used_inside(model: nn.Module) -> set[int]:
+    """Parameters that a module without a rule uses itself, its own and those of the modules below: no hook sees them used."""
+    inside = [m for m in model.modules() if isinstance(m, FUNCTIONAL) and rule_for(m) is None]
+    return {id(p) for module in inside for p in module.parameters()}
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """`(name, the module that holds it, parameter)`; a tied parameter comes once for each name."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for local, p in module.named_parameters(recurse=False):
+            yield canonical(f"{path}.{local}" if path else local), module, p
+
+
+def _selected(model: nn.Module, trained: set[int], layers: Selection | None) -> set[int]:
+    """Those of the trained parameters, by id, that `layers` includes under one of their names and excludes under none."""
+    if layers is None:
+        return trained
+    places = [(name, module, id(p)) for name, module, p in _places(model) if id(p) in trained]
+    if callable(layers):
+        return {p for name, module, p in places if layers(name, module)}
+    excluded = [x[1:] for x in layers if isinstance(x, str) and x.startswith("!")]
+    included = [x for x in layers if not (isinstance(x, str) and x.startswith("!"))]
+    chosen = {p for name, module, p in places if not included or any(_matches(x, name, module) for x in included)}
+    return chosen - {p for name, module, p in places if any(_matches(x, name, module) for x in excluded)}
+
+
+def taken_as_frozen(names: Sequence[str]) -> str:
+    """What results say of parameters that are in no group of the optimizer."""
+    return f"{len(names)} parameters are in no group of the optimizer, and taken as not trained"
+
+
+def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    """Whether a type, a plain name or a pattern means the parameter `name` of `module`."""
+    if not isinstance(pattern, str):
+        return isinstance(module, pattern)
+    if _plain(pattern):
+        return f"{name}.".startswith(f"{_unwrapped(pattern)}.")  # the parameter itself, or all below a module
+    return any(
+        fnmatchcase(x, pattern) for x in accumulate(name.split("."), "{}.{}".format)
+    )  # itself, or a module it is below
+
+
+def _plain(pattern: str) -> bool:
+    return not any(x in pattern for x in "*?[")
+
+
+def _unwrapped(path: str) -> str:
+    """A module's or a parameter's name without the prefixes that wrappers add; empty for a wrapper itself."""
+    return canonical(f"{path}.")[:-1]
+
+
+def _check_names(model: nn.Module, layers: Selection | None) -> None:
+    """Refuse plain names that the model does not have."""
+    if layers is None or callable(layers):
+        return
+    if isinstance(layers, str):
+        raise UsageError(f"found layers={layers!r}; expected a list of names and types, such as [{layers!r}].")
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    known = [x for x in dict.fromkeys([*map(_unwrapped, paths), *(name for name, _, _ in _places(model))]) if x]
+    for given in layers:
+        if not isinstance(given, str | type):
+            raise UsageError(
+                f"found {given!r} in layers=; expected names, patterns with '*' and types such as nn.Linear."
+            )
+        if isinstance(given, str) and _plain(given) and _unwrapped(given.removeprefix("!")) not in known:
+            raise UsageError(
+                f"found {given!r} in layers=, which is no name in the model; expected that of a module or a parameter, or a "
+                f"pattern with '*'. {_names_to_try(_unwrapped(given.removeprefix('!')), known)}"
+            )
+
+
+def _names_to_try(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, 5) or [x for x in known if name and name in x][:5]
+    outermost = [x for x in known if "." not in x]
+    return f"Close to it: {', '.join(close)}." if close else f"The model has {', '.join(outermost[:8])}."
+
+
+def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reached: set[int]) -> None:
+    missing = {n: p for n, p in trained.items() if id(p) in selected - reached}
+    if not missing:
+        return
+    total = sum(p.numel() for p in trained.values())
+    lines = [f"  {canonical(n)}  {p.numel() / total:.1%} of the trained parameters" for n, p in missing.items()]
+    raise CoverageError(
+        "no layer rule covers these parameters, so their part of every influence would be missing:\n"
+        + "\n".join(lines)
+        + "\nTeach Backstory the layer with `backstory.register` (where it returns one tensor), leave it out with `layers=['!name']` (the name of a parameter, or "
+        "of a module with everything below it), or pass uncovered='skip' to record the rest and store the share that is covered."
+    )
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    """With several processes each sees its own samples, while `.grad` is the mean over all of them."""
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if found := kinds & SHARED:
+        raise UnsupportedError(
+            f"{found.pop()} shares one training run between {distributed.get_world_size()} processes, which is not modelled: "
+            "each process sees a part of the samples. Train in one process, accumulating micro-batches with s.batch()."
+        )
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    known = {id(p) for p in model.parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if strangers:
+        raise CoverageError(
+            f"the optimizer trains {len(strangers)} parameters that do not belong to the model, the first of shape "
+            f"{tuple(strangers[0].shape)}. Record a module that holds everything the optimizer trains."
+        )
+
+
+def _rank_of(name: str, rank: Rank | None) -> tuple[int, int] | None:
+    if rank is None:
+        return None
+    if isinstance(rank, dict):
+        found = next((r for pattern, r in rank.items() if fnmatchcase(name, pattern)), None)
+        if found is None:
+            raise UsageError(f"no pattern of rank= matches {name!r}; add one, for example '*': 16.")
+        rank = found
+    pair = (rank, rank) if isinstance(rank, int) else rank
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(x, int) for x in pair):
+        raise UsageError(f"found rank {rank!r} for {name!r}; expected a whole number, or a pair (out, in).")
+    if min(pair) < 1:
+        raise UsageError(f"found rank {rank!r} for {name!r}; expected at least 1.")
+    return pair
+
+
+def names(blocks: Iterable[Block]) -> list[tuple[str, int]]:
+    """`(name, dims)` of each block, in order: the layout of a row."""
+    return [(b.name, b.shape.dims) for b in blocks]

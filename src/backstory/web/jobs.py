@@ -1,0 +1,157 @@
+"""A queue with a limit: what costs time runs in threads beside the event loop, and only so much of it.
+
+Four lanes, so that nobody waits for something short behind something long: look-ups and questions to the model share a few
+threads each, what sweeps over the run takes turns in one, what replays training in another. A job that could not be done in its time, for
+what is before it in its lane takes too long, is told to come later. One that takes too long is told so: what it finds is kept for the next who
+asks and it goes on, or nothing is kept and it is given up.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event, Lock
+from typing import Any, TypeVar
+
+from .cancellation import Stopped, carrying
+from .errors import Refused
+
+QUICK, ASK, SWEEP, REPLAY = "quick", "ask", "sweep", "replay"
+THREADS = {QUICK: 2, ASK: 2, SWEEP: 1, REPLAY: 1}
+KEPT = "Ask again: what was computed meanwhile is kept. Start the service with a larger --timeout for slow questions."
+LOST = "It was given up. Ask for less: a shorter text, the final model, no replay; or start the service with a larger --timeout."
+T = TypeVar("T")
+
+
+class Lane:
+    """One kind of work: its threads, what waits or runs in it, and how long such work took of late."""
+
+    def __init__(self, name: str, threads: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pool, self._threads, self._clock = ThreadPoolExecutor(threads, f"backstory-{name}"), threads, clock
+        self._jobs: dict[object, Hashable] = {}  # what each is about; the same is computed once
+        self._began: dict[object, float] = {}
+        self._took: deque[float] = deque(maxlen=8)
+
+    def enter(self, key: Hashable | None) -> object:
+        """A job's place; `key` names what it computes, None what nobody else computes."""
+        place = object()
+        self._jobs[place] = place if key is None else key
+        return place
+
+    def timed(self, place: object, job: Callable[[], T]) -> Callable[[], T]:
+        """The job, with the time that it takes."""
+
+        def run() -> T:
+            began = self._began[place] = self._clock()
+            try:
+                return job()
+            finally:
+                self._took.append(self._clock() - began)
+                self._began.pop(place, None)
+
+        return run
+
+    def leave(self, place: object) -> None:
+        """It has ended, or was never begun."""
+        self._jobs.pop(place, None)
+
+    def expected(self, key: Hashable | None) -> float:
+        """Seconds until a job that comes now would be done, as far as is known; 0 where a thread is free for it."""
+        others = len({found for found in self._jobs.values() if found != key})
+        if others < self._threads:
+            return 0.0
+        running = max((self._clock() - began for began in list(self._began.values())), default=0.0)
+        usual = sum(self._took) / len(self._took) if self._took else running
+        own = 0.0 if key is not None and key in self._jobs.values() else usual
+        return others // self._threads * max(running, usual) + own
+
+
+class Work:
+    """Jobs that wait or run, `limit` in all."""
+
+    def __init__(self, limit: int = 32, timeout: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit, self.timeout = limit, timeout
+        self._busy, self._lock, self._closed = 0, Lock(), False
+        self._lanes = {name: Lane(name, n, clock) for name, n in THREADS.items()}
+
+    @property
+    def busy(self) -> int:
+        """How many jobs wait or run."""
+        return self._busy
+
+    async def do(
+        self,
+        job: Callable[[], T],
+        *,
+        lane: str = QUICK,
+        timeout: float | None = None,
+        keeps: bool = True,
+        key: Hashable | None = None,
+    ) -> T:
+        """The result of a job; refused with 429 where there is no room for it, with 503 where it takes too long.
+
+        `keeps`: whether what it computes is kept, so that it is worth going on with; `key` names what it computes.
+        """
+        wait, flag = self.timeout if timeout is None else timeout, Event()
+        future = self._submit(job if keeps else carrying(flag, job), lane, wait, key)
+        waiting = asyncio.wrap_future(future)
+        done, _ = await asyncio.wait({waiting}, timeout=wait)
+        if done:
+            return waiting.result()
+        flag.set()
+        future.cancel()  # if it has not begun
+        waiting.add_done_callback(_quiet)
+        raise _too_long(wait, keeps)
+
+    def _submit(self, job: Callable[[], T], lane: str, wait: float, key: Hashable | None) -> Future[T]:
+        found = self._lanes[lane]
+        with self._lock:
+            if self._closed:
+                raise Stopped
+            self._need_room(found.expected(key), wait)
+            place = found.enter(key)
+            future = found.pool.submit(found.timed(place, job))
+            self._busy += 1
+        future.add_done_callback(lambda _: self._ended(found, place))
+        return future
+
+    def _need_room(self, expected: float, wait: float) -> None:
+        if self._busy >= self.limit:
+            raise Refused(
+                429,
+                f"{self._busy} questions are being answered or wait; the limit is {self.limit}.",
+                "Ask again in a moment, or start the service with a larger --queue.",
+                {"Retry-After": "1"},
+            )
+        if expected > wait:
+            raise Refused(
+                429,
+                f"what is being computed takes about {expected:.0f} s with this; a question has {wait:g} s.",
+                "Ask again when the others are done, or start the service with a larger --timeout.",
+                {"Retry-After": str(max(1, math.ceil(expected - wait)))},
+            )
+
+    def _ended(self, lane: Lane, place: object) -> None:
+        with self._lock:
+            lane.leave(place)
+            self._busy -= 1
+
+    def close(self) -> None:
+        """Take no more jobs; what has not begun is dropped."""
+        with self._lock:
+            self._closed = True
+        for lane in self._lanes.values():
+            lane.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _too_long(wait: float, keeps: bool) -> Refused:
+    headers = {"Retry-After": "5"} if keeps else {}
+    return Refused(503, f"the answer was not ready within {wait:g} s.", KEPT if keeps else LOST, headers)
+
+
+def _quiet(future: asyncio.Future[Any]) -> None:
+    """An error that nobody waits for any more is seen, so that asyncio does not complain of it."""
+    if not future.cancelled():
+        future.exception()

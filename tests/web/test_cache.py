@@ -1,0 +1,101 @@
+"""What is kept is bounded, and made once however many ask."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from backstory.web.cache import Kept
+from backstory.web.cancellation import GivenUp
+
+
+def test_who_waits_for_what_another_gave_up_makes_it_itself() -> None:
+    kept: Kept[int] = Kept(10)
+    begun, go = Event(), Event()
+
+    def slow() -> int:
+        begun.set()
+        go.wait(10)
+        raise GivenUp
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kept.get, "a", slow)
+        assert begun.wait(10)
+        second = pool.submit(kept.get, "a", lambda: 7)
+        go.set()
+        assert second.result(10) == 7
+        assert isinstance(first.exception(10), GivenUp)
+
+
+def test_a_value_is_made_once() -> None:
+    kept, made = Kept[int](4), list[int]()
+
+    def make() -> int:
+        made.append(1)
+        return 7
+
+    assert [kept.get("a", make) for _ in range(3)] == [7, 7, 7]
+    assert made == [1]
+
+
+def test_the_oldest_are_dropped_and_those_asked_for_stay() -> None:
+    kept = Kept[str](6, len)
+    kept.get("a", lambda: "aa")
+    kept.get("b", lambda: "bb")
+    kept.get("c", lambda: "cc")
+    kept.get("a", lambda: "never")  # now `b` is the oldest
+    kept.get("d", lambda: "dd")
+    assert ["a" in kept, "b" in kept, "c" in kept, "d" in kept] == [True, False, True, True]
+    assert kept.total == 6
+
+
+def test_one_that_is_too_large_is_still_given() -> None:
+    kept = Kept[str](3, len)
+    assert kept.get("a", lambda: "a" * 10) == "a" * 10
+    assert kept.get("b", lambda: "b") == "b"
+    assert "a" not in kept
+
+
+def test_a_look_makes_nothing_and_waits_for_nobody() -> None:
+    kept: Kept[int] = Kept(2)
+    assert kept.peek("a") is None
+    kept.get("a", lambda: 1)
+    kept.get("b", lambda: 2)
+    assert kept.peek("a") == 1
+    kept.get("c", lambda: 3)
+    assert "a" not in kept  # to look at it was not to ask for it
+
+
+def test_an_error_is_raised_and_not_kept() -> None:
+    kept = Kept[int](4)
+
+    def fails() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        kept.get("a", fails)
+    assert "a" not in kept
+    assert kept.get("a", lambda: 3) == 3
+
+
+def test_who_comes_meanwhile_waits_for_the_first() -> None:
+    kept, begun, go, made = Kept[int](4), threading.Event(), threading.Event(), list[int]()
+
+    def slow() -> int:
+        made.append(1)
+        begun.set()
+        assert go.wait(20)
+        return 5
+
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(kept.get("a", slow))) for _ in range(4)]
+    threads[0].start()
+    assert begun.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    assert "a" not in kept
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert (found, made) == ([5] * 4, [1])
