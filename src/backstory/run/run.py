@@ -29,7 +29,8 @@ from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, check_asked, contraction_of, embed
 from .gradients import LossFn
 from .index import IndexReport, build_index, index_at, index_note, labels, search
-from .occurrences import occurrences, picked, rows_before
+from .memory import Memory
+from .occurrences import picked, rows_before
 from .quality import Quality, Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
@@ -45,6 +46,14 @@ def open_run(path: str | Path) -> "Run":
 
 class Run(Contents):
     """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
+
+    def __init__(self, path: str | Path, memory: Memory | None = None) -> None:
+        super().__init__(path)
+        self._memory = Memory() if memory is None else memory
+
+    def reopen(self) -> "Run":
+        """The same run opened again, for another thread: it shares the embeddings that are in memory."""
+        return Run(self.path, self._memory)
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
@@ -159,9 +168,23 @@ class Run(Contents):
         step, contraction = self.step_of(at), self.form(contraction)
         how = self._method("embeddings", step, per_layer, contraction)
         if how == "embeddings":
-            return self.store.read_embeddings(step, 0, rows_before(self.store, step))
+            embedded = self._memory.get(self.store, step)
+            return (
+                self.store.read_embeddings(step, 0, rows_before(self.store, step)) if embedded is None else embedded.E
+            )
         parts = dict(vectors_at(self.store, path_to(self.store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
+
+    def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
+        """Hold the embeddings that `embed` has stored for `at` in memory: queries at that step then read no disk.
+
+        False where none are stored (or only segments), or where they take more than `room` bytes.
+        """
+        return self._memory.load(self.store, self.step_of(at), room)
+
+    def drop_embeddings(self, at: int | str = "final") -> None:
+        """Give the memory of `load_embeddings` back; what is on disk stays."""
+        self._memory.drop(self.step_of(at))
 
     @own_precision()
     def compress(
@@ -274,7 +297,8 @@ class Run(Contents):
         elif spans:
             scores = by_segments(self.store, spans, v, per_layer, progress)
         else:
-            scores = by_embeddings(self.store, v, step, n_rows, progress)
+            embedded = self._memory.get(self.store, step)
+            scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
         said = (*notes, *self.notes(), *(("parameters taken as independent",) if per_layer else ()))
         said += (index_note(facts),) if facts else ()
         common = {
@@ -286,7 +310,7 @@ class Run(Contents):
         }
         if keep is None:
             found = collect(scores, len(v), n_rows)
-            samples, steps = occurrences(self.store, n_rows)
+            samples, steps = self._memory.labels(self.store, step, n_rows)
             return Influence(found, samples, steps, quality=self._quality(watch, step, spans), **common)
         values, rows = search(self.store, facts, v, keep) if facts else collect_best(scores, len(v), keep)
         samples, steps = labels(self.store, rows) if facts else picked(self.store, rows)

@@ -48,13 +48,15 @@ def by_adjoint(
         yield chunk.row_start, scores
 
 
-def by_embeddings(store: RunStore, queries: Tensor, at: int, n_rows: int, progress: Progress | None) -> Scores:
-    """One product with the embeddings that `embed` wrote."""
+def by_embeddings(
+    store: RunStore, queries: Tensor, at: int, n_rows: int, progress: Progress | None, E: Tensor | None = None
+) -> Scores:
+    """One product with the embeddings that `embed` wrote: `E` (N, p) where they are in memory, else from disk."""
     for lo, hi in pieces(n_rows, store.width):
-        E = store.read_embeddings(at, lo, hi, dtype=queries.dtype)  # (n, p)
+        part = store.read_embeddings(at, lo, hi, dtype=queries.dtype) if E is None else E[lo:hi].to(queries.dtype)
         if progress is not None:
             progress(hi, n_rows)
-        yield lo, queries @ E.T
+        yield lo, queries @ part.T  # (Q, n)
 
 
 def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,67 @@
+"""Embeddings held in memory: a cache of the run, for a service that answers many queries at the same steps.
+
+`Run.load_embeddings(at)` fills it; queries at that step then read nothing from disk, and say the same. Threads that read
+one run share its memory: each opens the run for itself (`Run.reopen`), for two threads cannot read one table at once.
+
+Shapes:  N occurrences before the step, p dimensions.
+"""
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ..store import RunStore
+from .occurrences import Labels, occurrences, rows_before
+
+
+class Embedded(NamedTuple):
+    """The embeddings of one step, and whose they are."""
+
+    settings: Mapping[str, Any]  # that they were made with: after another `embed` they are not the run's any more
+    E: Tensor  # (N, p) float32
+    samples: np.ndarray[Any, Any]  # (N,) ids as text
+    steps: np.ndarray[Any, Any]  # (N,)
+
+
+class Memory:
+    """Embeddings by step; any number of threads read them."""
+
+    def __init__(self) -> None:
+        self._embedded: dict[int, Embedded] = {}
+        self._lock = Lock()
+
+    def load(self, store: RunStore, at: int, room: int | None = None) -> bool:
+        """Whether the embeddings of `at` are in memory now: stored, and of at most `room` bytes."""
+        settings = store.embeddings().get(at)
+        if settings is None or (room is not None and embedding_bytes(store, at) > room):
+            return False
+        if self.get(store, at) is None:
+            n = rows_before(store, at)
+            E = store.read_embeddings(at, 0, n).float().contiguous()
+            with self._lock:
+                self._embedded[at] = Embedded(settings, E, *occurrences(store, n))
+        return True
+
+    def get(self, store: RunStore, at: int) -> Embedded | None:
+        """The embeddings of `at` if they are here, and still those of the run."""
+        with self._lock:
+            embedded = self._embedded.get(at)
+        return embedded if embedded is not None and embedded.settings == store.embeddings().get(at) else None
+
+    def drop(self, at: int) -> None:
+        """Forget the embeddings of a step."""
+        with self._lock:
+            self._embedded.pop(at, None)
+
+    def labels(self, store: RunStore, at: int, n_rows: int) -> Labels:
+        """Ids and steps of all rows before `at`, (N,) each."""
+        embedded = self.get(store, at)
+        return occurrences(store, n_rows) if embedded is None else (embedded.samples, embedded.steps)
+
+
+def embedding_bytes(store: RunStore, at: int) -> int:
+    """How much memory the embeddings of a step take."""
+    return 4 * store.width * rows_before(store, at)
