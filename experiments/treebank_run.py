@@ -18,7 +18,7 @@ from backstory.demo.data import Document, cut, penn_treebank
 from backstory.demo.gpt_model import GPT, token_losses
 from backstory.demo.setups import BETAS, CLIP, DECAY, counts, loss, rate_at
 from backstory.errors import UsageError
-from backstory.replay.recipe import Recipe
+from backstory.replay.recipe import Presentation, Recipe
 
 RECIPE = "experiments.treebank_run:recipe"
 RATE, WARMUP = 3e-3, 0.05  # the highest rate, and the part of the steps that leads to it
@@ -104,7 +104,7 @@ def recipe(**args: int) -> Recipe:
         model=model, optimizer=optimizer, loss=loss, batches=batches, loss_reduction="token-mean", tokens=counts,
         clip_norm=CLIP,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(batches), WARMUP)),
-        queries={"valid": found.asked}, show=partial(shown, tokenizer=found.tokenizer),
+        queries={"valid": found.asked}, page=Presentation(show=partial(shown, tokenizer=found.tokenizer)),
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_contributing_names_every_room() -> None:
 def test_public_names_are_few_and_documented() -> None:
     names = sorted(backstory.__all__)
     assert names == [
-        "BackstoryError", "Influence", "Recipe", "Recorder", "Run", "__version__", "open", "plan", "record", "register", "register_optimizer", "with_ids",
+        "BackstoryError", "Influence", "Presentation", "Recipe", "Recorder", "Run", "__version__", "open", "plan", "record", "register", "register_optimizer", "with_ids",
     ]  # fmt: skip
     page = (ROOT / "docs" / "api.md").read_text()
     for name in names:

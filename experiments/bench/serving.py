@@ -182,7 +182,7 @@ def made_run(path: Path, args: Mapping[str, Any], say: Say) -> Path:
         for t, (ids, tokens) in enumerate(plan.batches):
             with rec.step(ids, tokens=None if plan.tokens is None else plan.tokens(tokens)):
                 take_step(plan, t)
-            shown = [] if plan.show is None else [x["text"] for x in plan.show(tokens)]
+            shown = [] if plan.page.show is None else [x["text"] for x in plan.page.show(tokens)]
             rec.describe(ids, text=shown, source=[str(i).split("/")[0] for i in ids])
     say("serve: embedding")
     Run(path).embed()

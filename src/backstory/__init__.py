@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from .capture.optimizers import register_optimizer
     from .recording import Recorder, record
     from .recording.plan import plan
-    from .replay import Recipe
+    from .replay import Presentation, Recipe
     from .results import Influence
     from .run import Run
     from .run import open_run as open
 
 HOMES = {  # of what is imported when it is first used, so that the command line starts without torch
     "Influence": ("results", "Influence"),
+    "Presentation": ("replay", "Presentation"),
     "Recipe": ("replay", "Recipe"),
     "Recorder": ("recording", "Recorder"),
     "Run": ("run", "Run"),
     "open": ("run", "open_run"),
     "plan": ("recording.plan", "plan"),
     "record": ("recording", "record"),
-    "register": ("capture.blocks", "register"),
+    "register": ("capture.modules", "register"),
     "register_optimizer": ("capture.optimizers", "register_optimizer"),
     "with_ids": ("capture", "with_ids"),
 }
@@ -33,6 +34,7 @@ HOMES = {  # of what is imported when it is first used, so that the command line
 __all__ = [
     "BackstoryError",
     "Influence",
+    "Presentation",
     "Recipe",
     "Recorder",
     "Run",

@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
-from backstory.demo.digits import MOST_PIXELS, brought, loss, net, recipe, says, shown
+from backstory.demo.digits import MOST_PIXELS, brought, loss, net, predict, recipe, shown
 from backstory.demo.png import png
 from backstory.errors import UsageError
 
@@ -109,12 +109,12 @@ def test_queries_are_shown_with_their_label() -> None:
     assert found == {"image": png(DIGIT), "label": "1"}
 
 
-def test_the_model_says_a_digit_of_each_image() -> None:
+def test_the_model_predicts_a_digit_for_each_image() -> None:
     made = recipe("digits", epochs=1)
     batch = made.queries["test"]
-    found = says(made.model, batch)
+    found = predict(made.model, batch)
     assert found == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
-    assert made.says is says
+    assert made.page.predict is predict
 
 
 @pytest.mark.parametrize("batch_size", [50, 64])

@@ -102,8 +102,8 @@ def test_positions_for_each_sequence_change_no_logit() -> None:
 
 def test_queries_are_of_the_validation_text_and_shown_as_words() -> None:
     plan = recipe(**TINY)
-    assert plan.show is not None
-    first = plan.show(plan.queries["valid"])[0]["text"].split()
+    assert plan.page.show is not None
+    first = plan.page.show(plan.queries["valid"])[0]["text"].split()
     assert [w for w in first if w != "<unk>"] == [
         w for w in made_up().valid.replace("\n", " <eos> ").split()[:10] if "rare" not in w
     ]

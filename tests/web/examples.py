@@ -70,7 +70,7 @@ def overview(**more: Any) -> shapes.Overview:
         "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "projection": "learned", "recipe": "a.b:c",
         "checkpoints": [40, 80, 120], "query_sets": PLACE["query_sets"], "default_queries": "law", "can_type": True,
         "can_upload": True, "can_shade": True, "has": shapes.Has(text=True, image=False, source=True, label=True),
-        "loss": timeline().loss, "quality": trust(), "notes": ["a note"], "missing": ["an image: the recipe has no image="],
+        "loss": timeline().loss, "quality": trust(), "notes": ["a note"], "missing": ["an image: the recipe has no page.image"],
         "timeline": timeline(),
     }  # fmt: skip
     return shapes.Overview(**{**known, **more})

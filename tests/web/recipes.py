@@ -15,7 +15,7 @@ from backstory.demo.data import Bytes
 from backstory.demo.gpt_model import GPT
 from backstory.demo.setups import counts, loss
 from backstory.demo.texts import pieces, shown, text_of, typed
-from backstory.replay.recipe import Recipe, take_step
+from backstory.replay.recipe import Presentation, Recipe, take_step
 
 # What is behind one influence, in float32: width and letters for each token there and back, and the run's 136 numbers.
 TERMS = 2 * 12 * (8 + 256) + 136
@@ -57,7 +57,7 @@ def recipe(seed: int = 0) -> Recipe:
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts,
         batches=[(some, tokens([TEXTS[name] for name in some])) for some in ids],
         queries={"law": tokens(["this court said", "that judge held"]), "poems": tokens(["red roses, sweet", "blue is sweet!!"])},
-        text=partial(typed, length=LENGTH), image=encoded, show=shown, pieces=pieces,
+        page=Presentation(text=partial(typed, length=LENGTH), image=encoded, show=shown, pieces=pieces),
     )  # fmt: skip
 
 
@@ -67,7 +67,9 @@ def told(seed: int = 0) -> Recipe:
     def label(batch: Tensor) -> list[dict[str, Any]]:
         return [{"text": text_of(x), "label": "t", "image": b"\x89PNG small"} for x in batch]
 
-    return replace(recipe(seed), says=lambda model, batch: [text_of(x)[:1] for x in batch], show=label)
+    made = recipe(seed)
+    page = replace(made.page, predict=lambda model, batch: [text_of(x)[:1] for x in batch], show=label)
+    return replace(made, page=page)
 
 
 def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:

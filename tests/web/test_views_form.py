@@ -18,7 +18,7 @@ def test_the_form_lists_mistakes_alone(opened: Opened) -> None:
     assert not views_form.form(opened).can_tell
     with pytest.raises(Refused, match="cannot tell the model's mistakes") as error:
         views_form.form(opened, mistakes=True)
-    assert "says=" in error.value.hint
+    assert "page.predict" in error.value.hint
 
 
 def test_the_form_shows_the_stored_queries(opened: Opened) -> None:

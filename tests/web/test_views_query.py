@@ -48,9 +48,9 @@ def test_a_stored_query(opened: Opened, at: int | None) -> None:
 @pytest.mark.parametrize("text", ["the court", "a long text about roses, courts, judges and violets"])
 def test_typed_text(opened: Opened, text: str) -> None:
     made = recipe()
-    assert made.text is not None
+    assert made.page.text is not None
     found = answer(opened, typed(opened, text), None, 3, False)
-    same(found, expected(opened, made.text(text)), 3)
+    same(found, expected(opened, made.page.text(text)), 3)
     assert any("cut into" in note for note in found.notes) == (len(text) > 13)
     assert (found.query.kind, found.query.text) == ("text", text)
 

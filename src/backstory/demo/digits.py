@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..replay.recipe import Recipe
+from ..replay.recipe import Presentation, Recipe
 from .data import DataError, Images, digits_8x8, mnist_5k
 from .png import png
 
@@ -85,9 +85,7 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: fl
         loss=loss,
         batches=[(b.tolist(), (found.x[b], found.y[b])) for b in order],
         queries={"test": (found.x[test], found.y[test])},
-        image=partial(brought, side=found.x.shape[-1]),
-        show=shown,
-        says=says,
+        page=Presentation(image=partial(brought, side=found.x.shape[-1]), show=shown, predict=predict),
     )
 
 
@@ -126,7 +124,7 @@ def _grey(data: bytes) -> Any:
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
 
 
-def says(model: nn.Module, batch: Batch) -> list[str]:
+def predict(model: nn.Module, batch: Batch) -> list[str]:
     """The digit that the model takes each image for."""
     return [str(int(digit)) for digit in model(batch[0]).argmax(1)]
 

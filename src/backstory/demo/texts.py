@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..replay.recipe import Recipe
+from ..replay.recipe import Presentation, Recipe
 from .data import Bytes, Sequences, corpus, cut
 from .gpt_model import GPT
 from .setups import BETAS, CLIP, DECAY, counts, loss, rate_at
@@ -57,7 +57,7 @@ def recipe(
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP, END)),
         queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
-        text=partial(typed, length=length), show=shown, pieces=pieces,
+        page=Presentation(text=partial(typed, length=length), show=shown, pieces=pieces),
     )  # fmt: skip
 
 

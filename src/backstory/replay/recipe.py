@@ -23,6 +23,22 @@ REDUCTIONS = ("mean", "sum", "token-mean")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """How people see samples and queries on the page, and bring their own; each function is optional."""
+
+    # what a person types -> a batch; the losses of its rows add up to one query
+    text: Callable[[str], Any] | None = None
+    # PNG bytes, label (None: the model's prediction) -> a batch of one
+    image: Callable[[bytes, str | None], Any] | None = None
+    # queries -> text, image (PNG bytes) and label of each
+    show: Callable[[Any], Sequence[Mapping[str, Any]]] | None = None
+    # (model, queries) -> the model's prediction for each, as text like its label
+    predict: Callable[[nn.Module, Any], Sequence[str]] | None = None
+    # (training batch, place in it) -> the text of each position
+    pieces: Callable[[Any, int], Sequence[str]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that decides a training run; what a recipe function returns, fresh at each call."""
 
@@ -35,19 +51,7 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
     queries: Mapping[str, Any] = field(default_factory=dict)  # name -> batch
-    text: Callable[[str], Any] | None = (
-        None  # what a person types -> a batch; the losses of its rows add up to one query
-    )
-    image: Callable[[bytes, str | None], Any] | None = (
-        None  # PNG bytes, label (None: what the model says) -> a batch of one
-    )
-    show: Callable[[Any], Sequence[Mapping[str, Any]]] | None = (
-        None  # queries -> text, image (PNG bytes), label of each
-    )
-    says: Callable[[nn.Module, Any], Sequence[str]] | None = None  # (model, queries) -> the model's own answer to each
-    pieces: Callable[[Any, int], Sequence[str]] | None = (
-        None  # (training batch, place in it) -> the text of each position
-    )
+    page: Presentation = Presentation()
 
 
 def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:

@@ -55,7 +55,7 @@ class Gradients:
     def __init__(self, run: Run, recipe: Recipe, bases: Any, step: int) -> None:
         self.model = run.load_weights(copy.deepcopy(recipe.model), step)
         check_model(run.store, self.model, step)
-        self._loss, self._says, self._bases = recipe.loss, recipe.says, bases
+        self._loss, self._says, self._bases = recipe.loss, recipe.page.predict, bases
         self._blocks, self._scales = blocks_of(run.store, self.model), load_scales(run.store, step)
         self._lock = Lock()
 

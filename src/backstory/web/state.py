@@ -88,22 +88,22 @@ class Opened:
     @property
     def can_type(self) -> bool:
         """Whether text can be typed."""
-        return self.can_ask and self.recipe is not None and self.recipe.text is not None
+        return self.can_ask and self.recipe is not None and self.recipe.page.text is not None
 
     @property
     def can_upload(self) -> bool:
         """Whether images can be brought."""
-        return self.can_ask and self.recipe is not None and self.recipe.image is not None
+        return self.can_ask and self.recipe is not None and self.recipe.page.image is not None
 
     @property
     def can_shade(self) -> bool:
         """Whether single tokens can be asked about."""
-        return self.can_ask and self.recipe is not None and self.recipe.pieces is not None
+        return self.can_ask and self.recipe is not None and self.recipe.page.pieces is not None
 
     @property
     def can_tell(self) -> bool:
         """Whether the model's own answers are known, and with them its mistakes."""
-        return self.can_ask and self.recipe is not None and self.recipe.says is not None
+        return self.can_ask and self.recipe is not None and self.recipe.page.predict is not None
 
     @property
     def default(self) -> str | None:
@@ -119,10 +119,14 @@ class Opened:
             out.append(
                 "The run stores no weights of its end, so its model cannot be asked: record with steps=…, checkpoints=K."
             )
-        if self.recipe is not None and self.recipe.text is None:
-            out.append("Typed text cannot be asked about: the recipe has no text=, a function from text to a batch.")
-        if self.recipe is not None and self.recipe.image is None:
-            out.append("Images cannot be uploaded: the recipe has no image=, a function from a PNG file to a batch.")
+        if self.recipe is not None and self.recipe.page.text is None:
+            out.append(
+                "Typed text cannot be asked about: the recipe has no page.text, a function from text to a batch."
+            )
+        if self.recipe is not None and self.recipe.page.image is None:
+            out.append(
+                "Images cannot be uploaded: the recipe has no page.image, a function from a PNG file to a batch."
+            )
         if self._final.E is None:
             why = (
                 "they do not fit into --memory"
@@ -185,7 +189,7 @@ class Opened:
 
     def own_known(self) -> bool:
         """Whether what the model says of every query set is known, or can never be."""
-        able = self.can_ask and self.recipe is not None and self.recipe.says is not None
+        able = self.can_ask and self.recipe is not None and self.recipe.page.predict is not None
         return not able or all(("own", name, self.final) in self.results for name in self.sets)
 
     def mean(self, name: str, step: int) -> Scored:

@@ -17,7 +17,7 @@ def form(opened: Opened, mistakes: bool = False) -> shapes.AskForm:
     """What can be asked; with `mistakes`, of the stored queries those alone that the model gets wrong."""
     tells = opened.can_tell
     if mistakes and not tells:
-        raise Refused(422, "this service cannot tell the model's mistakes.", how(opened, "says="))
+        raise Refused(422, "this service cannot tell the model's mistakes.", how(opened, "page.predict"))
     return shapes.AskForm(
         query_sets=[_set(opened, name, mistakes) for name in opened.sets] if opened.can_ask else [],
         checkpoints=opened.checkpoints,
@@ -33,7 +33,11 @@ def form(opened: Opened, mistakes: bool = False) -> shapes.AskForm:
 
 def _set(opened: Opened, name: str, mistakes: bool) -> shapes.StoredSet:
     count, known = size(opened.sets[name]), shown_queries(opened, name)
-    says = opened.own(name, opened.final).says if opened.recipe is not None and opened.recipe.says is not None else []
+    says = (
+        opened.own(name, opened.final).says
+        if opened.recipe is not None and opened.recipe.page.predict is not None
+        else []
+    )
     wrong = [_mistake(known[q] if known else {}, says, q) for q in range(count)]
     fits = [q for q in range(count) if wrong[q] or not mistakes]
     items = []

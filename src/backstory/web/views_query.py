@@ -62,9 +62,9 @@ def _label(shown: dict[str, object]) -> str | None:
 
 def typed(opened: Opened, text: str) -> Asked:
     """Text that somebody typed."""
-    encode = None if opened.recipe is None else opened.recipe.text
+    encode = None if opened.recipe is None else opened.recipe.page.text
     if encode is None:
-        raise Refused(422, "this service cannot ask about typed text.", how(opened, "text="))
+        raise Refused(422, "this service cannot ask about typed text.", how(opened, "page.text"))
     if not text.strip():
         raise Refused(422, "your text (text): found only white space; expected words.", "Type what to ask about.")
     batch = encode(text)
@@ -79,10 +79,10 @@ def typed(opened: Opened, text: str) -> Asked:
 
 def uploaded(opened: Opened, data: bytes, named: str | None) -> Asked:
     """An image that somebody sent, with its label; None: what the model says."""
-    encode = None if opened.recipe is None else opened.recipe.image
+    encode = None if opened.recipe is None else opened.recipe.page.image
     if encode is None:
-        raise Refused(422, "this service cannot ask about images.", how(opened, "image="))
-    batch, show = encode(data, named), opened.recipe.show if opened.recipe is not None else None
+        raise Refused(422, "this service cannot ask about images.", how(opened, "page.image"))
+    batch, show = encode(data, named), opened.recipe.page.show if opened.recipe is not None else None
     seen = next(iter([] if show is None else show(batch)), {}).get("image")
     query = shapes.Query(kind="image", image=data_url(data), label=named, seen=data_url(seen))
     return Asked(query, _digest(b"image", (named or "").encode(), data), batch=batch)
@@ -232,8 +232,8 @@ def _pairs(one: shapes.Answer, two: shapes.Answer) -> list[tuple[list[shapes.Hit
 def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at: int | None) -> shapes.Shading:
     """Each token's part of the influence of these occurrences, (sample, step) each; one replay of training."""
     recipe, step = opened.recipe, opened.step(at)
-    if recipe is None or recipe.pieces is None:
-        raise Refused(422, "this service cannot ask about single tokens.", how(opened, "pieces="))
+    if recipe is None or recipe.page.pieces is None:
+        raise Refused(422, "this service cannot ask about single tokens.", how(opened, "page.pieces"))
     own = [(opened.catalogue.own_id(opened.catalogue.number(name)), t) for name, t in hits]
     v = vector(opened, question, step)
 
@@ -243,7 +243,7 @@ def tokens(opened: Opened, question: Asked, hits: Sequence[tuple[str, int]], at:
         return exact.tokens(opened.run, make, None, own, step, vectors=v, progress=opened.going_on)
 
     found = opened.results.get(("tokens", question.key, tuple(hits), step), ask)
-    return shapes.Shading(items=[_tokens(recipe.batches[x.step], x, recipe.pieces) for x in found], notes=[TOKENS])
+    return shapes.Shading(items=[_tokens(recipe.batches[x.step], x, recipe.page.pieces) for x in found], notes=[TOKENS])
 
 
 def _tokens(batch: tuple[Sequence[int | str], Any], found: exact.TokenInfluence, pieces: Any) -> shapes.Tokens:

@@ -165,7 +165,7 @@ def shown_queries(opened: Opened, name: str) -> list[dict[str, object]]:
     """What the recipe can show of each query of a set; nothing where it cannot."""
 
     def ask() -> list[dict[str, object]]:
-        show = None if opened.recipe is None else opened.recipe.show
+        show = None if opened.recipe is None else opened.recipe.page.show
         found = [] if show is None else [dict(x) for x in show(opened.sets[name])]
         return found if len(found) == size(opened.sets[name]) else []
 
