@@ -21,10 +21,10 @@ from backstory.exact.losses import QuerySet
 from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
 from backstory.replay.removal import Removal
-from backstory.results.statistics import spearman
 from experiments.fidelity_full import Replay, influences, replayed
 from experiments.fidelity_setups import Setup, mean_loss, recipe, removals
 from experiments.recorded import recorded
+from experiments.statistics import spearman
 
 Say = Callable[[str, int, int], None]
 KINDS = ("single", "all")

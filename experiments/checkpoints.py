@@ -20,8 +20,8 @@ from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.recording.start import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.removal import Removal
-from backstory.results.statistics import spearman
 from backstory.run.run import Run
+from experiments.statistics import spearman
 
 Say = Callable[[str, int, int], None]
 COUNTS = (5, 20, None)  # checkpoints; None: one after every step

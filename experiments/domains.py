@@ -23,9 +23,9 @@ from backstory.demo.setups import domain_losses
 from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.insight.sources import Sources
-from backstory.results.statistics import Pair, difference, interval, spearman
 from experiments.domains_rows import PAPERS_INFLUENCE, ROWS, Matrices, Problem, trained
 from experiments.domains_setups import PARTS, DomainSetup, recipe
+from experiments.statistics import Pair, difference, interval, spearman
 
 Say = Callable[[str, int, int], None]
 REFERENCE, SWEPT = "tracin", "influence-best"

@@ -23,10 +23,10 @@ from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
 from backstory.replay.removal import Removal
 from backstory.results.influence import Influence
-from backstory.results.statistics import spearman
 from experiments.fidelity_full import influences, replayed
 from experiments.fidelity_setups import Setup, generator, mean_loss, recipe, split
 from experiments.recorded import recorded
+from experiments.statistics import spearman
 
 Say = Callable[[str, int, int], None]
 QUERY = QuerySet("test", mean=True)

@@ -19,11 +19,11 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import reverse
-from backstory.results.statistics import Pair, difference, interval, spearman
 from experiments.fidelity_full import replayed
 from experiments.fidelity_problem import Method, Problem, Scores
 from experiments.fidelity_rows import methods
 from experiments.fidelity_setups import Setup, recipe, removals
+from experiments.statistics import Pair, difference, interval, spearman
 
 Say = Callable[[str, int, int], None]
 KINDS = ("single", "all")

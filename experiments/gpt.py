@@ -21,7 +21,6 @@ from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.reverse import reverse
 from backstory.results.influence import Influence
-from backstory.results.statistics import Pair, spearman
 from experiments.gpt_problem import (
     Method,
     Problem,
@@ -34,6 +33,7 @@ from experiments.gpt_problem import (
     trained,
 )
 from experiments.gpt_rows import PAPERS_DAMPING, methods
+from experiments.statistics import Pair, spearman
 
 Say = Callable[[str, int, int], None]
 REFERENCE = "paper"

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from backstory.demo.setups import GptSetup, recipe
 from backstory.replay.recipe import Recipe, take_step
-from backstory.results import statistics as stats
 from backstory.results.influence import Influence
 from backstory.run.run import Run
+from experiments import statistics as stats
 from experiments.recorded import recorded as train_recorded
 
 Settings = Mapping[str, Any]  # arguments of `record`; "seed" is the study's own unless they are empty

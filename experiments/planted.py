@@ -18,11 +18,11 @@ from torch import Tensor
 
 from backstory.exact.leave_out import leave_out
 from backstory.replay.removal import Removal
-from backstory.results.statistics import DRAWS, bounds
 from experiments.domains_setups import DomainSetup
 from experiments.fidelity_setups import Setup
 from experiments.planted_scores import Found, Suspects, all_scores
 from experiments.planted_setups import Planted, planted
+from experiments.statistics import DRAWS, bounds
 
 Say = Callable[[str, int, int], None]
 

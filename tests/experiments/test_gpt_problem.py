@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from experiments.gpt_problem import agreement, difference, interval, recorded, trained
+from experiments.statistics import Pair
 from tests.demo.test_setups import TINY, assert_trained_alike, without_network
 from torch import Tensor
 
 from backstory.demo.setups import recipe, removals
-from backstory.results.statistics import Pair
 
 text = pytest.fixture(autouse=True)(without_network)
 
