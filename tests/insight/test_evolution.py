@@ -37,7 +37,7 @@ def test_a_group_that_was_not_used_yet_has_no_mean(plain: Small) -> None:
 
 
 def test_segments_give_the_same_and_the_model_keeps_its_weights(tmp_path: Path) -> None:
-    made = small("adamw, hatted, clipped", tmp_path / "run")
+    made = small("adamw, preconditioned, clipped", tmp_path / "run")
     made.run.load_weights(made.model, 4)
     before = {k: v.clone() for k, v in made.model.state_dict().items()}
     swept = evolution(made.run, made.model, loss, made.queries)

@@ -35,11 +35,11 @@ def test_terms_add_up_in_every_run(name: str, contraction: Asked, tmp_path: Path
         assert found.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
     assert (found.momentum != 0) == (name not in ("sgd", "sgd, exact curvature"))
     assert (found.decay != 0) == (
-        name in ("momentum, decay, clipped", "groups", "adamw, diagonal", "adamw, hatted, clipped")
+        name in ("momentum, decay, clipped", "groups", "adamw, diagonal", "adamw, preconditioned, clipped")
     )
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw, hatted, clipped"])
+@pytest.mark.parametrize("name", ["sgd", "adamw, preconditioned, clipped"])
 def test_terms_add_up_with_independent_parameters_and_at_a_checkpoint(name: str, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
     made.run.load_weights(made.model, 8)

@@ -28,7 +28,7 @@ def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> No
     assert found.at == STEPS
 
 
-@pytest.mark.parametrize("name", ["momentum, decay, clipped", "adamw, hatted, clipped"])
+@pytest.mark.parametrize("name", ["momentum, decay, clipped", "adamw, preconditioned, clipped"])
 def test_clipped_steps_add_up_to_nothing_and_are_left_out(name: str, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
     found = timeline(made.run, made.model, loss, made.queries)

@@ -1,4 +1,4 @@
-"""Adam's diagonal, factored: against 1/(√v̂ + ε) written out, and hatted coordinates against raw ones."""
+"""Adam's diagonal, factored: against 1/(√v̂ + ε) written out, and preconditioned coordinates against raw ones."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from tests.maths.examples import P, adam, joined, plain, queries
 from tests.support.oracles import assert_close, assert_same
 from torch import Tensor
 
-from backstory.maths import adam as precondition
+from backstory.maths import adam as preconditioner
 from backstory.maths.adam import Scale, drift, factored, scaled, scaled_dense, size
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.blocked import Propagator
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
 from backstory.maths.projection import Basis, Shape, project, shape_of
 from backstory.maths.steps import Coefficients, Contraction, Step
-from backstory.maths.tangent import Forward
+from backstory.maths.tangent import Tangent
 
 B, S, D_OUT, D_IN = 3, 4, 7, 5
 MATRIX, VECTOR = Shape(D_OUT, D_IN, D_OUT, D_IN), Shape(D_OUT, 0, D_OUT, 0)
@@ -71,7 +71,7 @@ def test_pieces_add_up(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     whole = factored(v, 0.1, MATRIX)
     length = size(gradient, whole, MATRIX)
     assert_same(length, (gradient * written_out(whole)).square().sum(), 2 * D_OUT * D_IN)
-    monkeypatch.setattr(precondition, "PIECE", piece)
+    monkeypatch.setattr(preconditioner, "PIECE", piece)
     assert_same(written_out(factored(v, 0.1, MATRIX)), written_out(whole), D_OUT * D_IN)
     assert_same(size(gradient, whole, MATRIX), length, D_OUT * D_IN)
 
@@ -201,14 +201,14 @@ def test_drift_of_known_changes() -> None:
     assert drift(scale, Scale(scale.left * one, scale.right)).item() == pytest.approx(third / D_OUT)
 
 
-# hatted coordinates
+# preconditioned coordinates
 
 
 class Rows(NamedTuple):
     """Rows of a 2 × 2 matrix and a vector of 2, side by side: as they are, and times P^½."""
 
     raw: Tensor  # (B, p)
-    hatted: Tensor  # (B, p)
+    preconditioned: Tensor  # (B, p)
 
 
 SIDES = torch.tensor([0.5, 3.0], dtype=torch.float64), torch.tensor([0.2, 7.0], dtype=torch.float64)
@@ -233,19 +233,19 @@ def rows(count: int, seed: int) -> Rows:
     scales = factored(v_matrix, EPS, LITTLE), factored(v_vector, EPS, SHORT)
     whole = Basis(None, None)
     raw = [project(outer, LITTLE, whole), project(values, SHORT, whole)]
-    hatted = [project(scaled(outer, scales[0], LITTLE), LITTLE, whole), project(scaled(values, scales[1], SHORT), SHORT, whole)]  # fmt: skip
-    return Rows(torch.cat(raw, 1), torch.cat(hatted, 1))
+    preconditioned = [project(scaled(outer, scales[0], LITTLE), LITTLE, whole), project(scaled(values, scales[1], SHORT), SHORT, whole)]  # fmt: skip
+    return Rows(torch.cat(raw, 1), torch.cat(preconditioned, 1))
 
 
 def both_steps(t: int, k: Coefficients, clipped: bool, own: bool) -> tuple[Step, Step]:
-    """One step in raw coordinates with the exact P, and in hatted ones with P = 1; the dots are raw in both."""
+    """One step in raw coordinates with the exact P, and in preconditioned ones with P = 1; the dots are raw in both."""
     G, V = rows(3, 10 * t), rows(2 * 3, 10 * t + 5)
     w = torch.rand(3, generator=torch.Generator().manual_seed(t), dtype=torch.float64) + 0.2
     n = w @ G.raw
     clip, norm = (0.6 if clipped and t % 2 == 0 else 1.0), n.norm().item()
     dots = G.raw @ n, V.raw @ n if own else None
     raw = Step(G.raw, w, k._replace(P=exact_diagonal()), V.raw if own else None, clip, norm, *dots)
-    return raw, Step(G.hatted, w, k, V.hatted if own else None, clip, norm, *dots)
+    return raw, Step(G.preconditioned, w, k, V.preconditioned if own else None, clip, norm, *dots)
 
 
 @pytest.mark.parametrize("contraction", ["never", 1.0, "always", "when_expanding"])
@@ -257,15 +257,17 @@ def test_hatted_coordinates_equal_raw_ones(groups: bool, clipped: bool, own: boo
     first = [adam(0.1 + 0.02 * t, t + 1) for t in range(6)]
     ks = [joined(k, plain(0.3)._replace(decay=0.2), (4, 2)) if groups else k for k in first]
     pairs = [both_steps(t, k, clipped, own) for t, k in enumerate(ks)]
-    raw, hatted = ([pair[i] for pair in pairs] for i in (0, 1))
+    raw, preconditioned = ([pair[i] for pair in pairs] for i in (0, 1))
     v = queries()
-    v_hatted = v * exact_diagonal().sqrt()
-    expected, found = by_adjoint(raw, v, contraction), by_adjoint(hatted, v_hatted, contraction)
-    causes = "P and P^½ mixed up: ratios that vary with the coordinates; clipping with hatted dots: clipped steps only."
+    v_preconditioned = v * exact_diagonal().sqrt()
+    expected, found = by_adjoint(raw, v, contraction), by_adjoint(preconditioned, v_preconditioned, contraction)
+    causes = "P and P^½ mixed up: ratios that vary with the coordinates; clipping with preconditioned dots: clipped steps only."
     assert_close(found, expected, 1e-10, causes)
-    embedded = torch.cat(Propagator(P, dtype=torch.float64, contraction=contraction).embed(hatted))
-    assert_close(v_hatted @ embedded.T, expected, 1e-10, causes)
-    assert_close(v_hatted @ by_forward(hatted, contraction).T, v @ by_forward(raw, contraction).T, 1e-10, causes)
+    embedded = torch.cat(Propagator(P, dtype=torch.float64, contraction=contraction).embed(preconditioned))
+    assert_close(v_preconditioned @ embedded.T, expected, 1e-10, causes)
+    assert_close(
+        v_preconditioned @ by_forward(preconditioned, contraction).T, v @ by_forward(raw, contraction).T, 1e-10, causes
+    )
 
 
 def by_adjoint(steps: list[Step], v: Tensor, contraction: Contraction) -> Tensor:
@@ -275,7 +277,7 @@ def by_adjoint(steps: list[Step], v: Tensor, contraction: Contraction) -> Tensor
 
 def by_forward(steps: list[Step], contraction: Contraction) -> Tensor:
     """Displacements of three samples: one at every step, one at every second, one once."""
-    tracked = Forward(3, P, dtype=torch.float64, contraction=contraction)
+    tracked = Tangent(3, P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
         tracked.advance(step, {0: 0} | ({1: 1} if t % 2 else {}) | ({2: 2} if t == 3 else {}))
     return tracked.x

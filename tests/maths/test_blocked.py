@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.maths.examples import RULES, P, heavy, plain, random_step, random_steps, recorded
+from tests.maths.examples import RULES, P, heavy, joined, plain, random_step, random_steps, recorded
 from tests.support.oracles import (
     Group,
     Run,
@@ -23,11 +23,9 @@ from tests.support.oracles import (
 )
 from torch import Tensor
 
-from backstory.maths import blocked as propagation
-from backstory.maths import chunks
+from backstory.maths import blocked
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.blocked import Propagator, embed
-from backstory.maths.chunks import Between
+from backstory.maths.blocked import Between, Propagator, chunk_rows, group_steps, is_large
 from backstory.maths.steps import Coefficients, Contraction, Step
 
 CAUSES = (
@@ -291,9 +289,9 @@ CHUNKED = {
 def test_equals_unrolling_by_autograd(
     rule: str, clipped: bool, curvature: bool, rows: int, contraction: Contraction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", Between(rows, rows))
-    monkeypatch.setattr(chunks, "LARGE_ROWS", Between(rows, rows))
-    monkeypatch.setattr(propagation, "SOLVED_ROWS", 4)
+    monkeypatch.setattr(blocked, "CHUNK_ROWS", Between(rows, rows))
+    monkeypatch.setattr(blocked, "LARGE_ROWS", Between(rows, rows))
+    monkeypatch.setattr(blocked, "SOLVED_ROWS", 4)
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     expected, over_all = unrolled([recorded(s, contraction) for s in steps])
     propagator = Propagator(P, dtype=torch.float64, contraction=contraction)
@@ -362,24 +360,30 @@ def test_a_step_without_rows_moves_nothing() -> None:
     assert_close(torch.cat(E), torch.cat(without), 1e-12)
 
 
+def one_by_one(steps: list[Step], p: int) -> list[Tensor]:
+    """Embeddings of each step, handed over alone, last step first."""
+    propagator = Propagator(p, dtype=torch.float64)
+    return [propagator.embed([step])[0] for step in reversed(steps)]
+
+
 def settled(steps: list[Step], p: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How often a sweep of these steps, handed over one by one, makes matrices of what is pending."""
     count = 0
-    settle = Propagator._settle
+    multiply_out = Propagator._multiply_out
 
     def counted(self: Propagator) -> None:
         nonlocal count
-        count += bool(self._pending.steps)
-        settle(self)
+        count += bool(self._low_rank.steps)
+        multiply_out(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Propagator, "_settle", counted)
-        list(embed(reversed(steps), p))
+        patch.setattr(Propagator, "_multiply_out", counted)
+        one_by_one(steps, p)
     return count
 
 
 def test_a_run_of_fewer_rows_than_half_of_p_makes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", Between(60, 60))
+    monkeypatch.setattr(blocked, "CHUNK_ROWS", Between(60, 60))
     p, g = 240, torch.Generator().manual_seed(7)
     made = torch.randn(26, 7, p, generator=g, dtype=torch.float64) / 20
     steps = [Step(G, torch.full((7,), 1 / 7, dtype=torch.float64), plain(0.1)) for G in made]
@@ -404,7 +408,7 @@ def test_steps_without_rows_do_not_pile_up() -> None:
     propagator = Propagator(P, dtype=torch.float64)
     for _ in range(600):
         propagator.embed([random_step(g, 0, plain(0.2))])
-    assert propagator._pending.steps <= 257
+    assert propagator._low_rank.steps <= 257
 
 
 @pytest.mark.parametrize("curvature", [None, 2], ids=["fisher", "own rows"])
@@ -435,8 +439,8 @@ def test_pending_rows_in_float32_are_as_exact_as_float32_is() -> None:
 def test_embed_yields_the_last_step_first() -> None:
     steps = random_steps("momentum")
     at_once = Propagator(P, dtype=torch.float64).embed(steps)
-    one_by_one = list(embed(reversed(steps), P))
-    for actual, expected in zip(reversed(one_by_one), at_once, strict=True):
+    apart = one_by_one(steps, P)
+    for actual, expected in zip(reversed(apart), at_once, strict=True):
         assert_close(actual, expected, 1e-12)
 
 
@@ -491,3 +495,52 @@ def test_shared_orthogonal_rows_are_a_shorter_way(
         assert_close(x, y, 1e-11, f"step {t}: {CAUSES}")
     assert_close(at_once.sigma, apart.sigma, 1e-11, "what comes before the steps")
     assert (at_once._C is None) == (apart._C is None), "a second matrix where there is no momentum"
+
+
+def step(rows: int, k: Coefficients | None = None, p: int = 8, curvature: int | None = None) -> Step:
+    V = None if curvature is None else torch.zeros(curvature, p)
+    return Step(torch.zeros(rows, p), torch.ones(rows), k or plain(0.1), V=V)
+
+
+def sizes(steps: list[Step]) -> list[list[int]]:
+    return [[len(s.w) for s in group] for group in group_steps(steps)]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[[255, 1]], [[255], [1, 1]], [[3], [257], [2]], [[102, 102], [102, 102], [1, 255], [256], [1]]],
+    ids=["exactly full", "one row more", "a step larger than a chunk", "many"],
+)
+def test_plain_steps_fill_chunks_from_the_end(chunks: list[list[int]]) -> None:
+    assert sizes([step(rows) for chunk in chunks for rows in chunk]) == chunks
+
+
+@pytest.mark.parametrize(("p", "rows"), [(8, 256), (1024, 256), (2000, 500), (4096, 1024), (50_000, 1024)])
+def test_a_chunk_has_a_quarter_of_p_within_bounds(p: int, rows: int) -> None:
+    assert chunk_rows(p) == rows
+    assert sizes([step(1, p=p), step(rows - 1, p=p)]) == [[1, rows - 1]]
+    assert sizes([step(1, p=p), step(rows, p=p)]) == [[1], [rows]]
+
+
+@pytest.mark.parametrize(("p", "rows"), [(8, 64), (2048, 64), (3200, 100), (4096, 128), (50_000, 128)])
+def test_with_momentum_large_steps_go_alone(p: int, rows: int) -> None:
+    most, more = step(rows, heavy(0.1), p), step(rows + 1, heavy(0.1), p)
+    assert not is_large(most)
+    assert is_large(more)
+    assert not is_large(step(rows + 1, p=p))
+    assert sizes([most, most, more, most]) == [[rows, rows], [rows + 1], [rows]]
+
+
+def test_curvature_rows_count_beside_gradient_rows() -> None:
+    assert sizes([step(1, curvature=127), step(1, curvature=127)]) == [[1, 1]]
+    assert sizes([step(1, curvature=127), step(1, curvature=128)]) == [[1], [1]]
+
+
+def test_steps_of_unequal_groups_of_parameters_go_alone() -> None:
+    apart = joined(plain(0.1), plain(0.2), (4, 4))
+    assert sizes([step(1), step(2), step(3, apart), step(4, apart), step(5), step(6)]) == [[1, 2], [3], [4], [5, 6]]
+
+
+def test_orthogonal_rows_go_together_where_they_are_the_same() -> None:
+    first, second = (step(300, curvature=2)._replace(orthogonal=True) for _ in range(2))
+    assert sizes([step(1), first, first, second, second, second, step(2)]) == [[1], [300] * 2, [300] * 3, [2]]

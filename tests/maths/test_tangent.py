@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.steps import Contraction, Step
-from backstory.maths.tangent import Forward
+from backstory.maths.tangent import Tangent
 
 FORMS: list[Contraction] = ["never", 1.0, "always", "when_expanding"]
 
@@ -32,7 +32,7 @@ def test_one_occurrence_equals_the_adjoint(clipped: bool, mode: str, contraction
     adjoint = Adjoint(v, contraction=contraction)
     scores = [adjoint.influence(s) for s in reversed(steps)][::-1]
     where = [(t, i) for t in (0, len(steps) // 2, len(steps) - 1) for i in (0, len(steps[t].w) - 1)]
-    tracked = Forward(len(where), P, dtype=torch.float64, contraction=contraction)
+    tracked = Tangent(len(where), P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
         tracked.advance(step, {j: i for j, (at, i) in enumerate(where) if at == t})
     expected = torch.stack([scores[t][:, i] for t, i in where], 1)
@@ -42,7 +42,7 @@ def test_one_occurrence_equals_the_adjoint(clipped: bool, mode: str, contraction
 def test_a_repeated_sample_takes_its_curvature_with_it() -> None:
     """Plain steps, literal form: x' = (I − η (H − H_z)) x + η w g wherever z occurs."""
     steps = [own_rows(s, 2) for s in random_steps("plain", clipped=False)]
-    tracked = Forward(1, P, dtype=torch.float64, contraction="never")
+    tracked = Tangent(1, P, dtype=torch.float64, contraction="never")
     x: Tensor = torch.zeros(P, dtype=torch.float64)
     for t, step in enumerate(steps):
         occurs = t % 2 == 0

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import CoverageError, UnsupportedError
-from backstory.maths import adam as precondition
+from backstory.maths import adam as preconditioner
 from backstory.maths.adam import Scale
 from backstory.recording import adam as adaptive
 from backstory.store import RunStore
@@ -307,7 +307,7 @@ def test_p_is_read_at_every_step_at_first_and_then_as_often_as_it_changes(
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     read: list[int] = []
-    plain = precondition.factored
+    plain = preconditioner.factored
 
     def counted(*args: Any) -> Scale:
         read.append(int(next(iter(optimizer.state.values()))["step"]))
@@ -327,7 +327,7 @@ def test_p_that_forgets_quickly_is_read_at_every_step(tmp_path: Path, monkeypatc
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     read: list[int] = []
-    plain = precondition.factored
+    plain = preconditioner.factored
 
     def counted(*args: Any) -> Scale:
         read.append(0)

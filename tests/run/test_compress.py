@@ -32,8 +32,8 @@ RUNS: dict[str, Any] = {
     "sgd, clipped": (lambda m: sgd(m, 0.1), {"projection": "full"}, 0.1),
     "momentum": (lambda m: sgd(m, 0.05, momentum=0.9, weight_decay=0.1), {"projection": "random", "rank": 2}, 0.1),
     "adamw, diagonal": (adamw, {"projection": "full"}, 0.1),
-    "adamw, hatted": (adamw, {"projection": "random", "rank": 3}, None),
-    "adamw, hatted, clipped": (adamw, {"projection": "random", "rank": 3}, 0.1),
+    "adamw, preconditioned": (adamw, {"projection": "random", "rank": 3}, None),
+    "adamw, preconditioned, clipped": (adamw, {"projection": "random", "rank": 3}, 0.1),
 }
 
 
@@ -85,11 +85,13 @@ def test_a_window_for_each_step_changes_nothing(name: str, tmp_path: Path) -> No
         for contraction in ("always", "never"):
             asked: dict[str, Any] = {"method": "adjoint", "per_layer": per_layer, "contraction": contraction}
             found, expected = small.query_gradients(v, **asked).scores, run.query_gradients(v, **asked).scores
-            assert_close(found, expected, 1e-5 if "hatted, clipped" in name else 1e-10, f"{per_layer} {contraction}")
+            assert_close(
+                found, expected, 1e-5 if "preconditioned, clipped" in name else 1e-10, f"{per_layer} {contraction}"
+            )
 
 
 def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
-    run = recorded("adamw, hatted", tmp_path / "run")
+    run = recorded("adamw, preconditioned", tmp_path / "run")
     report = run.compress(tmp_path / "small", rank=None, windows=3)
     store, H = backstory.open(tmp_path / "small").store, curvatures(run)
     spans = store.config["compressed"]["windows"]
@@ -131,7 +133,7 @@ def test_embeddings_and_segments_equal_the_adjoint(name: str, per_layer: bool, t
 
 
 def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
-    run = recorded("adamw, hatted", tmp_path / "run")
+    run = recorded("adamw, preconditioned", tmp_path / "run")
     run.embed()
     run.embed(segments=2)
     report = run.compress(tmp_path / "small")
@@ -169,7 +171,7 @@ def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkey
 
 def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> None:
     """⟨n, d⟩ = Σ w ⟨g, ∇L⟩: else clipping would not shrink along the step's own gradient."""
-    run = recorded("adamw, hatted, clipped", tmp_path / "run")
+    run = recorded("adamw, preconditioned, clipped", tmp_path / "run")
     steps = [s for chunk in forward(run.store, STEPS, dtype=torch.float64) for s in chunk.steps]
     assert all(s.clip < 1 for s in steps)
     for step in steps:
@@ -182,8 +184,8 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
 
 
 def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
-    recorded("adamw, hatted", tmp_path / "run").compress(tmp_path / "small", windows=2)
-    recorded("adamw, hatted, clipped", tmp_path / "run2").compress(tmp_path / "small2", windows=2)
+    recorded("adamw, preconditioned", tmp_path / "run").compress(tmp_path / "small", windows=2)
+    recorded("adamw, preconditioned, clipped", tmp_path / "run2").compress(tmp_path / "small2", windows=2)
     free, clipped = (backstory.open(tmp_path / name).store for name in ("small", "small2"))
     assert read_window(free, (0, 4), torch.float64).d is None
     d = read_window(clipped, (0, 4), torch.float64).d

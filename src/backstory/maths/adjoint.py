@@ -8,7 +8,7 @@ x_θ = v = ∇ℓ(θ_T, q), x_m = 0; for t = T−1 … 0:
     x_m ← μ u
 
 One pass over the rows, no p × p matrix, no independence between parameters. It is the reference for
-everything else: ⟨v, e⟩ of `propagation` equals it to rounding.
+everything else: ⟨v, e⟩ of `blocked` equals it to rounding.
 
 Shapes:  Q queries, B rows, p kept coordinates.
 """
@@ -20,7 +20,7 @@ from .steps import Contraction, Step, clipped_curvature, clipped_gradients, curv
 
 
 class Adjoint:
-    """The pair (x_θ, x_m) of Q queries, carried backward from the step they are asked at."""
+    """The pair (x_θ, x_m) of Q queries, carried backward from the step they belong to."""
 
     def __init__(self, queries: Tensor, *, contraction: Contraction = "always") -> None:
         self.x_theta = queries.clone()  # (Q, p)
@@ -30,20 +30,20 @@ class Adjoint:
     def influence(self, step: Step) -> Tensor:
         """Influences (Q, B) of the step's occurrences; moves past the step."""
         k, x = step.coefficients, self.x_theta
-        u, s = self._pulled(step)  # (Q, p)
+        u, s = self._pull(step)  # (Q, p)
         scores = -(s @ clipped_gradients(step).T) * step.w  # (Q, B)
         V = curvature_rows(step)
-        met = s @ clipped_curvature(step).T  # (Q, R)
-        met = implicit(step, self.contraction, met.T).T
-        self.x_theta = x * (1 - k.rate * k.decay) + met @ V + s * k.l2
+        JVs = s @ clipped_curvature(step).T  # (Q, R)
+        JVs = implicit(step, self.contraction, JVs.T).T
+        self.x_theta = x * (1 - k.rate * k.decay) + JVs @ V + s * k.l2
         self.x_m = u * k.momentum
         return scores
 
     def effect(self, step: Step) -> Tensor:
         """s (Q, p): what a unit of the loss's gradient in this step does to each query; does not move past it."""
-        return self._pulled(step)[1]
+        return self._pull(step)[1]
 
-    def _pulled(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _pull(self, step: Step) -> tuple[Tensor, Tensor]:
         k, x = step.coefficients, self.x_theta
         u = self.x_m - x * (k.pace * k.a)
         return u, u * (1 - k.tau) - x * (k.pace * k.n)

@@ -1,47 +1,63 @@
-r"""Backward recursion: from recorded rows to data value embeddings (Algorithm 1, and beyond plain SGD).
+r"""Embeddings of a run, fast: the recursion of `recursion.py` for every optimizer of `steps.py`, several steps at a time.
 
-With A = ∂θ_T/∂θ_{t+1}, C = ∂θ_T/∂m_{t+1}, at the end A = I, C = 0, for t = T−1 … 0:
+Read `recursion.py` first. It takes plain SGD step by step, e = η w K g and K ← K − Σ e gᵀ, at 4p² operations a row, in products so
+thin (B rows) that reading and writing the p × p matrix takes most of the time. Four pieces of algebra follow; none of them
+changes a number but by rounding.
 
-    U   = C − η a A P                      total effect of m_{t+1}
-    S   = (1−τ) U − η n A P                total effect of u_t
-    e_z = −w_z S J g_z                     embedding of each occurrence of step t
-    A   ← (1−ηλ') A + S (J H̃ + λ I)
-    C   ← μ U
+1. *The pair (A, C)*, for momentum, decay, clipping and Adam (`_embed_step`). With A = ∂θ_T/∂θ_{t+1}, C = ∂θ_T/∂m_{t+1}, at the end
+   A = I, C = 0, for t = T−1 … 0 (letters of a step in `steps.py`):
 
-    H̃ = Vᵀ (I + V γα Vᵀ)⁻¹ V              the implicit form: curvature that cannot expand (γ = 0: literal)
+       U   = C − η a A P                      total effect of m_{t+1}
+       S   = (1−τ) U − η n A P                total effect of u_t
+       e_z = −w_z S J g_z                     embedding of each occurrence of step t
+       A   ← (1−ηλ') A + S (J H̃ + λ I)
+       C   ← μ U
 
-Plain SGD gives the paper: e = η w K g, K ← K − Σ η w K g gᵀ, its K being I − M. The influence of z on a query
-is ⟨∇ℓ(θ_T, q), e⟩: positive means that removing z would have raised the query's loss.
+       H̃ = Vᵀ (I + V γα Vᵀ)⁻¹ V = Vᵀ W       the implicit form: curvature that cannot expand (γ = 0: literal, W = V)
 
-Steps whose coefficients are numbers (one for all coordinates) are taken several at once, and their own matrix products put off
-(`pending`). With F_j = JV_j S_jᵀ and W = (I + V γα Vᵀ)⁻¹ V of step j, the matrix work is, for the rows X of all steps (JV, and JG
-where they differ),
+   Plain SGD gives the paper's K = A. The cost is that of Algorithm 1, 4p² a row (6p² for Nesterov), and some passes over A and C
+   a step. S is never formed: rows are multiplied by U and A instead. Any coefficients will do, those of parameter groups
+   too, which scale columns.
 
-    F = s₁ X A₀ᵀ + s₂ X C₀ᵀ + (s_j X W_jᵀ)⊳ F      one triangular solve; ⊳ keeps products with a *later* step's rows
-    A = a₁ A₀ + a₂ C₀ + Σ_j a_j F_jᵀ W_j            one large product each, for A and for C, once they are needed
+2. *Chunks* (`group_steps`, `_embed_chunk`, `_solve_chunk`). Where the coefficients are numbers, S of each step is a combination of
+   the A₀, C₀ after the chunk and of what the later steps of the chunk left, so a chunk is linear in its unknown rows F_j = JV_j S_jᵀ.
+   For the rows X of all its steps,
 
-At the beginning A₀ = I and C₀ = 0 cost nothing, so there rows stay pending as long as they are fewer numbers than a matrix: a run
-of uniform steps and fewer rows than p/2 never makes one. A step of many rows, with momentum, is taken by itself once there are
-matrices: half the products, for a pass over them.
+       F = s₁ X A₀ᵀ + s₂ X C₀ᵀ + (s_j X W_jᵀ)⊳ F      one triangular solve; ⊳ keeps products with a *later* step's rows
+       A = a₁ A₀ + a₂ C₀ + Σ_j a_j F_jᵀ W_j            one large product each, for A and for C
 
-Steps that share orthogonal curvature rows V (`sketch`) are taken by `window`: no product with a (p, p) matrix is left but those of
-the gradient rows, once a chunk.
+   The operations are as many (4p² a row; 8p² with momentum, where C has products of its own) plus about 2Rp a row for a chunk of R
+   rows, but they are two large products where there were two thin ones a step. Measured against Algorithm 1 as it is printed, at
+   p = 1,024: 24 times as fast at 1 row a step, 7.1 at 4, 2.6 at 16 (docs/benchmarks.md). R is p/4 within bounds: with more rows the
+   triangle costs too much. A step of many rows with momentum goes alone (`is_large`): its products are large already, and half as many.
+
+3. *Low-rank terms* (`low_rank.py`, `_has_room_for`, `_multiply_out`). The last line above can wait: until it is multiplied out, A is the
+   numbers a₁, a₂, a_j and the rows F_j, W_j, and rows times A are 4Mp operations for M such rows where a matrix takes 2p² (`_times_S`).
+   Beside matrices one chunk waits. At the end of a run A₀ = I and C₀ = 0 cost nothing, so there up to p/2 rows wait (they are then
+   as many numbers as a matrix): a run of fewer never makes one. Measured jointly at p = 17,408, 1,024 samples: 0.41 s
+   in place of 8.0 s, with AdamW 0.45 s in place of 21.1 s (docs/benchmarks.md).
+
+4. *Windows* (`shared_curvature.py`, `_embed_window`). In a compressed run the steps of a window share curvature rows V, and these are
+   orthogonal: V then mixes no columns, W is a division, and what a window adds to A and C is X V and Y V with a few numbers a column and step.
+   Products with p × p matrices are left for V once a window and for the gradient rows. Measured on a small GPT (p = 5,440, six
+   curvature rows a sample): 0.40 s in place of 9.3 s (docs/benchmarks.md).
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
-before a to b (`carried`, `pulled`).
+before a to b (`carry`, `pull`).
 
+The influence of z on a query is ⟨∇ℓ(θ_T, q), e⟩: positive means that removing z would have raised the query's loss.
 Assumes: the optimizer's own state is frozen at what it was in the run; coefficients scale columns (see steps).
 Shapes:  B rows, R curvature rows, p kept coordinates. Rows are samples, so equations appear transposed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .chunks import chunk_rows, groups, is_large, is_uniform, size
-from .low_rank import FIRST, Pending, Rows
+from .low_rank import FIRST, LowRank, Terms
 from .shared_curvature import columns
 from .steps import (
     Coefficients,
@@ -59,8 +75,23 @@ ALGORITHM = 1  # raise it whenever embeddings of the same rows change: stored on
 SOLVED_ROWS = 128  # rows of one triangular solve
 
 
+class Between(NamedTuple):
+    """A number that follows p within bounds, both of them allowed."""
+
+    least: int
+    most: int
+
+    def nearest(self, wanted: int) -> int:
+        """`wanted`, or the bound that it passes."""
+        return min(max(self.least, wanted), self.most)
+
+
+CHUNK_ROWS = Between(256, 1024)  # rows of uniform steps taken at once: a quarter of p
+LARGE_ROWS = Between(64, 128)  # a step of more rows, with momentum, is taken alone: a 32nd of p
+
+
 class Propagator:
-    """The pair (A, C) carried backward from the end of a run or a segment; holds at most two (p, p) matrices and pending rows."""
+    """The pair (A, C) carried backward from the end of a run or a segment; at most two (p, p) matrices and low-rank terms."""
 
     def __init__(self, p: int, *, dtype: torch.dtype, contraction: Contraction = "always", device: str = "cpu") -> None:
         self.contraction = contraction
@@ -68,26 +99,26 @@ class Propagator:
         self._A: Tensor | None = None  # None stands for I, of pairs for [I; 0]
         self._C: Tensor | None = None  # None stands for 0; where A is None, of pairs, for [0; I]
         self._of_pairs = False  # (θ, m) in place of θ
-        self._pending = Pending()
+        self._low_rank = LowRank()  # what is not multiplied out into A and C yet
 
     @classmethod
     def of_segment(
         cls, p: int, *, dtype: torch.dtype, contraction: Contraction = "always", momentum: bool
     ) -> "Propagator":
         """Begun at the end of a segment: with momentum it comes to hold two (2p, p) matrices, and embeddings have 2p numbers."""
-        made = cls(p, dtype=dtype, contraction=contraction)
-        made._of_pairs = momentum
-        return made
+        propagator = cls(p, dtype=dtype, contraction=contraction)
+        propagator._of_pairs = momentum
+        return propagator
 
     @property
     def A(self) -> Tensor:
         """∂θ_T/∂θ before the steps that were passed."""
-        return self._held()[0]
+        return self._matrices()[0]
 
     @property
     def sigma(self) -> Tensor:
         """What carries the state before the segment to its end: (p, p), or (2p, 2p) with momentum."""
-        A, C = self._held()
+        A, C = self._matrices()
         if len(A) == self._p:
             return A
         return torch.cat([A, torch.zeros_like(A) if C is None else C], 1)
@@ -95,33 +126,33 @@ class Propagator:
     def embed(self, steps: Sequence[Step]) -> list[Tensor]:
         """Embeddings (B, p) of consecutive steps, given and returned in time order; moves past all of them.
 
-        They may be views of what is pending: not to be written into.
+        They may be views of low-rank terms: not to be written into.
         """
-        out: list[Tensor] = []
-        for group in reversed(groups(steps)):
-            out = self._taken(group) + out
-        return out
+        E: list[Tensor] = []
+        for group in reversed(group_steps(steps)):
+            E = self._embed_group(group) + E
+        return E
 
-    def _taken(self, group: list[Step]) -> list[Tensor]:
+    def _embed_group(self, group: list[Step]) -> list[Tensor]:
         """Embeddings of steps that can be taken at once, in the way that costs least."""
         if not is_uniform(group[0].coefficients):
-            return self._single(group[0])
+            return self._embed_step(group[0])
         if group[0].orthogonal:
-            return self._shared(group)
-        if not (fits := self._fits(group)):
-            self._settle()
-        if is_large(group[0]) and not (fits and self._A is None):
-            return self._single(group[0])
-        return self._chunk(group)
+            return self._embed_window(group)
+        if not (room := self._has_room_for(group)):
+            self._multiply_out()
+        if is_large(group[0]) and not (room and self._A is None):
+            return self._embed_step(group[0])
+        return self._embed_chunk(group)
 
-    def _fits(self, group: Sequence[Step]) -> bool:
-        """Whether these may be pending too: beside matrices a chunk, and before there is any as many numbers as it would have."""
+    def _has_room_for(self, group: Sequence[Step]) -> bool:
+        """Whether these rows may wait too: beside matrices a chunk, and before there is any as many numbers as it would have."""
         room = max(chunk_rows(self._p), self._p // 2 if self._A is None else 0)
-        return max(self._pending.rows + sum(size(s) for s in group), self._pending.steps) <= room
+        return max(self._low_rank.rows + sum(size(s) for s in group), self._low_rank.steps) <= room
 
-    def _held(self) -> tuple[Tensor, Tensor | None]:
-        """A and C themselves, nothing pending."""
-        self._settle()
+    def _matrices(self) -> tuple[Tensor, Tensor | None]:
+        """A and C themselves, everything multiplied out."""
+        self._multiply_out()
         if self._A is None:
             one = torch.eye(self._p, dtype=self._like.dtype, device=self._like.device)
             self._A = one
@@ -130,29 +161,30 @@ class Propagator:
                 self._A, self._C = torch.cat([one, zero]), torch.cat([zero, one])
         return self._A, self._C
 
-    def _settle(self) -> None:
-        """Take what is pending into A and C."""
-        pending, self._pending = self._pending, Pending()
-        if not pending.steps:
+    def _multiply_out(self) -> None:
+        """A = a₁ A₀ + a₂ C₀ − Σ_j a_j H_jᵀ W_j, and C."""
+        low_rank, self._low_rank = self._low_rank, LowRank()
+        if not low_rank.steps:
             return
-        A, C = self._held()
-        a, c = pending.a, pending.c
-        moves = bool(c[0]) or bool(c[FIRST:].any()) or (C is not None and bool(c[1]))
-        before = A * float(c[0]) if moves else None
-        if before is not None and C is not None:
-            before.add_(C, alpha=float(c[1]))
+        A, C = self._matrices()
+        a, c = low_rank.a, low_rank.c
+        is_momentum = bool(c[0]) or bool(c[FIRST:].any()) or (C is not None and bool(c[1]))
+        new_C = A * float(c[0]) if is_momentum else None
+        if new_C is not None and C is not None:
+            new_C.add_(C, alpha=float(c[1]))
         _scale_columns(A, float(a[0]))
         if C is not None:
             A.add_(C, alpha=float(a[1]))
-        pending.subtract(a, A)
-        self._C = None if before is None else pending.subtract(c, before)
+        low_rank.subtract(a, A)
+        self._C = None if new_C is None else low_rank.subtract(c, new_C)
 
-    def _single(self, step: Step) -> list[Tensor]:
-        k, (A, C) = step.coefficients, self._held()
+    def _embed_step(self, step: Step) -> list[Tensor]:
+        """One step by itself, on the matrices."""
+        k, (A, C) = step.coefficients, self._matrices()
         U = _total_effect_of_momentum(A, C, k)  # (p, p), reuses C
-        F = _times_S(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
-        shared = step.V is None
-        E = -step.w.sqrt()[:, None] * F if shared else -step.w[:, None] * _times_S(clipped_gradients(step), U, A, k)
+        F = _times_S_of(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
+        fisher = step.V is None
+        E = -step.w.sqrt()[:, None] * F if fisher else -step.w[:, None] * _times_S_of(clipped_gradients(step), U, A, k)
         _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.pace * k.n)
         if _nonzero(k.l2):
             A += U * (k.l2 * (1 - k.tau))
@@ -160,8 +192,9 @@ class Propagator:
         self._C = _scale_columns(U, k.momentum) if _nonzero(k.momentum) else None
         return [E]
 
-    def _chunk(self, steps: Sequence[Step]) -> list[Tensor]:
-        pending, first = self._pending, len(self._pending.a)
+    def _embed_chunk(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Uniform steps together: the triangular solve, whose rows become low-rank terms."""
+        low_rank, first = self._low_rank, len(self._low_rank.a)
         X = torch.cat([s.G if s.V is None else s.V for s in steps])  # rows of V, those of gradients still without √w
         w = torch.cat([s.w if s.V is None else torch.ones_like(s.V[:, 0]) for s in steps])
         sizes = [len(s.w if s.V is None else s.V) for s in steps]
@@ -174,61 +207,64 @@ class Propagator:
             W = X if literal else self._whitened(steps, X.split(sizes))
         J = clipped_gradients if plain else clipped_curvature
         JX = X if all(s.clip >= 1 for s in steps) else torch.cat([J(s) for s in steps])
-        effects = pending.pass_by([s.coefficients for s in steps])
-        numbers = effects.index_select(1, first + of_V).index_select(0, of_V).to(JX)  # s_j for each pair of rows
-        H = _solved(JX, W, numbers, self._seen(JX, effects[of_V]), roots)
-        own = Rows(H, W, first + of_V)
-        E = list(H.split(sizes)) if plain else self._embedded(steps, H.split(sizes), own, effects)
-        pending.add(own)
+        s = low_rank.pass_by([step.coefficients for step in steps])
+        s_of_rows = s.index_select(1, first + of_V).index_select(0, of_V).to(JX)  # s_j for each pair of rows
+        H = _solve_chunk(JX, W, s_of_rows, self._times_S(JX, s[of_V]), roots)
+        terms = Terms(H, W, first + of_V)
+        E = list(H.split(sizes)) if plain else self._embeddings(steps, H.split(sizes), terms, s)
+        low_rank.add(terms)
         return E
 
-    def _shared(self, steps: Sequence[Step]) -> list[Tensor]:
-        self._settle()
+    def _embed_window(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Steps that share orthogonal curvature rows: numbers for each column, and one triangular solve over the clipped steps."""
+        self._multiply_out()
         if self._of_pairs:
-            self._held()
-        V, effects = curvature_rows(steps[0]), self._pending.pass_by([s.coefficients for s in steps])
-        rows = [torch.cat([clipped_gradients(s), taken_out(s)[None] if s.clip < 1 else s.G[:0]]) for s in steps]
-        sizes, all_rows = [len(x) for x in rows], torch.cat(rows)
-        of = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
-        met = all_rows @ V.T
-        found = columns(steps, effects[:, :FIRST], met.split(sizes), self.contraction)
+            self._matrices()
+        V, s = curvature_rows(steps[0]), self._low_rank.pass_by([step.coefficients for step in steps])
+        rows = [torch.cat([clipped_gradients(x), taken_out(x)[None] if x.clip < 1 else x.G[:0]]) for x in steps]
+        sizes, JG = [len(x) for x in rows], torch.cat(rows)
+        of_G = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
+        in_V = JG @ V.T
+        numbers = columns(steps, s[:, :FIRST], in_V.split(sizes), self.contraction)
         basis = [V if x is None else V @ x.T for x in (self._A, self._C)[: 1 if self._C is None else 2]]
-        moved = self._seen(all_rows, effects[of])
+        GS = self._times_S(JG, s[of_G])  # (N, p)
         for k, b in enumerate(basis):
-            moved.addmm_(met * found.z[of, k], b)
-        last = torch.tensor(sizes).cumsum(0)[[s.clip < 1 for s in steps]] - 1  # what clipping takes out stands last
-        M = torch.linalg.solve_triangular(-found.L[last], moved[last], upper=True, unitriangular=True)
-        moved.addmm_(found.L, M)
-        X, Y = (sum((n[k, :, None] * b for k, b in enumerate(basis)), n[FIRST:].T @ M) for n in (found.x, found.y))
-        self._pending.add_products(X, Y, V)
-        return [x[: len(s.w)] * -s.w[:, None] for s, x in zip(steps, moved.split(sizes), strict=True)]
+            GS.addmm_(in_V * numbers.z[of_G, k], b)
+        last = torch.tensor(sizes).cumsum(0)[[x.clip < 1 for x in steps]] - 1  # what clipping takes out stands last
+        M = torch.linalg.solve_triangular(-numbers.L[last], GS[last], upper=True, unitriangular=True)
+        GS.addmm_(numbers.L, M)
+        X, Y = (sum((n[k, :, None] * b for k, b in enumerate(basis)), n[FIRST:].T @ M) for n in (numbers.x, numbers.y))
+        self._low_rank.add_products(X, Y, V)
+        return [x[: len(step.w)] * -step.w[:, None] for step, x in zip(steps, GS.split(sizes), strict=True)]
 
-    def _embedded(self, steps: Sequence[Step], parts: Sequence[Tensor], own: Rows, effects: Tensor) -> list[Tensor]:
-        """−w S J g of the steps of a chunk, its `own` H being −F: from a step's part of it where its rows are the gradients'."""
-        apart = [i for i, s in enumerate(steps) if s.V is not None]
-        moved = dict(zip(apart, self._moved([steps[i] for i in apart], own, effects[apart]), strict=True))
-        return [moved[i] * -s.w[:, None] if i in moved else parts[i] * s.w.sqrt()[:, None] for i, s in enumerate(steps)]
+    def _embeddings(self, steps: Sequence[Step], parts: Sequence[Tensor], terms: Terms, s: Tensor) -> list[Tensor]:
+        """−w S J g of the steps of a chunk: from its H = −F, in `parts`, where a step's curvature rows are its gradients."""
+        apart = [i for i, step in enumerate(steps) if step.V is not None]
+        GS = dict(zip(apart, self._gradients_times_S([steps[i] for i in apart], terms, s[apart]), strict=True))
+        return [
+            GS[i] * -step.w[:, None] if i in GS else parts[i] * step.w.sqrt()[:, None] for i, step in enumerate(steps)
+        ]
 
-    def _moved(self, steps: Sequence[Step], own: Rows, effects: Tensor) -> Sequence[Tensor]:
-        """Rows S J g of steps with curvature rows of their own, `own` being those of the chunk."""
+    def _gradients_times_S(self, steps: Sequence[Step], terms: Terms, s: Tensor) -> Sequence[Tensor]:
+        """Rows S J g of steps with curvature rows of their own, `terms` being those of their chunk."""
         if not steps:
             return ()
-        g, sizes = torch.cat([clipped_gradients(s) for s in steps]), [len(s.G) for s in steps]
-        s = effects.repeat_interleave(torch.tensor(sizes), 0)
-        later = (g @ own.W.T).mul_(s.index_select(1, own.number).to(g))
-        found: Sequence[Tensor] = self._seen(g, s).addmm_(later, own.H, alpha=-1).split(sizes)
-        return found
+        JG, sizes = torch.cat([clipped_gradients(step) for step in steps]), [len(step.G) for step in steps]
+        s = s.repeat_interleave(torch.tensor(sizes), 0)
+        later = (JG @ terms.W.T).mul_(s.index_select(1, terms.number).to(JG))
+        GS: Sequence[Tensor] = self._times_S(JG, s).addmm_(later, terms.H, alpha=-1).split(sizes)
+        return GS
 
-    def _seen(self, rows: Tensor, effects: Tensor) -> Tensor:
-        """rows Sᵀ as far as A₀, C₀ and pending rows make it, with the numbers of each row's own step."""
-        s = effects[:, :FIRST].to(rows)
+    def _times_S(self, rows: Tensor, s: Tensor) -> Tensor:
+        """rows Sᵀ as far as A₀, C₀ and earlier low-rank terms make it, with the numbers s of each row's step."""
+        of_matrices = s[:, :FIRST].to(rows)
         if self._A is None:
-            out = torch.cat([rows * x for x in s[:, : 1 + self._of_pairs, None].unbind(1)], 1)
+            out = torch.cat([rows * x for x in of_matrices[:, : 1 + self._of_pairs, None].unbind(1)], 1)
         else:
-            out = (rows @ self._A.T).mul_(s[:, :1])
+            out = (rows @ self._A.T).mul_(of_matrices[:, :1])
         if self._C is not None:
-            out.addmm_(rows * s[:, 1:], self._C.T)
-        return self._pending.times(rows, effects, out)
+            out.addmm_(rows * of_matrices[:, 1:], self._C.T)
+        return self._low_rank.times(rows, s, out)
 
     def _is_literal(self, steps: Sequence[Step], X: Tensor, w: Tensor, of_V: Tensor) -> bool:
         return self.contraction == "never" or (
@@ -238,6 +274,59 @@ class Propagator:
     def _whitened(self, steps: Sequence[Step], rows: Sequence[Tensor]) -> Tensor:
         """W = (I + V γα Vᵀ)⁻¹ V of every step, (R, p)."""
         return torch.cat([_whitened_rows(s._replace(V=v), self.contraction) for s, v in zip(steps, rows, strict=True)])
+
+
+def carry(E: Tensor, sigma: Tensor) -> Tensor:
+    """Embeddings (N, n) of an earlier segment on the state at the end of the next one."""
+    return E @ sigma.T
+
+
+def pull(x: Tensor, sigma: Tensor) -> Tensor:
+    """Queries (Q, n) on the state at the end of a segment, as queries on the state at its beginning."""
+    return x @ sigma
+
+
+def group_steps(steps: Sequence[Step]) -> list[list[Step]]:
+    """Consecutive steps that can be taken at once: uniform ones up to a chunk's rows, others alone."""
+    groups: list[list[Step]] = []
+    rows = 0
+    for step in reversed(steps):
+        rows += size(step)
+        if groups and _alike(step, groups[0][0]) and (step.orthogonal or rows <= chunk_rows(step.G.shape[1])):
+            groups[0].insert(0, step)
+        else:
+            groups.insert(0, [step])
+            rows = size(step)
+    return groups
+
+
+def chunk_rows(p: int) -> int:
+    """How many rows are taken at once: with more of them products are larger, with fewer the triangles smaller."""
+    return CHUNK_ROWS.nearest(p // 4)
+
+
+def is_uniform(k: Coefficients) -> bool:
+    """Whether the step has one number for all coordinates in everything, so that it can be taken together with others."""
+    return not any(isinstance(x, Tensor) for x in k)
+
+
+def is_large(step: Step) -> bool:
+    """Whether a uniform step is better taken alone: with momentum chunks need twice the products, steps a pass over the matrices."""
+    p = step.G.shape[1]
+    return size(step) > (LARGE_ROWS.nearest(p // 32) if step.coefficients.momentum else chunk_rows(p))
+
+
+def size(step: Step) -> int:
+    """Rows that a step brings to its chunk."""
+    return len(step.w) + (0 if step.V is None or step.orthogonal else len(step.V))
+
+
+def _alike(step: Step, other: Step) -> bool:
+    if not (is_uniform(step.coefficients) and is_uniform(other.coefficients)):
+        return False
+    if step.orthogonal or other.orthogonal:
+        return step.orthogonal == other.orthogonal and step.V is other.V
+    return not (is_large(step) or is_large(other))
 
 
 def _may_expand(steps: Sequence[Step], X: Tensor, w: Tensor, of_V: Tensor) -> bool:
@@ -252,41 +341,22 @@ def _whitened_rows(step: Step, contraction: Contraction) -> Tensor:
     return implicit(step, contraction, curvature_rows(step))
 
 
-def _solved(JX: Tensor, W: Tensor, numbers: Tensor, seen: Tensor, roots: Tensor) -> Tensor:
-    """−√w F for V = √w X, from the last rows to the first; overwrites `seen`.
+def _solve_chunk(JX: Tensor, W: Tensor, s: Tensor, right: Tensor, roots: Tensor) -> Tensor:
+    """H = −√w F for V = √w X, from the last rows to the first, some at a time; overwrites the `right` side of the equation.
 
     What scales rows is done on small matrices: every pass over the rows costs.
     """
-    H = torch.empty_like(seen)
+    H = torch.empty_like(right)
     for hi in range(len(JX), 0, -SOLVED_ROWS):
         lo = max(0, hi - SOLVED_ROWS)
-        later = (JX[lo:hi] @ W[lo:].T).mul_(numbers[lo:hi, lo:])
-        own, r = later[:, : hi - lo], roots[lo:hi]
-        small = (
-            torch.linalg.solve_triangular(own * torch.outer(-r, r), torch.diag(r), upper=True, unitriangular=True)
+        later = (JX[lo:hi] @ W[lo:].T).mul_(s[lo:hi, lo:])
+        triangle, r = later[:, : hi - lo], roots[lo:hi]
+        inverse = (
+            torch.linalg.solve_triangular(triangle * torch.outer(-r, r), torch.diag(r), upper=True, unitriangular=True)
             * -r[:, None]
         )
-        torch.mm(small, seen[lo:hi].addmm_(later[:, hi - lo :], H[hi:], alpha=-1), out=H[lo:hi])
+        torch.mm(inverse, right[lo:hi].addmm_(later[:, hi - lo :], H[hi:], alpha=-1), out=H[lo:hi])
     return H
-
-
-def embed(
-    steps_from_last: Iterable[Step], p: int, *, dtype: torch.dtype = torch.float64, contraction: Contraction = "always"
-) -> Iterator[Tensor]:
-    """Yield the embeddings of each step, last step first."""
-    propagator = Propagator(p, dtype=dtype, contraction=contraction)
-    for step in steps_from_last:
-        yield propagator.embed([step])[0]
-
-
-def carried(E: Tensor, sigma: Tensor) -> Tensor:
-    """Embeddings (N, n) of an earlier segment on the state at the end of the next one."""
-    return E @ sigma.T
-
-
-def pulled(x: Tensor, sigma: Tensor) -> Tensor:
-    """Queries (Q, n) on the state at the end of a segment, as queries on the state at its beginning."""
-    return x @ sigma
 
 
 def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> Tensor:
@@ -295,7 +365,7 @@ def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> T
     return A * -effect if C is None else C.sub_(A * effect)
 
 
-def _times_S(rows: Tensor, U: Tensor, A: Tensor, k: Coefficients) -> Tensor:
+def _times_S_of(rows: Tensor, U: Tensor, A: Tensor, k: Coefficients) -> Tensor:
     """rows Sᵀ for S = (1−τ) U − η n A P, without forming S."""
     out = (rows * (1 - k.tau)) @ U.T
     return out - (rows * (k.pace * k.n)) @ A.T if _nonzero(k.n) else out

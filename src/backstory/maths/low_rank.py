@@ -1,10 +1,10 @@
-"""Steps that the propagator has passed and does not hold yet.
+"""Steps that the propagator has passed and not multiplied out yet (third part of `blocked`).
 
-With A₀, C₀ what it holds, and H, W the rows that step j left,
+With A₀, C₀ its matrices, and H, W the rows that step j left,
 
-    A = a₁ A₀ + a₂ C₀ − Σ_j a_j H_jᵀ W_j        C the same with c
+    A = a₁ A₀ + a₂ C₀ − Σ_j a_j H_jᵀ W_j        C the same with c, S of a step with s
 
-so the recursion (see propagation) runs on the numbers a and c alone, and products with A become products with rows.
+so the recursion runs on the numbers a and c alone, and products with A become products with rows.
 
 Shapes:  R rows, p kept coordinates, n numbers of an embedding (p, or 2p in a segment with momentum).
 """
@@ -21,7 +21,7 @@ from .steps import Coefficients
 FIRST = 2  # numbers of A₀ and C₀ come before those of the steps
 
 
-class Rows(NamedTuple):
+class Terms(NamedTuple):
     """What steps taken together left."""
 
     H: Tensor  # (R, n) minus the effects of the rows, times whatever W is not multiplied by
@@ -29,12 +29,12 @@ class Rows(NamedTuple):
     number: Tensor  # (R,) where the number of each row's step stands in a and c
 
 
-class Pending:
+class LowRank:
     """The numbers of A and C, and the rows they belong to."""
 
     def __init__(self) -> None:
         self.a, self.c = torch.eye(FIRST, dtype=torch.float64)
-        self._rows: list[Rows] = []
+        self._terms: list[Terms] = []
 
     @property
     def steps(self) -> int:
@@ -44,44 +44,46 @@ class Pending:
     @property
     def rows(self) -> int:
         """How many rows they have left."""
-        return sum(len(rows.W) for rows in self._rows)
+        return sum(len(terms.W) for terms in self._terms)
 
     def pass_by(self, steps: Sequence[Coefficients]) -> Tensor:
         """Numbers of S at each of these steps, (n, numbers), in float64; a and c are then those before the first of them."""
         n, known = len(steps), len(self.a)
         a, c = (np.concatenate([x.numpy(), np.zeros(n)]) for x in (self.a, self.c))
-        effects = np.zeros((n, known + n))
+        s = np.zeros((n, known + n))
         for i in reversed(range(n)):
             k = steps[i]
             u = c - a * (k.pace * k.a)
-            effects[i] = s = u * (1 - k.tau) - a * (k.pace * k.n)
-            a = a * (1 - k.rate * k.decay) + s * k.l2
+            s[i] = u * (1 - k.tau) - a * (k.pace * k.n)
+            a = a * (1 - k.rate * k.decay) + s[i] * k.l2
             a[known + i] += 1
             c = u * k.momentum
         self.a, self.c = torch.from_numpy(a), torch.from_numpy(c)
-        return torch.from_numpy(effects)
+        return torch.from_numpy(s)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, terms: Terms) -> None:
         """What the steps that were passed last left."""
-        self._rows.append(rows)
+        self._terms.append(terms)
 
     def add_products(self, X: Tensor, Y: Tensor, V: Tensor) -> None:
         """Xᵀ V, of A alone, and Yᵀ V, of C alone; X and Y (R, n), V (R, p)."""
-        for M, own in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
+        for M, numbers in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
             if bool(M.any()):
-                self._rows.append(Rows(-M, V, torch.full((len(V),), len(self.a))))
-                self.a, self.c = (torch.cat([n, n.new_tensor([x])]) for n, x in zip((self.a, self.c), own, strict=True))
+                self._terms.append(Terms(-M, V, torch.full((len(V),), len(self.a))))
+                self.a, self.c = (
+                    torch.cat([n, n.new_tensor([x])]) for n, x in zip((self.a, self.c), numbers, strict=True)
+                )
 
     def subtract(self, numbers: Tensor, out: Tensor) -> Tensor:
         """`out` − Σ_j numbers_j H_jᵀ W_j."""
-        for H, W, number in self._rows:
-            own = numbers[number]
-            if bool(own.any()):
-                out.addmm_((H if bool((own == 1).all()) else H * own.to(H)[:, None]).T, W, alpha=-1)
+        for H, W, number in self._terms:
+            of_rows = numbers[number]
+            if bool(of_rows.any()):
+                out.addmm_((H if bool((of_rows == 1).all()) else H * of_rows.to(H)[:, None]).T, W, alpha=-1)
         return out
 
-    def times(self, X: Tensor, effects: Tensor, out: Tensor) -> Tensor:
+    def times(self, X: Tensor, s: Tensor, out: Tensor) -> Tensor:
         """`out` − Σ_j s_j X W_jᵀ H_j, for rows X (N, p) and the numbers s of each, (N, numbers)."""
-        for H, W, number in self._rows:
-            out.addmm_((X @ W.T).mul_(effects.index_select(1, number).to(X)), H, alpha=-1)
+        for H, W, number in self._terms:
+            out.addmm_((X @ W.T).mul_(s.index_select(1, number).to(X)), H, alpha=-1)
         return out

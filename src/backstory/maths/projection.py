@@ -1,4 +1,4 @@
-r"""The few coordinates in which rows are kept.
+r"""The few coordinates in which rows are kept, and how they are learned.
 
 The gradient G of a matrix parameter (d_out × d_in) is kept as
 
@@ -11,11 +11,26 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
     full     both sides the identity
     random   entries N(0, 1/r), so that E[P Pᵀ] = I and inner products are right on average;
              independent seeds for the two sides and for every parameter
-    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps (`sides`): orthonormal; a core may follow, the
-             top eigenvectors of all rows vec(Lᵀ G R) in wider sides (`learning`)
+    learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal; then a core, the
+             top eigenvectors of all rows vec(Lᵀ G R) in wider sides
     mask     r coordinates of each side, chosen by seed
 
-Shapes:  d original, r kept, B samples, S positions.
+**Learned sides.**  M_left = Σ_z G Gᵀ,  M_right = Σ_z Gᵀ G,  and for G = Δᵀ A (factors of S positions)  G Gᵀ = Δᵀ (A Aᵀ) Δ,  so the
+S × S product in the middle replaces G. A long side (a vocabulary) never gets its d × d moment: with a seeded Ω (d, q) only Y = M Ω
+is summed, and the eigenvectors are those of Nyström's M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ.
+
+**The core.** Sides are three times as wide as the rank. Inside vec(Lᵀ G R) rows need fewer coordinates than the product has:
+with C = Σ κ x xᵀ over the rows x of the warm-up, the core is the top eigenvectors of C. How many each parameter gets is decided by
+the eigenvalues of all parameters together (the energy along the eigenvectors, so the largest first is best), so that the run as a
+whole has as many coordinates as rank × rank in each would give, or the fewest that hold a share S of the rows' energy:
+
+    Σ_i Σ_{k ≤ n_i} λ_ik  ≥  S E,      E = Σ κ ‖G‖² of all parameters, before any side,      n_i ≥ 1,  Σ n_i smallest
+
+Of a C more than twice as wide as what is looked for only the leading part is computed: a block of seeded random columns, turned
+towards it by repeated products with C, then the eigenvectors of C inside it (subspace iteration with a Rayleigh-Ritz step). Of rows
+X that are fewer than their coordinates the eigenvectors of X Xᵀ give all:  X Xᵀ U = U Λ  ->  C (Xᵀ U Λ^{−½}) = (Xᵀ U Λ^{−½}) Λ.
+
+Shapes:  d original, r kept of a side, q = 2 r, B samples, S positions.
 """
 
 import hashlib
@@ -31,7 +46,16 @@ from torch import Tensor
 from .layers import Contribution, Dense, Outer, Sum
 
 KINDS = ("learned", "random", "mask", "full")
+LONG = 1024  # a longer side is given a sketch of its moment
+WIDER = 3  # sides, as a multiple of the rank; twice is 0.02 (GPT) to 0.05 (MLP) worse, for less than half the work
+PRECISE = 512  # up to this width an eigenproblem is solved whole, in float64
+LEADING = 2  # coordinates that are looked for in a wider one, as a multiple of those that rank × rank would give
+NOISE = torch.finfo(torch.float32).eps  # of the largest eigenvalue: in sums of float32 what is below it may be rounding
+SOUND = 1e-10  # of the largest eigenvalue: down to here products of rows in float64 give orthonormal eigenvectors
+TURNS = 2  # products with C that turn random columns towards its leading eigenvectors
 Side = Tensor | None
+Pair = tuple[Tensor | None, Tensor | None]  # of the left and the right side
+NO_PROBES: Pair = (None, None)
 
 
 class Basis(NamedTuple):
@@ -73,7 +97,7 @@ def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
 
 
 def random_matrix(d: int, r: int, *, seed: int, name: str) -> Tensor:
-    """The (d, r) projection called `name`: the same on every machine, in any order of asking."""
+    """The (d, r) projection called `name`: the same on every machine, in any order of calls."""
     return torch.randn(d, r, generator=_generator(seed, name, d, r), dtype=torch.float32) / math.sqrt(r)
 
 
@@ -176,8 +200,8 @@ def products(part: Contribution, whole: Tensor, shape: Shape, groups: int) -> Te
     if isinstance(part, Sum):
         return group_sums(part.values @ whole.flatten(), groups)
     W = whole.reshape(shape.d_out, shape.d_in)
-    seen = part.left @ W if part.left.is_floating_point() else W[part.left]  # (B, S, d_in)
-    return group_sums((seen * part.right).sum(2), groups)
+    lW = part.left @ W if part.left.is_floating_point() else W[part.left]  # (B, S, d_in)
+    return group_sums((lW * part.right).sum(2), groups)
 
 
 def group_edges(positions: int, groups: int) -> list[tuple[int, int]]:
@@ -236,3 +260,164 @@ def dense_left(left: Tensor, d: int, dtype: torch.dtype) -> Tensor:
 def _generator(seed: int, name: str, d: int, r: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}/{name}/{d}x{r}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def probes(shape: Shape, *, seed: int, name: str) -> Pair:
+    """Ω for each side that is too long for a moment of its own, else None."""
+
+    def probe(which: str, d: int, r: int) -> Tensor | None:
+        return random_matrix(d, 2 * r, seed=seed, name=f"{name}/{which}/probe") if d > max(LONG, 2 * r) else None
+
+    return probe("left", shape.d_out, shape.r_out), probe("right", shape.d_in, shape.r_in)
+
+
+def moments(contribution: Contribution, shape: Shape, omegas: Pair = NO_PROBES) -> Pair:
+    """`(M_left, M_right)` of one call, or M Ω where a probe is given; None for a side that keeps everything."""
+    wanted = (shape.r_out < shape.d_out, shape.r_in < shape.d_in)
+    if not isinstance(contribution, Outer):
+        G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
+        sides = G.transpose(0, 1).flatten(1), G.flatten(0, 1).T  # (d, everything else)
+        left, right = (_dense(x, o) if w else None for x, o, w in zip(sides, omegas, wanted, strict=True))
+        return left, right
+    delta, a = contribution
+    left = _factors(delta, a @ a.mT, omegas[0], shape.d_out) if wanted[0] else None
+    return left, _factors(a, _products(delta).to(a.dtype), omegas[1], shape.d_in) if wanted[1] else None
+
+
+def _dense(x: Tensor, omega: Tensor | None) -> Tensor:
+    """x xᵀ, or x xᵀ Ω."""
+    return x @ x.T if omega is None else x @ (x.T @ omega.to(x))
+
+
+def _factors(x: Tensor, between: Tensor, omega: Tensor | None, d: int) -> Tensor:
+    """Σ_z xᵀ T x of one side's factors x (B, S, d), or their indices (B, S), and T (B, S, S); times Ω where given."""
+    if omega is None:
+        x = dense_left(x, d, between.dtype)
+        return x.flatten(0, 1).T @ (between @ x).flatten(0, 1)
+    omega = omega.to(between)
+    if x.is_floating_point():
+        return x.flatten(0, 1).T @ (between @ (x @ omega)).flatten(0, 1)
+    return torch.zeros_like(omega).index_add_(0, x.flatten(), (between @ omega[x]).flatten(0, 1))
+
+
+def _products(left: Tensor) -> Tensor:
+    """⟨δ_s, δ_t⟩ for all pairs of positions; one-hot rows agree or they do not."""
+    return left @ left.mT if left.is_floating_point() else left[:, :, None] == left[:, None, :]
+
+
+def learned_basis(
+    left: Tensor | None, right: Tensor | None, shape: Shape, omegas: Pair = NO_PROBES, *, seed: int, name: str
+) -> Basis:
+    """Top eigenvectors of the two moments; a side that no row has reached gets seeded coordinates."""
+    spare = random_basis(shape, seed=seed, name=name)
+    return Basis(
+        spare.left if left is None else _top(left, omegas[0], shape.r_out),
+        spare.right if right is None else _top(right, omegas[1], shape.r_in),
+    )
+
+
+def _top(moment: Tensor, omega: Tensor | None, r: int) -> Tensor:
+    """(d, r), largest first."""
+    vectors = torch.linalg.eigh(moment.double())[1].flip(1) if omega is None else _nystrom(moment, omega)
+    return signed(vectors[:, :r]).to(moment.dtype).contiguous()
+
+
+def signed(vectors: Tensor) -> Tensor:
+    """Eigenvectors (d, r) with a sign that rounding does not decide: all on one side of a plane without symmetry.
+
+    The sign of the largest entry would not do. Where two classes are learned, an eigenvector is (1, −1)/√2.
+    """
+    normal = torch.arange(1, len(vectors) + 1).to(vectors).sqrt().cos()  # (d,)
+    return torch.where(normal @ vectors < 0, -vectors, vectors)
+
+
+def _nystrom(Y: Tensor, omega: Tensor) -> Tensor:
+    """(d, q): orthonormal, the leading eigenvectors of M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ first.
+
+    A shift above the rounding of Y keeps Ωᵀ Y positive where M has a lower rank than q.
+    """
+    shift = 8 * torch.finfo(Y.dtype).eps
+    Y, omega = Y.double(), omega.double()
+    Y = Y + omega * (shift * Y.norm() / omega.norm()).clamp_min(1e-300)
+    inner = omega.T @ Y
+    L = torch.linalg.cholesky((inner + inner.T) / 2)
+    U: Tensor = torch.linalg.svd(torch.linalg.solve_triangular(L, Y.T, upper=False).T, full_matrices=False)[0]
+    return U
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues and eigenvectors of one parameter's rows, largest first."""
+
+    values: Tensor  # (m,)
+    vectors: Tensor  # (n, m)
+
+
+def widened(shape: Shape) -> Shape:
+    """The same parameter with wider sides."""
+    if not shape.d_in:
+        return shape
+    return Shape(
+        shape.d_out, shape.d_in, min(shape.d_out, WIDER * shape.r_out), min(shape.d_in, WIDER * shape.r_in)
+    )  # fmt: skip
+
+
+def spectrum(C: Tensor, most: int) -> Spectrum:
+    """Of a symmetric matrix that has no negative eigenvalue but for rounding; of a wide one the leading `most` only."""
+    if len(C) <= PRECISE or 2 * most >= len(C):
+        values, vectors = torch.linalg.eigh(C.double() if len(C) <= PRECISE else C)
+    else:
+        Q = _leading(C, most)  # (n, m)
+        values, inner = torch.linalg.eigh(Q.T @ (C @ Q))
+        vectors = Q @ inner
+    return Spectrum(values.flip(0).clamp_min(0).double(), signed(vectors.flip(1)))
+
+
+def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
+    """Of C = XᵀX for few rows X (N, n): the leading `most`, without what is zero; at least one."""
+    wide = X.double()
+    values, U = torch.linalg.eigh(wide @ wide.T)
+    values, U = values.flip(0), U.flip(1)
+    m = min(most, int((values > SOUND * values[:1].clamp_min(1e-300)).sum()))
+    if not m:
+        return Spectrum(values.new_zeros(1), torch.eye(X.shape[1], 1, dtype=X.dtype))
+    vectors = wide.T @ (U[:, :m] * values[:m].rsqrt())  # (n, m)
+    return Spectrum(values[:m], signed(vectors).to(X.dtype))
+
+
+def _leading(C: Tensor, m: int) -> Tensor:
+    """(n, m): orthonormal columns near the leading eigenvectors of C, the same at every call."""
+    Q = torch.randn(len(C), m, generator=torch.Generator().manual_seed(0), dtype=C.dtype)
+    for _ in range(TURNS):
+        Q = torch.linalg.qr(C @ Q)[0]
+    return Q
+
+
+def allocated(values: Sequence[Tensor], budget: int) -> list[int]:
+    """How many coordinates each parameter keeps: at least one, `budget` in all, the largest eigenvalues first."""
+    sizes = [len(v) for v in values]
+    if not len(sizes) <= budget <= sum(sizes):
+        raise ValueError(f"{budget} coordinates cannot be shared out among {len(sizes)} parameters of sizes {sizes}")
+    rest = torch.cat([v[1:] for v in values])
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes) - 1)
+    chosen = rest.argsort(descending=True, stable=True)[: budget - len(sizes)]
+    return (1 + torch.bincount(owner[chosen], minlength=len(sizes))).tolist()
+
+
+def sufficient(values: Sequence[Tensor], wanted: float, most: int) -> int:
+    """The fewest coordinates, at least one of each parameter, that hold the energy `wanted`; at most `most`.
+
+    Where the eigenvalues do not add up to it, all of them that are more than rounding.
+    """
+    first = torch.stack([v[0] for v in values])
+    rest = torch.cat([v[1:] for v in values]).sort(descending=True).values
+    energies = torch.cat([first.sum()[None], first.sum() + rest.cumsum(0)])
+    more = (energies < wanted) if float(energies[-1]) >= wanted else (rest > NOISE * first.max())
+    return min(most, len(first) + int(more.sum()))
+
+
+def energy(part: Contribution, shape: Shape) -> float:
+    """Σ ‖G‖² of one call's gradients; for G = Σ_t δ_t a_tᵀ that is Σ_st ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩."""
+    if not isinstance(part, Outer):
+        return float(densify(part, shape).double().square().sum())
+    left, right = part
+    return float((_products(left) * (right @ right.mT)).double().sum())

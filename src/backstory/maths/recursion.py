@@ -11,7 +11,7 @@ higher. A run in segments is swept segment by segment, each from its own K = I; 
 
     e_t(z)  ←  K^(S) ··· K^(s+1) e_t^(s)(z)           stitching         (Algorithm 2)
 
-This file is for reading, and what the fast path is tested against. `propagation` computes the same for every optimizer of `steps`
+This file is for reading, and what the fast path is tested against. `blocked` computes the same for every optimizer of `steps`
 (momentum, decay, clipping, Adam), several steps at a time, and without p × p matrices where few rows are left.
 
 Assumes: plain SGD. Shapes: B samples in a step, p coordinates; rows are samples, so equations appear transposed.

@@ -1,7 +1,15 @@
-"""Consecutive uniform steps that share orthogonal curvature rows V, column by column.
+r"""Curvature that the steps of a window share: made as few orthogonal rows, and taken column by column.
 
-With A₀, C₀ at the end of the window, s₁, s₂ how S of a step is made of them, and m_j = S n_j what clipping takes out of step j
-(see steps), passed through that step,
+**The rows.** A sum of outer products H = Σ v vᵀ ≈ VᵀV, V of at most r rows. Rows are gathered; once there are 4 r of them, the r leading
+directions of their own sum take their place:
+
+    Σ v vᵀ = U Λ Uᵀ,      V ← Λ_r^½ U_rᵀ
+
+Where r is at least the rank of H nothing is lost. What is left out is counted: tr H − tr VᵀV. The rows of V are orthogonal, so
+(I + a V Vᵀ)⁻¹ is one division.
+
+**The window** (fourth part of `blocked`). With A₀, C₀ at the end of the window, s₁, s₂ how S of a step is made of them, and m_j = S n_j what
+clipping takes out of step j (see steps), passed through that step,
 
     A = a₁ A₀ + a₂ C₀ + X V        C and S the same, with Y V and Z V
     X = A₀ Vᵀ diag x₁ + C₀ Vᵀ diag x₂ + Σ_j m_j x_jᵀ
@@ -13,7 +21,7 @@ Orthogonal rows do not mix columns, so a step t changes numbers alone, each x, y
     x ← (1−ηλ') x + λ z + c (s₁ e₁ + s₂ e₂ + z ‖v‖² − e_t dᵀ)/(1 + γα ‖v‖²)        d = ⟨v, ∇L⟩, where the step was clipped
     y ← μ u
 
-Shapes:  R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
+Shapes:  p coordinates, R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
 """
 
 from collections.abc import Sequence
@@ -25,6 +33,55 @@ from torch import Tensor
 from .low_rank import FIRST
 from .steps import Contraction, Step, implicit, squares
 
+GATHER = 4  # so many times r rows are gathered before they are reduced
+
+
+class Sketch:
+    """The leading `rank` directions of a sum of outer products, row by row; `rank=None` keeps the sum itself."""
+
+    def __init__(self, p: int, rank: int | None = None) -> None:
+        self.rank = p if rank is None else min(rank, p)
+        self._gathered: list[Tensor] = []
+        self._V: Tensor | None = None  # V, until more comes
+        self._count = 0
+        self.total = 0.0  # tr H of all that was added
+
+    def add(self, rows: Tensor) -> None:
+        """Add Σ v vᵀ over `rows` (m, p)."""
+        self._gathered.append(rows.clone())
+        self._V = None
+        self._count += len(rows)
+        self.total += float(rows.double().square().sum())
+        if self._count > GATHER * self.rank:
+            self.rows()
+
+    def rows(self) -> Tensor:
+        """V (at most r, p), its rows orthogonal, the largest first."""
+        if self._V is None:
+            self._V = orthogonal(torch.cat(self._gathered), self.rank)
+            self._gathered, self._count = [self._V], len(self._V)
+        return self._V
+
+    @property
+    def retained(self) -> float:
+        """tr VᵀV of `rows`."""
+        return float(self.rows().double().square().sum())
+
+
+def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
+    """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
+
+    The eigenvalues are found in float64: those that float32 would round away add up over many rows.
+    """
+    wide, V = len(rows) <= rows.shape[1], rows.double()
+    values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
+    values, U = values.flip(0).clamp_min(0), U.flip(1)
+    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
+    r = rank if most is None else min(rank, most)
+    leading = U[:, :r].T
+    out: Tensor = leading @ V if wide else leading * values[:r].sqrt()[:, None]
+    return out.to(rows)
+
 
 class Columns(NamedTuple):
     """What the steps of a window need of Z, and X and Y before the first one."""
@@ -35,25 +92,25 @@ class Columns(NamedTuple):
     y: Tensor  # (K, R)
 
 
-def columns(steps: Sequence[Step], effects: Tensor, met: Sequence[Tensor], contraction: Contraction) -> Columns:
-    """The recursion, from the last step to the first; `effects` (steps, 2) are s₁ and s₂, `met` the rows of each step times Vᵀ."""
+def columns(steps: Sequence[Step], effects: Tensor, in_V: Sequence[Tensor], contraction: Contraction) -> Columns:
+    """The recursion, from the last step to the first; `effects` (steps, 2) are s₁ and s₂, `in_V` the rows of each step times Vᵀ."""
     q = squares(steps[0])
     clipped = [i for i, s in enumerate(steps) if s.clip < 1]
     x = y = q.new_zeros(FIRST + len(clipped), len(q))
-    kept, L = q.new_zeros(len(steps), FIRST, len(q)), []
+    z_all, L = q.new_zeros(len(steps), FIRST, len(q)), []
     for i in reversed(range(len(steps))):
         step, k = steps[i], steps[i].coefficients
         u = y - x * (k.pace * k.a)
         z = u * (1 - k.tau) - x * (k.pace * k.n)
-        kept[i] = z[:FIRST]
-        L.append(met[i] @ z[FIRST:].T)
-        moved = z * q
-        moved[:FIRST] += effects[i, :, None].to(q)
+        z_all[i] = z[:FIRST]
+        L.append(in_V[i] @ z[FIRST:].T)
+        Sv = z * q  # (K, R) what S makes of the rows of V
+        Sv[:FIRST] += effects[i, :, None].to(q)
         if step.clip < 1:
             assert step.dot_v is not None
-            moved[FIRST + clipped.index(i)] -= step.dot_v
-            moved *= step.clip
+            Sv[FIRST + clipped.index(i)] -= step.dot_v
+            Sv *= step.clip
         alike = step._replace(V=q.sqrt()[:, None])  # rows of these norms, orthogonal too, of one number each
-        x = x * (1 - k.rate * k.decay) + z * k.l2 + implicit(alike, contraction, moved.T).T
+        x = x * (1 - k.rate * k.decay) + z * k.l2 + implicit(alike, contraction, Sv.T).T
         y = u * k.momentum
-    return Columns(kept, torch.cat(L[::-1]), x, y)
+    return Columns(z_all, torch.cat(L[::-1]), x, y)

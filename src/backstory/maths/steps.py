@@ -106,14 +106,14 @@ def implicit(step: Step, contraction: Contraction, X: Tensor) -> Tensor:
         return X / (1 + strength * squares(step))[:, None]
     M = (V * strength) @ V.T
     M.diagonal().add_(1)
-    found: Tensor = torch.cholesky_solve(X, torch.linalg.cholesky(M))
-    return found
+    out: Tensor = torch.cholesky_solve(X, torch.linalg.cholesky(M))
+    return out
 
 
 def squares(step: Step) -> Tensor:
     """‖v‖² of each curvature row, (R,)."""
-    found: Tensor = torch.linalg.vector_norm(curvature_rows(step), dim=1).square()
-    return found
+    norms: Tensor = torch.linalg.vector_norm(curvature_rows(step), dim=1)
+    return norms.square()
 
 
 def expands(step: Step) -> bool:

@@ -21,7 +21,7 @@ import torch
 from .steps import Contraction, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 
 
-class Forward:
+class Tangent:
     """Displacements (x, y) of (θ, m) for M tracked samples, carried forward from the start of the run."""
 
     def __init__(self, n_tracked: int, p: int, *, dtype: torch.dtype, contraction: Contraction = "always") -> None:
@@ -32,13 +32,13 @@ class Forward:
     def advance(self, step: Step, rows: Mapping[int, int]) -> None:
         """Take one step; `rows` says at which row of the step a tracked sample occurs: {tracked: row}."""
         k, V, JV = step.coefficients, curvature_rows(step), clipped_curvature(step)
-        met = implicit(step, self.contraction, V @ self.x.T).T  # (M, R)
+        WVx = implicit(step, self.contraction, V @ self.x.T).T  # (M, R)
         JG = clipped_gradients(step)
         per = len(V) // max(1, len(step.w))  # curvature rows of one sample
         source = torch.zeros_like(self.x)
         for tracked, row in rows.items():
-            met[tracked, row * per : (row + 1) * per] = 0.0  # its own curvature is gone with it
+            WVx[tracked, row * per : (row + 1) * per] = 0.0  # its own curvature is gone with it
             source[tracked] = step.w[row] * JG[row]
-        u = met @ JV + self.x * k.l2 - source
+        u = WVx @ JV + self.x * k.l2 - source
         self.y = self.y * k.momentum + u * (1 - k.tau)
         self.x = self.x * (1 - k.rate * k.decay) - (self.y * k.a + u * k.n) * k.pace

@@ -1,8 +1,8 @@
 r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
 
-hatted   learned and random projections: rows are those of ĝ = P^½ g, with P factored (`maths.precondition`); P is read at every
-         step at first, and later, when v̂ is a mean over many steps, at some of them
-raw      full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
+preconditioned  learned and random projections: rows are those of ĝ = P^½ g, with P factored (`maths.adam`); P is read at every
+                step at first, and later, when v̂ is a mean over many steps, at some of them
+raw             full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class Adaptive:
 
     def __init__(self, reader: OptimizerReader, blocks: Sequence[Block], projection: str) -> None:
         self._reader, self._blocks = reader, blocks
-        self.hatted = reader.adaptive and projection in ("learned", "random")
-        self.diagonal = reader.adaptive and not self.hatted
-        known = self.hatted and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
+        self.preconditioned = reader.adaptive and projection in ("learned", "random")
+        self.diagonal = reader.adaptive and not self.preconditioned
+        known = self.preconditioned and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
         self.scales = (
             [self._scale(b) for b in blocks] if known else None
         )  # those of the last step, or of one a little before
@@ -52,14 +52,14 @@ class Adaptive:
     @property
     def coordinates(self) -> str:
         """The name that the run's config keeps."""
-        return PRECONDITIONED if self.hatted else RAW
+        return PRECONDITIONED if self.preconditioned else RAW
 
     def look(self, reading: Reading, bases: Sequence[Basis] | None) -> Seen:
         """After the optimizer has stepped, while its gradients are still there."""
         if self.diagonal:
             assert bases is not None
             return Seen(P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)]))
-        if not self.hatted:
+        if not self.preconditioned:
             return Seen()
         before, self._age = self.scales, self._age + 1
         if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
@@ -73,7 +73,7 @@ class Adaptive:
 
     def wholes(self, reading: Reading) -> list[Tensor | None] | None:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""
-        if not self.hatted or reading.clip >= 1:
+        if not self.preconditioned or reading.clip >= 1:
             return None
         grads = [b.parameter.grad for b in self._blocks]
         return [None if g is None else g / reading.clip for g in grads]
@@ -99,7 +99,7 @@ class Adaptive:
 
     def check(self, reading: Reading) -> None:
         """Before the optimizer moves: can its step be followed in these coordinates?"""
-        if self.hatted and any(reading.groups["l2"]):
+        if self.preconditioned and any(reading.groups["l2"]):
             raise UnsupportedError(
                 "Adam's weight_decay is an L2 term inside the gradient, which a projection cannot follow: it would "
                 "be scaled by every parameter's own rate. Use AdamW, or record with projection='mask' or 'full'."

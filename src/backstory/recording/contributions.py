@@ -1,7 +1,7 @@
 r"""What one backward pass contributes to the rows of every sample, projected as it comes or kept until it can be.
 
 Where the projection is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
-they are kept in Adam's coordinates (`maths.precondition`) it waits until the optimizer has stepped: its second moment is
+they are kept in Adam's coordinates (`maths.adam`) it waits until the optimizer has stepped: its second moment is
 known only then. During a warm-up it waits for the basis.
 
 ⟨h, ∇L⟩ of what waits (clipping needs it) is exact during a warm-up, and else taken between the sides of the basis, where

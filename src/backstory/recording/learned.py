@@ -14,9 +14,22 @@ import torch
 from torch import Tensor
 
 from ..maths.layers import Contribution
-from ..maths.learning import LEADING, Spectrum, allocated, energy, spectrum, spectrum_of_rows, sufficient, widened
-from ..maths.projection import Basis, Shape, project
-from ..maths.sides import learned_basis, moments, probes
+from ..maths.projection import (
+    LEADING,
+    Basis,
+    Shape,
+    Spectrum,
+    allocated,
+    energy,
+    learned_basis,
+    moments,
+    probes,
+    project,
+    spectrum,
+    spectrum_of_rows,
+    sufficient,
+    widened,
+)
 
 LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
 

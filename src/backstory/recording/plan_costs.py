@@ -20,11 +20,9 @@ from torch.optim import Optimizer
 
 from ..capture import find_blocks
 from ..capture.modules import Selection
-from ..maths.chunks import chunk_rows
-from ..maths.encoding import DTYPES, SCALED
-from ..maths.factors import Block, parts, worth_it
-from ..maths.learning import widened
-from ..maths.projection import Shape
+from ..maths.blocked import chunk_rows
+from ..maths.encoding import DTYPES, SCALED, Block, parts, worth_it
+from ..maths.projection import Shape, widened
 from ..replay.recipe import Recipe
 from ..run.compress import OCCURRENCES, RANK
 from .plan_trial import Trial

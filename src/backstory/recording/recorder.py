@@ -141,7 +141,7 @@ class Recorder:
             self._scope = None
 
     def _new_scope(self) -> StepScope:
-        bases = None if self._warming_up or self._adaptive.hatted else self._projections
+        bases = None if self._warming_up or self._adaptive.preconditioned else self._projections
         groups = self._form.groups if self._form.split else 1
         every = (self._at - self._began) % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [self._at % len(self.blocks)]

@@ -11,7 +11,7 @@ from ..capture.fingerprint import fingerprint
 from ..capture.modules import Blocks
 from ..capture.optimizers import dropped
 from ..errors import MismatchError, StoreError, UsageError
-from ..maths.factors import worth_it
+from ..maths.encoding import worth_it
 from ..maths.projection import Shape
 from ..store import RunStore
 from ..store.bases import RAW, load_bases

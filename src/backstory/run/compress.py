@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
-from ..maths.sketch import Sketch
+from ..maths.shared_curvature import Sketch
 from ..maths.steps import NAMES, Step
 from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
 from ..store.files import fsync
@@ -136,7 +136,7 @@ def _fill(
 ) -> tuple[float, int]:
     """Rows and curvature of all windows; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
-    hatted = store.config["optimizer"].get("coordinates") == "hatted"
+    preconditioned = store.config["optimizer"].get("coordinates") == "preconditioned"
     kept = total = 0.0
     count = 0
     for span in spans:
@@ -146,12 +146,12 @@ def _fill(
             for step in chunk.steps:
                 assert step.V is not None
                 sketch.add(step.V / (span[1] - span[0]) ** 0.5)
-                d += [smallest(step)] if hatted and step.clip < 1 else []
+                d += [smallest(step)] if preconditioned and step.clip < 1 else []
             if progress is not None:
                 progress(chunk.first_step + len(chunk.steps), spans[-1][1])
         V = sketch.rows()
         write_window(new, span, Window(V, torch.stack(d) if d else None))
-        kept, total, count = kept + sketch.kept, total + sketch.total, count + len(V)
+        kept, total, count = kept + sketch.retained, total + sketch.total, count + len(V)
     return kept / total if total else 1.0, count
 
 

@@ -84,7 +84,7 @@ def _modelled(optimizer: Mapping[str, Any]) -> str:
     if optimizer["class"] == "SGD":
         return "exactly"
     how = "with its second moment as it was in the run"
-    return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "hatted" else how
+    return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "preconditioned" else how
 
 
 class Watch:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..capture.precision import own_precision
 from ..errors import UsageError
 from ..maths.steps import Contraction
-from ..maths.tangent import Forward
+from ..maths.tangent import Tangent
 from ..store import RunStore
 from .embed import Progress
 from .sweep import forward
@@ -42,7 +42,7 @@ def corrected(
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
         raise UsageError("a sample is named twice; name each once.")
-    tracked = Forward(len(samples), store.width, dtype=queries.dtype, contraction=contraction)
+    tracked = Tangent(len(samples), store.width, dtype=queries.dtype, contraction=contraction)
     seen: set[int] = set()
     for chunk in forward(store, at, dtype=queries.dtype):
         assert chunk.block.samples is not None

@@ -1,7 +1,7 @@
 r"""Influence checkpointing (Algorithm 2): a run cut into segments that processes embed at the same time.
 
 Each segment keeps the embeddings of its own rows on the state at its end, and Σ, which carries what is before it to its end
-(`maths.propagation`). A question at any boundary needs no new sweep:  x = [v; 0] at the boundary, and for each segment before it,
+(`maths.blocked`). A question at any boundary needs no new sweep:  x = [v; 0] at the boundary, and for each segment before it,
 last first,
 
     influence of its rows = E x,      x ← Σᵀ x
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
-from ..maths.blocked import ALGORITHM, Propagator, carried, pulled
+from ..maths.blocked import ALGORITHM, Propagator, carry, pull
 from ..maths.steps import Contraction
 from ..store import RunStore
 from .coordinates import checkpoints
@@ -200,7 +200,7 @@ def by_segments(
             done += hi - lo
             if progress is not None:
                 progress(done, total)
-        x = _through(x, store.segment_propagator(span), where, store.width, momentum, pulled)
+        x = _through(x, store.segment_propagator(span), where, store.width, momentum, pull)
 
 
 def vectors_at(store: RunStore, spans: Sequence[Span], per_layer: bool) -> Iterator[tuple[int, Tensor]]:
@@ -210,9 +210,9 @@ def vectors_at(store: RunStore, spans: Sequence[Span], per_layer: bool) -> Itera
     onward: Tensor | None = None  # (p, n): what carries the end of a segment to the end of the last one
     for span in reversed(spans):
         E = store.read_segment(span, 0, facts[span]["rows"])
-        yield facts[span]["first_row"], E[:, :p] if onward is None else carried(E, onward)
+        yield facts[span]["first_row"], E[:, :p] if onward is None else carry(E, onward)
         onward = torch.eye(p, E.shape[1], dtype=E.dtype) if onward is None else onward
-        onward = _through(onward, store.segment_propagator(span), where, p, momentum, pulled)
+        onward = _through(onward, store.segment_propagator(span), where, p, momentum, pull)
 
 
 def _through(

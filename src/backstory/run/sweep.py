@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..maths.chunks import CHUNK_ROWS
+from ..maths.blocked import CHUNK_ROWS
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
 from .prefetch import ahead

@@ -1,6 +1,6 @@
 r"""Curvature that a compressed run keeps for windows of steps, and how a step gets its share of it.
 
-Of the steps t of a window, the mean of their curvature is kept as few orthogonal rows (`maths.sketch`):
+Of the steps t of a window, the mean of their curvature is kept as few orthogonal rows (`maths.shared_curvature`):
 
     VᵀV ≈ 1/T Σ_t H_t,      H_t ← VᵀV  for each of them
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..maths import encoding as enc
-from ..maths.sketch import orthogonal
+from ..maths.shared_curvature import orthogonal
 from ..maths.steps import Step
 from ..store import RunStore
 

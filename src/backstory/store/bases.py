@@ -7,7 +7,7 @@ from ..maths.adam import Scale
 from ..maths.projection import Basis
 from .run_store import RunStore
 
-PRECONDITIONED, RAW = "hatted", "raw"  # coordinates of rows, as the config names them
+PRECONDITIONED, RAW = "preconditioned", "raw"  # coordinates of rows, as the config names them
 
 
 def load_bases(store: RunStore, names: Iterable[str]) -> list[Basis] | None:

@@ -4,7 +4,7 @@ The checksum of a step is a crc32 over the bytes of its codes g, its scales s (i
 and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), the diagonal P of
 the step (float32, if there), and its sample ids (UTF-8, each followed by a zero byte).
 
-Where a row's blocks are kept as their factors (`maths.factors`), these are what is encoded.
+Where a row's blocks are kept as their factors (`maths.encoding`), these are what is encoded.
 Shapes:  n rows, Σp numbers in a row, L layers.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..maths import encoding as enc
-from ..maths.factors import Block, factored, multiplied, parts, sizes
+from ..maths.encoding import Block, factored, multiplied, parts, sizes
 from .records import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
 from .tables import Table
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import FormatError, StoreError, UsageError
 from ..maths import encoding as enc
-from ..maths.factors import Block
+from ..maths.encoding import Block
 from .files import TEMPORARY, read_json
 
 FORMAT = 1

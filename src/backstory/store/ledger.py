@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import DiskError, StoreError, UsageError
 from ..maths import encoding as enc
-from ..maths.factors import Block, parts
+from ..maths.encoding import Block, parts
 from . import codec, files, layout, tables
 from .lock import RunLock
 from .records import RowBlock, StepRecord, StepTable, check_record, rows_schema, samples_schema, steps_schema

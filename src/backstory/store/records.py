@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import NumericalError, UsageError
 from ..maths import encoding as enc
-from ..maths.factors import Block, parts
+from ..maths.encoding import Block, parts
 
 GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
 STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
