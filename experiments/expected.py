@@ -38,7 +38,7 @@ class Expected:
 
 
 def expected_loo(
-    make_for_seed: Callable[[int], Recipe] | str,
+    recipe_for_seed: Callable[[int], Recipe] | str,
     seeds: Sequence[int],
     sample: Id | Removal,
     query_loss: QueryLoss,
@@ -57,10 +57,10 @@ def expected_loo(
     removal = sample if isinstance(sample, Removal) else Removal((sample,))
     rows = []
     for done, seed in enumerate(seeds):
-        named = isinstance(make_for_seed, str)
-        make = make_for_seed if isinstance(make_for_seed, str) else partial(make_for_seed, seed)
+        named = isinstance(recipe_for_seed, str)
+        recipe = recipe_for_seed if isinstance(recipe_for_seed, str) else partial(recipe_for_seed, seed)
         given = {**(args or {}), "seed": seed} if named else args
-        rows.append(leave_out(make, [removal], query_loss, args=given, cache=cache, dtype=dtype)[0])
+        rows.append(leave_out(recipe, [removal], query_loss, args=given, cache=cache, dtype=dtype)[0])
         if progress is not None:
             progress(done + 1, len(seeds))
     values = torch.stack(rows)

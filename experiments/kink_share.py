@@ -23,7 +23,7 @@ from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QueryLoss
 from backstory.exact.reverse import reverse
 from backstory.replay.removal import Removal
-from backstory.replay.tape import Make, Progress
+from backstory.replay.tape import Progress, RecipeSource
 
 FACTORS = (1.0, 0.1, 0.01)
 NEGLIGIBLE = 1e-9  # a gap of this part of the truth is rounding
@@ -44,7 +44,7 @@ class KinkReport:
 
 
 def kink_share(
-    make: Make,
+    recipe: RecipeSource,
     removals: Sequence[Removal],
     query_loss: QueryLoss,
     factors: Sequence[float] = FACTORS,
@@ -59,11 +59,11 @@ def kink_share(
     chosen = tuple(sorted(factors, reverse=True))
     if len(chosen) < 2 or not 0 < chosen[-1] < chosen[0] <= 1:
         raise UsageError(f"found factors={tuple(factors)}; expected at least two numbers between 0 and 1.")
-    answer = reverse(make, query_loss, args=args, dtype=dtype, cache=cache)
+    answer = reverse(recipe, query_loss, args=args, dtype=dtype, cache=cache)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
     shrunk = [replace(r, share=f) for f in chosen for r in removals]
     found = leave_out(
-        make, shrunk, query_loss, progress, args=args, cache=cache, vectorised=vectorised, dtype=dtype
+        recipe, shrunk, query_loss, progress, args=args, cache=cache, vectorised=vectorised, dtype=dtype
     ).reshape(len(chosen), *unrolled.shape)
     truths = [rows / f for rows, f in zip(found, chosen, strict=True)]
     size = float(truths[0].norm())

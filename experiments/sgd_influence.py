@@ -22,13 +22,13 @@ from backstory.exact.losses import QueryLoss
 from backstory.exact.progress_file import ProgressFile
 from backstory.exact.reverse import as_influence, start, sweep
 from backstory.exact.sweep import Moment, boundaries
-from backstory.replay.tape import Make, Progress, Tape, own_randomness
+from backstory.replay.tape import Progress, RecipeSource, Tape, own_randomness
 from backstory.replay.update import Slots
 from backstory.results.influence import Influence
 
 
 def sgd_influence(
-    make: Make,
+    recipe: RecipeSource,
     query_loss: QueryLoss,
     *,
     args: Mapping[str, Any] | None = None,
@@ -40,7 +40,7 @@ def sgd_influence(
 ) -> Influence:
     """The influence of every occurrence on the queries; arguments as of `reverse`."""
     with own_randomness():
-        tape = Tape(make, args=args, dtype=dtype, length=at)
+        tape = Tape(recipe, args=args, dtype=dtype, length=at)
         tape.need_modelled("the SGD-influence")
         bounds = boundaries(tape.length, checkpoints)
         tape.record(bounds)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, UsageError
 from ..replay.removal import Removal, index, places
-from ..replay.tape import Make, Progress, Tape, own_randomness, thinned
+from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, thinned
 from ..run.processes import spread
 from .losses import QueryLoss, QuerySet, losses
 from .replicas import Cut, Replicas, at_once, obstacle
@@ -26,7 +26,7 @@ WORTH_STACKING = 4  # replicas
 
 
 def leave_out(
-    make: Make,
+    recipe: RecipeSource,
     removals: Sequence[Removal],
     query_loss: QueryLoss,
     progress: Progress | None = None,
@@ -37,17 +37,17 @@ def leave_out(
     vectorised: bool | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Differences of the query losses, (removals, Q), float64; `make` gives the recipe afresh.
+    """Differences of the query losses, (removals, Q), float64; `recipe` is a function that gives it afresh.
 
     `query_loss(model)` gives a scalar or (Q,) losses of the trained model; a name is one of the recipe's query sets.
     With `cache`, each row is kept in that folder as soon as it is known, and read by the next call. `workers` > 1 needs
-    `make` as "package.module:function" (and `args`) and a query that can be imported by name. `vectorised` None stacks
+    `recipe` as "package.module:function" (and `args`) and a query that can be imported by name. `vectorised` None stacks
     replays where that works, True insists on it. `dtype` replays in that precision, batches included.
     """
     if workers > 1 and len(removals) > 1:
-        return _in_processes(make, removals, query_loss, progress, args, cache, workers, vectorised, dtype)
+        return _in_processes(recipe, removals, query_loss, progress, args, cache, workers, vectorised, dtype)
     with own_randomness():
-        tape = Tape(make, args=args, dtype=dtype)
+        tape = Tape(recipe, args=args, dtype=dtype)
         found = index(tape.ids)
         cuts = [(places(removal, found), removal.share) for removal in removals]
         tape.record(thinned([min(gone) for gone, _ in cuts], tape.affordable()))
@@ -108,7 +108,7 @@ def _replayed(tape: Tape, cuts: Sequence[Cut], query: QueryLoss) -> Iterator[Ten
 
 
 def _in_processes(
-    make: Make,
+    recipe: RecipeSource,
     removals: Sequence[Removal],
     query: QueryLoss,
     progress: Progress | None,
@@ -118,10 +118,12 @@ def _in_processes(
     vectorised: bool | None,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    _check_importable(make, query)
+    _check_importable(recipe, query)
     count = min(len(removals), 2 * workers)
     pieces = [list(range(k, len(removals), count)) for k in range(count)]
-    jobs = [(make, [removals[i] for i in piece], query, dict(args or {}), cache, vectorised, dtype) for piece in pieces]
+    jobs = [
+        (recipe, [removals[i] for i in piece], query, dict(args or {}), cache, vectorised, dtype) for piece in pieces
+    ]
     found: dict[int, Tensor] = {}
     for k, rows in spread(_piece, jobs, workers):
         found.update(zip(pieces[k], torch.tensor(rows, dtype=torch.float64), strict=True))
@@ -130,7 +132,7 @@ def _in_processes(
 
 
 def _piece(
-    make: str,
+    recipe: str,
     removals: Sequence[Removal],
     query: QueryLoss,
     args: Mapping[str, Any],
@@ -139,12 +141,12 @@ def _piece(
     dtype: torch.dtype | None,
 ) -> list[list[float]]:
     """What one worker does."""
-    found = leave_out(make, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
+    found = leave_out(recipe, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
     return [[float(x) for x in row] for row in found]
 
 
-def _check_importable(make: Make, query: QueryLoss) -> None:
-    if not isinstance(make, str):
+def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:
+    if not isinstance(recipe, str):
         raise UsageError("workers > 1 imports the recipe in each process: give it as 'package.module:function'.")
     if not isinstance(query, str | QuerySet) and "<" in getattr(query, "__qualname__", "<"):
         raise UsageError(

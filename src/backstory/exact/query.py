@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..errors import MismatchError
-from ..replay.recipe import Recipe
+from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
-from ..replay.tape import Make, Progress, made
+from ..replay.tape import Progress, RecipeSource, build_recipe
 from ..results.influence import Influence
 from ..run.run import Run
 from .losses import QuerySet
@@ -21,7 +21,7 @@ ASKED = " asked"  # a name that no recipe gives
 
 def query(
     run: Run,
-    make: Make,
+    recipe: RecipeSource,
     batch: Any,
     at: int | str = "final",
     *,
@@ -39,11 +39,10 @@ def query(
     the run are the run's.
     """
     step = run.step_of(at)
-    if args is None and isinstance(make, str) and make == run.config.get("recipe"):
-        args = run.config.get("recipe_args")
-    notes = [_checked(run, make, args, step) if check else "the replay was not compared with the run (check=False)"]
+    args = stored_args(run.config, recipe) if args is None else args
+    notes = [_checked(run, recipe, args, step) if check else "the replay was not compared with the run (check=False)"]
     answer = reverse(
-        lambda: _with_query(made(make, args), batch),
+        lambda: _with_query(build_recipe(recipe, args), batch),
         QuerySet(ASKED),
         at=step,
         dtype=dtype,
@@ -56,8 +55,8 @@ def query(
     return replace(answer, notes=(*notes, *answer.notes, "the model was asked in eval mode"), lookup=run.content)
 
 
-def _checked(run: Run, make: Make, args: Mapping[str, Any] | None, step: int) -> str:
-    found = reproduction(run, make, args=args, until=step)
+def _checked(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int) -> str:
+    found = reproduction(run, recipe, args=args, until=step)
     if not found:
         raise MismatchError(f"{found}. To unroll the recipe all the same, pass check=False.")
     return str(found)

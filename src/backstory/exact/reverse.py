@@ -25,7 +25,7 @@ from torch import Tensor
 from ..capture.ids import as_text
 from ..errors import NumericalError
 from ..replay import update
-from ..replay.tape import Make, Progress, Tape, own_randomness
+from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..replay.update import Slots
 from ..results.influence import Influence
 from .derivatives import batched_grad, or_zeros, step_gradient
@@ -39,7 +39,7 @@ STATISTICS = "running statistics of the model were taken as they were: their der
 
 
 def reverse(
-    make: Make,
+    recipe: RecipeSource,
     query_loss: QueryLoss,
     *,
     args: Mapping[str, Any] | None = None,
@@ -55,7 +55,7 @@ def reverse(
     each of them, and a second call goes on from there, or reads the answer.
     """
     with own_randomness():
-        tape = Tape(make, args=args, dtype=dtype, length=at)
+        tape = Tape(recipe, args=args, dtype=dtype, length=at)
         tape.need_modelled("exact unrolling")
         bounds = boundaries(tape.length, checkpoints)
         buffers = _buffers(tape)

@@ -31,8 +31,9 @@ from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
 from ..recording.step import safe_inverse
+from ..replay.recipe import stored_args
 from ..replay.reproduction import Reproduction, fingerprints, judged
-from ..replay.tape import Make, Progress, Tape, own_randomness
+from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..results.influence import Hit
 from ..run.coordinates import bases_of, blocks_of
 from ..run.embed import Asked
@@ -58,7 +59,7 @@ class TokenInfluence:
 
 def tokens(
     run: Run,
-    make: Make,
+    recipe: RecipeSource,
     batch: Any,
     hits: Sequence[Hit | tuple[int | str, int]],
     at: int | str = "final",
@@ -84,13 +85,12 @@ def tokens(
         raise UsageError("tokens() takes either a query batch or vectors= (with batch=None).")
     asked = [_pair(hit) for hit in hits]
     last = _last(asked, step)
-    if args is None and isinstance(make, str) and make == run.config.get("recipe"):
-        args = run.config.get("recipe_args")
+    args = stored_args(run.config, recipe) if args is None else args
     with own_randomness():
-        tape = Tape(make, args=args, length=step if vectors is None else last + 1)
+        tape = Tape(recipe, args=args, length=step if vectors is None else last + 1)
         found = _Positions(run, tape, _places(tape, asked), positions)
         if check:
-            found.compare(run, lambda t: judged(run, make, t, args=args, until=tape.length))
+            found.compare(run, lambda t: judged(run, recipe, t, args=args, until=tape.length))
         tape.record((), progress, found.watch)
         v = vectors
         if v is None:

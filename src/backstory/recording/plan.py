@@ -80,7 +80,7 @@ class Plan:
 
 
 def plan(
-    make_recipe: Callable[[], Recipe],
+    recipe: Callable[[], Recipe],
     *,
     steps: int | None = None,
     checkpoints: int | None = None,
@@ -106,25 +106,25 @@ def plan(
     if repeats < 1 or seconds <= 0:
         raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        recipe = _made(make_recipe)
-        total = len(recipe.batches) if steps is None else steps
+        built = _build(recipe)
+        total = len(built.batches) if steps is None else steps
         if total < 1:
             raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
-        blocks, refused = _coverage(recipe, layers, uncovered)
+        blocks, refused = _coverage(built, layers, uncovered)
         warmup = min(total, settings.pop("warmup_steps", RecordSettings.warmup_steps))
         tried = trial(
-            recipe, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
+            built, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
             layers=layers, uncovered="skip", warmup_steps=warmup, **settings,
         )  # fmt: skip
-        costs = Costs(recipe, tried, layers=layers, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
+        costs = Costs(built, tried, layers=layers, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
         return _planned(total, tried, costs, blocks, refused)
 
 
-def _made(make_recipe: Callable[[], Recipe]) -> Recipe:
-    recipe = make_recipe()
-    if not isinstance(recipe, Recipe):
-        raise UsageError(f"make_recipe returned {type(recipe).__name__}; expected backstory.Recipe.")
-    return recipe
+def _build(recipe: Callable[[], Recipe]) -> Recipe:
+    built = recipe()
+    if not isinstance(built, Recipe):
+        raise UsageError(f"the recipe returned {type(built).__name__}; expected backstory.Recipe.")
+    return built
 
 
 def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple[Blocks, str | None]:

@@ -60,15 +60,20 @@ def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     if not module or module.startswith(".") or not function:
         raise UsageError(f"found the recipe {name!r}; expected package.module:function.")
     try:
-        make = getattr(importlib.import_module(module), function)
+        build = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         missed = error.name if isinstance(error, ImportError) and error.name else module
         remedy = hidden(missed) or "Run where its package is importable."
         raise UsageError(f"the recipe {name!r} cannot be imported ({error}). {remedy}") from error
-    made = make(**(args or {}))
+    made = build(**(args or {}))
     if not isinstance(made, Recipe):
         raise UsageError(f"the recipe {name!r} returned {type(made).__name__}; expected backstory.Recipe.")
     return made
+
+
+def stored_args(config: Mapping[str, Any], recipe: object) -> Mapping[str, Any] | None:
+    """The arguments that a run stores for its recipe; None for any other recipe."""
+    return config.get("recipe_args") if isinstance(recipe, str) and recipe == config.get("recipe") else None
 
 
 def place(module: str) -> str | None:

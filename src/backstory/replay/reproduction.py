@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..run.run import Run
 from .recipe import Recipe, take_step
 from .removal import Removal, index, places
-from .tape import Make, Progress, Tape, generators, own_randomness, seed
+from .tape import Progress, RecipeSource, Tape, generators, own_randomness, seed
 
 MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
 TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
@@ -95,7 +95,7 @@ class Reproduction:
 
 
 def replay(
-    make: Make,
+    recipe: RecipeSource,
     removal: Removal | None = None,
     *,
     args: Mapping[str, Any] | None = None,
@@ -105,7 +105,7 @@ def replay(
 ) -> Recipe:
     """The recipe with its model trained, as the run trained it, or without the removal's occurrences."""
     with own_randomness():
-        tape = Tape(make, args=args, dtype=dtype, length=until)
+        tape = Tape(recipe, args=args, dtype=dtype, length=until)
         if removal is None:
             tape.record((), progress)
             return tape.recipe
@@ -118,7 +118,7 @@ def replay(
 
 def reproduction(
     run: Run,
-    make: Make,
+    recipe: RecipeSource,
     *,
     args: Mapping[str, Any] | None = None,
     until: int | None = None,
@@ -130,18 +130,18 @@ def reproduction(
     """
     known = fingerprints(run)
     with own_randomness():
-        tape = Tape(make, args=args, length=until)
+        tape = Tape(recipe, args=args, length=until)
         if tape.length < run.n_steps and until is None:
             raise UsageError(f"the recipe has {tape.length} steps, the run {run.n_steps}; give the run's own recipe.")
         for t in _side_by_side((tape,), progress):
             if t in known and fingerprint(tape.recipe.model) != known[t]:
-                return judged(run, make, t, args=args, until=until, progress=progress)
+                return judged(run, recipe, t, args=args, until=until, progress=progress)
     return Reproduction(tuple(t for t in known if t <= tape.length))
 
 
-def reproduces(run: Run, make: Make, *, args: Mapping[str, Any] | None = None) -> bool:
+def reproduces(run: Run, recipe: RecipeSource, *, args: Mapping[str, Any] | None = None) -> bool:
     """Whether the recipe's replay meets the run, up to rounding, wherever they can be compared (at least once)."""
-    return bool(reproduction(run, make, args=args))
+    return bool(reproduction(run, recipe, args=args))
 
 
 def fingerprints(run: Run) -> dict[int, str]:
@@ -151,7 +151,7 @@ def fingerprints(run: Run) -> dict[int, str]:
 
 def judged(
     run: Run,
-    make: Make,
+    recipe: RecipeSource,
     step: int,
     *,
     args: Mapping[str, Any] | None = None,
@@ -166,7 +166,7 @@ def judged(
     if not any(step <= t <= end for t in run.checkpoints):
         return Reproduction(tuple(t for t in fingerprints(run) if t < step), undecided=(step,))
     with own_randomness():
-        tape, twin = (Tape(make, args=args, length=end) for _ in range(2))
+        tape, twin = (Tape(recipe, args=args, length=end) for _ in range(2))
         _shift(twin.parameters)
         start = weights_of(tape.recipe.model)
         gaps, stored = dict[int, Gap](), set(run.checkpoints)

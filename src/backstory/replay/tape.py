@@ -21,7 +21,7 @@ from .precision import in_precision
 from .recipe import Recipe, load_recipe, take_step, weights
 from .removal import Id, Places
 
-Make = Callable[[], Recipe] | str  # a function, or "package.module:function"
+RecipeSource = Callable[[], Recipe] | str  # a function, or "package.module:function"
 Progress = Callable[[int, int], None]
 State = dict[str, Any]
 Generators = tuple[Tensor, ...]
@@ -33,14 +33,14 @@ class Tape:
 
     def __init__(
         self,
-        make: Make,
+        recipe: RecipeSource,
         *,
         args: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         length: int | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.recipe = in_precision(made(make, args), dtype)
+        self.recipe = in_precision(build_recipe(recipe, args), dtype)
         self.parameters = update.trained(self.recipe.optimizer)
         self.obstacle = update.obstacle(self.recipe.optimizer)
         self.length = _length(self.recipe, length)
@@ -130,11 +130,11 @@ def own_randomness() -> Iterator[None]:
         seed(before)
 
 
-def made(make: Make, args: Mapping[str, Any] | None) -> Recipe:
+def build_recipe(recipe: RecipeSource, args: Mapping[str, Any] | None) -> Recipe:
     """The recipe, fresh."""
-    if isinstance(make, str):
-        return load_recipe(make, args)
-    return make(**(args or {}))
+    if isinstance(recipe, str):
+        return load_recipe(recipe, args)
+    return recipe(**(args or {}))
 
 
 def generators() -> Generators:

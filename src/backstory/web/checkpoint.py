@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
+from ..replay.queries import parts, size
 from ..replay.recipe import Recipe
 from ..run.coordinates import blocks_of, check_model
 from ..run.embed import Progress
@@ -24,7 +25,6 @@ from ..run.gradients import LossFn, query_rows
 from ..run.occurrences import rows_before
 from ..run.run import Run
 from ..store.bases import load_scales
-from .batches import parts, size
 from .reader import Reader
 
 Floats = NDArray[np.float64]

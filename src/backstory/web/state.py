@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import insight
-from ..replay.recipe import Recipe, load_recipe
+from ..replay.queries import QuerySets, part, size
+from ..replay.recipe import Recipe, load_recipe, stored_args
 from ..run.coordinates import bases_of
 from ..run.run import Run
 from . import cancellation as wanted
-from .batches import part, size
 from .cache import Kept
 from .cancellation import Stopped
 from .catalogue import Catalogue
@@ -43,12 +43,11 @@ class Opened:
 
     def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
         self._reader = Reader(path)
-        config = self.run.config
         folder = self.run.path.resolve()
         self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
         self.recipe_name = recipe
         self.final = self.run.step_of("final")
-        args = config.get("recipe_args") if recipe == config.get("recipe") else None
+        args = stored_args(self.run.config, recipe)
         self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, args)
         self.bases = None if self.recipe is None else bases_of(self.run.store)
         self.catalogue = Catalogue(self._reader)
@@ -72,9 +71,7 @@ class Opened:
 
     def _sets(self) -> dict[str, Any]:
         """Query sets by name: those of the recipe first, in its order, then those that only the run has."""
-        made = {} if self.recipe is None else dict(self.recipe.queries)
-        stored = {name: self.run.queries(name) for name in self.run.query_sets}
-        return {name: part(stored.get(name, made.get(name)), 0, MOST_QUERIES) for name in {**made, **stored}}
+        return {name: part(batch, 0, MOST_QUERIES) for name, batch in QuerySets(self.run, self.recipe).items()}
 
     def _asked(self, step: int) -> Recipe | None:
         """The recipe, where the run has the weights of this step to ask it with."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from ..replay.queries import size
 from . import schemas as shapes
-from .batches import size
 from .errors import Refused
 from .state import Opened
 from .views_query import data_url, how

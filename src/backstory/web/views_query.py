@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import exact
 from ..errors import UsageError
+from ..replay.queries import part
 from . import schemas as shapes
-from .batches import part
 from .comparing import Pair, side
 from .errors import Refused
 from .ranking import both, pace, ranking
