@@ -1,6 +1,6 @@
 """From a recorded run to answers: index (embed) and ask, or ask by adjoint; recording excluded.
 
-Query gradients are part of every question. `approximate` is what the index over embeddings finds, on gradient rows as queries.
+Query gradients are part of every question.
 """
 
 import tempfile
@@ -26,7 +26,6 @@ ASKED: dict[str, tuple[Settings, bool]] = {  # settings, and whether layers are 
 def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> dict[str, Any]:
     """One line for each workload and configuration: one epoch recorded, all its samples scored on all queries."""
     rows: list[dict[str, Any]] = []
-    approximate: list[dict[str, Any]] = []
     for work in (SCALES[scale]["A"], SCALES[scale]["B"]):
         for name, (settings, per_layer) in ASKED.items():
             say(f"query: {work.words}, {work.n_queries} queries, {name}")
@@ -35,9 +34,7 @@ def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> d
                 times = interleave(questions(run, model, work, per_layer), repeats)
                 about = {"workload": work.words, "configuration": name}
                 rows.append({**about, **_line(work, times), **sizes(run.path)})
-                if not per_layer:
-                    approximate.append({**about, **run.build_index(at=run.n_steps).as_dict()})
-    return {"threads": torch.get_num_threads(), "rows": rows, "approximate": approximate}
+    return {"threads": torch.get_num_threads(), "rows": rows}
 
 
 def questions(run: Run, model: nn.Module, work: Workload, per_layer: bool) -> dict[str, Callable[[], object]]:

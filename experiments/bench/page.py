@@ -39,12 +39,6 @@ QUERY: Columns = (
     ("embeddings_s", "by embeddings, s"), ("embeddings_cpu_s", "their CPU s"), ("index_and_query_s", "both, s"),
     ("adjoint_s", "by adjoint, no index, s"), ("adjoint_cpu_s", "its CPU s"),
 )  # fmt: skip
-APPROXIMATE: Columns = (
-    ("workload", "workload"), ("configuration", "configuration"), ("occurrences", "occurrences"), ("dims", "dims"), ("partitions", "partitions"),
-    ("probes", "searched"), ("queries", "gradient rows asked"), ("k", "k"), ("recall_highest", "recall@k, highest"),
-    ("recall_lowest", "recall@k, lowest"), ("bytes", "bytes"), ("seconds", "to build and measure, s"),
-    ("index_seconds", "a question by the index, s"), ("exact_seconds", "by all embeddings, s"),
-)  # fmt: skip
 STORE: Columns = (
     ("configuration", "configuration"), ("settings", "settings"), ("rows", "rows each"), ("dims", "dims"),
     ("bytes_per_occurrence", "bytes per occurrence"), ("times_smaller", "times smaller"), ("other_bytes", "fixed bytes"),
@@ -78,8 +72,7 @@ WORDS = {
     "run, and none where a run has at most p/2 rows, whose embedding takes far fewer; from disk with reading and writing included, and `without writing`. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
     "transcribed line by line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
     "before.",
-    "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included. The second "
-    "table: the approximate index over embeddings, and what it finds of the exact answer.",
+    "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included.",
     "store": "`times smaller`: than float16 × 1,024 random dimensions a layer with the same curvature setting. Bytes: rows "
     "and steps on disk; fixed bytes (the basis) do not grow with the run. The second table is the paper's efficiency table; "
     "it reports, on an A100 with Pythia-410M, LoGRA 170 GB, 63.6 GB, 41.6 samples/s and data value embeddings 171 GB, "
@@ -95,7 +88,7 @@ CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
 TABLES: dict[str, dict[str, Columns]] = {
     "record": {"rows": RECORD, "plans": PLANS},
     "embed": {"memory": MEMORY, "disk": DISK, "slopes": SLOPES},
-    "query": {"rows": QUERY, "approximate": APPROXIMATE},
+    "query": {"rows": QUERY},
     "store": {"rows": STORE, "efficiency": EFFICIENCY},
     "peers": {"rows": PEERS},
     "serve": {"rows": SERVE},

@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import compress, data, datasets, demo, index, insight, plan, recipes, report, serve, show
+from . import compress, data, datasets, demo, insight, plan, recipes, report, serve, show
 from .options import Json
 
 app = typer.Typer(
@@ -148,7 +148,6 @@ def query(
 for command in insight.COMMANDS:
     app.command()(command)
 app.command()(compress.compress)
-app.command()(index.index)
 app.command()(report.report)
 app.command()(serve.serve)
 

@@ -212,6 +212,6 @@ def _beside(store: RunStore, new: RunStore) -> None:
 
 
 def _embedded_bytes(store: RunStore) -> int:
-    """Bytes of embeddings, segments and indexes, which are not carried over."""
-    parts = [p for kind in ("emb-*", "seg-*", "idx-*") for p in store.path.glob(kind)]
+    """Bytes of embeddings and segments, which are not carried over."""
+    parts = [p for kind in ("emb-*", "seg-*") for p in store.path.glob(kind)]
     return sum(f.stat().st_size for p in parts for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file())

@@ -1,9 +1,9 @@
 """Which sample was used at which step: the labels of a run's rows."""
 
-from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..store import RunStore
@@ -27,12 +27,8 @@ def occurrences(store: RunStore, n_rows: int) -> Labels:
 
 
 def picked(store: RunStore, rows: Tensor) -> Labels:
-    """Ids and steps of chosen rows, (Q, M) each."""
-    found: dict[int, tuple[str, int]] = {}
-    for lo, wanted in groupby(sorted(set(rows.reshape(-1).tolist())), lambda row: row - row % ROWS_AT_ONCE):
-        block = store.read(lo, min(lo + ROWS_AT_ONCE, store.n_rows()), rows=False, samples=True)
-        assert block.samples is not None
-        found |= {row: (block.samples[row - lo], int(block.step[row - lo])) for row in wanted}
-    samples = [[found[r][0] for r in line] for line in rows.tolist()]
-    steps = [[found[r][1] for r in line] for line in rows.tolist()]
-    return np.array(samples), np.array(steps)
+    """Ids and steps of chosen rows, (Q, M) each, without reading any other."""
+    known = rows.unique()
+    samples, steps = store.labels(known.tolist())
+    where = torch.searchsorted(known, rows).numpy()
+    return np.array(samples)[where], np.array(steps)[where]

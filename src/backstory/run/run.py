@@ -28,7 +28,6 @@ from .contents import Contents
 from .coordinates import checkpoints, question
 from .embed import Asked, EmbedReport, Progress, check_asked, contraction_of, embed
 from .gradients import LossFn
-from .index import IndexReport, build_index, index_at, index_note, labels, search
 from .memory import Memory
 from .occurrences import picked, rows_before
 from .quality import Quality, Watch, quality, without
@@ -36,7 +35,7 @@ from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
 
-METHODS = ("auto", "adjoint", "embeddings", "index")
+METHODS = ("auto", "adjoint", "embeddings")
 
 
 def open_run(path: str | Path) -> "Run":
@@ -203,31 +202,6 @@ class Run(Contents):
         with RunStore.open(self.path, write=True) as store:
             return compress(store, Path(out), rank=rank, windows=windows, progress=progress)
 
-    @own_precision()
-    def build_index(
-        self,
-        at: int | str = "final",
-        *,
-        recall: float = 0.95,
-        queries: int = 64,
-        seed: int = 0,
-        progress: Progress | None = None,
-    ) -> IndexReport:
-        """Build an approximate index over the embeddings that `embed` has stored for `at`, for `query(…, method="index")`.
-
-        As many of its partitions will be searched as find `recall` of the 10 highest and 10 lowest influences on `queries`
-        gradient rows of the run, drawn by `seed`; the report says what was reached. It takes about as much disk as the embeddings.
-        """
-        step = self.step_of(at)
-        if step not in self.store.embeddings():
-            raise UsageError(
-                f"no embeddings for step {step} to index: call run.embed({at!r}) first, without segments, or `backstory embed`."
-            )
-        with RunStore.open(self.path, write=True) as store:
-            report = build_index(store, step, recall=recall, queries=queries, seed=seed, progress=progress)
-        self.store = RunStore.open(self.path)
-        return report
-
     def query(
         self,
         model: nn.Module,
@@ -247,7 +221,7 @@ class Run(Contents):
 
         A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
         checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
-        and lowest occurrences of each query; with `method="index"` about these, without a look at all (`index`).
+        and lowest occurrences of each query.
         """
         step = self.step_of(at)
         v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
@@ -286,7 +260,6 @@ class Run(Contents):
         contraction = self.form(contraction)
         how = self._method(method, step, per_layer, contraction)
         n_rows = rows_before(self.store, step)
-        facts = index_at(self.store, step, keep) if how == "index" else {}
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
         spans = path_to(self.store, step, per_layer, contraction) if how == "segments" else []
@@ -300,7 +273,6 @@ class Run(Contents):
             embedded = self._memory.get(self.store, step)
             scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
         said = (*notes, *self.notes(), *(("parameters taken as independent",) if per_layer else ()))
-        said += (index_note(facts),) if facts else ()
         common = {
             "id_kind": self.config.get("ids", "str"),
             "at": step,
@@ -312,8 +284,8 @@ class Run(Contents):
             found = collect(scores, len(v), n_rows)
             samples, steps = self._memory.labels(self.store, step, n_rows)
             return Influence(found, samples, steps, quality=self._quality(watch, step, spans), **common)
-        values, rows = search(self.store, facts, v, keep) if facts else collect_best(scores, len(v), keep)
-        samples, steps = labels(self.store, rows) if facts else picked(self.store, rows)
+        values, rows = collect_best(scores, len(v), keep)
+        samples, steps = picked(self.store, rows)
         kept = keep if values.shape[1] < n_rows else None
         trust = self._quality(watch, step, spans)
         return Influence(values, samples, steps, complete=False, kept=kept, quality=trust, **common)
@@ -419,12 +391,10 @@ class Run(Contents):
         asked = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
         fits = found is not None and all(found.get(k) == v for k, v in asked.items())
         stored = "embeddings" if fits else "segments" if path_to(self.store, step, per_layer, contraction) else None
-        if method == "index" and fits:
-            return "index"
-        if method == "index" or (method == "embeddings" and stored is None):
+        if method == "embeddings" and stored is None:
             raise UsageError(
-                f"no embeddings for step {step} with per_layer={per_layer}, contraction={contraction}: call run.embed(...) with these first"
-                + (", then run.build_index(...)." if method == "index" else ", or ask at a step where a segment ends.")
+                f"no embeddings for step {step} with per_layer={per_layer}, contraction={contraction}: call run.embed(...) with these first, "
+                "or ask at a step where a segment ends."
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"
 

@@ -76,16 +76,17 @@ def collect(scores: Scores, n_queries: int, n_rows: int) -> Tensor:
 
 def collect_best(scores: Scores, n_queries: int, k: int) -> tuple[Tensor, Tensor]:
     """`(values, row numbers)` (Q, ≤ 2k): the k highest and the k lowest of each query; memory does not grow with N."""
-    best = torch.empty(n_queries, 0, dtype=torch.float64), torch.empty(n_queries, 0, dtype=torch.int64)
-    for lo, found in scores:
-        rows = torch.arange(lo, lo + found.shape[1]).expand(n_queries, -1)
-        values = torch.cat([best[0], found.double()], 1)
-        numbers = torch.cat([best[1], rows], 1)
-        keep = _extremes(values, k)
-        best = values.gather(1, keep), numbers.gather(1, keep)
-    return best
+    values, rows = torch.empty(n_queries, 0, dtype=torch.float64), torch.empty(n_queries, 0, dtype=torch.int64)
+    for lo, part in scores:
+        ends = _extremes(part, k)
+        values, rows = torch.cat([values, part.gather(1, ends).double()], 1), torch.cat([rows, ends + lo], 1)
+        order = _extremes(values, k)
+        values, rows = values.gather(1, order), rows.gather(1, order)
+    return values, rows
 
 
 def _extremes(values: Tensor, k: int) -> Tensor:
-    order = values.argsort(1, descending=True)
-    return order if values.shape[1] <= 2 * k else torch.cat([order[:, :k], order[:, -k:]], 1)
+    """Places of the k highest and the k lowest of each line, in falling order; of all where there are no more."""
+    if values.shape[1] <= 2 * k:
+        return values.argsort(1, descending=True)
+    return torch.cat([values.topk(k, 1).indices, values.topk(k, 1, largest=False).indices.flip(1)], 1)

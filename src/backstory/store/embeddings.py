@@ -7,7 +7,7 @@ readers see the embedding before, or none. A segment has its propagator beside i
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import NumericalError, StoreError, UsageError
 from ..maths import encoding as enc
-from .codec import decoded, encoded, read_vectors, vectors
+from .codec import encoded, read_vectors, vectors
 from .files import read_json, read_tensors, remove, write_json, write_tensors
 from .records import embeddings_schema
 from .tables import Table, commit_overwrite, write_fragment
@@ -151,13 +151,6 @@ class Embeddings:
             )
         names = [name for name in ("e", "se") if name in table.schema.names]
         return read_vectors(table, names, self.dims, lo, hi, dtype)
-
-    def take(self, at: Steps, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Single embeddings of a table, (n, Σp)."""
-        table = self.table(at)
-        names = [name for name in ("e", "se") if name in table.schema.names]
-        found = table.take(names, rows)
-        return decoded([found[name].combine_chunks() for name in names], self.dims, dtype)
 
     def drop(self, at: Steps) -> None:
         """Forget one embedding; first its facts, so that it is never half there."""

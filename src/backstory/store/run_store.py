@@ -15,7 +15,6 @@ from torch import Tensor
 from ..errors import UsageError
 from . import codec, files, samples, verify
 from .embeddings import Embeddings
-from .index import Indexes, identity
 from .ledger import Ledger
 from .lock import RunLock
 from .records import GROUP_KEYS, ROW_SCALARS, SAMPLE_COLUMNS
@@ -32,12 +31,9 @@ class RunStore(Ledger):
         self._spool = Spool(path / "spool")
         self._embeddings = Embeddings(path, self.dims, self._keys)
         self._segments = Embeddings(path, self.dims, self._keys, "seg")
-        self._indexes = Indexes(path)
         for kept in (self._embeddings, self._segments) if lock is not None else ():
             kept.drop_after(self.n_steps())
             kept.sweep()
-        if lock is not None:
-            self._sweep_indexes()
 
     def _keys(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         block = self.read(lo, hi, rows=False)
@@ -52,7 +48,6 @@ class RunStore(Ledger):
                 raise UsageError(f"the run has {n} steps and cannot be truncated to {step}. Give a step from 0 to {n}.")
             self._embeddings.drop_after(step)
             self._segments.drop_after(step)
-            self._sweep_indexes()
             self.drop_checkpoints_after(step)
             self._spool.clear(step)
             self._cut(step)
@@ -75,7 +70,6 @@ class RunStore(Ledger):
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()
         self._in_layout(self._embeddings).write((at,), (0, self._row_start(at)), blocks, settings, encoding)
-        self._sweep_indexes()
 
     def _in_layout(self, kept: Embeddings, times: int = 1) -> Embeddings:
         """Embeddings in the layout of now: it may have been settled after the run was opened."""
@@ -95,46 +89,6 @@ class RunStore(Ledger):
         """Forget one embedding."""
         self._writable()
         self._embeddings.drop((at,))
-        self._sweep_indexes()
-
-    # an index over embeddings
-
-    def _sweep_indexes(self) -> None:
-        self._indexes.sweep(self._embedded)
-
-    def _embedded(self, at: int) -> list[str]:
-        """The data files of the embeddings at `at`; none where there are no embeddings."""
-        return self._embeddings.table((at,)).files() if (at,) in self._embeddings.facts() else []
-
-    def write_index(self, at: int, blocks: Iterable[tuple[int, Tensor]], largest: float) -> dict[str, Any]:
-        """Index the embeddings at `at`, given as blocks `(first row, E)` without a number beyond `largest`; its facts.
-
-        Searching needs nothing else, so that an index can be tried before `settle_index` makes it the run's.
-        """
-        self._writable()
-        return self._indexes.write(at, blocks, largest, self._embedded(at))
-
-    def settle_index(self, at: int, facts: Mapping[str, Any]) -> None:
-        """Keep an index, with these facts."""
-        self._writable()
-        self._indexes.settle(at, facts)
-
-    def index(self, at: int) -> dict[str, Any] | None:
-        """The facts of the index over the embeddings that are there now; None where there is none."""
-        facts = self._indexes.facts(at)
-        return facts if facts is not None and facts["of"] == identity(self._embedded(at)) else None
-
-    def index_bytes(self, at: int) -> int:
-        """Bytes of an index on disk."""
-        return self._indexes.size_bytes(at)
-
-    def nearest(self, facts: Mapping[str, Any], q: Tensor, k: int, probes: int) -> list[int]:
-        """Numbers of rows whose embeddings have about the k largest products with q (Σp,), largest first."""
-        return self._indexes.nearest(facts, q, k, probes)
-
-    def take_embeddings(self, at: int, rows: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Embeddings of single rows, (n, Σp)."""
-        return self._in_layout(self._embeddings).take((at,), rows, dtype)
 
     def labels(self, rows: Sequence[int]) -> tuple[list[str], list[int]]:
         """`(ids, steps)` of single rows."""

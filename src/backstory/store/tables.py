@@ -61,9 +61,9 @@ def _lance(path: Path, doing: str) -> Iterator[None]:
         ) from error
 
 
-def _open(path: Path, version: int | None = None, index_cache: int = 1 << 20) -> Any:
+def _open(path: Path, version: int | None = None) -> Any:
     """A handle with small caches: the default session grows for as long as a writer lives."""
-    session = lance.Session(index_cache_size_bytes=index_cache, metadata_cache_size_bytes=8 << 20)  # type: ignore[attr-defined]
+    session = lance.Session(index_cache_size_bytes=1 << 20, metadata_cache_size_bytes=8 << 20)  # type: ignore[attr-defined]
     return lance.dataset(str(path), version=version, session=session)
 
 
@@ -120,17 +120,14 @@ class Table:
     `message` says what had to be done to open it, if anything.
     """
 
-    index_cache = 1 << 20  # bytes of an index that a handle keeps in memory
-
     def __init__(self, path: Path, *, write: bool = False, version: int | None = None) -> None:
         self.path = path
         self.message = ""
         self._write = write
         self._fixed = version is not None
         self._pid = os.getpid()
-        self._files: list[str] | None = None  # of a fixed version, once they are known
         with _lance(path, "opening"):
-            self._ds = _open(path, version, self.index_cache) if self._fixed else self._open_latest()
+            self._ds = _open(path, version) if self._fixed else self._open_latest()
 
     def _open_latest(self) -> Any:
         """The latest version; a damaged last manifest is moved aside once the one before is proven good."""
@@ -230,14 +227,6 @@ class Table:
         self.refresh()
         with _lance(self.path, "reading"):
             return self._ds.take(list(rows), columns=list(columns)).combine_chunks()
-
-    def files(self) -> list[str]:
-        """Names of the data files in order; no two files ever had the same."""
-        self.refresh()
-        if self._files is None or not self._fixed:
-            with _lance(self.path, "reading"):
-                self._files = [file.path for fragment in self._ds.get_fragments() for file in fragment.metadata.files]
-        return self._files
 
     def append(self, table: pa.Table) -> None:
         """Add rows at the end, durably."""
