@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments.fidelity_setups import mean_loss, recipe, setup_of
+from experiments.data.images import mean_loss, recipe, setup_of
 from experiments.recorded import recorded
 
 from backstory.replay.recipe import take_step

@@ -1,11 +1,13 @@
-"""Intervals in cases whose answer is known, and resamples against ranks counted one by one."""
+"""Intervals in cases whose answer is known; all queries and both methods share their resamples."""
 
 import numpy as np
 import pytest
 import torch
-from experiments.statistics import Pair, difference, interval, order, spearman, weighted
+from experiments.statistics import Pair, agreement, difference, interval, order, weighted
 from tests.results.test_statistics import counted, draw
 from torch import Tensor
+
+from backstory.results.statistics import spearman
 
 
 def test_counts_give_what_the_drawn_values_give() -> None:
@@ -84,3 +86,34 @@ def test_seeds_that_disagree_widen_the_interval_of_the_mean() -> None:
     lower, upper = interval(mixed)
     assert lower < -0.4
     assert upper > 0.4
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_agreement_is_the_mean_over_the_queries() -> None:
+    scores, truth = noise(9, 4), noise(9, 4, seed=1)
+    each = [counted(scores[:, d], truth[:, d]) for d in range(4)]
+    assert agreement(scores, truth) == pytest.approx(sum(each) / 4)
+    mixed = torch.cat([truth[:, :3], -truth[:, 3:]], 1)
+    assert agreement(mixed, truth) == pytest.approx(0.5)
+    assert agreement(scores[:, 0], truth[:, 0]) == pytest.approx(each[0])
+
+
+def test_queries_share_their_resamples() -> None:
+    """Four copies of one query are one query: their interval must not shrink as four independent ones would."""
+    truth = noise(30, 1)
+    scores = truth + noise(30, 1, seed=1)
+    one, four = interval([(scores, truth)]), interval([(scores.expand(-1, 4), truth.expand(-1, 4))])
+    assert four == pytest.approx(one)
+    assert interval([(scores[:, 0], truth[:, 0])]) == pytest.approx(one)
+
+
+def test_differences_over_several_queries_are_paired() -> None:
+    truth = noise(30, 4)
+    scores = truth + 2 * noise(30, 4, seed=1)
+    assert difference([Pair(truth, scores, scores)]) == pytest.approx((0.0, 0.0, 0.0), abs=1e-14)
+    mean, lower, upper = difference([Pair(truth, truth, scores), Pair(truth, truth, scores)])
+    assert mean == pytest.approx(1 - agreement(scores, truth))
+    assert 0 < lower < mean < upper

@@ -1,0 +1,186 @@
+"""`python -m experiments bench`: speed against rivals, in one run, one thread."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backstory.cli import data, show
+from experiments.cli import Json
+
+app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
+Repeats = Annotated[int, typer.Option(help="Repeats of what is short.", min=1)]
+Scale = Annotated[str, typer.Option(help="full, or tiny to try the commands.", hidden=True)]
+Venvs = Annotated[Path, typer.Option(help="Folder for the rivals' virtual environments, made when they are missing.")]
+Study = Annotated[
+    Path | None,
+    typer.Option(help="Output of `python -m experiments gpt --json`, for the fidelity of each configuration."),
+]
+PEERS = Path(".peers")
+
+
+@app.command()
+def record(
+    workloads: Annotated[str, typer.Option(help="Some of A, B and C.")] = "ABC",
+    study: Study = None,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Recorded against plain training, disk included."""
+    _finish("record", _record(scale, workloads, study), json)
+
+
+@app.command()
+def embed(
+    p: Annotated[int, typer.Option(help="Dimensions, in memory.", min=1)] = 1024,
+    repeats: Repeats = 5,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """The backward recursion: in memory, from disk, and how it grows."""
+    _finish("embed", _embed(scale, repeats, p), json)
+
+
+@app.command()
+def query(repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
+    """Index and ask, recording excluded."""
+    _finish("query", _query(scale, repeats), json)
+
+
+@app.command()
+def store(scale: Scale = "full", json: Json = False) -> None:
+    """Bytes per occurrence, and the paper's efficiency table."""
+    _finish("store", _store(scale), json)
+
+
+@app.command()
+def peers(venvs: Venvs = PEERS, repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
+    """Rivals on the same workloads, each in an environment of its own."""
+    _finish("peers", _peers(scale, repeats, venvs), json)
+
+
+@app.command()
+def device(
+    name: Annotated[str, typer.Argument(help="As torch calls it: cuda, cuda:1, mps.")] = "cuda",
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Is recording right on your GPU, and what does it cost? About 5 minutes.
+
+    Backstory is tested on CPUs only: please send what this prints to the project, failures too.
+    """
+    from experiments.bench.device import check_device
+
+    found = check_device(name, scale=scale, say=_say)
+    _finish("device", found, json)
+    if not all(check["passed"] for check in found["checks"]):
+        raise typer.Exit(1)
+
+
+@app.command(name="all")
+def everything(
+    write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,
+    study: Study = None,
+    venvs: Venvs = PEERS,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Every benchmark, one after the other; the file is written after each."""
+    from experiments.bench.page import page
+
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        "record": lambda: _record(scale, "ABC", study),
+        "embed": lambda: _embed(scale, 3, 1024),
+        "query": lambda: _query(scale, 3),
+        "store": lambda: _store(scale),
+        "peers": lambda: _peers(scale, 1, venvs),  # `query` has the same with more repeats
+        "serve": lambda: _serve(scale),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, run in work.items():
+        found[name] = run()
+        _show(name, found[name])
+        if write is not None:
+            write.write_text(page(found), encoding="utf-8")
+    if json:
+        show.emit(found)
+
+
+def _record(scale: str, workloads: str, study: Path | None) -> dict[str, Any]:
+    from experiments.bench.recording import bench_record
+
+    _one_thread()
+    found = None if study is None else data.last_json(study)
+    return bench_record(workloads=workloads, scale=scale, study=found, say=_say)
+
+
+def _embed(scale: str, repeats: int, p: int) -> dict[str, Any]:
+    from experiments.bench.embedding import bench_in_memory
+    from experiments.bench.sweeping import bench_sweep
+
+    _one_thread()
+    _say(f"embed: in memory, p = {p}")
+    memory = bench_in_memory(p=p, repeats=repeats, rows=4096 if scale == "full" else 32)
+    return {"threads": 1, "memory": memory, **bench_sweep(scale=scale, repeats=repeats, say=_say)}
+
+
+def _query(scale: str, repeats: int) -> dict[str, Any]:
+    from experiments.bench.asking import bench_query
+
+    _one_thread()
+    return bench_query(scale=scale, repeats=repeats, say=_say)
+
+
+def _store(scale: str) -> dict[str, Any]:
+    from experiments.bench.efficiency import bench_efficiency
+    from experiments.bench.storing import bench_store
+
+    _one_thread()
+    rows = bench_store(scale=scale, say=_say)
+    return {"threads": 1, "rows": rows, "efficiency": bench_efficiency(scale=scale, say=_say)}
+
+
+def _peers(scale: str, repeats: int, venvs: Path) -> dict[str, Any]:
+    from experiments.bench.ours import bench_ours
+    from experiments.bench.rivals import bench_rivals
+
+    _one_thread()
+    rows = bench_ours(scale=scale, repeats=repeats, say=_say) + bench_rivals(venvs, scale=scale, say=_say)
+    return {"threads": 1, "rows": sorted(rows, key=lambda row: row["workload"])}
+
+
+def _serve(scale: str) -> dict[str, Any]:
+    from experiments.bench.serving import bench_serve
+
+    data.need("fastapi", "uvicorn", extra="web")
+    few: dict[str, Any] = {} if scale == "full" else {"clients": 2, "seconds": 0.5, "questions": 3, "starts": 1}
+    return bench_serve(scale=scale, say=_say, **few)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _say(text: str) -> None:
+    show.err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _finish(name: str, values: dict[str, Any], json: bool) -> None:
+    if json:
+        show.emit(values)
+    else:
+        _show(name, values)
+
+
+def _show(name: str, values: dict[str, Any]) -> None:
+    """The tables of one benchmark."""
+    from experiments.bench.page import TABLES, filled, short
+
+    for part, columns in TABLES[name].items():
+        rows = values.get(part, [])
+        kept = filled(rows, columns)
+        cells = [[short(row.get(key)) for key, _ in kept] for row in rows]
+        show.table(f"{name}: {part}", [heading for _, heading in kept], cells)

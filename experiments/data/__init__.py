@@ -1,0 +1,1 @@
+"""Data and training runs that several studies share."""

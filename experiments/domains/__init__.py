@@ -1,0 +1,1 @@
+"""What each source of text is worth, against retraining without it."""

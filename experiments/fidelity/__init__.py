@@ -1,0 +1,1 @@
+"""Every method against retraining, on images."""

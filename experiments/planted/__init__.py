@@ -1,0 +1,1 @@
+"""Bad data planted in a run, and who finds it."""

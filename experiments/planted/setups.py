@@ -1,0 +1,101 @@
+"""Runs with bad data planted in them, drawn from one seed: spoiled passages in the text of a small GPT, wrong labels on images.
+
+    shuffled   the bytes of the passage in another order        reversed   from the last byte to the first
+    uniform    every byte drawn from all 256                    repeated   its first four bytes over and over
+    labels     an image with one of the nine wrong labels, in every epoch
+
+The queries are clean: other passages of all domains, or test images with their own labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backstory.errors import UsageError
+from backstory.replay.recipe import Recipe
+from backstory.run.gradients import LossFn
+from experiments.data import images
+from experiments.data import texts as text
+
+CLASSES = 10
+REPEATED = 4  # bytes
+FINER = "sampled:4"  # for classifiers: four more backward passes a step
+SPOILS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "shuffled": lambda x, g: x[torch.randperm(len(x), generator=g)],
+    "uniform": lambda x, g: torch.randint(256, x.shape, generator=g),
+    "reversed": lambda x, g: x.flip(0),
+    "repeated": lambda x, g: x[:REPEATED].repeat(len(x) // REPEATED + 1)[: len(x)],
+}
+KINDS = (*SPOILS, "labels")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One seed's run, what was planted in it, and the clean queries."""
+
+    make: Callable[[], Recipe]
+    ids: frozenset[str]  # of the planted samples, as text
+    queries: Any
+    asked: LossFn  # the mean loss of the queries
+    finer: str | None = None  # a curvature that is recorded beside the default one
+
+
+def planted(setup: text.DomainSetup | images.Setup, kind: str, seed: int, share: float) -> Planted:
+    """The run of this seed with `share` of its samples spoiled."""
+    if kind not in KINDS or not 0 < share < 1:
+        raise UsageError(
+            f"found kind={kind!r}, share={share}; expected one of {', '.join(KINDS)}, and a share between 0 and 1."
+        )
+    if isinstance(setup, images.Setup) != (kind == "labels"):
+        raise UsageError(f"found kind={kind!r}; wrong labels are planted among images, all else among passages.")
+    return _images(setup, seed, share) if isinstance(setup, images.Setup) else _text(setup, kind, seed, share)
+
+
+def _text(setup: text.DomainSetup, kind: str, seed: int, share: float) -> Planted:
+    found = text.drawn(setup, seed)
+    ids = found.ids[setup.pretraining * setup.batch_size :]
+    places = _places(len(ids), share, text.generator(seed, "planted"))
+    make = partial(text.recipe, setup, seed, partial(spoiled, kind=kind, places=places, seed=seed))
+    return Planted(make, frozenset(ids[i] for i in places), found.asked.flatten(0, 1), mean_passage)
+
+
+def spoiled(tokens: Tensor, kind: str, places: list[int], seed: int) -> Tensor:
+    """Passages (N, S + 1) with those at `places` spoiled."""
+    out, g = tokens.clone(), text.generator(seed, f"spoiled, {kind}")
+    for i in places:
+        out[i] = SPOILS[kind](tokens[i], g)
+    return out
+
+
+def mean_passage(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The query of text: the mean loss of all tokens."""
+    return text.by_passage(model, tokens).mean()
+
+
+def _images(setup: images.Setup, seed: int, share: float) -> Planted:
+    train, _ = images.split(setup, seed)
+    g = images.generator(seed, "planted")
+    wrong = {int(train[i]): int(torch.randint(1, CLASSES, (), generator=g)) for i in _places(len(train), share, g)}
+    queries = images.recipe(setup, seed).queries["test"]
+    make = partial(_mislabelled, setup, seed, wrong)
+    return Planted(make, frozenset(map(str, wrong)), queries, images.mean_loss, FINER)
+
+
+def _mislabelled(setup: images.Setup, seed: int, wrong: dict[int, int]) -> Recipe:
+    plan = images.recipe(setup, seed)
+    batches = [
+        (ids, (x, (y + torch.tensor([wrong.get(int(i), 0) for i in ids])) % CLASSES)) for ids, (x, y) in plan.batches
+    ]
+    return replace(plan, batches=batches)
+
+
+def _places(count: int, share: float, g: torch.Generator) -> list[int]:
+    """Which of `count` samples are spoiled."""
+    n = max(1, round(share * count))
+    if n >= count:
+        raise UsageError(f"found share={share} of {count} samples; expected some clean ones too.")
+    return sorted(torch.randperm(count, generator=g)[:n].tolist())

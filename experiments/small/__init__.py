@@ -1,0 +1,1 @@
+"""Small studies: one question each."""

@@ -1,0 +1,206 @@
+r"""The study of the paper's error bound, with every constant measured on one run of a small smooth net.
+
+The theorem (appendix on the error guarantee), with rates η_t = C/√(T t), t = 1 … T, for exact unrolling Δ:
+
+    ‖(θ'_T − θ_T) − Δ‖  ≤  32/3 · G² C³ L e^{CΛ}              one number for all removals
+    G ≥ ‖∇ℓ(z; θ)‖,   L: Lipschitz constant of ∇²ℓ(z; θ),   Λ ≥ √t ‖H_t‖
+
+and the same chain of its proof before anything is replaced by its largest value, for each removal:
+
+    ‖(θ'_T − θ_T) − Δ‖  ≤  Σ_s ρ_s η_s L_s d_s²,     ρ_s = ∏_{k>s} ‖I − η_k H_k‖,   d_s = ‖θ'_s − θ_s‖
+
+The theorem knows nothing of curvature other than the Hessian. For an embedding Δ̂ with curvature F the same chain gives
+
+    ‖Δ̂ − Δ‖  ≤  Σ_s ρ_s η_s ‖H_s − F_s‖ ‖Δ̂_s‖               ours, not the paper's
+
+and a distance r of weights becomes one of losses by |error| ≤ ‖∇ℓ(q)‖ r + ½ M d_T², M ≥ ‖∇²ℓ(q)‖ between θ_T and θ'_T.
+
+Suprema are measured where the runs went, so each constant is at most the theorem's. Losses are means over a batch, hence
+the constants of single samples bound those of a step.
+Assumes: plain SGD; one removed occurrence; a net so small that its Hessian fits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backstory.errors import UsageError
+from backstory.replay.precision import in_precision
+from backstory.replay.recipe import Recipe
+from experiments.data.images import Setup, generator, recipe
+from experiments.small.bound_constants import Flat, flat
+
+Say = Callable[[str, int, int], None]
+CURVATURES = ("hessian", "ggn", "empirical")  # exact unrolling, and the embedding with either
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run itself, measured; index s is the theorem's t − 1."""
+
+    net: Flat
+    theta: Tensor  # (T + 1, p)
+    rates: Tensor  # (T,)
+    curvature: dict[str, Tensor]  # (T, p, p) each
+    growth: Tensor  # (T,) ρ_s
+    lipschitz: Tensor  # (T,) of a sample's Hessian, the largest of the step
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the theorem names, measured along the run."""
+
+    T: int
+    parameters: int
+    C: float
+    G: float
+    L: float
+    Lambda: float
+    theorem: float  # 32/3 G² C³ L e^{CΛ}, a distance of weights
+    proof: float  # the same with the proof's own exponent CΛ ln T / √T
+    growth: float  # the largest ρ_s: how far an error can grow until the end, at most
+    deviation: dict[str, float]  # mean over the steps of ‖H − F‖ / ‖H‖
+
+
+def scheduled(setup: Setup, seed: int, C: float) -> Recipe:
+    """The set-up's run in float64 with the theorem's rates C/√(T t)."""
+    made = in_precision(recipe(setup, seed), torch.float64)
+    T = len(made.batches)
+    optimizer = torch.optim.SGD(made.model.parameters(), lr=C / T**0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (t + 1) ** -0.5)
+    return replace(made, optimizer=optimizer, schedule=schedule)
+
+
+def study(setup: Setup, seed: int = 0, *, C: float = 2.0, count: int = 12, say: Say | None = None) -> dict[str, Any]:
+    """Constants, and for each removal errors and bounds, as plain values."""
+    plan = scheduled(setup, seed, C)
+    occurrences = [(t, i) for t, (ids, _) in enumerate(list(plan.batches)[:-1]) for i in range(len(ids))]
+    if not 1 <= count <= len(occurrences) or C <= 0:
+        raise UsageError(f"found removals={count}, C={C}; expected 1 to {len(occurrences)}, and C above 0.")
+    run = measured(plan, C, say)
+    chosen = torch.randperm(len(occurrences), generator=generator(seed, "bound"))[:count].tolist()
+    rows, steepest = [], float(run.net.steepest(run.theta))
+    for done, (t, i) in enumerate(sorted(occurrences[k] for k in chosen)):
+        row, without = removal(run, t, i)
+        rows.append({"sample": plan.batches[t][0][i], **row})
+        steepest = max(steepest, float(run.net.steepest(without)))
+        if say is not None:
+            say("removals", done + 1, count)
+    constants = _constants(run, C, steepest)
+    return {
+        "setup": asdict(setup),
+        "seed": seed,
+        "constants": asdict(constants),
+        "rows": rows,
+        **_verdict(constants, rows),
+    }
+
+
+def measured(plan: Recipe, C: float, say: Say | None = None) -> Run:
+    """Train once; curvature matrices and Lipschitz constants at every step."""
+    net, T = flat(plan), len(plan.batches)
+    rates = C / (T * torch.arange(1, T + 1, dtype=torch.float64)).sqrt()
+    theta, found = [net.start], []
+    for t in range(T):
+        found.append((*net.curvatures(theta[t], t), net.lipschitz(theta[t], t)))
+        theta.append(theta[t] - rates[t] * net.gradients(theta[t], t).mean(0))
+        if say is not None:
+            say("constants along the run", t + 1, T)
+    matrices = {name: torch.stack([step[k] for step in found]) for k, name in enumerate(CURVATURES)}
+    step = torch.eye(len(net.start), dtype=torch.float64) - rates[:, None, None] * matrices["hessian"]
+    norms = torch.linalg.matrix_norm(step, 2)  # (T,) ‖Z_k‖
+    growth = torch.cat([norms.flip(0).cumprod(0).flip(0)[1:], norms.new_ones(1)])
+    return Run(net, torch.stack(theta), rates, matrices, growth, torch.stack([step[3] for step in found]))
+
+
+def removal(run: Run, at: int, position: int) -> tuple[dict[str, Any], Tensor]:
+    """`(errors and bounds, the retrained run (T + 1, p))` of one occurrence."""
+    without = run.theta.clone()  # (T + 1, p)
+    for t in range(at, len(run.rates)):
+        g = run.net.gradients(without[t], t)  # (B, p)
+        gone = g[position] if t == at else torch.zeros_like(g[0])
+        without[t + 1] = without[t] - run.rates[t] * (g.sum(0) - gone) / len(g)
+    first = run.rates[at] / len(run.net.gradients(run.theta[at], at)) * run.net.gradients(run.theta[at], at)[position]
+    d = (without - run.theta).norm(dim=1)  # (T + 1,)
+    second = float((run.growth * run.rates * run.lipschitz * d[:-1].square())[at + 1 :].sum())
+    return {"step": at, **_compared(run, at, first, without, d, second)}, without
+
+
+def _compared(run: Run, at: int, first: Tensor, without: Tensor, d: Tensor, second: float) -> dict[str, Any]:
+    """Errors of each estimate and their bounds; `second` is the proof's chain for exact unrolling."""
+    net, end = run.net, run.theta[-1]
+    slope, bend = net.query_gradient(end), net.query_bend(end, without[-1])
+    truth = float(net.query(without[-1]) - net.query(end))
+    row: dict[str, Any] = {"truth": truth, "distance": float(d[-1]), "weights_bound": second}
+    for name in CURVATURES:
+        path = _carried(run, at, first, name)  # (T + 1, p)
+        extra = _deviation(run, at, path, name)
+        score = float(slope @ path[-1])
+        row[name] = {
+            "influence": score,
+            "error": abs(score - truth),
+            "bound": float(slope.norm()) * (second + extra) + 0.5 * bend * float(d[-1]) ** 2,
+            "weights_error": float((without[-1] - end - path[-1]).norm()),
+        }
+    return row
+
+
+def _carried(run: Run, at: int, first: Tensor, name: str) -> Tensor:
+    """The estimated displacement before each step, (T + 1, p): 0 up to the removal."""
+    path = torch.zeros_like(run.theta)
+    path[at + 1] = first
+    for t in range(at + 1, len(run.rates)):
+        path[t + 1] = path[t] - run.rates[t] * run.curvature[name][t] @ path[t]
+    return path
+
+
+def _deviation(run: Run, at: int, path: Tensor, name: str) -> float:
+    """Σ_s ρ_s η_s ‖H_s − F_s‖ ‖Δ̂_s‖."""
+    if name == "hessian":
+        return 0.0
+    off = torch.linalg.matrix_norm(run.curvature["hessian"] - run.curvature[name], 2)  # (T,)
+    return float((run.growth * run.rates * off * path[:-1].norm(dim=1))[at + 1 :].sum())
+
+
+def _constants(run: Run, C: float, G: float) -> Constants:
+    H, T = run.curvature["hessian"], len(run.rates)
+    norms = torch.linalg.matrix_norm(H, 2)
+    t = torch.arange(1, T + 1, dtype=torch.float64)
+    L, Lambda = float(run.lipschitz.max()), float((t.sqrt() * norms).max())
+    head = torch.tensor(32 / 3 * G**2 * C**3 * L, dtype=torch.float64)
+    log = torch.log(t[-1]) / T**0.5
+    off = {n: float((torch.linalg.matrix_norm(H - run.curvature[n], 2) / norms).mean()) for n in CURVATURES[1:]}
+    theorem, proof = (float(head * torch.tensor(C * Lambda * x).double().exp()) for x in (1.0, float(log)))
+    return Constants(T, H.shape[1], C, G, L, Lambda, theorem, proof, float(run.growth.max()), off)
+
+
+def _verdict(constants: Constants, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whether each bound held, and the median of bound / error."""
+
+    def median(values: list[float]) -> float:
+        return float(torch.tensor(values, dtype=torch.float64).median())
+
+    errors = [r["hessian"]["weights_error"] for r in rows]
+    found: dict[str, Any] = {
+        "theorem": {
+            "held": all(e <= constants.theorem for e in errors),
+            "looseness": median([constants.theorem / max(e, 1e-300) for e in errors]),
+            "against_distance": median([constants.theorem / max(r["distance"], 1e-300) for r in rows]),
+        },
+        "proof_chain": {
+            "held": all(e <= r["weights_bound"] * (1 + 1e-9) + 1e-14 for e, r in zip(errors, rows, strict=True)),
+            "looseness": median([r["weights_bound"] / max(e, 1e-300) for e, r in zip(errors, rows, strict=True)]),
+        },
+    }
+    for name in CURVATURES:
+        pairs = [(r[name]["bound"], r[name]["error"], abs(r["truth"])) for r in rows]
+        found[name] = {
+            "held": all(b * (1 + 1e-9) + 1e-14 >= e for b, e, _ in pairs),
+            "looseness": median([b / max(e, 1e-300) for b, e, _ in pairs]),
+            "error_of_truth": median([e / max(size, 1e-300) for _, e, size in pairs]),
+            "bound_of_truth": median([b / max(size, 1e-300) for b, _, size in pairs]),
+        }
+    return {"verdict": found}

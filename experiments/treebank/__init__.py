@@ -1,0 +1,1 @@
+"""Influence over three epochs of the Penn Treebank."""

@@ -1,0 +1,94 @@
+"""`python -m experiments treebank`: influence over three epochs of a small GPT on the Penn Treebank."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backstory.cli import data, show
+from experiments.cli import Json, app
+
+
+@app.command()
+def treebank(
+    out: Annotated[Path, typer.Option(help="Folder for the run and the pages.")] = Path("treebank"),
+    sequences: Annotated[int, typer.Option(help="Sequences to train on.", min=16)] = 4800,
+    epochs: Annotated[int, typer.Option(help="How often each is used.", min=1)] = 3,
+    copies: Annotated[int, typer.Option(help="Training sequences that are asked about as queries.", min=3)] = 240,
+    proofs: Annotated[
+        int, typer.Option(help="Copies that are also checked by retraining the first epoch.", min=0)
+    ] = 12,
+    seed: Annotated[int, typer.Option(help="Of the sequences, their order, the start and the copies.")] = 0,
+    json: Json = False,
+) -> None:
+    """When data mattered, how it faded, and whether copies of training sequences find their originals."""
+    import torch
+
+    from experiments.treebank.pages import pages
+    from experiments.treebank.run import TreebankSetup
+    from experiments.treebank.study import study as run
+
+    data.need("plotly", extra="plot")
+    torch.set_num_threads(1)
+    setup = TreebankSetup(sequences=sequences, epochs=epochs, seed=seed)
+    with show.progress() as say:
+        found = run(setup, out, count=copies, checked=proofs, say=say)
+    for name, text in pages(found).items():
+        (out / name).write_text(text, encoding="utf-8")
+    if json:
+        show.emit(found.as_dict())
+    else:
+        _tables(found.as_dict(), out)
+
+
+def _tables(found: Mapping[str, Any], out: Path) -> None:
+    for name, phases in (
+        ("in the sizes, by learning rate", found["timeline"]["phases"]),
+        ("in the sizes as they are", found["phases_of_undivided_sizes"]),
+        ("in the mean with its sign, by learning rate", found["phases_of_signed_means"]),
+    ):
+        show.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
+    _evolution(found)
+    rows = [
+        (c["epoch"], c["method"], f"{c['share_first']:.1%}", f"{c['median_rank']:g}", f"{max(c['rank']):.0f}")
+        for c in found["copies"]
+    ]
+    title = f"{len(found['copies'][0]['rank'])} copies: the original among {found['copies'][0]['samples']:,} sequences"
+    show.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
+    _proven(found["proven"])
+    losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in found["losses"]]
+    show.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
+    times = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    show.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
+    show.out.print(found["caution"], soft_wrap=True, highlight=False)
+
+
+def _proven(found: Mapping[str, Any] | None) -> None:
+    """What retraining says of originals, and of other sequences that were named before them."""
+    if found is None:
+        return
+    rows = [
+        (name, found[key], *("–" if found[f"{key}_{k}"] is None else f"{found[f'{key}_{k}']:+.3f}" for k in ("said", "truth")))
+        for name, key in (("originals", "originals"), ("others, named first", "others"))
+    ]  # fmt: skip
+    title = (
+        f"First epoch retrained: the original was worth more in {found['original_was_worth_more']} of {found['others']}"
+    )
+    show.table(title, ("left out", "how many", "said, median", "truth, median"), rows)
+
+
+def _evolution(found: Mapping[str, Any]) -> None:
+    """Sizes, and means with their sign."""
+    signed, sizes = found["evolution"], found["evolution_of_sizes"]
+    rows = [
+        (at, *(_number(sizes[g][k], ".2g") for g in sizes), *(_number(signed["mean"][g][k], "+.2g") for g in sizes))
+        for k, at in enumerate(signed["checkpoints"])
+    ]
+    title = "Influence of what each third of the steps used on the model at each checkpoint (nats a word)"
+    show.table(title, ("checkpoint", *(f"{g}: size" for g in sizes), *(f"{g}: mean" for g in sizes)), rows)
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)

@@ -1,0 +1,77 @@
+"""`python -m experiments fidelity` as a person types it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from experiments.__main__ import app
+from experiments.cli import seeds_of
+from rich.console import Console
+from typer.testing import CliRunner
+
+from backstory.cli import show
+from backstory.errors import UsageError
+
+ARGS = ["fidelity", "--model", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
+
+
+def call(*args: str) -> str:
+    found = CliRunner().invoke(app, list(args), env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_json_has_rows_and_ceiling() -> None:
+    found = json.loads(call(*ARGS, "--json").strip().splitlines()[-1])
+    assert [row["method"] for row in found["rows"]] == ["paper", "gradient-dot"]
+    assert {"single", "all"} <= found["ceiling"].keys()
+    assert {"lower", "upper"} == found["rows"][0]["single_interval"].keys()
+    assert found["removals"] == 6
+
+
+def test_the_same_command_twice_prints_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "out", Console(width=200))  # so that no cell is wrapped
+    once, again = (call(*ARGS).split("Cost,")[0] for _ in range(2))
+    assert once == again
+    assert re.search(r"exact unrolling \(ceiling\).*│ sgd\s*│ \d\.\d+ \[-?\d\.\d+, \d\.\d+\]", once)
+    assert re.search(r"gradient-dot\s*│ paper\s*│ [-+]\d\.\d+ \[[-+]", once)
+
+
+def test_a_set_up_can_be_scaled_down() -> None:
+    found = json.loads(call(*ARGS, "--images", "48", "--epochs", "2", "--json").strip().splitlines()[-1])
+    assert (found["setup"]["images"], found["setup"]["epochs"]) == (48, 2)
+
+
+def test_seeds_are_ranges_or_lists() -> None:
+    assert seeds_of("0-4") == [0, 1, 2, 3, 4]
+    assert seeds_of("2,0,2-3") == [2, 0, 3]
+    found = CliRunner().invoke(app, ["fidelity", "--seeds", "many"])
+    assert found.exit_code == 2
+    assert "0-4" in found.output
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_the_optimizer_is_an_option(optimizer: str) -> None:
+    args = [*ARGS[:-1], "paper,full-exact,full-exact-corrected", "--optimizer", optimizer, "--activation", "gelu"]
+    found = json.loads(call(*args, "--json").strip().splitlines()[-1])
+    assert [row["optimizer_model"] for row in found["rows"]] == ["sgd proxy, literal", f"{optimizer}, literal"]
+    assert found["skipped"] == ["full-exact-corrected: it is for sgd only"]
+    assert (found["setup"]["optimizer"], found["setup"]["activation"]) == (optimizer, "gelu")
+
+
+def test_the_scatter_page_is_written_beside_the_table(tmp_path: Path) -> None:
+    page = tmp_path / "scatter.html"
+    found = json.loads(call(*ARGS, "--scatter", str(page), "--json").strip().splitlines()[-1])
+    assert found["rows"]
+    assert "gradient-dot: all" in page.read_text(encoding="utf-8")
+
+
+def test_unknown_names_are_errors_with_a_way_out() -> None:
+    for name, known in (
+        ("model", "mlp, cnn, tiny"),
+        ("optimizer", "sgd, momentum, adamw"),
+        ("activation", "gelu, relu"),
+    ):
+        with pytest.raises(UsageError, match=f"found {name}='none'; expected one of {known}"):
+            CliRunner().invoke(app, ["fidelity", f"--{name}", "none"], catch_exceptions=False)

@@ -1,0 +1,62 @@
+"""The scatter page shows every point once, the ceiling first, and needs no network."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from experiments.data.images import setup_of
+from experiments.fidelity.page import _figure, page
+from experiments.fidelity.problem import Method
+from experiments.fidelity.study import Outcome, Seed, Seen
+
+
+def outcome() -> Outcome:
+    truth = torch.arange(4, dtype=torch.float64)
+    scores = {"single": 2 * truth, "all": -truth}
+    seeds = [
+        Seed(
+            {"single": truth + k, "all": truth},
+            {"single": truth, "all": truth},
+            {"<half>": Seen(scores, torch.tensor([1, 3]), 0.0, 0)},
+        )
+        for k in (0, 7)
+    ]
+    method = Method("<half>", "", "", "", lambda p: None)  # type: ignore[arg-type, return-value]
+    return Outcome(setup_of("tiny", "gelu", "adamw"), [3, 5], 4, [method], seeds, [])
+
+
+def traces() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(_figure(outcome()).to_json())["data"]
+    return found
+
+
+def test_truth_is_across_and_scores_are_upward() -> None:
+    pytest.importorskip("plotly")
+    found = traces()
+    assert len(found) == 2 * 2 * 2, "ceiling and one method, single and all, two seeds"
+    assert found[0]["name"] == "seed 3"
+    assert found[0]["y"] == [0, 1, 2, 3], "the ceiling comes first"
+    half = found[5]  # the method, single, seed 5
+    assert (half["x"], half["y"]) == ([8, 10], [2, 6]), "only the removals that count"
+
+
+def test_a_seed_has_one_colour_everywhere_and_one_entry_in_the_legend() -> None:
+    found = traces()
+    colours = {name: {t["marker"]["color"] for t in found if t["name"] == name} for name in ("seed 3", "seed 5")}
+    assert all(len(c) == 1 for c in colours.values())
+    assert colours["seed 3"] != colours["seed 5"]
+    assert sum(t["showlegend"] for t in found) == 2
+
+
+def test_the_page_is_whole() -> None:
+    text = page(outcome())
+    outside = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert "http" not in outside, "nothing is loaded from elsewhere"
+    assert not re.search(r"<script[^>]*\ssrc=", text[:20_000]), "nor is Plotly"
+    assert len(text) > 1_000_000, "Plotly is in the page"
+    assert "tiny" not in outside
+    assert "mlp, gelu, adamw, 1 epochs" in outside
+    assert "exact unrolling (ceiling): single, 1.000" in text
+    assert "all, -1.000" in text

@@ -1,0 +1,67 @@
+"""ReLU beside GELU on a run of seconds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiments.data.images import recipe, removals, setup_of
+from experiments.small.kinks import QUERY, _share, study
+
+from backstory.errors import UsageError
+from backstory.exact.leave_out import leave_out
+from backstory.exact.reverse import reverse
+
+TINY = setup_of("tiny", "relu", "sgd", 2, 64)
+FACTORS = (1.0, 0.1, 1e-3, 1e-4)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return study(TINY, [0, 1], count=3, factors=FACTORS)
+
+
+def test_a_smooth_net_shows_no_kinks_and_relu_does(found: dict[str, Any]) -> None:
+    rows = {(r["activation"], r["kind"]): r for r in found["rows"]}
+    assert set(rows) == {(a, k) for a in ("relu", "gelu") for k in ("single", "all")}
+    for kind in ("single", "all"):
+        smooth, kinked = rows["gelu", kind], rows["relu", kind]
+        assert smooth["peak"] == pytest.approx(0.1, rel=0.05), smooth
+        assert smooth["share"] == 0.0, smooth
+        assert kinked["peak"] > 0.3, kinked
+        assert kinked["share"] > 0.5, kinked
+        assert kinked["share"] == pytest.approx(sum(kinked["share_seeds"]) / 2)
+        assert found["beyond"][kind] == pytest.approx(1 - smooth["gaps"][0] / kinked["gaps"][0])
+        assert kinked["gaps"][1] == pytest.approx(sum(g[1] for g in kinked["gaps_seeds"]) / 2)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_share_needs_two_factors_that_agree() -> None:
+    assert _share((1.0, 0.1, 0.01, 0.001), (0.1, 0.3, 2e-4, 2.2e-5)) == pytest.approx(0.8)
+    assert _share((1.0, 0.1), (0.1, 0.0101)) == 0.0
+    assert _share((1.0, 0.01, 0.001), (0.1, 0.3, 2e-5)) is None
+
+
+def test_the_first_gap_is_truth_against_unrolling(found: dict[str, Any]) -> None:
+    setup = replace(TINY, activation="gelu")
+    single, _ = removals(setup, 1, 3)
+    truth = leave_out(lambda: recipe(setup, 1), single, QUERY, dtype=torch.float64)
+    answer = reverse(lambda: recipe(setup, 1), QUERY)
+    unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in single])
+    row = next(r for r in found["rows"] if (r["activation"], r["kind"]) == ("gelu", "single"))
+    assert row["gaps_seeds"][1][0] == pytest.approx(float((truth - unrolled).norm() / truth.norm()), rel=1e-6)
+
+
+def test_the_folder_keeps_what_was_retrained_and_progress_is_told(tmp_path: Path) -> None:
+    said: list[tuple[str, int, int]] = []
+    found = study(TINY, [0], ["gelu"], count=2, factors=(1.0, 0.1), cache=tmp_path, say=lambda *x: said.append(x))
+    assert found["beyond"] == {"single": None, "all": None}
+    assert any(tmp_path.rglob("*.json"))
+    assert said[-1] == ("gelu, seed 0, all: retrain", 4, 4)
+
+
+def test_unknown_activations_are_named() -> None:
+    with pytest.raises(UsageError, match="relu"):
+        study(TINY, [0], ["tanh"])
