@@ -44,7 +44,7 @@ def written_out(damping: float | None) -> Tensor:
 def test_the_formula_written_out(damping: float | None) -> None:
     found = ekfac(recipe(), queries(), damping=damping)
     assert_close(by_id(found), written_out(damping), 1e-9, "N means a missing 1/N")
-    text = " ".join(found.notes)
+    text = " ".join(found.caveats)
     assert "kronfluence" in text
     assert "units of the query's loss" in text
     assert "left out" not in text
@@ -95,7 +95,7 @@ def test_ggn_draws_are_near_their_expectation() -> None:
 @needs
 def test_what_is_left_out_is_named() -> None:
     normed = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)).double()
-    notes = " ".join(ekfac(recipe(normed), queries()).notes)
+    notes = " ".join(ekfac(recipe(normed), queries()).caveats)
     assert "left out: 1.weight, 1.bias" in notes
     with pytest.raises(CoverageError, match="only these"):
         ekfac(recipe(nn.Sequential(nn.LayerNorm(4)).double()), queries())

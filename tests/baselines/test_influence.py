@@ -64,7 +64,7 @@ def test_relative_damping_is_times_the_mean_eigenvalue() -> None:
     expected = V @ torch.linalg.inv(H + 0.1 * torch.linalg.eigvalsh(H).mean() * EYE) @ G.T / N
     found = influence_function(recipe(), queries(), damping=0.1, relative=True)
     assert_close(by_id(found), expected, 1e-9)
-    assert "mean eigenvalue" in " ".join(found.notes)
+    assert "mean eigenvalue" in " ".join(found.caveats)
 
 
 @pytest.mark.parametrize("hessian", ["fisher", "ggn"])
@@ -188,7 +188,7 @@ def test_logistic_regression_left_out_for_real() -> None:
 
 def test_answers_say_what_they_assume() -> None:
     answer = influence_function(recipe(), queries())
-    text = " ".join(answer.notes)
+    text = " ".join(answer.caveats)
     assert "units of the query's loss" in text
     assert "damping 0.001" in text
     assert "empirical Fisher" in text

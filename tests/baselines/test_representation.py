@@ -21,8 +21,8 @@ def test_the_input_of_the_last_linear() -> None:
     found = representation_similarity(recipe(), queries())
     assert_close(by_id(found), F.cosine_similarity(a[:, None], b[None], dim=2), 1e-12)
     assert_close(by_id(representation_similarity(recipe(), queries(), metric="dot")), a @ b.T, 1e-12)
-    assert "input of 2" in " ".join(found.notes)
-    assert "rank only" in " ".join(found.notes)
+    assert "input of 2" in " ".join(found.caveats)
+    assert "rank only" in " ".join(found.caveats)
 
 
 def test_a_module_by_name_and_any_batch_size() -> None:

@@ -63,6 +63,6 @@ def test_answers_say_what_they_are() -> None:
     text = repr(answer)
     assert answer.method == "gradient dot product"
     assert "rank only" in text
-    assert "the sample helped" in answer.notes[0]
+    assert "the sample helped" in answer.caveats[0]
     assert answer.at == 10
     assert isinstance(answer.top(1, query=0)[0].sample, str)

@@ -34,8 +34,8 @@ def test_checkpoints_are_summed_with_their_rates() -> None:
     answer = tracin(made, queries(), checkpoints())
     assert_close(by_id(answer), torch.stack(parts).sum(0), 1e-12)
     assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
-    assert "rank only" in " ".join(answer.notes)
-    assert "3 checkpoints" in " ".join(answer.notes)
+    assert "rank only" in " ".join(answer.caveats)
+    assert "3 checkpoints" in " ".join(answer.caveats)
 
 
 def test_batch_size_does_not_matter() -> None:
@@ -133,7 +133,7 @@ def test_momentum_is_said_and_another_model_refused(tmp_path: Path) -> None:
     record(made, tmp_path / "run")
     run = Run(tmp_path / "run")
     answer = tracin_run(run, made.model, cross_entropy, queries())
-    assert "momentum 0.9" in " ".join(answer.notes)
+    assert "momentum 0.9" in " ".join(answer.caveats)
     assert correlation(answer.scores, run.query(made.model, cross_entropy, queries()).scores) > 0.3
     with pytest.raises(MismatchError):
         tracin_run(run, mlp(5), cross_entropy, queries())

@@ -40,7 +40,7 @@ def test_models_are_averaged_factor_by_factor() -> None:
     mean = torch.stack([a for a, _ in parts]).mean(0) * torch.stack([b for _, b in parts]).mean(0)
     found = trak(recipe(xy=BIG), queries(), models=[mlp(s).state_dict() for s in (1, 2, 3)], damping=0.1)
     assert_close(by_id(found, 80), mean, 1e-8)
-    assert "3 models" in " ".join(found.notes)
+    assert "3 models" in " ".join(found.caveats)
 
 
 def test_a_loss_as_target_is_turned_around() -> None:
@@ -63,8 +63,8 @@ def test_margins_of_logits_and_of_losses_agree() -> None:
 def test_batch_size_does_not_matter_and_ranks_are_said() -> None:
     a, b = (trak(recipe(xy=BIG, size=s, seed=s), queries(), rank=2, seed=5, damping=0.1) for s in (6, 80))
     assert_close(by_id(a, 80), by_id(b, 80), 1e-7)
-    assert "rank only" in " ".join(a.notes)
-    assert "random coordinates" in " ".join(a.notes)
+    assert "rank only" in " ".join(a.caveats)
+    assert "random coordinates" in " ".join(a.caveats)
 
 
 def test_what_cannot_be_right_is_refused() -> None:

@@ -27,8 +27,8 @@ def test_without_projection_it_is_ours(damping: float) -> None:
     scale = ratio(found.scores, own.scores)
     assert scale > 0, "the sign is turned"
     assert_close(found.scores / scale, own.scores, 2e-2, "float32 and one inverse; the package's scale is its own")
-    assert "traker 0" in " ".join(found.notes)
-    assert "rank only" in " ".join(found.notes)
+    assert "traker 0" in " ".join(found.caveats)
+    assert "rank only" in " ".join(found.caveats)
 
 
 @needs

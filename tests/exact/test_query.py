@@ -20,7 +20,7 @@ def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
     expected = reverse(examples.NAME, "q", args=run.config["recipe_args"])
     assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
     assert found.method == "exact unrolling"
-    assert "the replay reproduces the run" in found.notes[0]
+    assert "the replay reproduces the run" in found.caveats[0]
     assert [h.sample for h in found.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
 
 
@@ -42,7 +42,7 @@ def test_an_earlier_model_is_asked_at_its_step(tmp_path: Path) -> None:
     found = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
     assert found.at == 4
     assert max(found.steps) == 3
-    assert "not compared" in found.notes[0]
+    assert "not compared" in found.caveats[0]
 
 
 def test_a_recipe_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

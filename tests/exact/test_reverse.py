@@ -214,8 +214,8 @@ def test_running_statistics_are_mentioned() -> None:
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
         return replace(examples.make(), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
-    assert any("running statistics" in note for note in reverse(normed, "q").notes)
-    assert not reverse(examples.make, "q").notes
+    assert any("running statistics" in note for note in reverse(normed, "q").caveats)
+    assert not reverse(examples.make, "q").caveats
 
 
 def test_an_optimizer_that_is_not_modelled_is_refused() -> None:

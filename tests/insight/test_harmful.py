@@ -37,5 +37,5 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
 
 def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = harmful(plain.run, plain.model, loss, plain.queries)
-    assert any("modelled exactly" in note for note in found.notes)
-    assert any("eval mode" in note for note in found.notes)
+    assert any("modelled exactly" in note for note in found.caveats)
+    assert any("eval mode" in note for note in found.caveats)

@@ -62,5 +62,5 @@ def test_ids_must_fit(plain: Small) -> None:
 
 def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1, 2])
-    assert any("modelled exactly" in note for note in found.notes)
-    assert any("eval mode" in note for note in found.notes)
+    assert any("modelled exactly" in note for note in found.caveats)
+    assert any("eval mode" in note for note in found.caveats)

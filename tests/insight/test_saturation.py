@@ -117,5 +117,5 @@ def test_a_sample_that_was_not_there_is_refused(plain: Small) -> None:
 
 def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = saturation(plain.run, plain.model, loss, plain.queries, 4)
-    assert any("modelled exactly" in note for note in found.notes)
-    assert any("eval mode" in note for note in found.notes)
+    assert any("modelled exactly" in note for note in found.caveats)
+    assert any("eval mode" in note for note in found.caveats)

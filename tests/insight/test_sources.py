@@ -108,8 +108,8 @@ def test_wrong_arguments(plain: Small) -> None:
 
 def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
-    assert any("modelled exactly" in note for note in found.notes)
-    assert any("eval mode" in note for note in found.notes)
+    assert any("modelled exactly" in note for note in found.caveats)
+    assert any("eval mode" in note for note in found.caveats)
 
 
 def test_domains_share_the_samples_that_are_drawn() -> None:

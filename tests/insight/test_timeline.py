@@ -42,7 +42,7 @@ def test_clipped_steps_add_up_to_nothing_and_are_left_out(name: str, tmp_path: P
     assert np.abs(found.influence[clipped]).max() < 0.2 * (found.size * found.rate)[clipped].min(), (
         "they nearly add up to 0"
     )
-    assert any(f"{clipped.sum()} of {STEPS} steps were clipped" in note for note in found.notes)
+    assert any(f"{clipped.sum()} of {STEPS} steps were clipped" in note for note in found.caveats)
 
 
 def test_losses_are_those_of_training(plain: Small) -> None:
@@ -102,7 +102,7 @@ def test_phases_are_sought_in_the_sizes_and_know_how_many_samples_a_step_had(
     (values, samples) = sought[0]
     assert values is found.size
     assert samples == STEPS * [3]
-    assert any("phases are sought in the mean size" in note for note in found.notes)
+    assert any("phases are sought in the mean size" in note for note in found.caveats)
 
 
 def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:
@@ -122,5 +122,5 @@ def test_smoothing_keeps_length_level_and_gaps(n: int) -> None:
 
 def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
     found = timeline(plain.run, plain.model, loss, plain.queries)
-    assert any("modelled exactly" in note for note in found.notes)
-    assert any("eval mode" in note for note in found.notes)
+    assert any("modelled exactly" in note for note in found.caveats)
+    assert any("eval mode" in note for note in found.caveats)

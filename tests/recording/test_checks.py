@@ -110,7 +110,7 @@ def test_attention_is_found_and_left_out_as_a_whole_is_right(tmp_path: Path) -> 
     assert_close(found.rows, expected, 1e-10)
     share = float(expected.mean(0).square().sum() / everything.mean(0).square().sum())
     assert found.table.coverage.tolist() == pytest.approx([share], rel=1e-10)
-    (note,) = [n for n in backstory.open(tmp_path / "run").notes() if "not recorded" in n]
+    (note,) = [n for n in backstory.open(tmp_path / "run").caveats() if "not recorded" in n]
     assert note == f"4 parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
 
 

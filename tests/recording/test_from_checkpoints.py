@@ -101,7 +101,7 @@ def test_with_the_weights_before_every_step_it_is_the_recording(
     assert found.config["fingerprints"][str(STEPS)] == run.config["fingerprints"][str(STEPS)] == fingerprint(plan.model)
     terms, dtype = (CORE, torch.float32) if settings is LEARNED else (2 * TERMS, None)
     assert_same(asked(found, plan), asked(run, plan), terms, dtype=dtype)
-    assert "one before every step" in found.notes()[0]
+    assert "one before every step" in found.caveats()[0]
 
 
 @pytest.mark.parametrize("nearest", ["after", "before"])
@@ -167,7 +167,7 @@ def test_moments_that_are_not_given_are_averaged_over_the_batches(tmp_path: Path
         g = g * min(1.0, CLIP / (float(g.norm()) + 1e-6))
         v = 0.9 * v + 0.1 * g**2
         assert_close(P[t].double(), 1 / ((v / (1 - 0.9 ** (t + 1))).sqrt() + 1e-6), 1e-6)
-    assert any("was not given" in note for note in run.notes())
+    assert any("was not given" in note for note in run.caveats())
 
 
 @pytest.mark.parametrize("optimizer", ["ball", "adamw"])
@@ -178,8 +178,8 @@ def test_the_last_checkpoint_is_the_model_and_others_can_be_asked_too(optimizer:
     assert run.n_steps == 5
     answer = run.query(plan.model, plan.loss, plan.queries["q"])
     assert (answer.at, len(answer)) == (5, 5 * SIZE)
-    assert "made from 2 checkpoints for 5 steps" in answer.notes[1]
-    assert "follows it" in answer.notes[1]
+    assert "made from 2 checkpoints for 5 steps" in answer.caveats[1]
+    assert "follows it" in answer.caveats[1]
     assert "made from 2 checkpoints" in inspect(tmp_path / "made")["notes"][0]
     assert run.config["from_checkpoints"]["steps"] == [0, 2, 5]
     earlier = make(optimizer)

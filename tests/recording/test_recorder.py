@@ -308,7 +308,7 @@ def test_a_step_that_raises_is_no_step_and_training_goes_on(tmp_path: Path) -> N
                 optimizer.step()
     same_numbers(stored(tmp_path / "run"), stored(tmp_path / "plain"), terms_of(model, 3))
     answer = backstory.open(tmp_path / "run").query(model, cross_entropy, batch_of([0, 1]))
-    assert not [n for n in answer.notes if "verified" in n]
+    assert not [n for n in answer.caveats if "verified" in n]
 
 
 def test_an_update_that_was_made_but_not_recorded_ends_the_recording(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_an_error_in_the_loop_leaves_a_usable_run(error: type[BaseException], tm
     assert run.config["closed"] is False
     answer = run.query(model, cross_entropy, batch_of([0]))
     assert len(answer) == 15
-    assert not [n for n in answer.notes if "verified" in n]
+    assert not [n for n in answer.caveats if "verified" in n]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -270,13 +270,13 @@ def test_embeddings_and_checkpoints_of_replaced_steps_are_gone(tmp_path: Path) -
     assert list(run.store.embeddings()) == [2]
     assert set(run.config["fingerprints"]) == {"0", "2", "4"}
     assert run.config["unverified_joins"] == [4]
-    assert any("recording went on at step 4 with weights that the run does not know" in note for note in run.notes())
+    assert any("recording went on at step 4 with weights that the run does not know" in note for note in run.caveats())
     restore(kept[2], model, optimizer)
     with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", resume=True, start=2, **FULL):
         pass
     checked = backstory.open(tmp_path / "run")
     assert checked.config["unverified_joins"] == [], "the run knows the weights of step 2"
-    assert not any("does not know" in note for note in checked.notes())
+    assert not any("does not know" in note for note in checked.caveats())
 
 
 def test_checkpoints_beyond_a_resumed_warm_up_are_gone(tmp_path: Path) -> None:

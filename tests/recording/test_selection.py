@@ -80,7 +80,7 @@ def test_attention_is_left_out_by_each_way_that_the_error_names(name: str, remed
     assert found.table.trained.tolist() == pytest.approx([share], rel=1e-9)
     assert (
         f"{len(missing)} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
-        in run.notes()
+        in run.caveats()
     )
     answer = run.query(model, cross_entropy, sequences([1]))
     v = one_backward_each(model.eval(), sequences([1]), cross_entropy, kept)

@@ -55,7 +55,7 @@ def test_a_part_of_the_time() -> None:
     part = answer().between(1, 3)
     assert torch.equal(part.scores, SCORES[:, 2:])
     assert part.top(1, query=0) == [Hit(8, 1, 0.5, 1)]
-    assert "steps 1 to 2 only" in part.notes
+    assert "steps 1 to 2 only" in part.caveats
     assert answer().between(0, 2).steps.tolist() == [0, 0, 1, 1]
     assert len(answer().between(7, 9)) == 0
 

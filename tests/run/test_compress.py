@@ -153,7 +153,7 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
     assert same.keys() == {"features", "curvature_rows"}
     assert small.config["features"] == ["compressed"]
-    assert any("100.0% of the trace is kept" in note for note in small.query_gradients(queries(small)).notes)
+    assert any("100.0% of the trace is kept" in note for note in small.query_gradients(queries(small)).caveats)
     assert report.path == str(tmp_path / "small")
     assert not (tmp_path / "small.partial").exists()
 

@@ -67,7 +67,7 @@ def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: floa
     assert run.quality().coverage == 1.0
     assert "The recorded parameters hold 100.0% of the squared gradient norm." in run.quality().words()
     assert run.config["left_out"] == []
-    assert [n for n in run.notes() if "parameters" in n] == [
+    assert [n for n in run.caveats() if "parameters" in n] == [
         "2 parameters are in no group of the optimizer, and taken as not trained"
     ]
 
@@ -91,7 +91,7 @@ def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path
     run = backstory.open(tmp_path / "run")
     assert stored(tmp_path / "run").table.trained.tolist() == pytest.approx(expected, rel=1e-9)
     assert run.quality().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
-    (note,) = [n for n in run.notes() if "not recorded" in n]
+    (note,) = [n for n in run.caveats() if "not recorded" in n]
     assert (
         note == f"1 parameters are not recorded; the rest covers {sum(expected) / 2:.1%} of the squared gradient norm"
     )
@@ -107,14 +107,14 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
     assert answer.quality is not None
     if said is None:
         assert "SGD's steps are modelled exactly." in answer.quality["words"]
-        assert not any("proxy" in n for n in (*run.notes(), *answer.notes))
+        assert not any("proxy" in n for n in (*run.caveats(), *answer.caveats))
         return
     assert (
         answer.quality["words"][0] == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
     )
     note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
-    assert note in answer.notes
-    assert note in run.notes()
+    assert note in answer.caveats
+    assert note in run.caveats()
 
 
 def test_a_proxy_of_before_claims_nothing_that_it_does_not_know(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_proxy_of_before_claims_nothing_that_it_does_not_know(tmp_path: Path) 
     config = json.loads(path.read_text())
     del config["optimizer"]["dropped"]
     path.write_text(json.dumps(config))
-    (note,) = [n for n in backstory.open(tmp_path / "run").notes() if "proxy" in n]
+    (note,) = [n for n in backstory.open(tmp_path / "run").caveats() if "proxy" in n]
     assert "without momentum and weight decay, if it had any" in note
 
 

@@ -213,8 +213,8 @@ def test_a_step_without_fingerprint_is_answered_only_on_request_and_with_a_note(
     with pytest.raises(MismatchError, match=r"not those of step 4.*unverified=True"):
         opened.query(model, cross_entropy, QUERY, at=4)
     answer = opened.query(model, cross_entropy, QUERY, at=4, unverified=True)
-    assert "the model could not be verified: the run has no fingerprint of step 4" in answer.notes
-    assert "the model was asked in eval mode" in answer.notes
+    assert "the model could not be verified: the run has no fingerprint of step 4" in answer.caveats
+    assert "the model was asked in eval mode" in answer.caveats
 
 
 @pytest.mark.parametrize("at", [0, 7, -1, "last", 2.0])
@@ -297,7 +297,7 @@ def test_a_proxy_is_said_in_every_answer(tmp_path: Path) -> None:
         opened.query(model, cross_entropy, QUERY).between(0, 2),
     ]  # fmt: skip
     for answer in answers:
-        assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.notes)
+        assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.caveats)
         assert "AdamW's steps" in repr(answer)
 
 

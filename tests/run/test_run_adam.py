@@ -317,7 +317,7 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     assert not [n for n in run.store.tensor_names() if n.startswith("scale-")]
     assert run.store.steps().groups["momentum"].tolist() == [[0.0, 0.0]] * 4
     answer = run.query(model, cross_entropy, batch_of([1]))
-    assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.notes)
+    assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.caveats)
     assert (
         run.quality()
         .words()[0]

@@ -73,7 +73,7 @@ def tracin_run(
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
         *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
         *notes,
-        *run.notes(),
+        *run.caveats(),
     ]
     scores = collect(_in_run(run, v, step), len(v), n_rows)
     return Influence(

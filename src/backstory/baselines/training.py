@@ -19,7 +19,6 @@ from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 
-SIGN = "positive: the sample helped, removing it would raise the query's loss"
 RANK_ONLY = "rank only: the scores order the samples, their size is no difference of losses"
 
 
@@ -68,7 +67,7 @@ def answer(recipe: Recipe, training: Training, scores: Tensor, how: str, notes: 
         id_kind=training.kind,
         at=len(recipe.batches),
         method=how,
-        notes=(SIGN, *notes),
+        caveats=tuple(notes),
     )
 
 

@@ -52,7 +52,7 @@ def query(
     )
     if dtype is not None:
         notes.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
-    return replace(answer, notes=(*notes, *answer.notes, "the model was asked in eval mode"), lookup=run.content)
+    return replace(answer, caveats=(*notes, *answer.caveats, "the model was asked in eval mode"), lookup=run.content)
 
 
 def _checked(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int) -> str:

@@ -1,42 +1,40 @@
-"""Influence over time: when data mattered, how it faded, what erased it, what sources are worth, and what hurt.
+"""Influence over time: when data mattered, how it faded, what overwrote it, what sources are worth, and what hurt.
 
-Every result has `.as_dict()`, `.figure()` (Plotly) and `.to_pandas()`. Positive influence: the sample helped.
+Every function returns a `backstory.results.Result`. Each has a twin `…_of` for an `Influence` that is there already.
 """
 
-from .analytic import Analytic, analytic
-from .asking import SIGN, Question, asked
-from .evolution import Evolution, evolution
-from .harmful import Extremes, harmful
-from .memorisation import Memorisation, memorisation, self_ranks
+from .asking import Question, asked
+from .evolution import Evolution, evolution, evolution_of
+from .harmful import Harmful, RankedSample, harmful, harmful_of
+from .memorisation import Memorisation, memorisation, memorisation_of
+from .overwriting import Overwriter, Overwriting, overwriting, overwriting_of
 from .phases import Phases, phases
-from .plots import page
-from .saturation import Saturation, saturation
-from .sources import Sources, sources
-from .timeline import Timeline, timeline
-from .words import common_words, marked
+from .sources import Sources, sources, sources_of
+from .timeline import Timeline, timeline, timeline_of
 
 __all__ = [
-    "SIGN",
-    "Analytic",
     "Evolution",
-    "Extremes",
+    "Harmful",
     "Memorisation",
+    "Overwriter",
+    "Overwriting",
     "Phases",
     "Question",
-    "Saturation",
+    "RankedSample",
     "Sources",
     "Timeline",
-    "analytic",
     "asked",
-    "common_words",
     "evolution",
+    "evolution_of",
     "harmful",
-    "marked",
+    "harmful_of",
     "memorisation",
-    "page",
+    "memorisation_of",
+    "overwriting",
+    "overwriting_of",
     "phases",
-    "saturation",
-    "self_ranks",
     "sources",
+    "sources_of",
     "timeline",
+    "timeline_of",
 ]

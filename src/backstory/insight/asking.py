@@ -6,7 +6,7 @@ The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that a question
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -17,8 +17,6 @@ from ..run.coordinates import question
 from ..run.embed import Asked, Progress
 from ..run.gradients import LossFn
 from ..run.run import Run
-
-SIGN = "positive: the sample helped, removing it would raise the query's loss"
 
 
 class Question(NamedTuple):
@@ -47,40 +45,45 @@ def asked(path: str | Path, queries: list[str], recipe: str, at: int | str = "fi
     return Question(run, made.model, made.loss, {n: stored.get(n, made.queries.get(n)) for n in queries}, step)
 
 
-def mean_vector(
+class SweepOptions(TypedDict, total=False):
+    """How the run is passed over."""
+
+    per_layer: bool  # parameters as independent, as the paper does
+    contraction: Asked
+    progress: Progress | None
+
+
+class Options(SweepOptions, total=False):
+    """What every insight takes beside what it is about."""
+
+    unverified: bool  # allows a model whose weights the run does not know
+
+
+def sweep_options(options: Options) -> SweepOptions:
+    """Those that a ready query gradient takes too."""
+    return cast(SweepOptions, {k: v for k, v in options.items() if k != "unverified"})
+
+
+def mean_gradient(
     run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, *, unverified: bool = False
 ) -> tuple[Tensor, list[str]]:
-    """`(gradient (1, p) of the queries' mean loss, what an answer must say of it)`."""
-    v, notes = question(run.store, model, loss, batch, at, unverified=unverified)
-    return v.mean(0, keepdim=True), [*notes, f"the mean over {len(v)} {'query' if len(v) == 1 else 'queries'}"]
+    """`(gradient (1, p) of the queries' mean loss, caveats)`."""
+    v, caveats = question(run.store, model, loss, batch, at, unverified=unverified)
+    return v.mean(0, keepdim=True), [*caveats, f"the mean over {len(v)} {'query' if len(v) == 1 else 'queries'}"]
 
 
-def mean_answer(
-    run: Run,
-    model: nn.Module,
-    loss: LossFn,
-    batch: Any,
-    at: int | str = "final",
-    *,
-    per_layer: bool = False,
-    contraction: Asked = "auto",
-    unverified: bool = False,
-    progress: Progress | None = None,
+def mean_influence(
+    run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int | str = "final", **options: Unpack[Options]
 ) -> Influence:
     """Influence of every occurrence before `at` on the queries' mean loss: one query."""
     step = run.step_of(at)
-    v, notes = mean_vector(run, model, loss, batch, step, unverified=unverified)
-    return run.query_gradients(v, step, per_layer=per_layer, contraction=contraction, notes=notes, progress=progress)
-
-
-def said(answer: Influence) -> tuple[str, ...]:
-    """What a result must say: the answer's notes, and how far it can be trusted."""
-    return *answer.notes, *(answer.quality or {}).get("words", ())
+    v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
+    return run.query_gradients(v, step, caveats=caveats, **sweep_options(options))
 
 
 @contextmanager
-def weights_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever weights are loaded inside, the model has its own again afterwards."""
+def weights_restored(model: nn.Module) -> Iterator[None]:
+    """Whatever weights are loaded inside, the model has those of before again afterwards."""
     before = {name: value.detach().clone() for name, value in model.state_dict().items()}
     try:
         yield

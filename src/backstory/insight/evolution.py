@@ -5,69 +5,72 @@ over the samples of each group that were used by then. From segments where the r
 else by one adjoint sweep for each checkpoint.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..run.embed import Asked, Progress
+from ..results import figures
+from ..results.influence import Influence
+from ..results.quality import Quality
+from ..results.result import Result
+from ..results.words import describe_change
 from ..run.gradients import LossFn
 from ..run.run import Run
-from . import plots
-from .asking import SIGN, mean_answer, said, weights_kept
-from .groups import Ids, grouped
-from .notebook import InNotebook
-from .shapes import Curve
+from .asking import Options, mean_influence, weights_restored
+from .groups import OTHERS, Ids, grouped
+from .phases import Curve
 
 UNIT = "mean influence of one sample of the group (its occurrences so far summed), in units of the queries' mean loss"
 
 
-@dataclass(frozen=True)
-class Evolution(InNotebook):
+@dataclass(frozen=True, repr=False)
+class Evolution(Result):
     """Mean influence of each group on the model at each checkpoint."""
 
+    at: int  # the last checkpoint
     checkpoints: tuple[int, ...]
     groups: tuple[str, ...]
     mean: Curve  # (G, C); NaN where no sample of the group had been used
     samples: Curve  # (G, C) how many samples the mean is over
     method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint"
-    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        means = {g: self.mean[i].tolist() for i, g in enumerate(self.groups)}
-        counts = {g: self.samples[i].tolist() for i, g in enumerate(self.groups)}
-        told = {"checkpoints": list(self.checkpoints), "mean": means, "samples": counts, "method": list(self.method)}
-        return {**told, "notes": list(self.notes), "sign": SIGN, "unit": UNIT}
+    @property
+    def headline(self) -> str:
+        """What the numbers are."""
+        return "Mean influence of a sample's uses so far on the model at each checkpoint"
 
-    def figure(self) -> Any:
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How each group's influence went; of one named sample without its name."""
+        named = [g for g in self.groups if g != OTHERS]
+        return tuple(self.describe(g) if len(named) == 1 else f"{g}: {self.describe(g)}" for g in named)
+
+    def describe(self, group: str) -> str:
+        """How the influence of one group went, in a sentence."""
+        return describe_change(figures.numbers(self.mean[self.groups.index(group)].tolist()))
+
+    def numbers(self) -> dict[str, Any]:
+        """The means, and over how many samples they are, by group."""
+        means, counts = (dict(zip(self.groups, x.tolist(), strict=True)) for x in (self.mean, self.samples))
+        return {"checkpoints": self.checkpoints, "mean": means, "samples": counts, "method": self.method}
+
+    def table(self) -> dict[str, Any]:
+        """One line for each group and checkpoint."""
+        groups, checkpoints = np.repeat(self.groups, len(self.checkpoints)), np.tile(self.checkpoints, len(self.groups))
+        flat = {"influence": self.mean.reshape(-1), "samples": self.samples.reshape(-1)}
+        return {"group": groups.tolist(), "checkpoint": checkpoints, **flat}
+
+    def drawings(self) -> dict[str, figures.Figure]:
         """One line for each group."""
-        drawn = plots.figure(
-            ("Mean influence of a sample on the model at each checkpoint",), "checkpoint (step)", ("influence",)
-        )
-        for i, name in enumerate(self.groups):
-            colour = plots.COLOURS[i % len(plots.COLOURS)]
-            drawn.add_scatter(
-                x=list(self.checkpoints),
-                y=self.mean[i].tolist(),
-                mode="lines+markers",
-                name=name,
-                line={"color": colour},
-            )
-        return drawn
-
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each group and checkpoint."""
-        places = [(i, j) for i in range(len(self.groups)) for j in range(len(self.checkpoints))]
-        columns: dict[str, list[Any]] = {
-            "group": [self.groups[i] for i, _ in places],
-            "checkpoint": [self.checkpoints[j] for _, j in places],
-            "influence": [self.mean[i, j] for i, j in places],
-            "samples": [self.samples[i, j] for i, j in places],
-        }
-        return plots.frame(columns)
+        drawn = figures.evolution(self.checkpoints, dict(zip(self.groups, self.mean.tolist(), strict=True)))
+        return {} if drawn is None else {"evolution": drawn}
 
 
 def evolution(
@@ -75,34 +78,38 @@ def evolution(
     model: nn.Module,
     loss: LossFn,
     batch: Any,
+    at: int | str = "final",
     *,
     by: str | Ids = "thirds",
-    per_layer: bool = False,
-    contraction: Asked = "auto",
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Evolution:
     """Groups "thirds" (of samples by first use), "steps" (of occurrences by step), "source", "label", or {name: ids}.
 
-    `model` is given the weights of one checkpoint after the other, and its own again at the end.
+    At every stored checkpoint up to `at`: `model` is given its weights, and those of before again at the end.
     """
-    found = [c for c in run.checkpoints if c > 0]
-    if not found:
+    checkpoints = [c for c in run.checkpoints if 0 < c <= run.step_of(at)]
+    if not checkpoints:
         raise UsageError("the run stores no weights after its first step; record with checkpoints=K, steps=….")
-    names, group = grouped(run, by)
-    means, counts, hows = [], [], []
-    notes: tuple[str, ...] = ()
-    with weights_kept(model):
-        for done, c in enumerate(found, 1):
-            answer = mean_answer(
-                run, run.load_weights(model, c), loss, batch, c, per_layer=per_layer, contraction=contraction
-            )
-            of = group[: len(answer)]
-            sums = np.bincount(of, weights=answer.scores[0].numpy(), minlength=len(names))
-            count = np.array([len(np.unique(answer.sample_ids[of == g])) for g in range(len(names))], dtype=float)
-            means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
-            counts.append(count)
-            hows.append(answer.method)
-            notes = said(answer)
+    progress, influences = options.pop("progress", None), []
+    with weights_restored(model):
+        for done, c in enumerate(checkpoints, 1):
+            influences.append(mean_influence(run, run.load_weights(model, c), loss, batch, c, **options))
             if progress is not None:
-                progress(done, len(found))
-    return Evolution(tuple(found), names, np.stack(means, 1), np.stack(counts, 1), tuple(hows), notes)
+                progress(done, len(checkpoints))
+    return evolution_of(run, influences, by=by)
+
+
+def evolution_of(run: Run, influences: Sequence[Influence], *, by: str | Ids = "thirds") -> Evolution:
+    """The same from the influence on one query at each checkpoint."""
+    names, group = grouped(run, by)
+    means, counts = [], []
+    for influence in influences:
+        of = group[: len(influence)]
+        sums = np.bincount(of, weights=influence.only(None).scores[0].numpy(), minlength=len(names))
+        count = np.array([len(np.unique(influence.sample_ids[of == g])) for g in range(len(names))], dtype=float)
+        means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
+        counts.append(count)
+    last, steps, methods = influences[-1], [x.at for x in influences], tuple(x.method for x in influences)
+    return Evolution(
+        last.at, tuple(steps), names, np.stack(means, 1), np.stack(counts, 1), methods, last.caveats, last.quality
+    )

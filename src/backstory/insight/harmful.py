@@ -1,67 +1,93 @@
 """The samples that hurt most, and those that helped most, with what the run holds to show of them."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
 
+import numpy as np
 from torch import nn
 
-from ..results.influence import Hit
-from ..run.embed import Asked, Progress
+from ..errors import UsageError
+from ..results import figures
+from ..results.influence import Hit, Influence
+from ..results.quality import Quality
+from ..results.result import Result
+from ..results.words import late_from
 from ..run.gradients import LossFn
 from ..run.run import Run
-from . import plots
-from .asking import SIGN, mean_answer, said
-from .notebook import InNotebook
-from .words import Piece, marked
+from .asking import Options, mean_influence
 
 UNIT = "influence of a sample, its occurrences summed, in units of the queries' mean loss"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A sample, its influence, and its content where the run has it."""
+class RankedSample(Hit):
+    """A sample of a ranking, with its content where the run has it."""
 
-    sample: int | str
-    influence: float
-    step: int  # where it mattered most
-    occurrences: int
+    last: int = 0  # the last step that counted in which it was used
     text: str | None = None
     label: str | None = None
     source: str | None = None
 
-    def marked(self, query: str) -> list[Piece]:
-        """Its text in pieces, those in common with the query's text marked."""
-        return marked(self.text or "", query)
 
-
-@dataclass(frozen=True)
-class Extremes(InNotebook):
-    """The ends of a ranking."""
+@dataclass(frozen=True, repr=False)
+class Harmful(Result):
+    """Both ends of a ranking."""
 
     at: int
-    harmful: tuple[Shown, ...]  # lowest influence first
-    helpful: tuple[Shown, ...]  # highest first
-    notes: tuple[str, ...] = ()
+    harmful: tuple[RankedSample, ...]  # those that hurt, lowest influence first
+    helpful: tuple[RankedSample, ...]  # those that helped, highest first
+    without_last: int = 0  # uses in so many of the last steps are left out
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "sign": SIGN, "unit": UNIT}
+    @property
+    def headline(self) -> str:
+        """What the ranking is of."""
+        return f"Samples that hurt and helped most, on the model at step {self.at}"
 
-    def figure(self) -> Any:
-        """Bars of influence, with text to hover over."""
-        drawn = plots.figure(("Hurt most", "Helped most"), "sample", ("influence", "influence"), shared=False)
-        for row, (side, colour) in enumerate(((self.harmful, plots.COLOURS[1]), (self.helpful, plots.COLOURS[2])), 1):
-            drawn.add_bar(
-                x=[str(s.sample) for s in side], y=[s.influence for s in side], hovertext=[_said(s) for s in side],
-                marker={"color": colour}, showlegend=False, row=row, col=1,
-            )  # fmt: skip
-            drawn.update_xaxes(type="category", row=row, col=1)
-        return drawn
+    @property
+    def late_from(self) -> int:
+        """The first step of the last tenth of training."""
+        return late_from(self.at)
 
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each sample."""
-        rows = [asdict(s) for s in (*self.harmful, *self.helpful)]
-        return plots.frame({k: [r[k] for r in rows] for k in Shown.__dataclass_fields__})
+    @property
+    def late(self) -> int:
+        """How many of the samples that hurt were last used in the last tenth of training."""
+        return sum(sample.last >= self.late_from for sample in self.harmful)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How many of the samples that hurt most were used at the end, and why that is so."""
+        n = len(self.harmful)
+        if not n:
+            return ()
+        if self.without_last and self.at - self.without_last <= self.late_from:
+            return (
+                f"Uses in the last tenth of training (from step {self.late_from:,}), which weigh most, are left out.",
+            )
+        share = f"{self.late} of these {n} samples were" if n > 1 else f"This sample was{'' if self.late else ' not'}"
+        return (
+            f"{share} last used in the last tenth of training (from step {self.late_from:,}). Late uses weigh most, for nothing has "
+            "overwritten them yet: a sample may stand here because it came last, not because it is bad.",
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        """Both ends."""
+        late = {"without_last": self.without_last, "late": self.late, "late_from": self.late_from}
+        return {"harmful": self.harmful, "helpful": self.helpful, **late}
+
+    def table(self) -> dict[str, Any]:
+        """One line for each sample."""
+        rows = [sample.as_dict() for sample in (*self.harmful, *self.helpful)]
+        return {k: [row[k] for row in rows] for k in (*RankedSample.__dataclass_fields__, "words")}
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """Bars of influence, of those that hurt and of those that helped."""
+        drawn = {name: figures.ranking([str(x.sample) for x in side], [x.influence for x in side])
+                 for name, side in (("harmful", self.harmful), ("helpful", self.helpful))}  # fmt: skip
+        return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def harmful(
@@ -71,38 +97,35 @@ def harmful(
     batch: Any,
     at: int | str = "final",
     *,
-    k: int = 10,
-    per_layer: bool = False,
-    contraction: Asked = "auto",
-    unverified: bool = False,
-    progress: Progress | None = None,
-) -> Extremes:
-    """The k most harmful and most helpful samples for the queries' mean loss."""
-    answer = mean_answer(
-        run,
-        model,
-        loss,
-        batch,
-        at,
-        per_layer=per_layer,
-        contraction=contraction,
-        unverified=unverified,
-        progress=progress,
-    )
-    bottom, top = answer.bottom(k), answer.top(k)
-    return Extremes(answer.at, _shown(run, bottom), _shown(run, top), said(answer))
+    top: int = 10,
+    without_last: int = 0,
+    **options: Unpack[Options],
+) -> Harmful:
+    """The samples that hurt the queries' mean loss most, and that helped most; at most `top` of each.
+
+    Uses in the last `without_last` steps do not count: they weigh most, for nothing came after them.
+    """
+    return harmful_of(run, mean_influence(run, model, loss, batch, at, **options), top=top, without_last=without_last)
 
 
-def _shown(run: Run, hits: list[Hit]) -> tuple[Shown, ...]:
-    content = run.content([h.sample for h in hits])
-    of = [content.get(str(h.sample), {}) for h in hits]
-    return tuple(
-        Shown(h.sample, h.influence, h.step, h.occurrences, c.get("text"), c.get("label"), c.get("source"))
-        for h, c in zip(hits, of, strict=True)
-    )
+def harmful_of(run: Run, influence: Influence, *, top: int = 10, without_last: int = 0) -> Harmful:
+    """The same from the influence on one query."""
+    at = influence.at
+    if not 0 <= without_last < at:
+        raise UsageError(
+            f"found without_last={without_last}; expected 0 to {at - 1}, for the model has taken {at} steps."
+        )
+    part = influence.between(0, at - without_last) if without_last else influence
+    sides = [[h for h in part.bottom(top) if h.influence < 0], [h for h in part.top(top) if h.influence > 0]]
+    worst, best = (_with_content(run, part, hits) for hits in sides)
+    return Harmful(at, worst, best, without_last, part.caveats, part.quality)
 
 
-def _said(shown: Shown) -> str:
-    """What a person sees of a sample, in one line of text."""
-    text = (shown.text or "")[:300].replace("<", "&lt;")
-    return "<br>".join(x for x in (f"step {shown.step}", shown.label, shown.source, text) if x)
+def _with_content(run: Run, influence: Influence, hits: Sequence[Hit]) -> tuple[RankedSample, ...]:
+    content, ranked = run.content([h.sample for h in hits]), []
+    for h in hits:
+        c = content.get(str(h.sample), {})
+        last = int(influence.steps[np.flatnonzero(influence.sample_ids == str(h.sample))].max())
+        more = (c.get(column) for column in ("text", "label", "source"))
+        ranked.append(RankedSample(h.sample, h.step, h.influence, h.occurrences, last, *more))
+    return tuple(ranked)

@@ -6,7 +6,7 @@ A sample that the model has memorised ranks first; one whose lesson others have 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
+from ..results import figures
 from ..results.influence import Influence
-from ..run.embed import Asked, Progress
+from ..results.quality import Quality
+from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
-from . import plots
-from .asking import SIGN, said
-from .notebook import InNotebook
-from .shapes import Curve
+from .asking import Options
+from .phases import Curve
 
 
-@dataclass(frozen=True)
-class Memorisation(InNotebook):
+@dataclass(frozen=True, repr=False)
+class Memorisation(Result):
     """The rank and influence of each query's own sample."""
 
     at: int
@@ -33,7 +33,9 @@ class Memorisation(InNotebook):
     rank: Curve  # (Q,) 1: no sample has more influence on the query than its own
     influence: Curve  # (Q,) self-influence, in units of the query's loss
     samples: int  # that were ranked
-    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = "self-influence in units of the query's loss; rank 1: no sample has more influence on the query"
 
     @property
     def share_first(self) -> float:
@@ -45,23 +47,24 @@ class Memorisation(InNotebook):
         """Median rank of the own sample."""
         return float(np.median(self.rank))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        told = {"at": self.at, "ids": list(self.ids), "rank": self.rank.tolist(), "influence": self.influence.tolist()}
+    @property
+    def headline(self) -> str:
+        """The ranks in one sentence."""
+        summary = f"first in {self.share_first:.0%}, median {self.median_rank:g}"
+        return f"Rank of a query's own sample among {self.samples:,}, on the model at step {self.at}: {summary}"
+
+    def numbers(self) -> dict[str, Any]:
+        """Ranks and self-influences, and their summary."""
         summary = {"samples": self.samples, "share_first": self.share_first, "median_rank": self.median_rank}
-        return {**told, **summary, "notes": list(self.notes), "sign": SIGN}
+        return {"ids": self.ids, "rank": self.rank, "influence": self.influence, **summary}
 
-    def figure(self) -> Any:
+    def table(self) -> dict[str, Any]:
+        """One line for each query."""
+        return {"sample": list(self.ids), "rank": self.rank, "influence": self.influence}
+
+    def drawings(self) -> dict[str, figures.Figure]:
         """Ranks of all queries, sorted."""
-        title = f"Rank of the own sample among {self.samples:,}: first in {self.share_first:.0%}, median {self.median_rank:g}"
-        drawn = plots.figure((title,), "queries, sorted by rank", ("rank",))
-        drawn.add_scatter(y=np.sort(self.rank).tolist(), mode="lines+markers", line={"color": plots.COLOURS[0]})
-        drawn.update_yaxes(type="log")
-        return drawn
-
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each query."""
-        return plots.frame({"sample": list(self.ids), "rank": self.rank, "influence": self.influence})
+        return {"ranks": figures.ranks(self.rank.tolist())}
 
 
 def memorisation(
@@ -71,35 +74,26 @@ def memorisation(
     batch: Any,
     ids: Iterable[int | str] | Tensor,
     at: int | str = "final",
-    *,
-    per_layer: bool = False,
-    contraction: Asked = "auto",
-    unverified: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Memorisation:
     """Ranks of the samples `ids`, whose copies are the queries of `batch` in the same order, on the model at `at`."""
-    answer = run.query(
-        model, loss, batch, at, per_layer=per_layer, contraction=contraction, unverified=unverified, progress=progress
-    )
-    return self_ranks(answer, ids)
+    return memorisation_of(run.query(model, loss, batch, at, **options), ids)
 
 
-def self_ranks(answer: Influence, ids: Iterable[int | str] | Tensor) -> Memorisation:
-    """The same from an answer that is there already, by any method of attribution: query q is a copy of sample ids[q]."""
+def memorisation_of(influence: Influence, ids: Iterable[int | str] | Tensor) -> Memorisation:
+    """The same from a result that is there already, by any method of attribution: query q is a copy of sample ids[q]."""
     names, kind = as_text(ids)
-    if answer.n_queries != len(names):
-        raise UsageError(f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample.")
-    known, scores = answer.per_sample()  # (Q, M)
+    if influence.n_queries != len(names):
+        raise UsageError(f"found {influence.n_queries} losses for {len(names)} ids; expected one loss for each sample.")
+    known, scores = influence.per_sample()  # (Q, M)
     place = {str(x): i for i, x in enumerate(known)}
     if missing := [x for x in names if x not in place]:
-        raise UsageError(f"sample {missing[0]!r} never occurred before step {answer.at}; leave it out, or ask later.")
-    own = scores.gather(1, torch.tensor([[place[x]] for x in names]))  # (Q, 1)
-    rank = 1 + (scores > own).sum(1)
+        raise UsageError(
+            f"sample {missing[0]!r} never occurred before step {influence.at}; leave it out, or query a later model."
+        )
+    self_influence = scores.gather(1, torch.tensor([[place[x]] for x in names]))  # (Q, 1)
+    rank = (1 + (scores > self_influence).sum(1)).double().numpy()
     return Memorisation(
-        answer.at,
-        tuple(restore(names, kind)),
-        rank.double().numpy(),
-        own[:, 0].double().numpy(),
-        len(known),
-        said(answer),
-    )
+        influence.at, tuple(restore(names, kind)), rank, self_influence[:, 0].double().numpy(), len(known),
+        influence.caveats, influence.quality,
+    )  # fmt: skip

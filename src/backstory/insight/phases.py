@@ -1,7 +1,7 @@
 r"""The three phases of training that the paper describes, or another pattern over time, or none that is clear.
 
 High-impact warm-up, low-impact basin, gradual ascent: in time, influence falls, and later rises. With the closest curves of each
-shape (`shapes`) to the medians y of `BINS` bins of steps, weighted by their precision, two questions decide:
+shape to the medians y of `BINS` bins of steps, weighted by their precision, two questions decide:
 
     fall = (error of the closest rising curve  − least) / noise                     larger than noise alone gives?
     rise = (error of the closest falling curve − least) / noise                     larger than noise alone gives?
@@ -15,9 +15,18 @@ curves without a fall (rise) the one that imitates it most often. A fall or rise
 A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
 else there is no clear pattern. Only the three phases have boundaries, levels and windows: the warm-up ends, and the ascent begins,
 where the closest curve of a straight fall, a level and a straight rise has its corners.
+
+The closest rising curve (f₁ ≤ f₂ ≤ …) to values y in Σ w (y − f)² is found by pooling: from left to right, neighbouring blocks
+whose means stand in the wrong order become one block with their common mean. The error of every prefix comes along, so that
+the closest valley (falling up to some place, rising from it on) needs one pass from either side:
+
+    error of the valley = min over c of  falling error of y[:c]  +  rising error of y[c:]
+
+A hill is a valley turned over.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,7 +35,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .shapes import Curve, Errors, corners, errors, hill, valley
 
 DRAWS = 999  # of noise
 CERTAIN = 0.005  # the largest p at which a fall or a rise counts
@@ -51,6 +59,7 @@ WORDS = {
     HILL: f"Influence per unit of learning rate rises and then falls during training {SURE}.",
     NONE: f"No clear pattern: no rise or fall of influence per unit of learning rate by {LEAST:.0%} or more that stands out from the noise and is the same without the last steps.",
 }
+Curve = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
 
@@ -92,8 +101,17 @@ class Phases:
         return {**asdict(self), "words": self.words}
 
     @property
+    def bands(self) -> tuple[tuple[str, int, int], ...]:
+        """`(name, first step, step after the last)` of each of the three phases; none where they are not there."""
+        first, last = self.warm_up.boundary, self.ascent.boundary
+        if not self.present or first is None or last is None:
+            return ()
+        whole = (("warm-up", 0, first), ("basin", first, last), ("ascent", last, self.steps))
+        return tuple(band for band in whole if band[2] > band[1])
+
+    @property
     def words(self) -> str:
-        """The finding in one sentence."""
+        """The pattern in one sentence."""
         if self.shape == SHORT:
             return f"No clear pattern: {self.steps} steps are too few; at least {FEWEST} are needed."
         if self.present:
@@ -115,6 +133,24 @@ class Chance(NamedTuple):
 
     left: float  # mean error of the closest valley or hill
     gains: Curve  # falls and rises, sorted
+
+
+class Block(NamedTuple):
+    """Neighbours with one mean."""
+
+    size: int
+    weight: float
+    mean: float
+    error: float  # Σ w (y − mean)²
+
+
+class Errors(NamedTuple):
+    """Σ w (y − f)² of the closest curve of each shape."""
+
+    falling: float
+    rising: float
+    valley: float
+    hill: float
 
 
 def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DRAWS) -> Phases:
@@ -224,3 +260,89 @@ def _located(values: Curve, steps: Steps, n: int, fall: float, rise: float) -> P
 def _window(values: Curve, name: str, first: int, last: int, basin: float) -> Window:
     level = float(np.nanmedian(values[first:last]))
     return Window(name, first, last, level, level / basin if basin > 0 else None)
+
+
+# -- the closest curve of each shape, by pooling neighbours ---------------------------------------------------------
+
+
+def errors(y: Curve, w: Curve | None = None) -> Errors:
+    """How far `y` is from each shape."""
+    values, weights = y.tolist(), _weights(y, w)
+    turned, back = [-x for x in values], weights[::-1]
+    falling, rising = prefix_errors(turned, weights), prefix_errors(values, weights)  # of prefixes
+    falls_after, rises_after = prefix_errors(values[::-1], back)[::-1], prefix_errors(turned[::-1], back)[::-1]
+    valley = min(a + b for a, b in zip(falling, rises_after, strict=True))
+    hill = min(a + b for a, b in zip(rising, falls_after, strict=True))
+    return Errors(falling[-1], rising[-1], valley, hill)
+
+
+def prefix_errors(y: Sequence[float], w: Sequence[float]) -> list[float]:
+    """Error of the closest rising curve to the first 0, 1, … n values."""
+    blocks: list[Block] = []
+    out, total = [0.0], 0.0
+    for value, weight in zip(y, w, strict=True):
+        total += _pushed(blocks, value, weight)
+        out.append(total)
+    return out
+
+
+def rising(y: Curve, w: Curve | None = None) -> Curve:
+    """The closest rising curve."""
+    blocks: list[Block] = []
+    for value, weight in zip(y.tolist(), _weights(y, w), strict=True):
+        _pushed(blocks, value, weight)
+    return np.repeat([b.mean for b in blocks], [b.size for b in blocks])
+
+
+def falling(y: Curve, w: Curve | None = None) -> Curve:
+    """The closest falling curve."""
+    return -rising(-y, w)
+
+
+def valley(y: Curve, w: Curve | None = None) -> Curve:
+    """The closest curve that falls and then rises."""
+    weights = np.array(_weights(y, w))
+    before = prefix_errors((-y).tolist(), weights.tolist())
+    after = prefix_errors((-y[::-1]).tolist(), weights[::-1].tolist())[::-1]
+    turn = int(np.argmin(np.add(before, after)))
+    return np.concatenate([falling(y[:turn], weights[:turn]), rising(y[turn:], weights[turn:])])
+
+
+def hill(y: Curve, w: Curve | None = None) -> Curve:
+    """The closest curve that rises and then falls."""
+    return -valley(-y, w)
+
+
+def corners(y: Curve, w: Curve | None = None) -> tuple[int, int]:
+    """`(end, start)` of the closest straight fall before `end`, level, and straight rise from `start` on; (0, n) without them."""
+    n, weights = len(y), np.array(_weights(y, w))
+    pairs = [(a, b) for a in range(1, n) for b in range(a + 1, n)]
+    falls, rises = [_down(n, a) for a, _ in pairs], [_down(n, n - b)[::-1] for _, b in pairs]
+    X = np.stack([np.ones((len(pairs), n)), np.array(falls), np.array(rises)], 2)  # (pairs, n, 3)
+    XtW = X.transpose(0, 2, 1) * weights
+    heights = np.linalg.solve(XtW @ X, (XtW @ y)[..., None])[..., 0]  # (pairs, 3): the level, and both ends above it
+    error = (weights * (y - (X @ heights[..., None])[..., 0]) ** 2).sum(1)
+    error[~(heights[:, 1:] > 0).all(1)] = np.inf
+    best = int(error.argmin())
+    return pairs[best] if np.isfinite(error[best]) else (0, n)
+
+
+def _down(n: int, end: int) -> Curve:
+    """1 at the first place, in a straight line to 0 at `end`, then 0."""
+    return np.maximum(0.0, 1 - np.arange(n) / max(end, 1))
+
+
+def _weights(y: Curve, w: Curve | None) -> list[float]:
+    return [1.0] * len(y) if w is None else w.tolist()
+
+
+def _pushed(blocks: list[Block], value: float, weight: float) -> float:
+    """Add a value at the end of a rising curve's blocks; by how much its error grows."""
+    size, total, mean, error, gone = 1, weight, value, 0.0, 0.0
+    while blocks and blocks[-1].mean >= mean:
+        n, w, m, e = blocks.pop()
+        error += e + w * total / (w + total) * (m - mean) ** 2
+        mean = (w * m + total * mean) / (w + total)
+        size, total, gone = size + n, total + w, gone + e
+    blocks.append(Block(size, total, mean, error))
+    return error - gone

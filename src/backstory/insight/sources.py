@@ -9,20 +9,22 @@ Shapes:  S sources, D domains, Q queries of a domain, M samples.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
 
 from ..errors import UsageError
-from ..run.embed import Asked, Progress
+from ..results import figures
+from ..results.influence import Influence
+from ..results.quality import Quality
+from ..results.result import Result
+from ..results.words import name_label
 from ..run.gradients import LossFn
 from ..run.run import Run
-from . import plots
-from .asking import SIGN, said
+from .asking import Options
 from .groups import column
-from .notebook import InNotebook
-from .shapes import Curve
+from .phases import Curve
 
 UNIT = "summed influence of the source's samples, in units of the queries' mean loss"
 DRAWS = 1000
@@ -47,9 +49,23 @@ class Value:
         """Value of one of its samples, on average."""
         return self.value / self.samples
 
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return not self.low <= 0 <= self.high
 
-@dataclass(frozen=True)
-class Sources(InNotebook):
+    @property
+    def words(self) -> str:
+        """Helps or hurts; not clear where the interval includes 0."""
+        return "not clear" if not self.clear else "helps" if self.value > 0 else "hurts"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "per_sample": self.per_sample, "words": self.words}
+
+
+@dataclass(frozen=True, repr=False)
+class Sources(Result):
     """Values of all sources: for each domain, and for all queries together."""
 
     at: int
@@ -58,40 +74,41 @@ class Sources(InNotebook):
     domains: tuple[str, ...]
     total: tuple[Value, ...]  # (S) every domain's mean loss counts alike
     cells: tuple[tuple[Value, ...], ...]  # (S, D)
-    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
 
     @property
     def matrix(self) -> Curve:
         """Values (S, D)."""
         return np.array([[cell.value for cell in row] for row in self.cells])
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "matrix": self.matrix.tolist(), "sign": SIGN, "unit": UNIT, "interval": "95 %"}
+    @property
+    def clear(self) -> list[list[bool]]:
+        """Of each number of the matrix: whether its interval leaves 0 out."""
+        return [[cell.clear for cell in row] for row in self.cells]
 
-    def figure(self) -> Any:
+    @property
+    def headline(self) -> str:
+        """What the values are of."""
+        return f"Value of each {self.by} for the model at step {self.at}, with 95 % intervals"
+
+    def numbers(self) -> dict[str, Any]:
+        """Values in all, and for each domain."""
+        values = {"total": self.total, "cells": self.cells, "matrix": self.matrix, "clear": self.clear}
+        return {"by": self.by, "sources": self.sources, "domains": self.domains, **values, "interval": "95 %"}
+
+    def table(self) -> dict[str, Any]:
+        """One line for each source and domain."""
+        cells = [cell.as_dict() for row in self.cells for cell in row]
+        return {k: [c[k] for c in cells] for k in cells[0]}
+
+    def drawings(self) -> dict[str, figures.Figure]:
         """Bars with intervals, and the matrix of sources and domains."""
-        many = len(self.domains) > 1
-        titles = (f"Value of each {self.by}, 95 % intervals", *(["Value for each domain of queries"] if many else []))
-        drawn = plots.figure(
-            titles, self.by if not many else "domain", ("influence", self.by)[: len(titles)], shared=False
-        )
-        bars = {"type": "data", "symmetric": False, "array": [v.high - v.value for v in self.total]}
-        bars["arrayminus"] = [v.value - v.low for v in self.total]
-        drawn.add_bar(x=list(self.sources), y=[v.value for v in self.total], error_y=bars, name="value", row=1, col=1)
-        if many:
-            reach = float(np.abs(self.matrix).max()) or 1.0
-            place = {"len": 0.45, "y": 0.2}
-            drawn.add_heatmap(
-                z=self.matrix.tolist(), x=list(self.domains), y=list(self.sources), zmin=-reach, zmax=reach,
-                colorscale="RdBu", colorbar=place, row=2, col=1,
-            )  # fmt: skip
-        return drawn
-
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each source and domain."""
-        cells = [asdict(cell) for row in self.cells for cell in row]
-        return plots.frame({k: [c[k] for c in cells] for k in cells[0]})
+        names, rows = [name_label(x, self.by) for x in self.sources], [(v.value, v.low, v.high) for v in self.total]
+        bars = figures.sources(names, rows, [v.words for v in self.total])
+        matrix = figures.matrix(names, self.domains, self.matrix.tolist(), self.clear)
+        return {name: drawn for name, drawn in (("sources", bars), ("matrix", matrix)) if drawn is not None}
 
 
 def sources(
@@ -102,62 +119,45 @@ def sources(
     at: int | str = "final",
     *,
     by: str = "source",
-    per_layer: bool = False,
-    contraction: Asked = "auto",
     draws: int = DRAWS,
     seed: int = 0,
-    unverified: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Sources:
     """Values of the sources (or labels) of the samples, for each set of queries: `batches` is {domain: batch}."""
     if not batches or draws < 40:
         raise UsageError(
             f"found {len(batches)} query sets and draws={draws}; expected one or more, and 40 draws or more."
         )
-    scores, step = {}, run.step_of(at)
-    notes: tuple[str, ...] = ()
-    for domain, batch in batches.items():
-        answer = run.query(
-            model,
-            loss,
-            batch,
-            step,
-            per_layer=per_layer,
-            contraction=contraction,
-            unverified=unverified,
-            progress=progress,
-        )
-        ids, found = answer.per_sample()
-        scores[domain], notes = found.numpy(), said(answer)
-    labels = column(run, np.array([str(x) for x in ids]), by)
-    return _valued(scores, labels, step, by, draws, seed, notes)
+    step = run.step_of(at)
+    each = {domain: run.query(model, loss, batch, step, **options) for domain, batch in batches.items()}
+    return sources_of(run, each, by=by, draws=draws, seed=seed)
 
 
-def _valued(
-    scores: Mapping[str, Curve], labels: Any, at: int, by: str, draws: int, seed: int, notes: Sequence[str]
+def sources_of(
+    run: Run, influences: Mapping[str, Influence], *, by: str = "source", draws: int = DRAWS, seed: int = 0
 ) -> Sources:
+    """The same from the influence on the queries of each domain."""
+    first = next(iter(influences.values()))
+    ids, _ = first.per_sample()
+    labels = column(run, np.array([str(x) for x in ids]), by)
     names, inverse = np.unique(labels, return_inverse=True)
-    counts = np.bincount(inverse)
-    drawn = bootstraps(list(scores.values()), inverse, draws, seed)  # (D, draws, S)
-    plain = np.stack([_summed(x.mean(0)[None], inverse, len(names))[0] for x in scores.values()])  # (D, S)
-    domains, queries = tuple(scores), [len(x) for x in scores.values()]
+    counts, scores = np.bincount(inverse), [x.per_sample()[1].numpy() for x in influences.values()]
+    drawn = bootstraps(scores, inverse, draws, seed)  # (D, draws, S)
+    values = np.stack([_summed(x.mean(0)[None], inverse, len(names))[0] for x in scores])  # (D, S)
     low, high = np.quantile(drawn, [0.025, 0.975], axis=1)  # (D, S)
     ends = np.quantile(drawn.mean(0), [0.025, 0.975], axis=0)  # (2, S)
-    order = np.argsort(-plain.mean(0), kind="stable").tolist()
-    total = [
-        Value(str(names[s]), ALL, int(counts[s]), sum(queries), float(plain[:, s].mean()), *map(float, ends[:, s]))
-        for s in order
-    ]
+    order = np.argsort(-values.mean(0), kind="stable").tolist()
+
+    def value(s: int, domain: str, queries: int, *numbers: Any) -> Value:
+        return Value(str(names[s]), domain, int(counts[s]), queries, *map(float, numbers))
+
+    total = [value(s, ALL, sum(map(len, scores)), values[:, s].mean(), *ends[:, s]) for s in order]
     cells = [
-        tuple(
-            Value(
-                str(names[s]), name, int(counts[s]), queries[d], float(plain[d, s]), float(low[d, s]), float(high[d, s])
-            )
-            for d, name in enumerate(domains)
-        )
+        tuple(value(s, name, len(scores[d]), values[d, s], low[d, s], high[d, s]) for d, name in enumerate(influences))
         for s in order
     ]
-    return Sources(at, by, tuple(str(names[s]) for s in order), domains, tuple(total), tuple(cells), tuple(notes))
+    named = tuple(str(names[s]) for s in order)
+    return Sources(first.at, by, named, tuple(influences), tuple(total), tuple(cells), first.caveats, first.quality)
 
 
 def bootstrap(scores: Curve, group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:

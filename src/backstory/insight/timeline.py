@@ -10,20 +10,20 @@ a step's effect also depends on later rates; dividing by its own is then a conve
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
 
-from ..run.embed import Asked, Progress
+from ..results import figures
+from ..results.influence import Influence
+from ..results.quality import Quality
+from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
 from ..store import RunStore
-from . import plots
-from .asking import SIGN, mean_answer, said
-from .notebook import InNotebook
-from .phases import Phases, phases
-from .shapes import Curve
+from .asking import Options, mean_influence
+from .phases import Curve, Phases, phases
 
 UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
 SOUGHT = "phases are sought in the mean size of influences by learning rate, whatever their sign"
@@ -31,8 +31,8 @@ ROWS_AT_ONCE = 1 << 16
 CURVES = ("influence", "rate", "per_rate", "size", "loss")
 
 
-@dataclass(frozen=True)
-class Timeline(InNotebook):
+@dataclass(frozen=True, repr=False)
+class Timeline(Result):
     """One number of each kind for each step before `at`."""
 
     at: int
@@ -42,52 +42,33 @@ class Timeline(InNotebook):
     size: Curve  # (T,) mean |influence| of an occurrence over the rate; NaN where the rate was 0
     loss: Curve  # (T,) Σ w ℓ of the step; NaN where losses were not recorded
     phases: Phases  # of `size`
-    notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        curves = {k: getattr(self, k).tolist() for k in CURVES}
-        return {
-            "at": self.at,
-            **curves,
-            "phases": self.phases.as_dict(),
-            "notes": list(self.notes),
-            "sign": SIGN,
-            "unit": UNIT,
-        }
-
-    def figure(self) -> Any:
-        """Influence by learning rate above, the loss below where it is known, the phases marked."""
-        losses = bool(np.isfinite(self.loss).any())
-        titles = ("Mean influence of one occurrence, by learning rate", *(["Training loss"] if losses else []))
-        names = ("loss units per unit of rate", *(["loss"] if losses else []))
-        drawn = plots.figure(titles, "training step", names)
-        _line(drawn, self.per_rate, "each step", 0, opacity=0.35)
-        _line(drawn, smooth(self.per_rate), "smoothed", 0)
-        _line(drawn, smooth(self.size), "mean size, smoothed", 1)
-        for window in self.phases.windows:
-            drawn.add_vrect(
-                x0=window.first,
-                x1=window.last,
-                annotation_text=window.name,
-                opacity=0.08,
-                fillcolor=plots.COLOURS[4],
-                row=1,
-                col=1,
-            )
-        if losses:
-            _line(drawn, self.loss, "training loss", 6, row=2)
-        return drawn
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
 
     @property
     def headline(self) -> str:
-        """The phases in one sentence."""
+        """The model, and the phases."""
         return f"Timeline of influence on the model at step {self.at}. Phases: {self.phases.words}"
 
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each step."""
-        curves = {k: getattr(self, k) for k in CURVES}
-        return plots.frame({"step": np.arange(self.at), **curves})
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The phases in one sentence."""
+        return (self.phases.words,)
+
+    def numbers(self) -> dict[str, Any]:
+        """The curves and the phases."""
+        return {**{k: getattr(self, k) for k in CURVES}, "phases": self.phases}
+
+    def table(self) -> dict[str, Any]:
+        """One line for each step."""
+        return {"step": np.arange(self.at), **{k: getattr(self, k) for k in CURVES}}
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """Influence by learning rate with the phases marked; the loss where it is known."""
+        loss = figures.loss(self.loss)
+        drawn = {"timeline": figures.timeline(self.per_rate, self.size, self.phases.bands, self.at)}
+        return drawn if loss is None else {**drawn, "loss": loss}
 
 
 def timeline(
@@ -97,45 +78,31 @@ def timeline(
     batch: Any,
     at: int | str = "final",
     *,
-    per_layer: bool = False,
-    contraction: Asked = "auto",
     seed: int = 0,
-    unverified: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Timeline:
     """The timeline of influence on the queries' mean loss at `at`; `seed` of the noise that phases are compared with."""
-    answer = mean_answer(
-        run,
-        model,
-        loss,
-        batch,
-        at,
-        per_layer=per_layer,
-        contraction=contraction,
-        unverified=unverified,
-        progress=progress,
-    )
-    step = answer.at
-    scores, table = answer.scores[0].numpy(), run.store.steps(0, step)
-    mean, sizes = by_step(scores, answer.steps, step), by_step(np.abs(scores), answer.steps, step)
+    return timeline_of(run, mean_influence(run, model, loss, batch, at, **options), seed=seed)
+
+
+def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
+    """The same from the influence on one query."""
+    step, table = influence.at, run.store.steps(0, influence.at)
+    scores = influence.only(None).scores[0].numpy()
+    mean, sizes = by_step(scores, influence.steps, step), by_step(np.abs(scores), influence.steps, step)
     rate, clipped = table.groups["rate"].max(1), np.asarray(table.clip) < 1
     per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=(rate > 0) & ~clipped)
     size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
-    found = phases(size, samples=table.rows, seed=seed)
-    notes = (*said(answer), *_about_clipping(clipped), SOUGHT)
-    return Timeline(step, mean, rate, per_rate, size, losses(run.store, step), found, notes)
+    pattern = phases(size, samples=table.rows, seed=seed)
+    caveats = (*influence.caveats, *_about_clipping(clipped), SOUGHT)
+    return Timeline(step, mean, rate, per_rate, size, losses(run.store, step), pattern, caveats, influence.quality)
 
 
 def _about_clipping(clipped: Any) -> tuple[str, ...]:
     if not clipped.any():
         return ()
-    said = "their samples' influences add up to 0 by construction and are left out of per_rate, not of size"
-    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {said}",)
-
-
-def _line(drawn: Any, y: Curve, name: str, colour: int, row: int = 1, opacity: float = 1.0) -> None:
-    line = {"color": plots.COLOURS[colour]}
-    drawn.add_scatter(y=y.tolist(), mode="lines", name=name, opacity=opacity, line=line, row=row, col=1)
+    why = "their samples' influences add up to 0 by construction and are left out of per_rate, not of size"
+    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {why}",)
 
 
 def by_step(values: Curve, steps: Any, n: int) -> Curve:

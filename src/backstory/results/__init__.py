@@ -1,5 +1,8 @@
-"""What queries and insights return: scores with their sign, caveats, quality and tables."""
+"""What queries and insights return: numbers with their sign, unit, caveats, quality, tables and figures."""
 
-from .influence import Hit, Influence
+from .influence import ByStep, Hit, Influence, Occurrences, SampleIndex
+from .quality import Quality
+from .result import Result
+from .sign import SIGN, describe_sign
 
-__all__ = ["Hit", "Influence"]
+__all__ = ["SIGN", "ByStep", "Hit", "Influence", "Occurrences", "Quality", "Result", "SampleIndex", "describe_sign"]

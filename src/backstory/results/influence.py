@@ -1,23 +1,33 @@
-"""The answer to a question: the influence of training samples on queries, with its sign in words.
+"""The result of a query: the influence of training samples on queries.
 
 influence ≈ ℓ(without the sample) − ℓ(with it), in the units of the query's loss. Positive: the sample helped;
 removing it would raise the query's loss.
+
+Shapes:  Q queries, N occurrences before the step that was queried, M samples.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..capture.ids import as_text, restore
-from ..errors import UsageError
-from .notebook import shown
+from ..errors import BackstoryError, UsageError
+from . import figures
+from .quality import Quality
+from .result import Result, frame, show_table
+from .sign import describe_sign
+from .words import describe_signs, late_from
 
-SIGN = "positive: the sample helped, removing it would raise the query's loss; in the units of that loss"
+UNIT = "influence in units of the query's loss; of a sample: its occurrences summed"
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,7 @@ class Hit:
     @property
     def words(self) -> str:
         """The sign in words."""
-        if self.influence == 0:
-            return "had no influence"
-        return (
-            "helped: without it the loss would be higher"
-            if self.influence > 0
-            else "hurt: without it the loss would be lower"
-        )
+        return describe_sign(self.influence)
 
     def __str__(self) -> str:
         return f"sample {self.sample}  {self.influence:+.5f}  at step {self.step}  {self.words}"
@@ -48,56 +52,165 @@ class Hit:
         return {**asdict(self), "words": self.words}
 
 
-@dataclass(frozen=True)
-class Influence:
-    """Influences of occurrences on Q queries; `rows` says which occurrences of the run are held (all, or the best)."""
+class SampleIndex(NamedTuple):
+    """Which sample each occurrence is of."""
 
-    scores: Tensor  # (Q, M) float64
-    sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, M) ids as text
+    names: Any  # (M,) ids as text, sorted
+    inverse: Ints  # (N,) the sample of each occurrence
+
+
+class ByStep(NamedTuple):
+    """One query's own timeline."""
+
+    steps: Ints  # (T,)
+    influence: Floats  # (T,) summed over the step's occurrences
+    size: Floats  # (T,) mean |influence| of the step's occurrences; those of a clipped step add up to 0
+
+
+@dataclass(frozen=True, repr=False)
+class Occurrences(Result):
+    """The influence of each single use of a sample on one model."""
+
+    sample: int | str
+    at: int
+    steps: tuple[int, ...]
+    influence: tuple[float, ...]
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = "influence of one occurrence, in units of the query's loss"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How many helped and hurt; late ones have had nothing to overwrite them."""
+        late = [step for step in self.steps if step >= late_from(self.at)]
+        use, where = "Its uses" if len(late) > 1 else "Its use", ", ".join(f"{s:,}" for s in late[:6])
+        told = (
+            f"{use} at step {where} came in the last tenth of training: little came after to overwrite or correct it, so it weighs more "
+            "than an earlier one would.",
+        )
+        return describe_signs(self.influence), *(told if late else ())
+
+    def numbers(self) -> dict[str, Any]:
+        """The uses."""
+        return {"sample": self.sample, "steps": self.steps, "influence": self.influence}
+
+    def table(self) -> Mapping[str, Any]:
+        """One line for each use."""
+        return {"step": self.steps, "influence": self.influence}
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """One bar for each use."""
+        drawn = figures.occurrences(self.steps, self.influence)
+        return {} if drawn is None else {"occurrences": drawn}
+
+
+@dataclass(frozen=True, repr=False)
+class Influence(Result):
+    """Influences of occurrences on Q queries: of all, or of the `best` highest and lowest of each query."""
+
+    scores: Tensor  # (Q, N) float64
+    sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, N) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
-    at: int  # the step whose model was asked
-    method: str  # "adjoint" or "embeddings"
-    notes: tuple[str, ...] = ()
-    complete: bool = True  # False: only the k best and worst occurrences of each query were kept
-    lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = field(default=None, repr=False)
-    quality: Mapping[str, Any] | None = field(default=None, repr=False)  # how far to trust it; `words` in plain English
-    kept: int | None = None  # of how many best and how many worst `scores` consists; None: of all
+    at: int  # the step whose model was queried
+    method: str  # "adjoint", "embeddings", "segments" or "index"; of a baseline, its name
+    caveats: tuple[str, ...] = ()
+    complete: bool = True  # False: only the highest and lowest occurrences of each query are there
+    lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = None
+    quality: Quality | None = None
+    best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
+    index: SampleIndex | None = None  # of `sample_ids`, where it is known already
+    unit: str = UNIT
 
     @property
     def n_queries(self) -> int:
-        """How many queries were asked."""
+        """How many queries there are."""
         return self.scores.shape[0]
 
     def __len__(self) -> int:
         return self.scores.shape[1]
 
-    def __repr__(self) -> str:
-        notes = "".join(f"\n  {x}" for x in self.notes)
-        return (
-            f"Influence of {len(self):,} occurrences on {self.n_queries} queries at step {self.at}, by {self.method}\n"
-            f"  {SIGN}{notes}"
-        )
+    @property
+    def headline(self) -> str:
+        """What was queried, and how it was computed."""
+        queries = "1 query" if self.n_queries == 1 else f"{self.n_queries} queries"
+        return f"Influence of {len(self):,} occurrences on {queries}, on the model at step {self.at}, by {self.method}"
 
-    def _repr_html_(self) -> str | None:
-        try:
-            import pandas as pd
-        except ImportError:
-            return None
-        mean, per = self.complete and self.n_queries > 1, "sample" if self.complete else "occurrence"
-        which: int | str = "mean" if mean else 0
-        hits = dict.fromkeys([*self.top(5, query=which, per=per), *self.bottom(5, query=which, per=per)[::-1]])
-        asked = f"the mean of {self.n_queries} queries" if mean else f"query 1 of {self.n_queries}"
-        title = f"Influence of {len(self):,} occurrences on {asked}, on the model at step {self.at}, by {self.method}"
-        return shown(title, pd.DataFrame([h.as_dict() for h in hits]), (SIGN, *self.notes))
+    # -- both ends of the ranking ----------------------------------------------------------------------------------
 
     def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
         """The k most helpful, highest first; per "sample" (its occurrences summed) or per "occurrence"."""
-        return self._hits(k, query, per, largest=True)
+        return self._hits(k, query, per, 1.0)
 
     def bottom(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
         """The k most harmful, lowest first."""
-        return self._hits(k, query, per, largest=False)
+        return self._hits(k, query, per, -1.0)
+
+    def _hits(self, k: int, query: int | str | None, per: str, sign: float) -> list[Hit]:
+        if per not in ("sample", "occurrence") or k < 1:
+            raise UsageError(f"found k={k}, per={per!r}; expected k ≥ 1 and per='sample' or 'occurrence'.")
+        if not self.complete and per == "sample":
+            raise UsageError(
+                "only the best occurrences are there (keep=); pass per='occurrence', or query without keep=."
+            )
+        one = self.only(query)
+        scores = one.scores[0].numpy()
+        if per == "sample":
+            return one._samples_ranked(scores, k, sign)
+        most = min(k, len(scores) if self.best is None else self.best)  # beyond it lies the other end
+        rows = _largest(sign * scores, one.sample_ids, most, self.id_kind)
+        ids = restore([str(one.sample_ids[i]) for i in rows], self.id_kind)
+        return [Hit(s, int(one.steps[i]), float(scores[i])) for s, i in zip(ids, rows, strict=True)]
+
+    def _samples_ranked(self, scores: Floats, k: int, sign: float) -> list[Hit]:
+        names, inverse = self._index
+        counts = np.bincount(inverse, minlength=len(names))
+        used = np.flatnonzero(counts)
+        sums = np.bincount(inverse, weights=scores, minlength=len(names))
+        ranked = used[_largest(sign * sums[used], names[used], k, self.id_kind)]
+        ids = restore([str(names[j]) for j in ranked], self.id_kind)
+        return [Hit(s, self._most(scores, j), float(sums[j]), int(counts[j])) for s, j in zip(ids, ranked, strict=True)]
+
+    def _most(self, scores: Floats, j: int) -> int:
+        """The step at which sample j mattered most."""
+        rows = np.flatnonzero(self._index.inverse == j)
+        return int(self.steps[rows[int(np.abs(scores[rows]).argmax())]])
+
+    @cached_property
+    def _index(self) -> SampleIndex:
+        return self.index or SampleIndex(*np.unique(self.sample_ids, return_inverse=True))
+
+    # -- parts and sums --------------------------------------------------------------------------------------------
+
+    def only(self, query: int | str | None) -> "Influence":
+        """The influence on one query, or on the mean of all ("mean")."""
+        if query is None and self.n_queries > 1:
+            raise UsageError(
+                f"the result has {self.n_queries} queries: pass query=0 … {self.n_queries - 1}, or query='mean'."
+            )
+        if query == "mean":
+            self._need_all("query='mean'")
+            return replace(self, scores=self.scores.mean(0, keepdim=True), index=self._index)
+        q = 0 if query is None else query
+        if not isinstance(q, int) or not 0 <= q < self.n_queries:
+            raise UsageError(f"found query={query!r}; expected 0 … {self.n_queries - 1}, or 'mean'.")
+        if self.sample_ids.ndim == 2:
+            return replace(self, scores=self.scores[q : q + 1], sample_ids=self.sample_ids[q], steps=self.steps[q])
+        return replace(self, scores=self.scores[q : q + 1], index=self._index)
+
+    def between(self, first: int, last: int) -> "Influence":
+        """Only the occurrences of steps first … last−1, for example one epoch."""
+        self._need_all("between()")
+        part = np.flatnonzero((self.steps >= first) & (self.steps < last))
+        names, inverse = self._index
+        return replace(
+            self,
+            scores=self.scores[:, torch.from_numpy(part)],
+            sample_ids=self.sample_ids[part],
+            steps=self.steps[part],
+            index=SampleIndex(names, inverse[part]),
+            caveats=(*self.caveats, f"steps {first} to {last - 1} only"),
+        )
 
     def sum_over(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
         """Influence (Q,) of removing these samples together, at all their occurrences or only in `steps`.
@@ -105,45 +218,57 @@ class Influence:
         A first-order sum: it understates groups whose members stand in for each other.
         """
         self._need_all("sum_over()")
-        wanted = set(as_text(samples)[0])
-        unknown = wanted - set(self.sample_ids.tolist())
-        if unknown:
-            raise UsageError(
-                f"{len(unknown)} of the samples never occurred before step {self.at}, e.g. {min(unknown)!r}."
-            )
-        keep = np.isin(self.sample_ids, list(wanted))
+        rows = np.isin(self._index.inverse, self._numbers(as_text(samples)[0]))
         if steps is not None:
-            keep &= np.isin(self.steps, list(steps))
-        return self.scores[:, torch.from_numpy(keep)].sum(1)
+            rows &= np.isin(self.steps, list(steps))
+        return self.scores[:, torch.from_numpy(rows)].sum(1)
 
-    def between(self, first: int, last: int) -> "Influence":
-        """Only the occurrences of steps first … last−1, for example one epoch."""
-        self._need_all("between()")
-        keep = (self.steps >= first) & (self.steps < last)
-        return replace(
-            self,
-            scores=self.scores[:, torch.from_numpy(keep)],
-            sample_ids=self.sample_ids[keep],
-            steps=self.steps[keep],
-            notes=(*self.notes, f"steps {first} to {last - 1} only"),
-        )
+    def occurrences(self, sample: int | str, *, query: int | str | None = None) -> Occurrences:
+        """The influence of each single use of a sample on a query."""
+        self._need_all("occurrences()")
+        one = self.only(query)
+        rows = np.flatnonzero(one._index.inverse == self._numbers(as_text([sample])[0])[0])
+        steps, values = one.steps[rows].tolist(), one.scores[0, torch.from_numpy(rows)].tolist()
+        return Occurrences(sample, self.at, tuple(steps), tuple(values), self.caveats, self.quality)
+
+    def _numbers(self, wanted: Sequence[str]) -> Ints:
+        """The numbers of these samples, all of which occurred."""
+        names, inverse = self._index
+        at = np.minimum(np.searchsorted(names, wanted), max(0, len(names) - 1))
+        missing = [x for x, j in zip(wanted, at, strict=True) if not len(names) or names[j] != x]
+        missing = missing or [str(names[j]) for j in np.setdiff1d(at, inverse)]
+        if missing:
+            raise UsageError(
+                f"{len(missing)} of the samples never occurred before step {self.at}, e.g. {min(missing)!r}; name samples that did."
+            )
+        return at
+
+    def by_step(self, query: int | str | None = None) -> ByStep:
+        """The influence of each step's occurrences on a query: their sum, and their mean size."""
+        self._need_all("by_step()")
+        one = self.only(query)
+        scores, steps = one.scores[0].numpy(), one.steps
+        count = np.maximum(1, np.bincount(steps, minlength=self.at))
+        size = np.bincount(steps, weights=np.abs(scores), minlength=self.at) / count
+        return ByStep(np.arange(self.at), np.bincount(steps, weights=scores, minlength=self.at).astype(float), size)
 
     def per_sample(self) -> tuple[list[int | str], Tensor]:
         """`(ids, influences (Q, ids))`: removal from all steps, occurrences summed."""
         self._need_all("per_sample()")
-        names, inverse = np.unique(self.sample_ids, return_inverse=True)
+        names, inverse = self._index
         out = torch.zeros(self.n_queries, len(names), dtype=self.scores.dtype)
         out.index_add_(1, torch.from_numpy(inverse), self.scores)
-        return restore(names.tolist(), self.id_kind), out
+        used = np.flatnonzero(np.bincount(inverse, minlength=len(names)))
+        return restore([str(x) for x in names[used]], self.id_kind), out[:, torch.from_numpy(used)]
 
     def group_by(self, column: str) -> dict[str, Tensor]:
         """Summed influence (Q,) of each "source" or "label", highest mean first; needs content in the run."""
         self._need_all("group_by()")
         if column not in ("source", "label"):
             raise UsageError(f"found group_by({column!r}); expected 'source' or 'label'.")
-        names, inverse = np.unique(self.sample_ids, return_inverse=True)
-        content = self.lookup(names.tolist()) if self.lookup else {}
-        of = [content.get(n, {}).get(column) for n in names]
+        names, inverse = self._index
+        content = self.lookup([str(x) for x in names]) if self.lookup else {}
+        of = [content.get(str(n), {}).get(column) for n in names]
         if all(x is None for x in of):
             raise UsageError(f"the run holds no {column} of its samples: give it with rec.describe(ids, {column}=…).")
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(self.n_queries, dtype=self.scores.dtype))
@@ -152,67 +277,68 @@ class Influence:
             totals[name] = self.scores[:, torch.from_numpy(labels == name)].sum(1)
         return dict(sorted(totals.items(), key=lambda item: -float(item[1].mean())))
 
-    def to_pandas(self) -> Any:
-        """A DataFrame with one line for each query and occurrence."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise UsageError("to_pandas() needs pandas: pip install 'backstory[pandas]'.") from error
+    # -- shown -----------------------------------------------------------------------------------------------------
 
+    def as_dict(self, *, top: int = 10, per: str | None = None, query: int | str | None = None) -> dict[str, Any]:
+        """Plain values, for JSON: `hits` highest first, `harmful` lowest first, of one query or of the mean of several."""
+        which, each = self._default(query), per or self._per
+        ends = {"hits": self.top(top, query=which, per=each), "harmful": self.bottom(top, query=which, per=each)}
+        return {
+            **super().as_dict(),
+            "query": which,
+            "per": each,
+            **{k: [h.as_dict() for h in v] for k, v in ends.items()},
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """How it was computed."""
+        return {"method": self.method, "queries": self.n_queries, "occurrences": len(self)}
+
+    def _default(self, query: int | str | None = None) -> int | str:
+        return query if query is not None else "mean" if self.complete and self.n_queries > 1 else 0
+
+    @property
+    def _per(self) -> str:
+        return "sample" if self.complete else "occurrence"
+
+    def table(self) -> Mapping[str, Any]:
+        """One line for each query and occurrence."""
         q, m = self.scores.shape
-        samples = self.sample_ids if self.sample_ids.ndim == 2 else np.broadcast_to(self.sample_ids, (q, m))
-        steps = self.steps if self.steps.ndim == 2 else np.broadcast_to(self.steps, (q, m))
-        return pd.DataFrame(
-            {
-                "query": np.repeat(np.arange(q), m),
-                "sample": restore(samples.reshape(-1).tolist(), self.id_kind),
-                "step": steps.reshape(-1),
-                "influence": self.scores.reshape(-1).numpy(),
-            }
-        )
+        ids, steps = (np.broadcast_to(x, (q, m)).reshape(-1) for x in (self.sample_ids, self.steps))
+        queries, values = np.repeat(np.arange(q), m), self.scores.reshape(-1).numpy()
+        return {"query": queries, "sample": restore(ids.tolist(), self.id_kind), "step": steps, "influence": values}
 
-    def _hits(self, k: int, query: int | str | None, per: str, *, largest: bool) -> list[Hit]:
-        if per not in ("sample", "occurrence") or k < 1:
-            raise UsageError(f"found k={k}, per={per!r}; expected k ≥ 1 and per='sample' or 'occurrence'.")
-        if not self.complete and per == "sample":
-            raise UsageError(
-                "only the best occurrences were kept (keep=); ask per='occurrence', or query without keep=."
+    def drawings(self) -> dict[str, figures.Figure]:
+        """The influence of each step on the query, or on the mean of several."""
+        if not self.complete:
+            return {}
+        drawn = figures.by_step(*self.by_step(self._default()))
+        return {} if drawn is None else {"by_step": drawn}
+
+    def _repr_html_(self) -> str | None:
+        try:
+            which = self._default()
+            hits = dict.fromkeys(
+                [*self.top(5, query=which, per=self._per), *self.bottom(5, query=which, per=self._per)[::-1]]
             )
-        scores, samples, steps = self._one_query(query)
-        if per == "occurrence":
-            held = len(scores) if self.kept is None else self.kept  # beyond it lies the other end
-            order = torch.topk(scores, min(k, held, len(scores)), largest=largest).indices.tolist()
-            ids = restore([str(samples[i]) for i in order], self.id_kind)
-            return [Hit(s, int(steps[i]), float(scores[i])) for s, i in zip(ids, order, strict=True)]
-        return self._sample_hits(k, scores, samples, steps, largest)
-
-    def _sample_hits(self, k: int, scores: Tensor, samples: Any, steps: Any, largest: bool) -> list[Hit]:
-        names, inverse, counts = np.unique(samples, return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(names), dtype=scores.dtype).index_add_(0, torch.from_numpy(inverse), scores)
-        order = torch.topk(sums, min(k, len(names)), largest=largest).indices.tolist()
-        hits = []
-        for j in order:
-            mine = np.flatnonzero(inverse == j)
-            most = mine[int(scores[torch.from_numpy(mine)].abs().argmax())]
-            name = restore([str(names[j])], self.id_kind)[0]
-            hits.append(Hit(name, int(steps[most]), float(sums[j]), int(counts[j])))
-        return hits
-
-    def _one_query(self, query: int | str | None) -> tuple[Tensor, Any, Any]:
-        if query is None and self.n_queries > 1:
-            raise UsageError(
-                f"{self.n_queries} queries were asked: pass query=0 … {self.n_queries - 1}, or query='mean'."
-            )
-        if query == "mean":
-            self._need_all("query='mean'")
-            return self.scores.mean(0), self.sample_ids, self.steps
-        q = 0 if query is None else query
-        if not isinstance(q, int) or not 0 <= q < self.n_queries:
-            raise UsageError(f"found query={query!r}; expected 0 … {self.n_queries - 1}, or 'mean'.")
-        if self.sample_ids.ndim == 2:
-            return self.scores[q], self.sample_ids[q], self.steps[q]
-        return self.scores[q], self.sample_ids, self.steps
+            told = f": the mean of {self.n_queries} queries" if which == "mean" else f": query 1 of {self.n_queries}"
+            columns = {k: [h.as_dict()[k] for h in hits] for k in (*Hit.__dataclass_fields__, "words")}
+            return show_table(self.headline + told, frame(columns), self.remarks)
+        except BackstoryError:
+            return None
 
     def _need_all(self, what: str) -> None:
         if not self.complete:
-            raise UsageError(f"{what} needs all occurrences, but only the best were kept; query without keep=.")
+            raise UsageError(f"{what} needs all occurrences, but only the best are there; query without keep=.")
+
+
+def _largest(values: NDArray[Any], ids: Any, k: int, kind: str) -> Ints:
+    """The places of the k largest values, largest first; equal values in the order of ids (numbers: by size), then of time."""
+    if k < len(values):
+        rows = np.flatnonzero(values >= np.partition(values, len(values) - k)[len(values) - k])
+    else:
+        rows = np.arange(len(values))
+    names = ids[rows]
+    lengths = np.char.str_len(names) if kind == "int" else np.zeros(len(rows))
+    ranked: Ints = rows[np.lexsort((rows, names, lengths, -values[rows]))[:k]]
+    return ranked

@@ -15,9 +15,10 @@ from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import all_finite
 from ..maths.steps import Contraction
+from ..results.quality import Quality
 from ..store import RunStore
 from .prefetch import ahead
-from .quality import Quality, Watch
+from .quality import Watch
 from .sweep import Chunk, backward, cut, slices
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
@@ -78,7 +79,7 @@ def embed(
             if progress is not None:
                 progress(at - chunk.first_step, at)
             yield chunk.row_start, E
-        settings["quality"] = watch.done().as_dict()  # kept beside the embeddings, for every answer
+        settings["quality"] = watch.done().measured()  # stored beside the embeddings, for every result
 
     name = str(dtype).removeprefix("torch.")
     settings: dict[str, Any] = {"per_layer": per_layer, "contraction": contraction, "dtype": name, "encoding": encoding}
@@ -131,7 +132,7 @@ def contraction_of(asked: Asked, curvature: str) -> Contraction:
 
 def _take_over(report: EmbedReport, seen: Quality) -> None:
     report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
-    report.expanding_steps = seen.expanding_steps if report.form == "literal" else []
+    report.expanding_steps = list(seen.expanding_steps) if report.form == "literal" else []
 
 
 def embed_block(propagator: Propagator, chunk: Chunk, where: slice, per_layer: bool) -> Tensor:

@@ -36,7 +36,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
         "parameters": {
             b["name"]: f"{_size(b['shape'])} -> {Shape(*b['shape']).dims} numbers a row" for b in config["blocks"]
         },
-        "notes": list(run.notes()),
+        "caveats": list(run.caveats()),
     }
     if run.n_steps:
         out["gradients"] = {

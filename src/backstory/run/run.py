@@ -21,7 +21,8 @@ from ..errors import MismatchError, StoreError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
 from ..results.influence import Influence
-from ..results.notebook import shown
+from ..results.quality import Quality
+from ..results.result import show_table
 from ..store import RunStore
 from .compress import RANK, CompressReport, compress
 from .contents import Contents
@@ -30,10 +31,10 @@ from .embed import Asked, EmbedReport, Progress, check_asked, contraction_of, em
 from .gradients import LossFn
 from .memory import Memory
 from .occurrences import picked, rows_before
-from .quality import Quality, Watch, quality, without
+from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
-from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, validity_of, vectors_at
+from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 
 METHODS = ("auto", "adjoint", "embeddings")
 
@@ -224,7 +225,7 @@ class Run(Contents):
         and lowest occurrences of each query.
         """
         step = self.step_of(at)
-        v, notes = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+        v, caveats = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
         return self.query_gradients(
             v,
             step,
@@ -233,7 +234,7 @@ class Run(Contents):
             contraction=contraction,
             keep=keep,
             progress=progress,
-            notes=notes,
+            caveats=caveats,
         )
 
     @own_precision()
@@ -247,7 +248,7 @@ class Run(Contents):
         contraction: Asked = "auto",
         keep: int | None = None,
         progress: Progress | None = None,
-        notes: Sequence[str] = (),
+        caveats: Sequence[str] = (),
     ) -> Influence:
         """The same for ready query gradients (Q, dims) in the run's coordinates."""
         step = self.step_of(at)
@@ -272,29 +273,31 @@ class Run(Contents):
         else:
             embedded = self._memory.get(self.store, step)
             scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
-        said = (*notes, *self.notes(), *(("parameters taken as independent",) if per_layer else ()))
+        said = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
         common = {
             "id_kind": self.config.get("ids", "str"),
             "at": step,
             "method": how,
-            "notes": said,
+            "caveats": said,
             "lookup": self.content,
         }
         if keep is None:
-            found = collect(scores, len(v), n_rows)
+            values = collect(scores, len(v), n_rows)
             samples, steps = self._memory.labels(self.store, step, n_rows)
-            return Influence(found, samples, steps, quality=self._quality(watch, step, spans), **common)
+            return Influence(values, samples, steps, quality=self._quality(watch, step, spans), **common)
         values, rows = collect_best(scores, len(v), keep)
         samples, steps = picked(self.store, rows)
-        kept = keep if values.shape[1] < n_rows else None
-        trust = self._quality(watch, step, spans)
-        return Influence(values, samples, steps, complete=False, kept=kept, quality=trust, **common)
+        best, report = keep if values.shape[1] < n_rows else None, self._quality(watch, step, spans)
+        return Influence(values, samples, steps, complete=False, best=best, quality=report, **common)
 
-    def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> dict[str, Any] | None:
-        """The report that the sweep has made, or the one kept with the embeddings."""
+    def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> Quality | None:
+        """The report that the sweep has made, or the one stored beside the embeddings."""
         if spans:
-            return validity_of(self.store, spans)
-        return watch.done().as_dict() if watch is not None else self.store.embeddings()[step].get("quality")
+            return quality_of(self.store, spans)
+        if watch is not None:
+            return watch.done()
+        stored = self.store.embeddings()[step].get("quality")
+        return None if stored is None else Quality.from_dict(stored)
 
     def self_influence(
         self,
@@ -352,11 +355,11 @@ class Run(Contents):
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
     def quality(self, at: int | str = "final") -> Quality:
-        """How far answers at `at` can be trusted: one pass over the rows."""
+        """The quality of the recording before `at`: one pass over the rows."""
         return quality(self.store, self.step_of(at))
 
-    def notes(self) -> tuple[str, ...]:
-        """What every answer of this run must say."""
+    def caveats(self) -> tuple[str, ...]:
+        """What every result of this run must say."""
         out = [*self.store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
         if dropped := without(self.config["optimizer"]):
             name = self.config["optimizer"]["class"]
@@ -417,4 +420,6 @@ def _table_of(run: Run) -> str | None:
         "query sets": ", ".join(run.query_sets) or "none",
         "recipe": config.get("recipe") or "none",
     }
-    return shown(f"Run {run.path}", pd.DataFrame({"what": list(facts), "value": list(facts.values())}), run.notes())
+    return show_table(
+        f"Run {run.path}", pd.DataFrame({"what": list(facts), "value": list(facts.values())}), run.caveats()
+    )

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import StoreError, UsageError
 from ..maths.blocked import ALGORITHM, Propagator, carry, pull
 from ..maths.steps import Contraction
+from ..results.quality import Quality
 from ..store import RunStore
 from .coordinates import checkpoints
 from .embed import EmbedReport, Progress, check_finite, embed_block, form_of
@@ -93,7 +94,7 @@ def embed_segments(
 
 
 def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float) -> EmbedReport:
-    facts, seen, at = store.segments(), validity_of(store, spans), spans[-1][1]
+    facts, seen, at = store.segments(), quality_of(store, spans), spans[-1][1]
     return EmbedReport(
         at,
         at,
@@ -102,9 +103,9 @@ def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float
         per_layer=form.per_layer,
         form=form_of(form.contraction),
         seconds=seconds,
-        largest_growth=seen["largest_growth"],
-        largest_growth_step=seen["largest_growth_step"],
-        expanding_steps=seen["expanding_steps"] if form.contraction == "never" else [],
+        largest_growth=seen.largest_growth,
+        largest_growth_step=seen.largest_growth_step,
+        expanding_steps=list(seen.expanding_steps) if form.contraction == "never" else [],
         segments=len(spans),
     )
 
@@ -137,7 +138,7 @@ def compute(path: Path, span: Span, form: Form, momentum: bool) -> None:
             E = _paired(parts, momentum)
             check_finite(E, chunk)
             yield chunk.row_start, E
-        settings["quality"] = watch.done().as_dict()
+        settings["quality"] = watch.done().measured()
 
     def propagator() -> dict[str, Tensor]:
         return {f"{i:04d}": m.sigma.contiguous() for i, m in enumerate(made)}
@@ -226,7 +227,7 @@ def _through(
     return out
 
 
-def validity_of(store: RunStore, spans: Sequence[Span]) -> dict[str, Any]:
-    """The reports of these segments as one."""
+def quality_of(store: RunStore, spans: Sequence[Span]) -> Quality:
+    """The reports on these segments as one."""
     facts = store.segments()
-    return merged([facts[span]["settings"]["quality"] for span in spans])
+    return merged([Quality.from_dict(facts[span]["settings"]["quality"]) for span in spans])

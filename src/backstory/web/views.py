@@ -46,7 +46,7 @@ def overview(opened: Opened) -> shapes.Overview:
         has=opened.catalogue.has,
         loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
         quality=trust(opened.quality()),
-        notes=list(run.notes()),
+        notes=list(run.caveats()),
         missing=opened.missing(),
         timeline=None if name is None else timeline(opened, name, opened.final),
     )

@@ -1,0 +1,323 @@
+r"""Which later steps and samples overwrote a sample's influence: Theorem 1 of the paper, for every optimizer of `maths.steps`.
+
+    influence = just after its own steps + arrived through momentum − overwritten by later samples − lost to decay
+
+Leaving an occurrence out moves (θ, m) at its own step by (d^θ, d^m). If no later step bent that displacement (no
+curvature, no decay), the momentum's buffer would pay out what it holds and nothing else would happen:
+
+    own step t:    d^m = −(1−τ) w J g,           d^θ = η P ((1−τ) a + n) w J g
+    later k, free: d^m ← μ d^m,                  d^θ ← d^θ − η a P d^m
+
+In truth step k adds what follows from u' = (J H̃ + λ) d^θ, and the decay −ηλ' d^θ. Let x be the adjoint of `maths.adjoint` after step k, s
+its effect of u at step k, and d the *free* displacement before step k. The product of true steps, from the left, and free steps, from
+the right, changes by one step at a time, and the changes add up without a remainder:
+
+    ⟨v, d_T⟩ − ⟨v, e⟩ = Σ_k ( Σ_r −⟨s, J V_r⟩ (W V d)_r  −  λ⟨s, d⟩ + ηλ'⟨x_θ, d⟩ ),     W = (I + V γα Vᵀ)⁻¹
+
+A row of curvature belongs to an occurrence, so each occurrence of step k has a term of its own: with h = g it is
+
+    (its own influence on the query) × (W V d)_r / √w,       in the literal form and for SGD  ⟨g_k(z), d⟩ × influence of z at k
+
+which is the paper's Theorem 1: a later sample takes over as much as its gradient overlaps with the displacement. In the implicit
+form W shares the overlap out among the rows of the step, and nothing is left over. The decays (λ and λ') have a term of their own.
+
+One backward sweep, in float64, for one sample and one query (or the mean of a set); the free path takes as many vectors as the
+momentum's buffer lasts.
+
+Shapes:  B occurrences and R curvature rows of a step, p projected coordinates; one query, one sample.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..capture.ids import as_text, restore
+from ..errors import UsageError
+from ..maths.adjoint import Adjoint
+from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
+from ..results import figures
+from ..results.quality import Quality
+from ..results.result import Result
+from ..run.embed import Asked, Progress
+from ..run.gradients import LossFn
+from ..run.occurrences import occurrences, rows_before
+from ..run.quality import Watch
+from ..run.run import Run
+from ..run.sweep import backward, cut, slices
+from ..run.windows import refuse_compressed
+from ..store import RunStore
+from .asking import Options, mean_gradient, sweep_options
+from .phases import Curve
+
+STEPS_AT_ONCE = 256  # whose numbers are read together
+FADED = 1e-20  # share of a buffer below which it pays out nothing more
+UNIT = "units of the query's loss; overwritten: positive took influence away, negative added to it"
+
+
+@dataclass(frozen=True)
+class Overwriter:
+    """A later sample, and what all its later occurrences took away."""
+
+    sample: int | str
+    overwritten: float
+    step: int  # where it took most
+    occurrences: int  # later ones
+
+
+@dataclass(frozen=True, repr=False)
+class Overwriting(Result):
+    """Where the influence of one sample went."""
+
+    sample: int | str
+    steps: tuple[int, ...]  # of its own occurrences
+    at: int
+    just_after: float  # right after its own steps, on the gradient of the query at `at`
+    momentum: float  # what the momentum's buffer added later
+    overwritten: float  # by the curvature of later occurrences, all of them
+    decay: float  # by weight decay
+    influence: float  # what is left at `at`
+    overwritten_by: tuple[Overwriter, ...]  # samples, largest first
+    by_step: Curve  # (T,) overwritten at each step, decay included; 0 up to its first own step
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
+
+    @property
+    def headline(self) -> str:
+        """What was left of what."""
+        change = f"{self.just_after:+.4g} just after its own steps, {self.influence:+.4g} at step {self.at}"
+        return f"What overwrote the influence of sample {self.sample}: {change}"
+
+    @property
+    def lost(self) -> float:
+        """Influence just after its own steps minus what is left: overwritten + decay − momentum."""
+        return self.just_after - self.influence
+
+    @property
+    def unexplained(self) -> float:
+        """What the terms leave over: rounding."""
+        return self.lost - (self.overwritten + self.decay - self.momentum)
+
+    def top_steps(self, k: int = 10) -> list[tuple[int, float]]:
+        """The k steps that overwrote most, `(step, overwritten)`."""
+        order = np.argsort(-self.by_step, kind="stable")[:k]
+        return [(int(t), float(self.by_step[t])) for t in order if self.by_step[t] > 0]
+
+    def numbers(self) -> dict[str, Any]:
+        """The terms, and who took them."""
+        names = (
+            "sample",
+            "steps",
+            "just_after",
+            "momentum",
+            "overwritten",
+            "decay",
+            "influence",
+            "lost",
+            "unexplained",
+        )
+        ranked = [{"step": t, "overwritten": x} for t, x in self.top_steps()]
+        who = {"overwritten_by": self.overwritten_by, "by_step": self.by_step, "top_steps": ranked}
+        return {**{k: getattr(self, k) for k in names}, **who}
+
+    def table(self) -> dict[str, Any]:
+        """One line for each later sample."""
+        return {k: [getattr(e, k) for e in self.overwritten_by] for k in Overwriter.__dataclass_fields__}
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """The samples that overwrote most, and what each step took."""
+        samples, values = [str(e.sample) for e in self.overwritten_by], [e.overwritten for e in self.overwritten_by]
+        drawn, each = (
+            figures.overwriters(samples, values),
+            figures.overwritten(self.by_step, self.just_after + self.momentum),
+        )
+        return {"by_step": each} if drawn is None else {"overwriters": drawn, "by_step": each}
+
+
+class Moved(NamedTuple):
+    """What leaving an occurrence out does to the state at its own step."""
+
+    theta: Tensor  # (p,) d^θ
+    momentum: Tensor  # (p,) d^m
+
+
+class Pay(NamedTuple):
+    """How a step pays out the momentum's buffer."""
+
+    keep: float | Tensor  # μ
+    pace: float | Tensor  # η a P
+
+
+class Taken(NamedTuple):
+    """What one later step took of the influence."""
+
+    rows: Tensor  # (B,) by the curvature of each occurrence
+    decay: float
+
+
+def overwriting(
+    run: Run,
+    model: nn.Module,
+    loss: LossFn,
+    batch: Any,
+    sample: int | str,
+    at: int | str = "final",
+    *,
+    step: int | None = None,
+    **options: Unpack[Options],
+) -> Overwriting:
+    """What overwrote the influence of `sample` (all its occurrences, or the one of `step`) on the queries' mean loss."""
+    until = run.step_of(at)
+    v, caveats = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
+    return overwriting_of(
+        run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
+    )
+
+
+def overwriting_of(
+    run: Run,
+    v: Tensor,
+    sample: int | str,
+    at: int | str = "final",
+    *,
+    step: int | None = None,
+    per_layer: bool = False,
+    contraction: Asked = "auto",
+    caveats: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Overwriting:
+    """The same for a ready query gradient (1, p) in the run's coordinates."""
+    refuse_compressed(run.store, "overwriting")
+    until, v = run.step_of(at), v.double()
+    samples, steps = occurrences(run.store, rows_before(run.store, until))
+    (name,), _ = as_text([sample])
+    rows = {int(steps[i]): int(i) for i in np.flatnonzero((samples == name) & ((steps == step) | (step is None)))}
+    if not rows:
+        where = "" if step is None else f" at step {step}"
+        raise UsageError(f"sample {sample!r} did not occur{where} before step {until}; name one that did.")
+    first = min(rows)
+    moves = {t - first: _moved(run.store, t, row) for t, row in rows.items()}
+    path = free_path(moves, _pays(run.store, first, until))
+    terms = np.zeros(len(samples))
+    decay, left = np.zeros(until), 0.0
+    watch = Watch(run.store, until, start=first)
+    for t, row_start, term, scores in _sweep(
+        run.store, v, until, first, path, per_layer, run.form(contraction), watch, progress
+    ):
+        terms[row_start : row_start + len(term.rows)] = term.rows.numpy()
+        decay[t] = term.decay
+        left += float(scores[rows[t] - row_start]) if t in rows else 0.0
+    by_step = decay + np.bincount(steps, weights=terms, minlength=until)
+    direct = functools.reduce(torch.add, [moves[t].theta for t in sorted(moves)])
+    return Overwriting(
+        sample, tuple(sorted(rows)), until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
+        overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
+        overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
+        caveats=tuple(caveats), quality=watch.done(),
+    )  # fmt: skip
+
+
+def _sweep(
+    store: RunStore,
+    v: Tensor,
+    at: int,
+    first: int,
+    path: Sequence[Tensor],
+    per_layer: bool,
+    contraction: Contraction,
+    watch: Watch,
+    progress: Progress | None,
+) -> Iterator[tuple[int, int, Taken, Tensor]]:
+    """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
+    where = slices(store, per_layer)
+    adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
+    for chunk in backward(store, at, dtype=torch.float64, down_to=first):
+        watch.see(chunk)
+        end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
+        for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
+            end -= len(whole.w)
+            parts = [
+                (a, cut(whole, w) if per_layer else whole, path[t - first][w])
+                for a, w in zip(adjoints, where, strict=True)
+            ]
+            terms = [taken(a, step, d) for a, step, d in parts]
+            scores = torch.stack([a.influence(step)[0] for a, step, _ in parts]).sum(0)
+            yield t, end, Taken(torch.stack([x.rows for x in terms]).sum(0), sum(x.decay for x in terms)), scores
+        if progress is not None:
+            progress(at - chunk.first_step, at - first)
+
+
+def _moved(store: RunStore, step: int, row: int) -> Moved:
+    (chunk,) = backward(store, step + 1, dtype=torch.float64, down_to=step)
+    return moved(chunk.steps[0], row - chunk.row_start)
+
+
+def _pays(store: RunStore, first: int, at: int) -> Iterator[Pay]:
+    """μ and η a P of the steps first … at−1: numbers where the parameter groups agree, else vectors."""
+    owner = torch.tensor([b["group"] for b in store.config["blocks"]]).repeat_interleave(torch.tensor(store.dims))
+    for lo in range(first, at, STEPS_AT_ONCE):
+        hi = min(at, lo + STEPS_AT_ONCE)
+        groups, P = store.steps(lo, hi).groups, store.diagonal(lo, hi)
+        keep, pace = (torch.from_numpy(x) for x in (groups["momentum"], groups["rate"] * groups["a"]))
+        for k in range(hi - lo):
+            paid = _spread(pace[k], owner)
+            yield Pay(_spread(keep[k], owner), paid if P is None else paid * P[k].double())
+
+
+def _spread(values: Tensor, owner: Tensor) -> float | Tensor:
+    return float(values[0]) if bool((values == values[0]).all()) else values[owner]
+
+
+def _ranked(samples: Any, steps: Any, terms: Curve, first: int, kind: str) -> tuple[Overwriter, ...]:
+    """Later samples, largest first; those that took nothing are left out."""
+    later = np.flatnonzero((steps > first) & (terms != 0))
+    names, inverse, counts = np.unique(samples[later], return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, weights=terms[later], minlength=len(names))
+    most = later[np.lexsort((-np.abs(terms[later]), inverse))][np.cumsum(counts) - counts] if len(later) else later
+    ids = restore([str(x) for x in names], kind)
+    order = np.argsort(-sums, kind="stable")
+    return tuple(Overwriter(ids[j], float(sums[j]), int(steps[most[j]]), int(counts[j])) for j in order)
+
+
+# -- the terms of one step -----------------------------------------------------------------------------------------
+
+
+def moved(step: Step, row: int) -> Moved:
+    """The displacement by occurrence `row` of the step."""
+    k = step.coefficients
+    pulled = step.w[row] * clipped_gradients(step)[row]  # (p,) w J g
+    return Moved(pulled * (k.pace * ((1 - k.tau) * k.a + k.n)), pulled * -(1 - k.tau))
+
+
+def free_path(moves: Mapping[int, Moved], pays: Iterable[Pay]) -> list[Tensor]:
+    """d^θ before each of the steps 0 … n and after the last one, if nothing bent it; `moves`: step -> what is moved there.
+
+    Where the buffer is empty the displacement stays, and so does its tensor: memory grows only while it pays out.
+    """
+    p = next(iter(moves.values())).theta
+    theta, buffer, largest = torch.zeros_like(p), torch.zeros_like(p), 0.0
+    path = [theta]
+    for k, pay in enumerate(pays):
+        buffer = buffer * pay.keep
+        if float(buffer.abs().max()) > FADED * largest:
+            theta = theta - buffer * pay.pace
+        if k in moves:
+            theta, buffer = theta + moves[k].theta, buffer + moves[k].momentum
+            largest = max(largest, float(buffer.abs().max()))
+        path.append(theta)
+    return path
+
+
+def taken(adjoint: Adjoint, step: Step, d: Tensor) -> Taken:
+    """The terms of one step for the displacement d (p,) before it; the adjoint is after the step and does not move."""
+    k, V = step.coefficients, curvature_rows(step)
+    s, x = adjoint.effect(step)[0], adjoint.x_theta[0]  # (p,)
+    overlap = implicit(step, adjoint.contraction, (V @ d)[:, None])  # (R, 1)
+    rows = -(clipped_curvature(step) @ s) * overlap[:, 0]  # (R,)
+    decay = float(((x * (k.rate * k.decay) - s * k.l2) * d).sum())
+    return Taken(rows.reshape(len(step.w), -1).sum(1), decay)

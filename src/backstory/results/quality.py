@@ -1,0 +1,124 @@
+"""The quality of a recording: what one pass over it measured, a verdict with its reason, and plain sentences.
+
+    weak        the optimizer is not followed, or more than half of the gradient is not recorded
+    fair        something is assumed or left out that is known to cost accuracy
+    good        nothing that was measured speaks against the results
+    not known   nothing was measured
+
+The verdict judges what was recorded. How accurate a result is, only retraining measures.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+GOOD, FAIR, WEAK, NOT_KNOWN = "good", "fair", "weak", "not known"
+LOST = 0.5  # below this share most of the gradient is not there
+RETAINED, COVERED, DRIFTED = 0.8, 0.999, 0.1  # bounds of `fair`
+EARLY = (
+    "Early steps are understated: recorded curvature only shrinks an influence on its way through later steps, so samples that were "
+    "used early come out too small and are ranked less well."
+)
+NOTHING = "The run holds no report on itself for this model: query the final model, or run `backstory embed RUN`."
+
+
+class Finding(NamedTuple):
+    """One sentence, and the verdict if nothing else were known."""
+
+    verdict: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured on the steps before a model; without arguments: nothing."""
+
+    steps: int = 0
+    clipped: float = 0.0  # share of steps whose gradient was clipped
+    coverage: float = (
+        1.0  # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
+    )
+    optimizer: str = "The optimizer"
+    modelled: str = "exactly"  # or what was assumed
+    proxy: bool = False  # whether the steps were taken as plain SGD steps, which they were not
+    curvature: str = ""
+    projection: str = ""
+    retained: float = 1.0  # mean share of the recorded gradient's squared norm that lies in the projection
+    largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
+    largest_growth_step: int | None = None
+    expanding_steps: tuple[int, ...] = ()  # those above 1
+    drift: float = 0.0  # mean change of the log of Adam's rates from step to step, root mean square over parameters
+
+    @classmethod
+    def from_dict(cls, report: Mapping[str, Any]) -> "Quality":
+        """The report that `as_dict` gave, or that is stored beside embeddings."""
+        known = {f.name: report[f.name] for f in fields(cls) if f.name in report}
+        return cls(**{**known, "expanding_steps": tuple(known.get("expanding_steps", ()))})
+
+    def measured(self) -> dict[str, Any]:
+        """The measured values alone, as a run stores them."""
+        return {**asdict(self), "expanding_steps": list(self.expanding_steps)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        judged = {"verdict": self.verdict, "reason": self.reason, "early": self.early, "words": list(self.words)}
+        return {**self.measured(), **judged}
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return self._heaviest().verdict
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        return self._heaviest().words
+
+    @property
+    def early(self) -> str:
+        """What holds for samples that were used early, whatever was measured."""
+        return EARLY
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Everything that was measured in plain sentences, weaknesses first."""
+        findings = sorted(self._findings(), key=lambda f: f.verdict == GOOD)
+        return tuple(f.words for f in findings)
+
+    def _heaviest(self) -> Finding:
+        if not self.steps:
+            return Finding(NOT_KNOWN, NOTHING)
+        findings = sorted(self._findings(), key=lambda f: (WEAK, FAIR, GOOD).index(f.verdict))
+        return findings[0]
+
+    def _findings(self) -> Iterator[Finding]:
+        if not self.steps:
+            return
+        yield Finding(WEAK if self.proxy else GOOD, f"{self.optimizer}'s steps are modelled {self.modelled}.")
+        yield Finding(
+            _share(self.coverage, COVERED),
+            f"Recorded parameters cover {self.coverage:.1%} of the gradient (squared norm).",
+        )
+        if self.projection in ("learned", "mask"):  # a random or a full one is not judged by it
+            words = f"The projection retains {self.retained:.0%} of the gradients' squared norm."
+            yield Finding(_share(self.retained, RETAINED), words)
+        if self.curvature.startswith("empirical"):
+            words = "Curvature is the empirical Fisher, from the gradients alone; sampled or exact curvature follows the loss better."
+            yield Finding(FAIR, words)
+        yield self._stability()
+        if self.drift:
+            words = f"Adam's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words)
+        if self.clipped:
+            yield Finding(GOOD, f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")
+
+    def _stability(self) -> Finding:
+        where = "" if self.largest_growth_step is None else f" (at step {self.largest_growth_step})"
+        words = f"Peak learning rate × curvature is {self.largest_growth:.0%} of the stability limit{where}"
+        if self.largest_growth <= 1:
+            return Finding(GOOD, f"{words}.")
+        return Finding(FAIR, f"{words}; {len(self.expanding_steps)} of {self.steps} steps are above it.")
+
+
+def _share(share: float, fair: float) -> str:
+    return WEAK if share < LOST else GOOD if share > fair else FAIR

@@ -1,0 +1,130 @@
+"""What every result is: numbers that carry their sign, unit, caveats and the recording's quality, and show themselves.
+
+    as_dict()      plain values: what `--json` prints and the service sends
+    to_pandas()    the table
+    draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
+    remarks        everything that must be said with the numbers
+
+A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it gives `numbers`, `table` and `drawings`.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..errors import BackstoryError, UnsupportedError, UsageError
+from . import figures
+from .quality import Quality
+from .sign import SIGN
+
+ROWS = 10  # of a table that a notebook shows
+
+
+class Result:
+    """A result that can be printed, drawn, sent and put into a table."""
+
+    at: int  # the step whose model was queried
+    caveats: tuple[str, ...]
+    quality: Quality | None  # of the recording, where it was measured
+    unit: str = "units of the query's loss"
+    sign: ClassVar[str] = SIGN
+
+    @property
+    def headline(self) -> str:
+        """What stands above it."""
+        return f"{type(self).__name__} of the model at step {self.at}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What the numbers show, in sentences."""
+        return ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What must be said with the numbers: sign, unit, caveats, and the recording's quality."""
+        q = self.quality
+        judged = () if q is None else (f"Recording quality: {q.verdict}. {q.reason}", *q.words, q.early)
+        return self.sign, self.unit, *self.caveats, *(x for x in judged if q is None or x != q.reason)
+
+    def numbers(self) -> dict[str, Any]:
+        """What is its own in `as_dict()`."""
+        raise NotImplementedError
+
+    def table(self) -> Mapping[str, Any]:
+        """Columns of `to_pandas()`."""
+        raise NotImplementedError
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """Its figures by name, as Plotly's own JSON; the first is the main one."""
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: what is not a finite number is None."""
+        quality = None if self.quality is None else self.quality.as_dict()
+        common = {"at": self.at, "sign": self.sign, "unit": self.unit, "caveats": self.caveats, "quality": quality}
+        out: dict[str, Any] = plain({**self.numbers(), "headline": self.headline, "words": self.words, **common})
+        return out
+
+    def to_pandas(self) -> Any:
+        """A DataFrame."""
+        return frame(self.table())
+
+    def draw(self, name: str | None = None) -> figures.Figure:
+        """One of its figures (the first) as Plotly's own JSON, in the colours that a page names."""
+        drawn = self.drawings()
+        if not drawn or (name is not None and name not in drawn):
+            raise UsageError(f"found no figure {name or ''}; this result has: {', '.join(drawn) or 'none'}.")
+        return drawn[next(iter(drawn)) if name is None else name]
+
+    def figure(self, name: str | None = None) -> Any:
+        """The same as a Plotly figure, in plain colours."""
+        return figures.to_plotly(self.draw(name))
+
+    def __repr__(self) -> str:
+        return "\n  ".join((self.headline, *self.words, *self.remarks))
+
+    def _repr_html_(self) -> str | None:
+        try:
+            table = self.to_pandas()
+        except BackstoryError:  # pandas is not there: the notebook prints plain words
+            return None
+        return show_table(self.headline, table, (*self.words, *self.remarks))
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON has them: None for what is not a finite number."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        value = value.tolist()
+    elif hasattr(value, "as_dict"):
+        value = value.as_dict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def frame(columns: Mapping[str, Any]) -> Any:
+    """A pandas DataFrame."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UnsupportedError("to_pandas() needs the package 'pandas': pip install 'backstory[pandas]'.") from error
+    return pd.DataFrame(columns)
+
+
+def show_table(title: str, table: Any, remarks: Sequence[str] = ()) -> str:
+    """A DataFrame's first rows under a heading, and remarks below, as notebooks show them; every text is escaped."""
+    rows = table.head(ROWS).to_html(
+        index=False, escape=True, border=0, justify="left", float_format=lambda x: f"{x:+.4g}"
+    )
+    more = f"<p>{len(table):,} rows, of which {ROWS} are shown; .to_pandas() has all.</p>" if len(table) > ROWS else ""
+    items = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
+    return f"<div><p><strong>{html.escape(title)}</strong></p>{rows}{more}<ul>{items}</ul></div>"

@@ -1,0 +1,73 @@
+"""Sentences that follow the numbers, and words that two texts have in common."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .sign import verb
+
+WORD = re.compile(r"\w+")
+SHORTEST = 4  # letters: shorter words are in almost any two texts
+SAME = 0.05  # of the larger of two influences: a smaller change is none
+LATE = 10  # one part in so many is the end of training
+
+
+def describe_change(values: Sequence[float | None]) -> str:
+    """How an influence went from checkpoint to checkpoint; None where it was not there yet."""
+    known = [x for x in values if x is not None]
+    if not known:
+        return "It was used at none of them."
+    if len(known) == 1 and len(values) == 1:
+        return f"There is one: it {verb(known[0])}."
+    if len(known) == 1:
+        return f"It was first used after all of them but the last, so there is one value: it {verb(known[0])}."
+    first, last = known[0], known[-1]
+    if abs(last - first) <= SAME * max(abs(first), abs(last)):
+        return f"It hardly changed: it {verb(last)}."
+    if first * last < 0:
+        return f"Its sign turned: at first it {verb(first)}, in the end it {verb(last)}. Later samples changed what it means."
+    kind = "help" if first + last > 0 else "harm"
+    if abs(last) > abs(first):
+        return f"Its {kind} grew, by more uses or because later samples built on it."
+    why = "took its lesson over" if kind == "help" else "made up for it"
+    return f"Its {kind} became smaller: later samples {why}, or the queries became easy."
+
+
+def describe_signs(values: Sequence[float]) -> str:
+    """How many of a sample's uses helped and hurt."""
+    if len(values) == 1:
+        return f"It {verb(values[0])}."
+    return f"{sum(x > 0 for x in values)} of {len(values)} helped, {sum(x < 0 for x in values)} hurt."
+
+
+def late_from(at: int) -> int:
+    """The first step of the last tenth of the steps before `at`: nothing much came after to overwrite what was used there."""
+    return at - max(1, at // LATE)
+
+
+def name_label(name: str, by: str = "label") -> str:
+    """A label that is a bare number with the word before it; any other name as it is."""
+    return f"label {name}" if by == "label" and re.fullmatch(r"-?\d+(\.\d+)?", name) else name
+
+
+class Piece(NamedTuple):
+    """A part of a text; all parts together are the text."""
+
+    text: str
+    common: bool
+
+
+def common_words(text: str, query: str, shortest: int = SHORTEST) -> set[str]:
+    """Words of at least `shortest` letters in both texts, whatever their case."""
+    here, there = ({w.casefold() for w in WORD.findall(x)} for x in (text, query))
+    return {w for w in here & there if len(w) >= shortest}
+
+
+def mark_words(text: str, common: set[str]) -> list[Piece]:
+    """The text in pieces, the words in common marked."""
+    out, end = [], 0
+    for match in WORD.finditer(text):
+        if match[0].casefold() in common:
+            out += [Piece(text[end : match.start()], False), Piece(match[0], True)]
+            end = match.end()
+    return [piece for piece in (*out, Piece(text[end:], False)) if piece.text]
