@@ -21,22 +21,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
-from ..maths.adjoint import Adjoint
-from ..maths.steps import Step, curvature_rows
-from ..run.embed import Asked, Progress
-from ..run.run import Run
-from ..run.sweep import backward
-from ..run.windows import refuse_compressed
-from . import plots
-from .notebook import InNotebook
-from .shapes import Curve
+from backstory.errors import UsageError
+from backstory.insight.phases import Curve
+from backstory.maths.adjoint import Adjoint
+from backstory.maths.steps import Step, curvature_rows
+from backstory.results import figures
+from backstory.results.figures import ACCENT, WARM, Figure, figure, line, smoothed, thinned
+from backstory.results.result import frame, plain
+from backstory.run.embed import Asked, Progress
+from backstory.run.run import Run
+from backstory.run.sweep import backward
+from backstory.run.windows import refuse_compressed
 
 UNIT = "norms in the run's coordinates, embeddings per unit of learning rate; traces as shares of the dimensions"
 
 
 @dataclass(frozen=True)
-class Analytic(InNotebook):
+class Analytic:
     """Curves over the steps before `at`, (T,) each."""
 
     at: int
@@ -47,42 +48,32 @@ class Analytic(InNotebook):
     embedding_norm: Curve  # √ of the mean ‖e‖² of the step's occurrences, by rate, measured
     embedding_norm_simple: Curve  # in the paper's simplified setting
 
-    @property
-    def said(self) -> tuple[str, ...]:
-        """Its unit: these are no influences."""
-        return (UNIT,)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}, "unit": UNIT}
+        values: dict[str, Any] = plain({f.name: getattr(self, f.name) for f in fields(self)})
+        return {**values, "unit": UNIT}
 
-    def figure(self) -> Any:
+    def drawings(self) -> dict[str, Figure]:
         """Gradient norm, trace and embedding norm, measured and simplified."""
-        titles = ("Gradient norm", "Trace of the propagator", "Norm of an embedding, by learning rate")
-        drawn = plots.figure(titles, "training step", ("‖g‖", "share of p", "‖e‖ / rate"))
-        curves = [
-            (1, self.gradient_norm, "measured"), (2, self.trace, "measured"), (2, self.trace_simple, "simplified"),
-            (3, self.embedding_norm, "measured"), (3, self.embedding_norm_simple, "simplified"),
-        ]  # fmt: skip
-        for row, curve, name in curves:
-            colour = plots.COLOURS[0 if name == "measured" else 1]
-            drawn.add_scatter(
-                y=curve.tolist(),
-                mode="lines",
-                name=name,
-                legendgroup=name,
-                showlegend=row == 2,
-                line={"color": colour},
-                row=row,
-                col=1,
-            )
-        return drawn
+        curves = {
+            "‖g‖": [self.gradient_norm],
+            "trace of the propagator, share of p": [self.trace, self.trace_simple],
+            "‖e‖ / learning rate": [self.embedding_norm, self.embedding_norm_simple],
+        }
+        return {name: _drawn(name, both) for name, both in curves.items()}
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line for each step."""
         curves = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("at", "probes")}
-        return plots.frame({"step": np.arange(self.at), **curves})
+        return frame({"step": np.arange(self.at), **curves})
+
+
+def _drawn(name: str, curves: list[Curve]) -> Figure:
+    lines = []
+    for label, colour, curve in zip(("measured", "simplified"), (ACCENT, WARM), curves, strict=False):
+        x, y = thinned(figures.numbers(curve.tolist()))
+        lines.append(line(x, smoothed(y), label, colour))
+    return figure(lines, "training step", name, height=320)
 
 
 def analytic(

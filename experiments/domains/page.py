@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from backstory.insight import plots
+from backstory.results.figures import page as html_page
+
+from . import plots
 
 DRAWN = ("default", "exact", "tracin", "paper")  # rows, where they are there
 WORDS = """Each cell of a matrix is what leaving out a source does to the mean loss of a domain: blue, the source helped; red, it hurt. Each matrix has
@@ -14,7 +16,7 @@ def page(found: Mapping[str, Any]) -> str:
     """One HTML file."""
     drawn = [name for name in DRAWN if name in found["matrices"][0]]
     title = f"What each source is worth for each domain: GPT, {found['setup']['mode']}"
-    return plots.page(title, WORDS, matrices(found, ["truth", *drawn]), scatter(found, drawn))
+    return html_page(title, WORDS, matrices(found, ["truth", *drawn]), scatter(found, drawn))
 
 
 def matrices(found: Mapping[str, Any], names: list[str]) -> Any:

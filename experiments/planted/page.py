@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from backstory.insight import plots
+from backstory.results.figures import page as html_page
+
+from . import plots
 
 WORDS = """How often a planted sample is more suspect than a clean one: 1 finds all of them first, 0.5 is chance. Bars: 95 % intervals of the mean over
 seeds; red strokes: each seed."""
@@ -12,7 +14,7 @@ seeds; red strokes: each seed."""
 def page(found: Mapping[str, Any]) -> str:
     """One HTML file."""
     title = f"Finding planted data: {found['kind']}, {found['share']:.0%} of the samples"
-    return plots.page(title, WORDS, figure(found))
+    return html_page(title, WORDS, figure(found))
 
 
 def figure(found: Mapping[str, Any]) -> Any:

@@ -20,9 +20,10 @@ from torch import Tensor
 from backstory.baselines.influence import influence_function
 from backstory.baselines.similarity import gradient_cosine
 from backstory.errors import UsageError
-from backstory.insight import Memorisation, common_words, self_ranks
+from backstory.insight import Memorisation, memorisation_of
 from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
+from backstory.results.words import common_words
 from backstory.run.run import Run
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
@@ -61,7 +62,7 @@ class Ranks:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         found = self.found.as_dict()
-        kept = {k: found[k] for k in ("at", "samples", "share_first", "median_rank", "rank", "notes")}
+        kept = {k: found[k] for k in ("at", "samples", "share_first", "median_rank", "rank", "caveats")}
         return {"epoch": self.epoch, "method": self.method, **kept, "best": self.best}
 
 
@@ -81,7 +82,7 @@ def copies(run: Run, plan: Recipe, asked: Asked, ends: Sequence[int], *, seed: i
         last = replace(plan, batches=plan.batches[at - ends[0] : at])  # each sequence once, as it was in this epoch
         for k, method in enumerate(METHODS, 1):
             answer = answered(method, run, last, asked.tokens, at, seed)
-            found.append(Ranks(epoch, method, self_ranks(answer, asked.ids), _best(answer), _first(answer)))
+            found.append(Ranks(epoch, method, memorisation_of(answer, asked.ids), _best(answer), _first(answer)))
             say("rank copies", len(METHODS) * (epoch - 1) + k, len(METHODS) * len(ends))
     return found
 

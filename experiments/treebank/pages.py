@@ -4,12 +4,14 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from backstory.insight import marked, page
-from backstory.insight.plots import COLOURS, figure
 from backstory.insight.timeline import smooth
+from backstory.results.figures import page
+from backstory.results.words import common_words, mark_words
 from experiments.treebank.copies import COSINE, FUNCTION, METHODS, OURS
 from experiments.treebank.proofs import summary
 from experiments.treebank.study import CAUTION, TreebankResult
+
+from .plots import COLOURS, figure
 
 WHEN = "Influence of one occurrence on the mean loss of unseen sequences, divided by the step's learning rate."
 FADE = (
@@ -143,7 +145,8 @@ def _column(named: Mapping[str, Any], query: str) -> str:
 
 def _text(hit: Mapping[str, Any], query: str) -> str:
     pieces = [
-        f"<mark>{html.escape(p.text)}</mark>" if p.common else html.escape(p.text) for p in marked(hit["text"], query)
+        f"<mark>{html.escape(p.text)}</mark>" if p.common else html.escape(p.text)
+        for p in mark_words(hit["text"], common_words(hit["text"], query))
     ]
     kind = "text own" if hit["own"] else "text"
     when = "" if hit["step"] is None else f", mattered most at step {hit['step']}"

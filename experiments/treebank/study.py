@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from backstory.insight.shapes import Curve
 
 from backstory.demo.images import fresh
 from backstory.demo.setups import counts
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
-from backstory.insight.asking import mean_answer
+from backstory.insight.asking import mean_influence
 from backstory.insight.groups import grouped
-from backstory.insight.shapes import Curve
 from backstory.recording.start import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.run.run import Run
@@ -119,7 +119,7 @@ def sizes_by_third(run: Run, plan: Recipe) -> Curve:
     columns = []
     _, third = grouped(run, "steps")
     for c in run.checkpoints[1:]:
-        answer = mean_answer(run, run.load_weights(plan.model, c), per_word, plan.queries["valid"], c)
+        answer = mean_influence(run, run.load_weights(plan.model, c), per_word, plan.queries["valid"], c)
         sizes, own = answer.scores[0].abs().numpy(), third[: len(answer)]
         columns.append([sizes[own == k].mean() if (own == k).any() else np.nan for k in range(3)])
     return np.array(columns).T

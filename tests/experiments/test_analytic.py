@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from backstory.insight.analytic import analytic
 from tests.insight.runs import STEPS, Small, small
 from tests.support.oracles import assert_same
 from torch import nn
 
 import backstory
 from backstory.errors import UsageError
-from backstory.insight.analytic import analytic
 
 
 def test_exact_curves_are_those_of_the_product(plain: Small) -> None:

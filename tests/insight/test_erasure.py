@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from backstory.insight.erasure import Pay, Taken, free_path, moved, taken
 from tests.maths.examples import RULES, P, queries, random_steps, recorded
 from tests.support.oracles import Recorded, assert_same, unrolled
 from torch import Tensor
 
-from backstory.insight.erasure import Pay, Taken, free_path, moved, taken
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.steps import Contraction, Step, expands
 

@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 import pytest
+from backstory.insight.shapes import Curve
 
 from backstory.errors import UsageError
 from backstory.insight.phases import Phases, phases
-from backstory.insight.shapes import Curve
 
 STEPS, NOISE = (
     320,

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from backstory.insight.plots import figure, frame, page
 
 from backstory.errors import UnsupportedError
-from backstory.insight.plots import figure, frame, page
 
 
 def test_a_page_needs_no_network() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from backstory.insight.saturation import Saturation, saturation
 from tests.insight.runs import RUNS, STEPS, Small, loss, small
 from tests.support.loops import ids_of
 
 from backstory.errors import UsageError
-from backstory.insight.saturation import Saturation, saturation
 from backstory.run.embed import Asked
 
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from sklearn.isotonic import IsotonicRegression
-
 from backstory.insight.shapes import Curve, corners, errors, falling, hill, prefix_errors, rising, valley
+from sklearn.isotonic import IsotonicRegression
 
 
 def noisy(n: int, seed: int) -> Curve:

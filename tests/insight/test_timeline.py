@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backstory.insight.shapes import Curve
 from tests.insight.runs import STEPS, Small, loss, small
 from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
 from backstory.insight.phases import Phases, phases
-from backstory.insight.shapes import Curve
 from backstory.insight.timeline import smooth, timeline
 
 

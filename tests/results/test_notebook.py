@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from backstory.results.notebook import shown
 from tests.results.test_influence import answer
 
 import backstory
-from backstory.results.notebook import shown
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -1,12 +1,12 @@
 """The figures of the pages say what their shapes say, and Plotly's own checker accepts each of them."""
 
 import pytest
+from tests.results.test_figures import valid
 from tests.web import examples
-from tests.web.test_drawing import valid
 
+from backstory.results.figures import BARS
 from backstory.web import figures
 from backstory.web import schemas as shapes
-from backstory.web.drawing import BARS
 
 
 def test_the_phases_are_shaded_and_named() -> None:

@@ -27,7 +27,7 @@ from ..run.scoring import Scores, collect
 from ..run.sweep import backward
 from .models import Checkpoint, loaded
 from .rows import Coordinates, Gradients, gradients
-from .training import RANK_ONLY, SIGN, answer
+from .training import RANK_ONLY, answer
 
 
 def tracin(
@@ -69,7 +69,6 @@ def tracin_run(
     samples, steps = occurrences(run.store, n_rows)
     momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
     said = [
-        SIGN,
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
         *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
         *notes,

@@ -141,7 +141,7 @@ def query(
     for side, title in (("hits", "Helped most"), ("harmful", "Hurt most")):
         rows = [(h["sample"], h["step"], h["occurrences"], f"{h['influence']:+.6g}", h["words"]) for h in found[side]]
         show.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
-    for note in (*found["notes"], *((found["quality"] or {}).get("words", []))):
+    for note in found["remarks"]:
         show.out.print(f"note: {note}", soft_wrap=True)
 
 

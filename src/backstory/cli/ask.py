@@ -41,12 +41,6 @@ def ask(
     return {
         "run": str(path),
         "set": queries,
-        "query": which if which is not None else 0,
-        "at": step,
-        "method": answer.method,
-        "sign": "positive: the sample helped, removing it would raise the query's loss",
-        "hits": [h.as_dict() for h in answer.top(k, query=which, per=per)],
-        "harmful": [h.as_dict() for h in answer.bottom(k, query=which, per=per)],
-        "notes": list(answer.notes),
-        "quality": answer.quality,
+        **answer.as_dict(top=k, per=per, query=which),
+        "remarks": list(answer.remarks),
     }

@@ -74,7 +74,7 @@ def _stories(out: Path, json: bool) -> None:
     data.need("plotly", extra="demo")
     data.need("transformers", extra="hf")
     from ..demo.stories import heading, stories
-    from ..insight import page as html_page
+    from ..results.figures import page as html_page
 
     with show.progress() as say:
         found = stories(out, say=say)

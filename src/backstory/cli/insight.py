@@ -1,14 +1,17 @@
-"""`backstory timeline, evolution, saturation, sources, harmful`: influence over time, and what sources are worth."""
+"""`backstory timeline, evolution, overwriting, sources, harmful`: influence over time, and what sources are worth."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from . import data, recipes, show
 from .options import Json
+
+if TYPE_CHECKING:
+    from ..results import Result
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
 Queries = Annotated[str, typer.Option(help="A query set: stored in the run, or of the recipe.")]
@@ -22,9 +25,6 @@ def timeline(
     run: RunPath,
     queries: Queries,
     at: At = "final",
-    analytic: Annotated[
-        bool, typer.Option(help="Also gradient norm, trace of the propagator and norm of the embedding.")
-    ] = False,
     recipe: RecipeName = None,
     trust_recipe: Trusted = False,
     plot: Plot = None,
@@ -36,15 +36,12 @@ def timeline(
     q = _question(run, [queries], at, recipe, trust_recipe, plot)
     with show.progress() as say:
         found = insight.timeline(q.run, q.model, q.loss, q.batches[queries], q.at, progress=_said(say, "steps"))
-        curves = insight.analytic(q.run, q.at, progress=_said(say, "probes")) if analytic else None
-    more = {} if curves is None else {"analytic": curves.as_dict()}
-    drawn = [found.figure, *([] if curves is None else [curves.figure])]
     page = ("When training data mattered", f"Queries: {queries}. Phases: {found.phases.words}")
-    if _written(found, drawn, page, plot, json, more):
+    if _written(found, page, plot, json):
         return
     show.out.print(f"Phases: {found.phases.words}", soft_wrap=True)
     _windows(found.phases.windows)
-    _notes(found.notes)
+    _notes(found.remarks)
 
 
 def evolution(
@@ -69,14 +66,14 @@ def evolution(
             q.run, q.model, q.loss, q.batches[queries], by=groups, progress=_said(say, "checkpoints")
         )
     page = ("How influence fades", f"Queries: {queries}. Groups: {by if ids is None else 'named samples'}.")
-    if _written(found, [found.figure], page, plot, json):
+    if _written(found, page, plot, json):
         return
     rows = [(c, *(_number(x) for x in line)) for c, line in zip(found.checkpoints, found.mean.T, strict=True)]
     show.table("Mean influence of a sample on the model at each checkpoint", ("checkpoint", *found.groups), rows)
-    _notes(found.notes)
+    _notes(found.remarks)
 
 
-def saturation(
+def overwriting(
     run: RunPath,
     queries: Queries,
     sample: Annotated[str, typer.Option(help="The sample whose influence is followed.")],
@@ -88,24 +85,24 @@ def saturation(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Which later samples and steps erased a sample's influence?"""
+    """Which later samples and steps overwrote a sample's influence?"""
     from .. import insight
 
     q = _question(run, [queries], at, recipe, trust_recipe, plot)
     (name,) = data.ids(run, [sample])
     with show.progress() as say:
-        found = insight.saturation(
+        found = insight.overwriting(
             q.run, q.model, q.loss, q.batches[queries], name, q.at, step=step, progress=_said(say, "steps")
         )
-    page = (f"What erased the influence of sample {name}", f"Queries: {queries}. {insight.SIGN}.")
-    if _written(found, [found.figure], page, plot, json):
+    page = (f"What overwrote the influence of sample {name}", f"Queries: {queries}. {found.sign}.")
+    if _written(found, page, plot, json):
         return
-    parts = ("just_after", "momentum", "erased", "decay", "influence")
+    parts = ("just_after", "momentum", "overwritten", "decay", "influence")
     named = (
         "just after its own steps",
         "+ through momentum",
-        "− erased by later samples",
-        "− erased by decay",
+        "− overwritten by later samples",
+        "− lost to decay",
         "= left",
     )
     show.table(
@@ -113,10 +110,10 @@ def saturation(
         ("influence", ""),
         [(n, _number(getattr(found, p))) for n, p in zip(named, parts, strict=True)],
     )
-    rows = [(e.sample, _number(e.erased), e.step, e.occurrences) for e in found.erasers[:k]]
-    show.table("Erased by", ("sample", "erased", "most at step", "later occurrences"), rows)
-    show.table("Erased at", ("step", "erased"), [(t, _number(x)) for t, x in found.steps_ranked(k)])
-    _notes(found.notes)
+    rows = [(e.sample, _number(e.overwritten), e.step, e.occurrences) for e in found.overwritten_by[:k]]
+    show.table("Overwritten by", ("sample", "overwritten", "most at step", "later occurrences"), rows)
+    show.table("Overwritten at", ("step", "overwritten"), [(t, _number(x)) for t, x in found.top_steps(k)])
+    _notes(found.remarks)
 
 
 def sources(
@@ -137,8 +134,8 @@ def sources(
     q = _question(run, queries, at, recipe, trust_recipe, plot)
     with show.progress() as say:
         found = insight.sources(q.run, q.model, q.loss, q.batches, q.at, by=by, progress=_said(say, "steps"))
-    page = ("What each source is worth", f"Queries: {', '.join(queries)}. {insight.SIGN}.")
-    if _written(found, [found.figure], page, plot, json):
+    page = ("What each source is worth", f"Queries: {', '.join(queries)}. {found.sign}.")
+    if _written(found, page, plot, json):
         return
     rows = [
         (v.source, v.samples, _number(v.value), f"{_number(v.low)} to {_number(v.high)}", _number(v.per_sample))
@@ -148,7 +145,7 @@ def sources(
     if len(found.domains) > 1:
         cells = [(name, *(_number(x) for x in line)) for name, line in zip(found.sources, found.matrix, strict=True)]
         show.table("Value for each domain of queries", (by, *found.domains), cells)
-    _notes(found.notes)
+    _notes(found.remarks)
 
 
 def harmful(
@@ -166,20 +163,20 @@ def harmful(
 
     q = _question(run, [queries], at, recipe, trust_recipe, plot)
     with show.progress() as say:
-        found = insight.harmful(q.run, q.model, q.loss, q.batches[queries], q.at, k=k, progress=_said(say, "steps"))
+        found = insight.harmful(q.run, q.model, q.loss, q.batches[queries], q.at, top=k, progress=_said(say, "steps"))
     page = (
         "The data that hurt and helped most",
-        f"Queries: {queries}. {insight.SIGN}. This page contains training data.",
+        f"Queries: {queries}. {found.sign}. This page contains training data.",
     )
-    if _written(found, [found.figure], page, plot, json):
+    if _written(found, page, plot, json):
         return
     for title, side in (("Hurt most", found.harmful), ("Helped most", found.helpful)):
         rows = [(s.sample, _number(s.influence), s.step, s.source or "", s.label or "", _short(s.text)) for s in side]
         show.table(title, ("sample", "influence", "step", "source", "label", "text"), rows)
-    _notes(found.notes)
+    _notes(found.remarks)
 
 
-COMMANDS = (timeline, evolution, saturation, sources, harmful)
+COMMANDS = (timeline, evolution, overwriting, sources, harmful)
 
 
 def _question(run: Path, queries: Sequence[str], at: str, recipe: str | None, trusted: bool, plot: Path | None) -> Any:
@@ -190,21 +187,14 @@ def _question(run: Path, queries: Sequence[str], at: str, recipe: str | None, tr
     return asked(run, list(queries), recipes.confirm(run, recipe, trusted), data.at(at))
 
 
-def _written(
-    found: Any,
-    figures: Sequence[Callable[[], Any]],
-    page: tuple[str, str],
-    plot: Path | None,
-    json: bool,
-    more: dict[str, Any] | None = None,
-) -> bool:
-    """Write the page, and the JSON object if it is asked for; whether nothing more is to be said."""
+def _written(result: "Result", page: tuple[str, str], plot: Path | None, json: bool) -> bool:
+    """Write the page, and the JSON object if it is wanted; whether nothing more is to be printed."""
     if plot is not None:
-        from ..insight import page as made
+        from ..results.figures import page as made
 
-        plot.write_text(made(*page, *(draw() for draw in figures)), encoding="utf-8")
+        plot.write_text(made(*page, *(result.figure(name) for name in result.drawings())), encoding="utf-8")
     if json:
-        show.emit({**found.as_dict(), **(more or {}), "plot": None if plot is None else str(plot)})
+        show.emit({**result.as_dict(), "plot": None if plot is None else str(plot)})
     elif plot is not None:
         show.out.print(f"Figure: {plot}", soft_wrap=True)
     return json

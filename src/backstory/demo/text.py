@@ -68,7 +68,7 @@ def text_demo(out: Path, *, say: Say | None = None, **args: Any) -> TextResult:
         left = torch.stack([loss(plan.model, plan.queries[n]).mean() for n in names])
     per_byte = float(left.mean()) / (plan.queries["passages"].shape[1] - 1)
     result = TextResult(str(path), run.n_steps, len(answer), per_byte, seconds, losses, domains=names)
-    result.trust = [CAUTION, *(answer.quality or {}).get("words", [])]
+    result.trust = [CAUTION, *(answer.quality.words if answer.quality else ())]
     result.questions = [_question(answer, k, name, plan) for k, name in enumerate(names)]
     _by_source(result, run, plan)
     return result

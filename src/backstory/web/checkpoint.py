@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..replay.queries import parts, size
 from ..replay.recipe import Recipe
+from ..results.quality import Quality
 from ..run.coordinates import blocks_of, check_model
 from ..run.embed import Progress
 from ..run.gradients import LossFn, query_rows
@@ -30,6 +31,11 @@ from .reader import Reader
 Floats = NDArray[np.float64]
 AT_ONCE = 8  # queries whose losses are summed in one pass
 MODE = "the model was asked in eval mode"
+
+
+def as_report(quality: Quality | None) -> Mapping[str, Any]:
+    """A recording's quality in plain values; nothing where it was not measured."""
+    return {} if quality is None else quality.as_dict()
 
 
 class Scored(NamedTuple):
@@ -116,7 +122,7 @@ class Checkpoint:
     @property
     def quality(self) -> Mapping[str, Any]:
         """How far its answers can be trusted, where embeddings are held."""
-        return {} if self._probe is None else self._probe.quality or {}
+        return {} if self._probe is None else as_report(self._probe.quality)
 
     def _fits(self, room: int) -> bool:
         store = self._reader.run.store
@@ -126,18 +132,18 @@ class Checkpoint:
         """An answer to nothing, from what `embed` has stored if there is any: what every answer must say."""
         run = self._reader.run
         try:
-            return run.query_gradients(torch.zeros(1, run.store.width), self.step, method="embeddings", notes=(MODE,))
+            return run.query_gradients(torch.zeros(1, run.store.width), self.step, method="embeddings", caveats=(MODE,))
         except UsageError:
             return None
 
     def scores(self, v: Tensor, progress: Progress | None = None) -> Scored:
         """Influence of every occurrence before the step on the queries v (Q, p)."""
         if self.E is None:
-            found = self._reader.run.query_gradients(v, self.step, notes=(MODE,), progress=progress)
-            return Scored(found.scores.numpy(), self.step, found.method, found.notes, found.quality or {})
+            found = self._reader.run.query_gradients(v, self.step, caveats=(MODE,), progress=progress)
+            return Scored(found.scores.numpy(), self.step, found.method, found.caveats, as_report(found.quality))
         scores = (v @ self.E.T).double().numpy()  # (Q, N)
         said = self._probe
-        return Scored(scores, self.step, said.method, said.notes, said.quality or {})
+        return Scored(scores, self.step, said.method, said.caveats, as_report(said.quality))
 
     def similar(self, rows: NDArray[np.int64], inverse: NDArray[np.int64], samples: int) -> Floats | None:
         """Cosines (M,) of the summed embedding of these rows with that of every sample; None without embeddings."""

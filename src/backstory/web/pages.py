@@ -17,10 +17,10 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
-from ..insight.words import WORD
+from ..results.figures import HELPED, HURT, Figure
+from ..results.words import WORD
 from . import figures, words
 from . import schemas as shapes
-from .drawing import HELPED, HURT, Figure
 from .ranking import last_use
 from .schemas_run import MOST_EACH
 from .words import labelled

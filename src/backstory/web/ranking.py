@@ -5,7 +5,7 @@ Shapes:  n occurrences before the step that is asked, M samples.
 
 import numpy as np
 
-from ..insight import common_words
+from ..results.words import common_words
 from .catalogue import Catalogue, Floats, Ints
 from .schemas import HELPED, HURT, Hit, Pace, Ranking
 

@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..insight.harmful import UNIT
+from ..results.figures import HELPED, HURT, Figure
 from . import figures, views, views_samples
 from . import schemas as shapes
 from . import views_query as views_ask
-from .drawing import HELPED, HURT, Figure
 from .pages import TIMELINE, environment, static
 from .ranking import both
 from .state import Opened, size

@@ -5,8 +5,10 @@ All numbers are finite or null; ids are text, whatever they were. Influence is i
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-SIGN = "positive: the sample helped, without it the loss would be higher; negative: it hurt, without it the loss would be lower"
-HELPED, HURT = "helped: without it the loss would be higher", "hurt: without it the loss would be lower"
+from ..results.sign import HELPED as HELPED
+from ..results.sign import HURT as HURT
+from ..results.sign import SIGN as SIGN
+
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
 MOST_PIECES = 64  # contexts of the model that a typed text may fill
 MOST_EACH = 200  # queries of a set, where each is asked about
@@ -91,7 +93,7 @@ class Trust(Shape):
     words: list[str]
     clipped: Number = None
     coverage: Number = None
-    kept: Number = None
+    retained: Number = None
     drift: Number = None
     largest_growth: Number = None
     largest_growth_step: int | None = None

@@ -76,7 +76,7 @@ def timeline(opened: Opened, queries: str | None, at: int | None) -> shapes.Time
         size=numbers(found.size),
         loss=numbers(found.loss),
         phases=_phases(found.phases),
-        notes=list(found.notes),
+        notes=[*found.caveats, *(found.quality.words if found.quality else ())],
         unit=TIME_UNIT,
     )
 
@@ -114,7 +114,7 @@ def sources(
     shape = shapes.Sources(
         by=kind, at=step, sources=values, domains=list(found.domains), matrix=found.matrix.tolist(), interval="95 %",
         clear=[[not cell.low <= 0 <= cell.high for cell in line] for line in found.cells],
-        quality=trust(opened.quality(step)), notes=list(found.notes), unit=found.as_dict()["unit"],
+        quality=trust(opened.quality(step)), notes=list(found.caveats), unit=found.as_dict()["unit"],
     )  # fmt: skip
     return found, shape
 

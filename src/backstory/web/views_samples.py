@@ -173,28 +173,32 @@ def shown_queries(opened: Opened, name: str) -> list[dict[str, object]]:
     return kept
 
 
-def _saturation(opened: Opened, j: int, name: str) -> insight.Saturation:
-    def ask() -> insight.Saturation:
+def _saturation(opened: Opened, j: int, name: str) -> insight.Overwriting:
+    def ask() -> insight.Overwriting:
         with opened.spare(opened.final) as (model, loss):
             batch, who = opened.sets[name], opened.catalogue.own_id(j)
-            return insight.saturation(opened.run, model, loss, batch, who, opened.final, progress=opened.going_on)
+            return insight.overwriting(opened.run, model, loss, batch, who, opened.final, progress=opened.going_on)
 
-    found: insight.Saturation = opened.results.get(("saturation", name, j), ask)
+    found: insight.Overwriting = opened.results.get(("saturation", name, j), ask)
     return found
 
 
-def _erasers(opened: Opened, gone: insight.Saturation) -> list[shapes.Eraser]:
+def _erasers(opened: Opened, gone: insight.Overwriting) -> list[shapes.Eraser]:
     return [
         shapes.Eraser(
-            sample=opened.catalogue.sample(opened.catalogue.number(str(e.sample))), step=e.step, erased=e.erased
+            sample=opened.catalogue.sample(opened.catalogue.number(str(e.sample))), step=e.step, erased=e.overwritten
         )
-        for e in gone.erasers[:MOST_ERASERS]
+        for e in gone.overwritten_by[:MOST_ERASERS]
     ]
 
 
-def _terms(gone: insight.Saturation) -> shapes.Saturation:
+def _terms(gone: insight.Overwriting) -> shapes.Saturation:
     return shapes.Saturation(
-        just_after=gone.just_after, momentum=gone.momentum, erased=gone.erased, decay=gone.decay, left=gone.influence
+        just_after=gone.just_after,
+        momentum=gone.momentum,
+        erased=gone.overwritten,
+        decay=gone.decay,
+        left=gone.influence,
     )
 
 

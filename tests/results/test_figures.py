@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from backstory.web import drawing
-from backstory.web.drawing import across, bars, bounded, figure, line, named, smoothed, thinned
+from backstory.results import figures as drawing
+from backstory.results.figures import across, bars, bounded, figure, line, named, smoothed, thinned
 
 
 def valid(drawn: Any) -> go.Figure:
