@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backstory.results.figures import page as html_page
-
-from . import plots
+from experiments import plots
 
 DRAWN = ("default", "exact", "tracin", "paper")  # rows, where they are there
 WORDS = """Each cell of a matrix is what leaving out a source does to the mean loss of a domain: blue, the source helped; red, it hurt. Each matrix has

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backstory.results.figures import page as html_page
-
-from . import plots
+from experiments import plots
 
 WORDS = """How often a planted sample is more suspect than a clean one: 1 finds all of them first, 0.5 is chance. Bars: 95 % intervals of the mean over
 seeds; red strokes: each seed."""

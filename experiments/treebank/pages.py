@@ -7,11 +7,10 @@ from typing import Any
 from backstory.insight.timeline import smooth
 from backstory.results.figures import page
 from backstory.results.words import common_words, mark_words
+from experiments.plots import COLOURS, figure
 from experiments.treebank.copies import COSINE, FUNCTION, METHODS, OURS
 from experiments.treebank.proofs import summary
 from experiments.treebank.study import CAUTION, TreebankResult
-
-from .plots import COLOURS, figure
 
 WHEN = "Influence of one occurrence on the mean loss of unseen sequences, divided by the step's learning rate."
 FADE = (

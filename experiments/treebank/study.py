@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from backstory.insight.shapes import Curve
 
 from backstory.demo.images import fresh
 from backstory.demo.setups import counts
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
 from backstory.insight.asking import mean_influence
 from backstory.insight.groups import grouped
+from backstory.insight.phases import Curve
 from backstory.recording.start import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.run.run import Run
