@@ -6,11 +6,10 @@ import pytest
 import torch
 from tests.insight.runs import Small, loss, queries, small
 from tests.support.loops import mlp, sgd
-from torch import nn
 
 import backstory
 from backstory.errors import UsageError
-from backstory.insight.asking import asked, mean_answer, weights_kept
+from backstory.insight.asking import asked, mean_answer
 
 
 def recipe() -> backstory.Recipe:
@@ -55,12 +54,3 @@ def test_the_mean_answer_is_the_mean_of_the_answers(plain: Small) -> None:
     expected = plain.run.query(plain.model, loss, plain.queries).scores.mean(0)
     torch.testing.assert_close(found.scores[0], expected, rtol=1e-9, atol=1e-14)
     assert found.n_queries == 1
-
-
-def test_weights_come_back_even_after_an_error() -> None:
-    model = nn.Linear(2, 2)
-    before = model.weight.detach().clone()
-    with pytest.raises(ValueError, match="stop"), weights_kept(model):
-        nn.init.zeros_(model.weight)
-        raise ValueError("stop")
-    assert torch.equal(model.weight, before)

@@ -178,7 +178,7 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
         StoreError, match=r"stores weights at steps \[0, 3, 6, 9\], not at 5. Record with steps=…, checkpoints=K"
     ):
         run.load_weights(asked, at=5)
-    with pytest.raises(MismatchError, match=r"checkpoint differ in .*build the run's model"):
+    with pytest.raises(MismatchError, match=r"weights differ in .*build the model that the weights belong to"):
         run.load_weights(nn.Linear(2, 2), at=6)
 
 

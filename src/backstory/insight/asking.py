@@ -3,8 +3,6 @@
 The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that a question about the mean costs one query, however large the set.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
@@ -79,13 +77,3 @@ def mean_influence(
     step = run.step_of(at)
     v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
     return run.query_gradients(v, step, caveats=caveats, **sweep_options(options))
-
-
-@contextmanager
-def weights_restored(model: nn.Module) -> Iterator[None]:
-    """Whatever weights are loaded inside, the model has those of before again afterwards."""
-    before = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    try:
-        yield
-    finally:
-        model.load_state_dict(before)

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
+from ..capture.model_state import restored_weights
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
@@ -20,7 +21,7 @@ from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
 from ..run.run import Run
-from .asking import Options, mean_influence, weights_restored
+from .asking import Options, mean_influence
 from .groups import OTHERS, Ids, grouped
 from .phases import Curve
 
@@ -91,7 +92,7 @@ def evolution(
     if not checkpoints:
         raise UsageError("the run stores no weights after its first step; record with checkpoints=K, steps=….")
     progress, influences = options.pop("progress", None), []
-    with weights_restored(model):
+    with restored_weights(model):
         for done, c in enumerate(checkpoints, 1):
             influences.append(mean_influence(run, run.load_weights(model, c), loss, batch, c, **options))
             if progress is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Tap
+from ..capture.model_state import in_mode
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
 from ..errors import BackstoryError, NumericalError, UsageError
@@ -179,16 +180,12 @@ def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[Non
     """The model in eval or train mode, or as it is, with gradients on; every flag is put back afterwards."""
     if mode not in ("eval", "train", "as-is"):
         raise UsageError(f"found mode={mode!r}; expected 'eval', 'train' or 'as-is'.")
-    flags = {m: m.training for m in model.modules()}
     frozen = [p for p in leaves if not p.requires_grad]
     try:
         for p in frozen:
             p.requires_grad_(True)
-        if mode != "as-is":
-            model.train(mode == "train")
-        yield
+        with in_mode(model, None if mode == "as-is" else mode == "train"):
+            yield
     finally:
-        for module, flag in flags.items():
-            module.training = flag
         for p in frozen:
             p.requires_grad_(False)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import canonical
 from ..capture.ids import as_text, restore
+from ..capture.model_state import load_weights
 from ..capture.modules import taken_as_frozen
 from ..capture.precision import own_precision
-from ..errors import MismatchError, StoreError, UsageError
+from ..errors import StoreError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
 from ..results.influence import Influence
@@ -112,13 +112,7 @@ class Run(Contents):
                 f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with steps=…, checkpoints=K."
             )
         tensors = self.store.load_tensors(f"checkpoint-{step:08d}")
-        names = {canonical(k): k for k in model.state_dict()}
-        missing = sorted(tensors.keys() ^ names.keys())
-        if missing:
-            raise MismatchError(
-                f"the model and the checkpoint differ in {', '.join(missing[:5])}; build the run's model."
-            )
-        model.load_state_dict({names[k]: v for k, v in tensors.items()})
+        load_weights(model, tensors)
         return model
 
     @own_precision()

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..capture.model_state import in_mode
 from ..errors import UsageError
 from ..replay.queries import parts, size
 from ..replay.recipe import Recipe
@@ -84,14 +85,9 @@ class Gradients:
 
     def own(self, batch: Any) -> Own:
         """The model's own losses and answers, in eval mode."""
-        with self._lock, torch.no_grad():
-            training = self.model.training
-            self.model.eval()
-            try:
-                losses = self._loss(self.model, batch).reshape(-1).double().tolist()
-                return Own(losses, [] if self._says is None else [str(x) for x in self._says(self.model, batch)])
-            finally:
-                self.model.train(training)
+        with self._lock, torch.no_grad(), in_mode(self.model):
+            losses = self._loss(self.model, batch).reshape(-1).double().tolist()
+            return Own(losses, [] if self._says is None else [str(x) for x in self._says(self.model, batch)])
 
     def _rows(self, loss: LossFn, batch: Any) -> Tensor:
         with self._lock:
