@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from backstory.demo.data import Images, digits_8x8, mnist
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels
 Batch = tuple[Tensor, Tensor]

@@ -16,7 +16,7 @@ from backstory.demo.setups import BETAS, CLIP, DECAY, counts, loss, rate_at
 from backstory.demo.texts import Passages, passages
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from backstory.demo.setups import domain_losses, loss
 from backstory.exact.reverse import reverse
 from backstory.insight.sources import Sources, sources
 from backstory.replay.recipe import Recipe, take_step
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.data.texts import PARTS, DomainSetup, by_passage, recipe, removals, source_of

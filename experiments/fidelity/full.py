@@ -29,8 +29,8 @@ from backstory.capture import Tap, find_blocks
 from backstory.errors import UsageError
 from backstory.maths.layers import Contribution, Outer
 from backstory.maths.projection import densify
-from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe, take_step, weights
+from backstory.replay.tape import in_precision
 from experiments.data.images import mean_loss
 from experiments.fidelity.updates import Named, Update, coefficients, second_moments
 

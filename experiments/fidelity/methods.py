@@ -14,7 +14,7 @@ from backstory.baselines.influence import influence_sweep
 from backstory.baselines.representation import representation_similarity
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
-from backstory.replay.precision import in_precision
+from backstory.replay.tape import in_precision
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.data.images import Batch, mean_loss, recipe

@@ -19,7 +19,7 @@ from backstory.exact.leave_out import leave_out
 from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.recording.start import record
 from backstory.replay.recipe import Recipe, take_step
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 from backstory.run.run import Run
 from experiments.statistics import spearman
 

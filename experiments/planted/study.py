@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from backstory.exact.leave_out import leave_out
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 from experiments.data.images import Setup
 from experiments.data.texts import DomainSetup
 from experiments.planted.methods import Found, Suspects, all_scores

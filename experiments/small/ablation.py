@@ -18,9 +18,8 @@ from torch import Tensor
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
-from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal, in_precision
 from backstory.results.statistics import spearman
 from experiments.data.images import Setup, mean_loss, recipe, removals
 from experiments.fidelity.full import Replay, influences, replayed

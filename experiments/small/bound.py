@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from backstory.errors import UsageError
-from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
+from backstory.replay.tape import in_precision
 from experiments.data.images import Setup, generator, recipe
 from experiments.small.bound_constants import Flat, flat
 

@@ -19,9 +19,8 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import reverse
-from backstory.replay.precision import in_precision
 from backstory.replay.recipe import Recipe
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal, in_precision
 from backstory.results.influence import Influence
 from backstory.results.statistics import spearman
 from experiments.data.images import Setup, generator, mean_loss, recipe, split

@@ -18,8 +18,7 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QueryLoss
 from backstory.replay.recipe import Recipe
-from backstory.replay.removal import Id, Removal
-from backstory.replay.tape import Progress
+from backstory.replay.tape import Id, Progress, Removal
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QueryLoss
 from backstory.exact.reverse import reverse
-from backstory.replay.removal import Removal
-from backstory.replay.tape import Progress, RecipeSource
+from backstory.replay.tape import Progress, RecipeSource, Removal
 
 FACTORS = (1.0, 0.1, 0.01)
 NEGLIGIBLE = 1e-9  # a gap of this part of the truth is rounding

@@ -19,7 +19,7 @@ from typing import Any
 
 from backstory.errors import UsageError
 from backstory.exact.losses import QuerySet
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 from experiments.data.images import ACTIVATIONS, Setup, recipe, removals
 from experiments.small.kink_share import kink_share
 

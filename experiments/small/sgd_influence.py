@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from backstory.errors import UnsupportedError
-from backstory.exact.derivatives import step_gradient
-from backstory.exact.losses import QueryLoss
-from backstory.exact.progress_file import ProgressFile
-from backstory.exact.reverse import as_influence, start, sweep
-from backstory.exact.sweep import Moment, boundaries
+from backstory.exact.cache import ProgressFile
+from backstory.exact.losses import QueryLoss, step_gradient
+from backstory.exact.reverse import Moment, as_influence, boundaries, start, sweep
 from backstory.replay.tape import Progress, RecipeSource, Tape, own_randomness
 from backstory.replay.update import Slots
 from backstory.results.influence import Influence

@@ -13,7 +13,7 @@ from typing import Any
 from backstory.demo.setups import loss
 from backstory.exact.leave_out import leave_out
 from backstory.replay.recipe import Recipe
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 from experiments.treebank.copies import Asked, Ranks
 from experiments.treebank.run import TreebankSetup, recipe
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.replay.test_reproduction import recorded
 from tests.support import examples
 from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 from backstory import Recipe
-from backstory.errors import NumericalError, UnsupportedError
+from backstory.errors import MismatchError, NumericalError, UnsupportedError, UsageError
 from backstory.exact.leave_out import leave_out
-from backstory.exact.reverse import reverse
-from backstory.exact.sweep import Moment
+from backstory.exact.reverse import Moment, backward, boundaries, query, reverse, segments
 from backstory.replay import update
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal, Tape
 
 CAUSES = "A ratio of 4 would mean a missing weight, −1 a wrong sign; a median of 1 with large errors a missing path (m, v, c)."
 CLIP = 0.15
@@ -231,3 +231,68 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     reverse(examples.make, "q", progress=lambda a, b: seen.append((a, b)))
     assert seen == [(k, 8) for k in range(1, 9)]
+
+
+def test_segments_cover_the_run_once() -> None:
+    for steps in range(1, 40):
+        for count in (None, 1, 3, 100):
+            bounds = boundaries(steps, count)
+            covered = [t for a, b in segments(bounds, steps) for t in range(b - 1, a - 1, -1)]
+            assert covered == list(range(steps))[::-1]
+            assert bounds[0] == 0
+    assert len(boundaries(100, None)) == 10
+
+
+def test_no_segments_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        boundaries(5, 0)
+
+
+def test_states_are_those_of_the_run() -> None:
+    tape = Tape(lambda: examples.make("adam", dropout=0.3))
+    seen = []
+    tape.record([0, 4], watch=lambda t: seen.append(update.slots(tape.optimizer)))
+    for first, end in ((4, 8), (0, 4)):
+        for moment in backward(tape, first, end):
+            for found, expected in ((moment.before, seen[moment.step]), (moment.after, seen[moment.step + 1])):
+                for x, y in zip(found, expected, strict=True):
+                    for a, b in zip(x, y, strict=True):
+                        assert_same(a, b, examples.TERMS, size=1.0)
+
+
+def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", optimizer="momentum", clip=0.3, dropout=0.4)
+    batch = examples.make().queries["q"]
+    found = query(run, examples.NAME, batch)
+    expected = reverse(examples.NAME, "q", args=run.config["recipe_args"])
+    assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
+    assert found.method == "exact unrolling"
+    assert "the replay reproduces the run" in found.caveats[0]
+    assert [h.sample for h in found.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
+
+
+def test_occurrences_are_those_of_the_run(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    batch = examples.make().queries["q"]
+    recipe = examples.make()
+    run.load_weights(recipe.model)
+    estimate = run.query(recipe.model, recipe.loss, batch)
+    found = query(run, examples.NAME, batch)
+    assert found.sample_ids.tolist() == estimate.sample_ids.tolist()
+    assert found.steps.tolist() == estimate.steps.tolist()
+    assert (found.at, found.id_kind) == (estimate.at, estimate.id_kind)
+    assert float(torch.corrcoef(torch.stack([found.scores[0], estimate.scores[0]]))[0, 1]) > 0.8
+
+
+def test_an_earlier_model_is_asked_at_its_step(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    found = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
+    assert found.at == 4
+    assert max(found.steps) == 3
+    assert "not compared" in found.caveats[0]
+
+
+def test_a_recipe_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", optimizer="momentum")
+    with pytest.raises(MismatchError, match="check=False"):
+        query(run, examples.make, examples.make().queries["q"])

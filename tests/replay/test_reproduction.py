@@ -17,8 +17,8 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import losses
 from backstory.replay.recipe import take_step
-from backstory.replay.removal import Removal
 from backstory.replay.reproduction import Gap, Reproduction, farthest, replay, reproduces, reproduction
+from backstory.replay.tape import Removal
 
 
 def recorded(path: Path, checkpoints: int = 2, make: Callable[..., Recipe] = examples.make, **args: Any) -> Run:

@@ -2,14 +2,18 @@
 
 import copy
 import dataclasses
+import math
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from tests.support import examples
+from torch import Tensor
 
 from backstory import Recipe
 from backstory.errors import UsageError
-from backstory.replay.tape import Tape, own_randomness, thinned
+from backstory.replay.tape import Removal, Tape, convert, in_precision, index, own_randomness, places, thinned
 
 
 def test_any_kept_state_leads_to_the_same_end() -> None:
@@ -66,3 +70,67 @@ def test_at_beyond_the_recipe_is_refused() -> None:
 def test_thinned_steps_are_spread_and_begin_with_the_first() -> None:
     assert thinned([5, 1, 1, 9], 5) == [1, 5, 9]
     assert thinned(range(100), 4) == [0, 25, 50, 75]
+
+
+IDS = [["a", "b"], ["c", "a"], ["b", "c"]]
+
+
+def test_places_are_the_hits_of_each_step() -> None:
+    for removal in (Removal(("a",)), Removal(("b", "c")), Removal(("c",), steps=(2, 0)), Removal(("a", "a"))):
+        found = places(removal, index(IDS))
+        assert found == {t: hits for t, ids in enumerate(IDS) if (hits := removal.hits(t, ids))}
+        assert list(found) == sorted(found)
+
+
+def test_ids_out_of_tensors_and_arrays_are_the_numbers_they_are() -> None:
+    batches: Any = [torch.tensor([4, 7]), np.array([9, 4])]
+    names: list[Any] = [4, torch.tensor(4), np.int64(4)]
+    for removal in (Removal((name,)) for name in names):
+        assert places(removal, index(batches)) == {0: [0], 1: [1]}
+        assert removal.hits(1, batches[1]) == [1]
+
+
+def test_nothing_to_remove_is_an_error() -> None:
+    for removal in (Removal(("d",)), Removal(("a",), steps=(2,))):
+        with pytest.raises(UsageError, match="nothing to remove"):
+            places(removal, index(IDS))
+
+
+@pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
+def test_a_share_that_means_nothing_is_refused(share: float) -> None:
+    with pytest.raises(UsageError, match="share"):
+        Removal(("a",), share=share)
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def test_every_floating_tensor_of_a_batch_is_converted() -> None:
+    x, y = torch.zeros(2), torch.zeros(2, dtype=torch.long)
+    found = convert({"a": (x, y), "b": [x, "text", 3], "c": Pair(x, y)}, torch.float64)
+    assert found["a"][0].dtype == found["b"][0].dtype == found["c"].x.dtype == torch.float64
+    assert found["a"][1].dtype == found["c"].y.dtype == torch.long
+    assert found["b"][1:] == ["text", 3]
+    assert isinstance(found["c"], Pair)
+    assert convert(x, None) is x
+
+
+def test_the_optimizer_keeps_its_parameters_and_its_state_follows() -> None:
+    recipe = examples.make("momentum")
+    recipe.loss(recipe.model, recipe.batches[0][1]).sum().backward()
+    recipe.optimizer.step()
+    narrow = in_precision(recipe, torch.float32)
+    assert {id(p) for g in narrow.optimizer.param_groups for p in g["params"]} == {
+        id(p) for p in narrow.model.parameters()
+    }
+    held = [s["momentum_buffer"].dtype for s in narrow.optimizer.state.values()]
+    assert set(held) == {torch.float32} == {p.dtype for p in narrow.model.parameters()}
+    assert narrow.batches[1][1][0].dtype == narrow.queries["q"][0].dtype == torch.float32
+    assert len(narrow.batches) == len(recipe.batches)
+
+
+def test_none_changes_nothing() -> None:
+    recipe = examples.make()
+    assert in_precision(recipe, None) is recipe

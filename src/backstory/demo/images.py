@@ -14,7 +14,7 @@ from ..errors import StoreError
 from ..exact.leave_out import leave_out
 from ..recording.start import record
 from ..replay.recipe import Recipe, take_step
-from ..replay.removal import Removal
+from ..replay.tape import Removal
 from ..results.influence import Hit, Influence
 from ..results.statistics import spearman
 from ..run.run import Run

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..replay.recipe import Recipe, take_step
-from ..replay.removal import Removal
+from ..replay.tape import Removal
 from .data import Bytes, Sequences, corpus, cut
 from .gpt_model import GPT, token_losses
 

@@ -2,8 +2,7 @@
 
 from .leave_out import leave_out
 from .losses import QuerySet
-from .query import query
-from .reverse import reverse
+from .reverse import query, reverse
 from .tokens import TokenInfluence, tokens
 
 __all__ = [

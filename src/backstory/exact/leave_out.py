@@ -3,26 +3,40 @@ r"""Trajectory-specific leave-one-out: retrain without chosen occurrences, all e
     TSLOO = ℓ(θ_T without, q) − ℓ(θ_T with, q)           positive: the removed sample helped
 
 The weights of the other samples stay what they were; order, initialisation, schedule and random draws too. A replay
-starts from the nearest kept state before the first removed occurrence. Many replays run stacked where the model allows;
-the numbers are those of the plain loop, up to rounding.
+starts from the nearest kept state before the first removed occurrence.
+
+Many replays run stacked where the model allows (`Replicas`): the parameters of R replicas stacked, the batches shared, the weights their
+own. One forward pass under `torch.func.vmap`; the sum of all replicas' losses has the stacked gradients as its gradient, since
+no replica depends on another. Random draws (dropout) are those of the run. The numbers are those of the plain loop, up to rounding.
+
+Shapes:  R replicas, B samples, Q queries.
 """
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UnsupportedError, UsageError
-from ..replay.removal import Removal, index, places
-from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, thinned
+from ..replay import update
+from ..replay.tape import Places, Progress, RecipeSource, Removal, Tape, index, own_randomness, places, seed, thinned
+from ..replay.update import Slots
 from ..run.processes import spread
+from .cache import Rows
 from .losses import QueryLoss, QuerySet, losses
-from .replicas import Cut, Replicas, at_once, obstacle
-from .rows import Rows
 
 WORTH_STACKING = 4  # replicas
+STACK_BYTES = 4 << 20  # parameters of a stack: about what a processor's cache holds, and measured best
+SAVED_BYTES = 512 << 20  # what the backward pass of a stack may keep
+MOST = 256
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2}  # of the first steps' displacement
+Cut = tuple[Places, float]  # where a removal bites, and its share
 
 
 def leave_out(
@@ -45,11 +59,12 @@ def leave_out(
     replays where that works, True insists on it. `dtype` replays in that precision, batches included.
     """
     if workers > 1 and len(removals) > 1:
-        return _in_processes(recipe, removals, query_loss, progress, args, cache, workers, vectorised, dtype)
+        options = {"args": args, "cache": cache, "vectorised": vectorised, "dtype": dtype}
+        return _in_processes(recipe, removals, query_loss, progress, workers, options)
     with own_randomness():
         tape = Tape(recipe, args=args, dtype=dtype)
-        found = index(tape.ids)
-        cuts = [(places(removal, found), removal.share) for removal in removals]
+        occurrences = index(tape.ids)
+        cuts = [(places(removal, occurrences), removal.share) for removal in removals]
         tape.record(thinned([min(gone) for gone, _ in cuts], tape.affordable()))
         base = losses(tape.recipe, query_loss)
         rows = Rows(cache, (tape.start, tape.end), base)
@@ -66,8 +81,8 @@ def _all(
         _tell(progress, done + 1, len(cuts))
     for k in range(0, len(todo), size):
         part = todo[k : k + size]
-        for i, found in zip(part, _replayed(tape, [cuts[i] for i in part], query), strict=True):
-            known[i] = found - rows.base
+        for i, after in zip(part, _replayed(tape, [cuts[i] for i in part], query), strict=True):
+            known[i] = after - rows.base
             rows.put(*cuts[i], known[i])
             _tell(progress, len(known), len(cuts))
     out = [known[i] for i in range(len(cuts))]
@@ -112,37 +127,23 @@ def _in_processes(
     removals: Sequence[Removal],
     query: QueryLoss,
     progress: Progress | None,
-    args: Mapping[str, Any] | None,
-    cache: Path | None,
     workers: int,
-    vectorised: bool | None,
-    dtype: torch.dtype | None,
+    options: Mapping[str, Any],
 ) -> Tensor:
     _check_importable(recipe, query)
     count = min(len(removals), 2 * workers)
     pieces = [list(range(k, len(removals), count)) for k in range(count)]
-    jobs = [
-        (recipe, [removals[i] for i in piece], query, dict(args or {}), cache, vectorised, dtype) for piece in pieces
-    ]
-    found: dict[int, Tensor] = {}
-    for k, rows in spread(_piece, jobs, workers):
-        found.update(zip(pieces[k], torch.tensor(rows, dtype=torch.float64), strict=True))
-        _tell(progress, len(found), len(removals))
-    return torch.stack([found[i] for i in range(len(removals))])
+    jobs = [(recipe, [removals[i] for i in piece], query, options) for piece in pieces]
+    rows: dict[int, Tensor] = {}
+    for k, piece_rows in spread(_piece, jobs, workers):
+        rows.update(zip(pieces[k], torch.tensor(piece_rows, dtype=torch.float64), strict=True))
+        _tell(progress, len(rows), len(removals))
+    return torch.stack([rows[i] for i in range(len(removals))])
 
 
-def _piece(
-    recipe: str,
-    removals: Sequence[Removal],
-    query: QueryLoss,
-    args: Mapping[str, Any],
-    cache: Path | None,
-    vectorised: bool | None,
-    dtype: torch.dtype | None,
-) -> list[list[float]]:
+def _piece(recipe: str, removals: Sequence[Removal], query: QueryLoss, options: Mapping[str, Any]) -> list[list[float]]:
     """What one worker does."""
-    found = leave_out(recipe, removals, query, args=args, cache=cache, vectorised=vectorised, dtype=dtype)
-    return [[float(x) for x in row] for row in found]
+    return [[float(x) for x in row] for row in leave_out(recipe, removals, query, **options)]
 
 
 def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:
@@ -158,3 +159,115 @@ def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:
 def _tell(progress: Progress | None, done: int, total: int) -> None:
     if progress is not None:
         progress(done, total)
+
+
+class Replicas:
+    """R copies of the tape's model, at the state where the tape stands."""
+
+    def __init__(self, tape: Tape, cuts: Sequence[Cut]) -> None:
+        self.tape, self.cuts = tape, cuts
+        self._loss = _Losses(tape)
+        names = {id(p): name for name, p in self._loss.named_parameters()}
+        self._names = [names[id(p)] for p in tape.parameters]
+        now = update.slots(tape.optimizer)
+        self.slots = Slots(*(tuple(x.expand(len(cuts), *x.shape).clone() for x in part) for part in now))
+
+    def step(self, t: int) -> None:
+        """Step t of all replicas."""
+        tape = self.tape
+        W = torch.stack([tape.without(t, gone, share) for gone, share in self.cuts])  # (R, B)
+        theta = [x.detach().requires_grad_() for x in self.slots.theta]  # the same memory
+        seed(tape.generators[t])
+        batch = tape.recipe.batches[t][1]
+
+        def losses(parameters: dict[str, Tensor]) -> Any:
+            return functional_call(self._loss, parameters, (batch,))
+
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attentions cannot be stacked
+            stacked = vmap(losses, randomness="same")(dict(zip(self._names, theta, strict=True)))  # (R, B)
+            grads = torch.autograd.grad((stacked * W.to(stacked)).sum(), theta, allow_unused=True)
+        with torch.no_grad():
+            known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
+            update.advance_(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+
+    def theta(self, r: int) -> tuple[Tensor, ...]:
+        """The parameters of replica r."""
+        return tuple(x[r].detach() for x in self.slots.theta)
+
+
+def at_once(tape: Tape) -> int:
+    """How many replicas fit the bounds of memory; 1 means that stacking is not worth it."""
+    size = sum(p.numel() * p.element_size() for p in tape.parameters)
+    return max(1, min(MOST, STACK_BYTES // max(1, size), SAVED_BYTES // max(1, _saved_bytes(tape))))
+
+
+def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
+    """Why replays cannot be stacked, or None: tried on the first steps of one removal, beside the plain replay."""
+    if tape.obstacle is not None:
+        return tape.obstacle
+    if len({id(p) for p in tape.parameters}) < sum(p.requires_grad for p in tape.recipe.model.parameters()):
+        return "the optimizer does not hold all trainable parameters"
+    end = min(first + 3, tape.length)
+    plain = _displaced(tape, cut, first, end)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")  # torch would loop inside
+            start = tape.rewind(first)
+            stack = Replicas(tape, [({}, 1.0), cut])
+            for t in range(start, end):
+                stack.step(t)
+    except Exception as error:  # whatever torch.func cannot do; the plain replay gives the same numbers
+        return f"torch.func cannot stack this model ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+    wrong = max(_distance(stack.theta(r), plain[r]) for r in (0, 1))
+    size = _distance(plain[0], tuple(tape.states[start]["m"][n] for n in _names(tape)))
+    if wrong <= TOLERANCE.get(tape.parameters[0].dtype, 1e-1) * size:
+        return None
+    return f"stacked and plain replays differ by {wrong / max(size, 1e-300):.1e} of the first steps' displacement"
+
+
+class _Losses(nn.Module):
+    """The recipe's loss as a module, so that `functional_call` can replace the model's parameters."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.model, self._of = tape.recipe.model, tape.recipe.loss
+
+    def forward(self, batch: Any) -> Tensor:
+        """(B,)."""
+        return self._of(self.model, batch)
+
+
+def _displaced(tape: Tape, cut: Cut, first: int, end: int) -> list[tuple[Tensor, ...]]:
+    """Parameters before step `end`, without and with the removal, by plain replays."""
+    out = []
+    for gone, share in (({}, 1.0), cut):
+        for t in range(tape.rewind(first), end):
+            tape.step(t, tape.without(t, gone, share))
+        out.append(tuple(p.detach().clone() for p in tape.parameters))
+    return out
+
+
+def _names(tape: Tape) -> list[str]:
+    names = {id(p): name for name, p in tape.recipe.model.named_parameters()}
+    return [names[id(p)] for p in tape.parameters]
+
+
+def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float((x - y).double().square().sum()) for x, y in zip(a, b, strict=True)))
+
+
+def _saved_bytes(tape: Tape) -> int:
+    """What one replica's backward pass keeps of one step."""
+    sizes: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in tape.parameters}
+
+    def note(x: Tensor) -> Tensor:
+        where = x.untyped_storage().data_ptr()
+        if where not in parameters:
+            sizes[where] = x.numel() * x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        losses = tape.losses(0)  # alive until the count is done, so that no address is used twice
+    del losses
+    return sum(sizes.values())

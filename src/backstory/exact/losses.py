@@ -1,18 +1,89 @@
-r"""What a trained model is asked: the losses of the queries, and their gradients.
+r"""The losses of queries and of steps, and their derivatives, for several directions at once.
 
-The model is asked in eval mode, without drawing from the run's randomness.
+With L = Σ_z w_z ℓ(θ, z) of one step and a direction s, the scalar φ = ⟨∇L, s⟩ holds both things that a backward sweep needs:
+
+    ∂φ/∂w_z = ⟨∇ℓ(θ, z), s⟩                 of every sample, without any per-sample gradient
+    ∂φ/∂θ   = H s                           the true Hessian of the step's loss
+
+Queries are evaluated in eval mode, without drawing from the run's randomness.
+Shapes:  Q queries or directions, B samples; parameters keep their own shapes, with Q in front.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..capture.model_state import in_mode
 from ..errors import NumericalError, UsageError
 from ..replay.recipe import Recipe
-from .derivatives import batched_grad, or_zeros
+
+Pull = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
+
+
+class StepGradient(NamedTuple):
+    """∇L of one step, and how to differentiate it."""
+
+    grads: list[Tensor]  # like the parameters, detached
+    pull: Pull  # s, (Q, *shape) each -> (⟨∇ℓ_z, s⟩ (Q, B), H s (Q, *shape) each)
+
+
+def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[Tensor]) -> StepGradient:
+    """∇ Σ w ℓ at the parameters' present values; `losses()` gives (B,)."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no second derivative
+        each = losses()
+        weights = w.to(each).detach().requires_grad_()
+        grads = torch.autograd.grad((each * weights).sum(), parameters, create_graph=True, allow_unused=True)
+
+    def pull(s: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        pairs = [(g, d) for g, d in zip(grads, s, strict=True) if g is not None and g.requires_grad]
+        rows = batched_grad([g for g, _ in pairs], [weights, *parameters], [d for _, d in pairs])
+        dots, *turned = or_zeros(rows, [weights, *parameters], len(s[0]))
+        return dots, turned
+
+    known = [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(grads, parameters, strict=True)]
+    return StepGradient(known, pull)
+
+
+def batched_grad(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Vector-Jacobian products for Q directions, (Q, *output shape) each; the graph is kept."""
+    count = len(directions[0])
+    if count > 1:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                rows = torch.autograd.grad(
+                    outputs, inputs, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+            return [None if r is None else r.detach() for r in rows]
+        except RuntimeError:
+            pass  # an operation without a batched derivative: one direction at a time gives the same numbers
+    return _one_by_one(outputs, inputs, directions, count)
+
+
+def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor], count: int) -> list[Tensor]:
+    """`rows`, with zeros (Q, *shape) for the inputs on which nothing depends."""
+    return [
+        torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device) if r is None else r
+        for r, x in zip(rows, inputs, strict=True)
+    ]
+
+
+def _one_by_one(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], count: int
+) -> list[Tensor | None]:
+    rows = [
+        torch.autograd.grad(outputs, inputs, [d[q] for d in directions], retain_graph=True, allow_unused=True)
+        for q in range(count)
+    ]
+    return [None if column[0] is None else torch.stack(column).detach() for column in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -31,48 +102,42 @@ QueryLoss = Callable[[nn.Module], Tensor] | QuerySet | str  # a name alone: each
 
 def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
     """(Q,) float64."""
-    with _asked(recipe.model), torch.no_grad():
-        found = _raw(recipe, query).double().clone()  # a query may be a view of a parameter
-    if not bool(found.isfinite().all()):
+    with _evaluated(recipe.model), torch.no_grad():
+        values = _raw(recipe, query).double().clone()  # a query may be a view of a parameter
+    if not bool(values.isfinite().all()):
         raise NumericalError(
-            f"the loss of query {int((~found.isfinite()).nonzero()[0])} is NaN or Inf after a replay: the training "
+            f"the loss of query {int((~values.isfinite()).nonzero()[0])} is NaN or Inf after a replay: the training "
             "diverged. Lower the rate, or replay in float64."
         )
-    return found
+    return values
 
 
 def gradients(recipe: Recipe, query: QueryLoss, parameters: Sequence[Tensor]) -> list[Tensor]:
     """∇ℓ(θ, q) of all queries: one (Q, *shape) for each parameter."""
-    with _asked(recipe.model), torch.enable_grad():
-        found = _raw(recipe, query)
-        rows = batched_grad([found], parameters, [torch.eye(len(found)).to(found)])
-    return or_zeros(rows, parameters, len(found))
+    with _evaluated(recipe.model), torch.enable_grad():
+        values = _raw(recipe, query)
+        rows = batched_grad([values], parameters, [torch.eye(len(values)).to(values)])
+    return or_zeros(rows, parameters, len(values))
 
 
 def _raw(recipe: Recipe, query: QueryLoss) -> Tensor:
     if isinstance(query, str):
         query = QuerySet(query)
     if not isinstance(query, QuerySet):
-        found = query(recipe.model)
+        values = query(recipe.model)
     elif query.name not in recipe.queries:
         known = ", ".join(sorted(recipe.queries)) or "none"
         raise UsageError(f"the recipe has no query set {query.name!r}; it has: {known}.")
     else:
-        found = recipe.loss(recipe.model, recipe.queries[query.name])
-        found = found.mean() if query.mean else found
-    if not isinstance(found, Tensor) or found.dim() > 1 or not found.numel():
+        values = recipe.loss(recipe.model, recipe.queries[query.name])
+        values = values.mean() if query.mean else values
+    if not isinstance(values, Tensor) or values.dim() > 1 or not values.numel():
         raise UsageError("the query's loss must be a scalar, or a vector with one loss for each query.")
-    return found.reshape(-1)
+    return values.reshape(-1)
 
 
 @contextmanager
-def _asked(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; the flags of all its modules are put back."""
-    flags = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; draws inside do not count."""
+    with in_mode(model), torch.random.fork_rng(devices=[]):
+        yield

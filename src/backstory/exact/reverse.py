@@ -9,33 +9,46 @@ gradient (clipping included), one step back is
 
 with the true Hessian of the step's loss. This is the ceiling of every first-order method: what remains between it and
 retraining is of second order, or kinks. The price is a few training runs for each query, less when they are batched.
+About √T states are kept, and one segment between two of them is replayed once more at a time, so that memory holds 2√T states.
 
-Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: an answer says so.
-Shapes:  Q queries, N occurrences in all; about 10 Q times the model in memory.
+Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: the result says so.
+Shapes:  Q queries, N occurrences in all, T steps; about 10 Q times the model in memory.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..capture.ids import as_text
-from ..errors import NumericalError
+from ..errors import MismatchError, NumericalError, UsageError
 from ..replay import update
-from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
+from ..replay.recipe import Recipe, stored_args
+from ..replay.reproduction import reproduction
+from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness
 from ..replay.update import Slots
 from ..results.influence import Influence
-from .derivatives import batched_grad, or_zeros, step_gradient
-from .losses import QueryLoss, gradients, losses
-from .progress_file import ProgressFile
-from .sweep import Moment, backward, boundaries, segments
+from ..run.run import Run
+from .cache import ProgressFile
+from .losses import QueryLoss, QuerySet, batched_grad, gradients, losses, or_zeros, step_gradient
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
 HOW = "exact unrolling"
+QUERY = " query"  # a name that no recipe gives
 STATISTICS = "running statistics of the model were taken as they were: their derivative is not followed"
+
+
+class Moment(NamedTuple):
+    """One step with the state before and after it."""
+
+    step: int
+    before: Slots
+    after: Slots
 
 
 def reverse(
@@ -111,13 +124,13 @@ def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:
     t, now = moment.step, moment.before
     tape.load(now.theta)
     w = tape.weights(t)
-    found = step_gradient(lambda: tape.losses(t), w, tape.parameters)
-    leaves = [tuple(y.detach().requires_grad_() for y in part) for part in (*now, found.grads)]
+    gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
+    leaves = [tuple(y.detach().requires_grad_() for y in part) for part in (*now, gradient.grads)]
     with torch.enable_grad():
         after = update.update(Slots(*leaves[:3]), leaves[3], tape.coefficients[t], tape.recipe.clip_norm)
     _check(after, moment, t)
     x_theta, x_m, x_v, s = _pulled(after, leaves, x)
-    dots, turned = found.pull(s)
+    dots, turned = gradient.pull(s)
     x_theta = tuple(a + b for a, b in zip(x_theta, turned, strict=True))
     return -w.to(dots) * dots, Slots(x_theta, x_m, x_v)
 
@@ -150,3 +163,77 @@ def _buffers(tape: Tape) -> list[Tensor]:
 
 def _unchanged(before: list[Tensor], after: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def boundaries(steps: int, count: int | None) -> list[int]:
+    """First steps of `count` equal segments (about √T by default)."""
+    chosen = count if count is not None else math.isqrt(max(steps - 1, 0)) + 1
+    if chosen < 1:
+        raise UsageError(f"found checkpoints={count}; expected at least 1.")
+    chosen = min(chosen, steps)
+    return [i * steps // chosen for i in range(chosen)]
+
+
+def segments(bounds: Sequence[int], end: int) -> list[tuple[int, int]]:
+    """`(first step, one past the last)` of each segment, last segment first."""
+    return list(zip(bounds, [*bounds[1:], end], strict=True))[::-1]
+
+
+def backward(tape: Tape, first: int, end: int) -> Iterator[Moment]:
+    """The steps of one segment, last first; the state before `first` must be kept."""
+    start = tape.rewind(first)
+    states = [update.slots(tape.optimizer)]
+    for t in range(start, end):
+        tape.step(t)
+        states.append(update.slots(tape.optimizer))
+    for t in range(end - 1, start - 1, -1):
+        yield Moment(t, states[t - start], states[t - start + 1])
+
+
+def query(
+    run: Run,
+    recipe: RecipeSource,
+    batch: Any,
+    at: int | str = "final",
+    *,
+    args: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    check: bool = True,
+    checkpoints: int | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Influence:
+    """The influence of every occurrence before `at` on the recipe's losses of `batch`: one query for each loss.
+
+    The recipe is replayed first, and must reproduce the run's stored weights, bit for bit or up to rounding
+    (`check=False`: not compared, and the answer says so). Then it is unrolled in `dtype`. Arguments of a recipe named in
+    the run are the run's.
+    """
+    step = run.step_of(at)
+    args = stored_args(run.config, recipe) if args is None else args
+    notes = [_checked(run, recipe, args, step) if check else "the replay was not compared with the run (check=False)"]
+    influence = reverse(
+        lambda: _with_query(build_recipe(recipe, args), batch),
+        QuerySet(QUERY),
+        at=step,
+        dtype=dtype,
+        checkpoints=checkpoints,
+        cache=cache,
+        progress=progress,
+    )
+    if dtype is not None:
+        notes.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
+    return replace(
+        influence, caveats=(*notes, *influence.caveats, "the model was asked in eval mode"), lookup=run.content
+    )
+
+
+def _checked(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int) -> str:
+    result = reproduction(run, recipe, args=args, until=step)
+    if not result:
+        raise MismatchError(f"{result}. To unroll the recipe all the same, pass check=False.")
+    return str(result)
+
+
+def _with_query(recipe: Recipe, batch: Any) -> Recipe:
+    return replace(recipe, queries={**recipe.queries, QUERY: batch})

@@ -83,41 +83,41 @@ def tokens(
     step = run.step_of(at)
     if (batch is None) == (vectors is None):
         raise UsageError("tokens() takes either a query batch or vectors= (with batch=None).")
-    asked = [_pair(hit) for hit in hits]
-    last = _last(asked, step)
+    pairs = [_pair(hit) for hit in hits]
+    last = _last(pairs, step)
     args = stored_args(run.config, recipe) if args is None else args
     with own_randomness():
         tape = Tape(recipe, args=args, length=step if vectors is None else last + 1)
-        found = _Positions(run, tape, _places(tape, asked), positions)
+        watcher = _Positions(run, tape, _places(tape, pairs), positions)
         if check:
-            found.compare(run, lambda t: judged(run, recipe, t, args=args, until=tape.length))
-        tape.record((), progress, found.watch)
+            watcher.compare(run, lambda t: judged(run, recipe, t, args=args, until=tape.length))
+        tape.record((), progress, watcher.watch)
         v = vectors
         if v is None:
             model, loss = tape.recipe.model, loss_fn or tape.recipe.loss
             scales = load_scales(run.store, step)
-            v = query_rows(model, loss, batch, found.blocks, found.bases, scales, mode=mode)
+            v = query_rows(model, loss, batch, watcher.blocks, watcher.bases, scales, mode=mode)
     v = _checked_vectors(v, run)
-    answers = _contracted(run, v, step, found.rows, found.dots, run.form(contraction))
-    return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(asked, found.order, strict=True)]
+    answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
+    return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(pairs, watcher.order, strict=True)]
 
 
 def _pair(hit: Hit | tuple[int | str, int]) -> tuple[int | str, int]:
     return (hit.sample, hit.step) if isinstance(hit, Hit) else (hit[0], int(hit[1]))
 
 
-def _last(asked: Sequence[tuple[int | str, int]], at: int) -> int:
-    if not asked:
+def _last(pairs: Sequence[tuple[int | str, int]], at: int) -> int:
+    if not pairs:
         raise UsageError("found no hits; expected at least one, such as answer.top(3, query=0).")
-    for name, t in asked:
+    for name, t in pairs:
         if not 0 <= t < at:
             raise UsageError(f"found sample {name!r} at step {t}; expected a step from 0 to {at - 1}.")
-    return max(t for _, t in asked)
+    return max(t for _, t in pairs)
 
 
-def _places(tape: Tape, asked: Sequence[tuple[int | str, int]]) -> list[Where]:
+def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:
     out = []
-    for name, t in asked:
+    for name, t in pairs:
         ids = as_text(tape.ids[t])[0]
         if str(name) not in ids:
             raise UsageError(
@@ -158,8 +158,8 @@ class _Positions:
         """Before step t: what step t − 1 left is read, and the hooks are put in place for step t."""
         if t in self._fingerprints and fingerprint(self._tape.recipe.model) != self._fingerprints[t]:
             self._fingerprints = {}  # this answers for the later ones too
-            if not (found := self._judge(t)):
-                raise MismatchError(f"{found}. To go by the rows of the occurrences alone, pass check=False.")
+            if not (result := self._judge(t)):
+                raise MismatchError(f"{result}. To go by the rows of the occurrences alone, pass check=False.")
         if self._tap is not None:
             self._tap.detach()
             self._take(t - 1)
@@ -203,26 +203,26 @@ def _count(tape: Tape, t: int, blocks: Blocks) -> int:
     """How many positions most recorded layers have, seen in a forward pass of a copy."""
     model = tape.recipe.model
     names = {name for name, module in model.named_modules() if module in blocks.owners}
-    twin, seen = copy.deepcopy(model), Counter[int]()
+    twin, lengths = copy.deepcopy(model), Counter[int]()
 
     def see(module: nn.Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor) and out.dim() > 2:
             last = out.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else out.flatten(1, -2)
-            seen[last.shape[1]] += 1
+            lengths[last.shape[1]] += 1
 
     for name, module in twin.named_modules():
         if name in names:
             module.register_forward_hook(see)
     with own_randomness(), torch.no_grad():
         tape.recipe.loss(twin, tape.recipe.batches[t][1])
-    if not seen:
+    if not lengths:
         raise UsageError(
             "no recorded layer has positions: its outputs are (batch, features). Ask for the sample alone."
         )
-    return max(seen, key=lambda n: (seen[n], n))
+    return max(lengths, key=lambda n: (lengths[n], n))
 
 
-def _contracted(
+def _contract(
     run: Run, v: Tensor, at: int, rows: Mapping[Where, Tensor], dots: Mapping[Where, Tensor], contraction: Contraction
 ) -> dict[Where, tuple[Tensor, Tensor]]:
     """`(scores (Q, S), total (Q,))` of each occurrence: the queries are carried back to its step."""
@@ -259,10 +259,10 @@ def _clipped(step: Step, position: int, rows: Tensor, dots: Tensor | None) -> Te
 
 def _check_row(run: Run, step: Step, place: Where, rows: Tensor) -> None:
     """The replayed gradient must be the stored one, up to the store's rounding."""
-    stored, found = step.G[place[1]].double(), rows.sum(0)
+    stored, replayed = step.G[place[1]].double(), rows.sum(0)
     loose = LOOSE.get(run.config["settings"]["encoding"], LOOSE_ELSE)
-    if float((stored - found).norm()) > loose * float(stored.norm()):
+    if float((stored - replayed).norm()) > loose * float(stored.norm()):
         raise MismatchError(
             f"the gradient at place {place[1]} of step {place[0]} is not the one that was recorded: they differ by "
-            f"{float((stored - found).norm() / stored.norm()):.1e} of its length. Give the recipe that the run was made by."
+            f"{float((stored - replayed).norm() / stored.norm()):.1e} of its length. Give the recipe that the run was made by."
         )

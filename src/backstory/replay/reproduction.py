@@ -26,8 +26,7 @@ from ..capture.fingerprint import weights as weights_of
 from ..errors import UsageError
 from ..run.run import Run
 from .recipe import Recipe, take_step
-from .removal import Removal, index, places
-from .tape import Progress, RecipeSource, Tape, generators, own_randomness, seed
+from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_randomness, places, seed
 
 MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
 TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
@@ -67,8 +66,8 @@ class Reproduction:
         return bool(self.same or self.near) and not self.different and not self.undecided
 
     def __str__(self) -> str:
-        met = sorted((*self.same, *self.near))
-        last = f"the last agreement is at step {met[-1]}" if met else "they agree at no earlier step"
+        agreed = sorted((*self.same, *self.near))
+        last = f"the last agreement is at step {agreed[-1]}" if agreed else "they agree at no earlier step"
         if self.different:
             gap = self.gaps[self.different[0]]
             return (
@@ -88,10 +87,10 @@ class Reproduction:
                 "processor, number of threads or memory alignment causes that as well as another recipe, and the run stores "
                 f"no weights to tell which (record with steps=…, checkpoints=K): {CHECK}"
             )
-        if not met:
+        if not agreed:
             return "nothing to compare: the run has no fingerprints of the replayed steps"
         how = "up to rounding" if self.near else "bit for bit"
-        return f"the replay reproduces the run {how} (compared at steps {', '.join(map(str, met))})"
+        return f"the replay reproduces the run {how} (compared at steps {', '.join(map(str, agreed))})"
 
 
 def replay(
@@ -206,10 +205,10 @@ def _shift(parameters: Sequence[Tensor]) -> None:
 
 
 def _gap(run: Run, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
-    stored, found = run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
+    stored, replayed = run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
     unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
-    apart, spread = _distances(found, stored), _distances(weights_of(twin.recipe.model), found)
-    gap = farthest(apart, spread, {k: v.numel() for k, v in found.items()}, unit**0.5)
+    apart, spread = _distances(replayed, stored), _distances(weights_of(twin.recipe.model), replayed)
+    gap = farthest(apart, spread, {k: v.numel() for k, v in replayed.items()}, unit**0.5)
     return gap._replace(moved=_distance(_joined(stored), _joined(start)))
 
 
@@ -232,9 +231,9 @@ def farthest(apart: Mapping[str, float], spread: Mapping[str, float], sizes: Map
     return Gap(worst, apart[worst], allowed.get(worst, 0.0))
 
 
-def _distances(found: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, float]:
-    """‖found − stored‖ / ‖stored‖ of each tensor; infinite where they cannot be compared, or whole numbers differ."""
-    return {k: _distance(found.get(k), stored.get(k)) for k in sorted({*found, *stored})}
+def _distances(replayed: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, float]:
+    """‖replayed − stored‖ / ‖stored‖ of each tensor; infinite where they cannot be compared, or whole numbers differ."""
+    return {k: _distance(replayed.get(k), stored.get(k)) for k in sorted({*replayed, *stored})}
 
 
 def _distance(x: Tensor | None, y: Tensor | None) -> float:

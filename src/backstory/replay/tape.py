@@ -2,13 +2,17 @@ r"""The run as it was: a recipe played once, with what a later replay needs to b
 
 Of each step the state of torch's generators before it (dropout draws the same masks again) and the coefficients of
 the update; of chosen steps the whole state of training. The recipe is made, and the run begins, with torch's generator
-at a fixed seed; a recipe that draws (dropout) seeds the generator itself, as its training did.
+at a fixed seed; a recipe that draws (dropout) seeds the generator itself, as its training did. A replay may leave occurrences
+out, and may run in another floating-point precision.
 Assumes: other generators (numpy, random) are not drawn from while training.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,15 +21,109 @@ from torch import Tensor, nn
 from ..capture import fingerprint
 from ..errors import UnsupportedError, UsageError
 from . import update
-from .precision import in_precision
 from .recipe import Recipe, load_recipe, take_step, weights
-from .removal import Id, Places
 
+Id = int | str
+Places = dict[int, list[int]]  # step -> positions in its batch
 RecipeSource = Callable[[], Recipe] | str  # a function, or "package.module:function"
 Progress = Callable[[int, int], None]
 State = dict[str, Any]
 Generators = tuple[Tensor, ...]
 STATE_BYTES = 1 << 30  # what the states in memory may take together
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Which occurrences to leave out: these samples, everywhere or in these steps only.
+
+    `share` is how much of their weight goes, w → (1 − share) w: 1 leaves them out, −1e-5 adds a little.
+    """
+
+    samples: tuple[Id, ...]
+    steps: tuple[int, ...] | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.share) or self.share == 0:
+            raise UsageError(f"found share={self.share} in a removal; expected a finite number other than 0.")
+        object.__setattr__(self, "samples", tuple(_plain(x) for x in self.samples))
+
+    def hits(self, step: int, ids: Sequence[Id]) -> list[int]:
+        """Positions of the removed samples in the batch of `step`."""
+        if self.steps is not None and step not in self.steps:
+            return []
+        return [i for i, x in enumerate(ids) if _plain(x) in self.samples]
+
+
+def _plain(name: Any) -> Id:
+    """An id out of a tensor or an array as the number it is."""
+    plain: Id = name.item() if hasattr(name, "item") else name
+    return plain
+
+
+def index(ids: Sequence[Sequence[Id]]) -> dict[Id, list[tuple[int, int]]]:
+    """Sample -> its occurrences `(step, position)`, for the ids of each step."""
+    occurrences: dict[Id, list[tuple[int, int]]] = defaultdict(list)
+    for step, names in enumerate(ids):
+        for position, name in enumerate(names):
+            occurrences[_plain(name)].append((step, position))
+    return occurrences
+
+
+def places(removal: Removal, occurrences: dict[Id, list[tuple[int, int]]]) -> Places:
+    """Where the removal bites, earliest step first; an error where it does nothing."""
+    steps = None if removal.steps is None else set(removal.steps)
+    positions: Places = defaultdict(list)
+    for name in dict.fromkeys(removal.samples):
+        for step, position in occurrences.get(name, ()):
+            if steps is None or step in steps:
+                positions[step].append(position)
+    if not positions:
+        raise UsageError(f"none of the samples {removal.samples[:3]} occurs in the steps asked for; nothing to remove.")
+    return {step: sorted(positions[step]) for step in sorted(positions)}
+
+
+def in_precision(recipe: Recipe, dtype: torch.dtype | None) -> Recipe:
+    """`recipe` with every floating-point number in `dtype`; None leaves it as it is."""
+    if dtype is None:
+        return recipe
+    recipe.model.to(dtype)  # keeps the parameters' identity, so the optimizer still holds them
+    if recipe.optimizer.state:
+        recipe.optimizer.load_state_dict(recipe.optimizer.state_dict())  # casts to the parameters' type
+    return replace(
+        recipe,
+        batches=_Converted(recipe.batches, dtype),
+        queries={name: convert(batch, dtype) for name, batch in recipe.queries.items()},
+    )
+
+
+def convert(batch: Any, dtype: torch.dtype | None) -> Any:
+    """The floating-point tensors of a batch (a tensor, or tuples, lists and mappings of them) in `dtype`."""
+    if dtype is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(dtype) if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {key: convert(value, dtype) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(convert(value, dtype) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(convert(value, dtype) for value in batch)
+    return batch
+
+
+class _Converted(Sequence[Any]):
+    """The batches of a recipe, converted when they are asked for."""
+
+    def __init__(self, batches: Sequence[tuple[Sequence[int | str], Any]], dtype: torch.dtype) -> None:
+        self.batches, self.dtype = batches, dtype
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, step: Any) -> Any:
+        ids, batch = self.batches[step]
+        return ids, convert(batch, self.dtype)
 
 
 class Tape:
@@ -158,12 +256,12 @@ def save(recipe: Recipe) -> State:
 
 def restore(recipe: Recipe, state: State) -> None:
     """Put a saved state back."""
-    kept = copy.deepcopy(state)
-    recipe.model.load_state_dict(kept["m"])
-    recipe.optimizer.load_state_dict(kept["o"])
+    copied = copy.deepcopy(state)
+    recipe.model.load_state_dict(copied["m"])
+    recipe.optimizer.load_state_dict(copied["o"])
     recipe.optimizer.zero_grad()
     if recipe.schedule is not None:
-        recipe.schedule.load_state_dict(kept["s"])
+        recipe.schedule.load_state_dict(copied["s"])
 
 
 def thinned(steps: Collection[int], count: int) -> list[int]:
@@ -190,8 +288,8 @@ def _length(recipe: Recipe, length: int | None) -> int:
 
 
 def _check_clipping(recipe: Recipe, parameters: list[Tensor]) -> None:
-    held = {id(p) for p in parameters}
-    others = [n for n, p in _live(recipe.model) if id(p) not in held]
+    trained = {id(p) for p in parameters}
+    others = [n for n, p in _live(recipe.model) if id(p) not in trained]
     if recipe.clip_norm is not None and others:
         raise UsageError(
             f"the gradient of {others[0]!r} counts when the norm is clipped, but the optimizer does not hold it, so it is "

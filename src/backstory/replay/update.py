@@ -77,7 +77,7 @@ def coefficients(optimizer: Optimizer) -> tuple[Coefficients, ...]:
 def slots(optimizer: Optimizer) -> Slots:
     """Detached copies of θ, m and v."""
     names = ("momentum_buffer", "") if isinstance(optimizer, SGD) else ("exp_avg", "exp_avg_sq")
-    kept = [c.momentum for c in coefficients(optimizer)]
+    first = [c.momentum for c in coefficients(optimizer)]
     parameters = trained(optimizer)
 
     def read(name: str, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ def slots(optimizer: Optimizer) -> Slots:
         )
 
     second = [not isinstance(optimizer, SGD)] * len(parameters)
-    return Slots(tuple(p.detach().clone() for p in parameters), read(names[0], kept), read(names[1], second))
+    return Slots(tuple(p.detach().clone() for p in parameters), read(names[0], first), read(names[1], second))
 
 
 def update(

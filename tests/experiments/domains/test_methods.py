@@ -27,7 +27,7 @@ from torch import Tensor
 from backstory.demo.gpt_model import token_losses
 from backstory.demo.setups import domain_losses
 from backstory.exact.leave_out import leave_out
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,7 @@ from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.insight import harmful
 from backstory.replay.recipe import Recipe, take_step
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import reverse
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 TINY = replace(setup_of("tiny", "gelu", "sgd", 2, 32), hidden=2, queries=10)  # T = 4
 QUERY = QuerySet("test", mean=True)

@@ -11,7 +11,7 @@ from experiments.small.duplicates import EARLY, LATE, QUERY, study, with_copies
 
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 TINY = setup_of("tiny", "gelu", "sgd", 2, 96)  # 12 steps: the first and the last 3 get copies
 

@@ -10,7 +10,7 @@ from tests.support.oracles import assert_same
 
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 
 def test_mean_and_error_over_seeds() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import UsageError
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 D = torch.float64
 REMOVALS = [Removal((s,)) for s in range(6)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from backstory import Recipe
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
-from backstory.replay.removal import Removal
+from backstory.replay.tape import Removal
 
 D = torch.float64
 

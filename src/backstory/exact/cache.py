@@ -1,20 +1,22 @@
-"""The rows of a job on disk: one small file for each removal, written when it is known, found again by its content.
+"""What exact jobs keep on disk: the rows of `leave_out`, one small file for each removal, and how far `reverse` has come.
 
-A row's name is a hash of what decides it: the weights before and after the run, the query losses after it, the removed
-occurrences and their share. A recipe that changes in anything that matters therefore never meets an old row. Nor does one
+A file's name is a hash of what decides its content: the weights before and after the run, the query losses after it, the removed
+occurrences and their share. A recipe that changes in anything that matters therefore never meets an old file. Nor does one
 that rounds differently (another processor): the hash takes the bits, because a bound wide enough for rounding in float32
 would let small changes of a recipe through. Such rows are computed again, which costs time and no truth.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..store.files import read_json, write_json
+from ..replay.update import Slots
+from ..store.files import read_json, read_metadata, read_tensors, write_json, write_tensors
 
 FORMAT = 1
 
@@ -53,3 +55,36 @@ class Rows:
 
 def _removal(places: dict[int, list[int]], share: float) -> dict[str, Any]:
     return {"occurrences": [[t, i] for t in sorted(places) for i in places[t]], "share": share}
+
+
+Saved = tuple[int, Slots, Tensor]
+
+
+class ProgressFile:
+    """One sweep's file under a folder, named by what decides the sweep; without a folder nothing is kept."""
+
+    def __init__(
+        self, folder: Path | None, kind: str, run: tuple[str, str], base: Tensor, bounds: Sequence[int]
+    ) -> None:
+        self._path: Path | None = None
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            name = digest({"format": FORMAT, "run": list(run), "base": base.tolist(), "bounds": list(bounds)})
+            self._path = Path(folder) / f"{kind}-{name}.safetensors"
+
+    def load(self) -> Saved | None:
+        """`(the step that is done, adjoint before it, scores)`, or None."""
+        if self._path is None or not self._path.exists():
+            return None
+        tensors = read_tensors(self._path)
+        parts = [
+            tuple(tensors[f"{part}.{i}"] for i in range(sum(name.startswith(f"{part}.") for name in tensors)))
+            for part in Slots._fields
+        ]
+        return int(read_metadata(self._path)["step"]), Slots(*parts), tensors["scores"]
+
+    def save(self, step: int, x: Slots, scores: Tensor) -> None:
+        """Replace what was saved."""
+        if self._path is not None:
+            parts = {f"{name}.{i}": y for name, part in x._asdict().items() for i, y in enumerate(part)}
+            write_tensors(self._path, {**parts, "scores": scores}, {"step": str(step)})

@@ -1,11 +1,37 @@
-"""A sweep's file; that it resumes a sweep is checked in test_unroll.py."""
+"""Rows and sweeps on disk, found again by what decides them."""
 
 from pathlib import Path
 
 import torch
 
-from backstory.exact.progress_file import ProgressFile
+from backstory.exact.cache import ProgressFile, Rows
 from backstory.replay.update import Slots
+
+BASE = torch.tensor([0.1, 0.2], dtype=torch.float64)
+
+
+def test_a_row_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+    row = torch.tensor([1 / 3, -1e-17], dtype=torch.float64)
+    Rows(tmp_path, ("a", "b"), BASE).put({3: [1, 2]}, 1.0, row)
+    found = Rows(tmp_path, ("a", "b"), BASE).get({3: [1, 2]}, 1.0)
+    assert found is not None
+    assert torch.equal(found, row)
+
+
+def test_anything_else_is_not_found(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, ("a", "b"), BASE)
+    rows.put({3: [1]}, 1.0, BASE)
+    assert rows.get({3: [2]}, 1.0) is None
+    assert rows.get({3: [1]}, 0.5) is None
+    assert Rows(tmp_path, ("a", "c"), BASE).get({3: [1]}, 1.0) is None
+    assert Rows(tmp_path, ("a", "b"), BASE + 1e-16).get({3: [1]}, 1.0) is None
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    rows = Rows(None, ("a", "b"), BASE)
+    rows.put({3: [1]}, 1.0, BASE)
+    assert rows.get({3: [1]}, 1.0) is None
+
 
 BASE = torch.zeros(1, dtype=torch.float64)
 
