@@ -303,7 +303,7 @@ def test_no_removals_give_no_rows() -> None:
 
 
 def test_the_positional_form_stays() -> None:
-    assert list(inspect.signature(leave_out).parameters)[:4] == ["make", "removals", "query_loss", "progress"]
+    assert list(inspect.signature(leave_out).parameters)[:4] == ["recipe", "removals", "query_loss", "progress"]
 
 
 def recorded(recipe: Recipe) -> Tape:
