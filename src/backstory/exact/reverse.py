@@ -73,11 +73,11 @@ def reverse(
         bounds = boundaries(tape.length, checkpoints)
         buffers = _buffers(tape)
         tape.record(bounds)
-        notes = () if _unchanged(buffers, _buffers(tape)) else (STATISTICS,)
+        caveats = () if _unchanged(buffers, _buffers(tape)) else (STATISTICS,)
         x, base = start(tape, query_loss)
         file = ProgressFile(cache, "reverse", (tape.start, tape.end), base, bounds)
         scores = sweep(tape, x, bounds, file, _back, progress)
-    return as_influence(tape, scores, HOW, notes)
+    return as_influence(tape, scores, HOW, caveats)
 
 
 def start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
@@ -113,11 +113,11 @@ def sweep(
     return scores
 
 
-def as_influence(tape: Tape, scores: Tensor, how: str, notes: Sequence[str]) -> Influence:
+def as_influence(tape: Tape, scores: Tensor, how: str, caveats: Sequence[str]) -> Influence:
     """The scores as an answer."""
     names, kind = as_text([name for ids in tape.ids for name in ids])
     steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
-    return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(notes))
+    return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(caveats))
 
 
 def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:
@@ -211,7 +211,7 @@ def query(
     """
     step = run.step_of(at)
     args = stored_args(run.config, recipe) if args is None else args
-    notes = [_checked(run, recipe, args, step) if check else "the replay was not compared with the run (check=False)"]
+    caveats = [_checked(run, recipe, args, step) if check else "the replay was not compared with the run (check=False)"]
     influence = reverse(
         lambda: _with_query(build_recipe(recipe, args), batch),
         QuerySet(QUERY),
@@ -222,9 +222,9 @@ def query(
         progress=progress,
     )
     if dtype is not None:
-        notes.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
+        caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
     return replace(
-        influence, caveats=(*notes, *influence.caveats, "the model was asked in eval mode"), lookup=run.content
+        influence, caveats=(*caveats, *influence.caveats, "the model was asked in eval mode"), lookup=run.content
     )
 
 
