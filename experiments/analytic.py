@@ -28,10 +28,9 @@ from backstory.maths.steps import Step, curvature_rows
 from backstory.results import figures
 from backstory.results.figures import ACCENT, WARM, Figure, figure, line, smoothed, thinned
 from backstory.results.result import frame, plain
-from backstory.run.embed import Asked, Progress
+from backstory.run.embed import ContractionChoice, Progress
 from backstory.run.run import Run
-from backstory.run.sweep import backward
-from backstory.run.windows import refuse_compressed
+from backstory.run.sweep import backward, refuse_compressed
 
 UNIT = "norms in the run's coordinates, embeddings per unit of learning rate; traces as shares of the dimensions"
 
@@ -81,7 +80,7 @@ def analytic(
     at: int | str = "final",
     *,
     probes: int | None = 16,
-    contraction: Asked = "auto",
+    contraction: ContractionChoice = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Analytic:

@@ -21,7 +21,7 @@ from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.demo.setups import domain_losses
 from backstory.results.influence import Influence
-from backstory.run.embed import Asked, form_of
+from backstory.run.embed import ContractionChoice, form_of
 from backstory.run.run import Run
 from experiments.gpt.problem import Method, Problem, Recording, Scores, Settings
 
@@ -102,7 +102,7 @@ def _post_hoc_rows() -> list[Method]:
     ]
 
 
-def row(name: str, settings: Settings, *, contraction: Asked = "auto", per_layer: bool = False) -> Method:
+def row(name: str, settings: Settings, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> Method:
     """A row that records with these settings and asks in this form."""
     return Method(name, lambda p, made: asked(p, made, contraction=contraction, per_layer=per_layer), settings)
 
@@ -136,7 +136,7 @@ def asked(problem: Problem, made: Recording | None, **asking: Any) -> Scores:
     )  # fmt: skip
 
 
-def described(run: Run, *, contraction: Asked = "auto", per_layer: bool = False) -> dict[str, Any]:
+def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> dict[str, Any]:
     """What the run's config says of its rows, and how it is asked."""
     settings, optimizer = run.config["settings"], run.config["optimizer"]
     curvature, _, groups = settings["curvature"].partition("/")

@@ -10,7 +10,7 @@ import backstory
 from backstory.demo.stories import FineTuning, heading, stories
 from backstory.demo.stories_run import RECIPE, StoriesSetup, mean_loss, recipe
 from backstory.replay.recipe import take_step
-from backstory.run import coordinates
+from backstory.run import gradients as coordinates
 
 
 @pytest.fixture(scope="module", autouse=True)

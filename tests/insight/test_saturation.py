@@ -10,7 +10,7 @@ from tests.insight.runs import RUNS, STEPS, Small, loss, small
 from tests.support.loops import ids_of
 
 from backstory.errors import UsageError
-from backstory.run.embed import Asked
+from backstory.run.embed import ContractionChoice
 
 
 def check(found: Saturation, answer: float) -> None:
@@ -24,7 +24,7 @@ def check(found: Saturation, answer: float) -> None:
 
 @pytest.mark.parametrize("contraction", ["never", "always", "auto"])
 @pytest.mark.parametrize("name", RUNS)
-def test_terms_add_up_in_every_run(name: str, contraction: Asked, tmp_path: Path) -> None:
+def test_terms_add_up_in_every_run(name: str, contraction: ContractionChoice, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
     answer = made.run.query(made.model, loss, made.queries, contraction=contraction, method="adjoint")
     sample = ids_of(1)[0]

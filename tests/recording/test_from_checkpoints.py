@@ -19,7 +19,7 @@ from backstory.capture import fingerprint
 from backstory.errors import MismatchError, UsageError
 from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.replay.recipe import take_step
-from backstory.run.inspect import inspect
+from backstory.run.export import inspect
 from backstory.store import RunStore
 
 STEPS, SIZE, CLIP = 6, 3, 0.3

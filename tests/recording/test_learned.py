@@ -38,7 +38,7 @@ from backstory.errors import DiskError, MismatchError
 from backstory.integrations.recording import Recording
 from backstory.recording import learned as module
 from backstory.recording.from_checkpoints import record_checkpoints
-from backstory.run.inspect import inspect
+from backstory.run.export import inspect
 from backstory.store import RunStore
 
 AUTO: dict[str, Any] = {"projection": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}

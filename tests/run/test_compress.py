@@ -15,8 +15,7 @@ from backstory import insight
 from backstory.errors import StoreError, UsageError
 from backstory.run import compress
 from backstory.run.run import Run
-from backstory.run.sweep import forward
-from backstory.run.windows import Compressed, read_window
+from backstory.run.sweep import Compressed, forward, read_window
 from backstory.store import RunStore
 
 STEPS = 8

@@ -29,7 +29,7 @@ from backstory.errors import NumericalError, UsageError
 from backstory.maths.adam import Scale
 from backstory.maths.projection import Basis, random_basis
 from backstory.run import gradients as query_module
-from backstory.run.gradients import LossFn, query_rows
+from backstory.run.gradients import LossFn, evaluate_loss, query_rows
 
 
 class Asked:
@@ -231,15 +231,33 @@ def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda m, b: torch.zeros(2), "does not depend on the model's parameters; is something detached"),
         (lambda m, b: cross_entropy(m, b).detach(), "does not depend on the model's parameters"),
         (lambda m, b: b[0].clone().requires_grad_().sum(1), "query 0 depends on none of the recorded parameters"),
-        (lambda m, b: m(b[0]), r"gave \(2, 2\); expected a scalar, or one loss for each query \(Q,\)"),
-        (lambda m, b: m(b[0])[:0, 0], r"gave \(0,\)"),
-        (lambda m, b: 3.0, "gave float"),
+        (lambda m, b: m(b[0]), r"the loss is \(2, 2\); expected a scalar, or one loss for each query \(Q,\)"),
+        (lambda m, b: m(b[0])[:0, 0], r"the loss is \(0,\)"),
+        (lambda m, b: 3.0, "the loss is float"),
     ],
 )
 def test_losses_that_cannot_be_asked(loss_fn: LossFn, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(mlp(), monkeypatch)
     with pytest.raises(UsageError, match=message):
         asked.rows(loss_fn, batch_of([0, 1]))
+
+
+def test_a_loss_takes_the_model_or_the_model_and_a_batch() -> None:
+    model, batch = mlp(), batch_of([0, 1])
+    expected = cross_entropy(model, batch)
+
+    def either(m: nn.Module, b: Any = batch) -> Tensor:
+        return cross_entropy(m, b)
+
+    assert_same(evaluate_loss(cross_entropy, model, batch), expected, terms_of(model, 1, 2))
+    assert_same(evaluate_loss(lambda m: cross_entropy(m, batch), model), expected, terms_of(model, 1, 2))
+    assert_same(evaluate_loss(lambda m, _: cross_entropy(m, batch), model), expected, terms_of(model, 1, 2))
+    assert_same(evaluate_loss(either, model), expected, terms_of(model, 1, 2))
+    assert_same(evaluate_loss(either, model, batch_of([3])), cross_entropy(model, batch_of([3])), terms_of(model, 1, 2))
+    with pytest.raises(UsageError, match=r"found a batch for a loss with the signature \(m\), which takes none"):
+        evaluate_loss(lambda m: cross_entropy(m, batch), model, batch)
+    with pytest.raises(UsageError, match=r"signature \(m, b, more\); expected \(model\) or \(model, batch\)"):
+        evaluate_loss(lambda m, b, more: cross_entropy(m, b), model, batch)
 
 
 @pytest.mark.parametrize("scalar", [False, True])

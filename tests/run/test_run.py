@@ -214,7 +214,7 @@ def test_a_step_without_fingerprint_is_answered_only_on_request_and_with_a_note(
         opened.query(model, cross_entropy, QUERY, at=4)
     answer = opened.query(model, cross_entropy, QUERY, at=4, unverified=True)
     assert "the model could not be verified: the run has no fingerprint of step 4" in answer.caveats
-    assert "the model was asked in eval mode" in answer.caveats
+    assert "the model was evaluated in eval mode" in answer.caveats
 
 
 @pytest.mark.parametrize("at", [0, 7, -1, "last", 2.0])

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
-from ..run.coordinates import question
-from ..run.gradients import LossFn
-from ..run.occurrences import occurrences, rows_before
+from ..run.gradients import LossFn, compute_query_gradients
 from ..run.run import Run
 from ..run.scoring import Scores, collect
 from ..run.sweep import backward
@@ -63,10 +61,10 @@ def tracin_run(
 ) -> Influence:
     """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
     step = run.step_of(at)
-    v, notes = question(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+    v, notes = compute_query_gradients(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
     v = v.double()
-    n_rows = rows_before(run.store, step)
-    samples, steps = occurrences(run.store, n_rows)
+    n_rows = run.store.rows_before(step)
+    samples, steps = run.store.occurrences(n_rows)
     momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
     said = [
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",

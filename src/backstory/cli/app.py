@@ -48,7 +48,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Say what a run holds, and whether it is sound."""
-    from ..run.inspect import inspect as inspect_run
+    from ..run.export import inspect as inspect_run
 
     found = inspect_run(run, verify=verify)
     if json:

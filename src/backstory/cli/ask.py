@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..replay.recipe import load_recipe
-from ..run.embed import Asked, Progress
+from ..run.embed import ContractionChoice, Progress
 from ..run.run import Run
 
 
@@ -19,7 +19,7 @@ def ask(
     per: str,
     recipe: str,
     per_layer: bool = False,
-    contraction: Asked = "auto",
+    contraction: ContractionChoice = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`{"hits": [...], "harmful": [...], …}`: hits highest first, harmful lowest first."""

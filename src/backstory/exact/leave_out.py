@@ -27,7 +27,7 @@ from ..errors import UnsupportedError, UsageError
 from ..replay import update
 from ..replay.tape import Places, Progress, RecipeSource, Removal, Tape, index, own_randomness, places, seed, thinned
 from ..replay.update import Slots
-from ..run.processes import spread
+from ..run.workers import spread
 from .cache import Rows
 from .losses import QueryLoss, QuerySet, losses
 

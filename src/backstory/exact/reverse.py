@@ -224,7 +224,7 @@ def query(
     if dtype is not None:
         caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
     return replace(
-        influence, caveats=(*caveats, *influence.caveats, "the model was asked in eval mode"), lookup=run.content
+        influence, caveats=(*caveats, *influence.caveats, "the model was evaluated in eval mode"), lookup=run.content
     )
 
 

@@ -35,9 +35,8 @@ from ..replay.recipe import stored_args
 from ..replay.reproduction import Reproduction, fingerprints, judged
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..results.influence import Hit
-from ..run.coordinates import bases_of, blocks_of
-from ..run.embed import Asked
-from ..run.gradients import LossFn, query_rows
+from ..run.embed import ContractionChoice
+from ..run.gradients import LossFn, bases_of, blocks_of, query_rows
 from ..run.run import Run
 from ..run.sweep import backward
 from ..store.bases import load_scales
@@ -68,7 +67,7 @@ def tokens(
     vectors: Tensor | None = None,
     args: Mapping[str, Any] | None = None,
     positions: int | None = None,
-    contraction: Asked = "auto",
+    contraction: ContractionChoice = "auto",
     mode: str = "eval",
     check: bool = True,
     progress: Progress | None = None,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..replay.recipe import load_recipe
 from ..results.influence import Influence
-from ..run.coordinates import question
-from ..run.embed import Asked, Progress
-from ..run.gradients import LossFn
+from ..run.embed import ContractionChoice, Progress
+from ..run.gradients import LossFn, compute_query_gradients
 from ..run.run import Run
 
 
@@ -47,7 +46,7 @@ class SweepOptions(TypedDict, total=False):
     """How the run is passed over."""
 
     per_layer: bool  # parameters as independent, as the paper does
-    contraction: Asked
+    contraction: ContractionChoice
     progress: Progress | None
 
 
@@ -66,7 +65,7 @@ def mean_gradient(
     run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, *, unverified: bool = False
 ) -> tuple[Tensor, list[str]]:
     """`(gradient (1, p) of the queries' mean loss, caveats)`."""
-    v, caveats = question(run.store, model, loss, batch, at, unverified=unverified)
+    v, caveats = compute_query_gradients(run.store, model, loss, batch, at, unverified=unverified)
     return v.mean(0, keepdim=True), [*caveats, f"the mean over {len(v)} {'query' if len(v) == 1 else 'queries'}"]
 
 

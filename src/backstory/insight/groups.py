@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from ..capture.ids import as_text
 from ..errors import UsageError
-from ..run.occurrences import occurrences, rows_before
 from ..run.run import Run
 
 THIRDS = ("early", "middle", "late")
@@ -21,7 +20,7 @@ Texts = NDArray[np.str_]
 
 def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """`(names, group of each occurrence of the run (N,))`; samples that are in no named group are `OTHERS`."""
-    samples, steps = occurrences(run.store, rows_before(run.store, run.n_steps))
+    samples, steps = run.occurrences()
     if not isinstance(by, str):
         return _named(samples, by)
     if by == "thirds":

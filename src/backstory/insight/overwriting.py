@@ -43,13 +43,11 @@ from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradient
 from ..results import figures
 from ..results.quality import Quality
 from ..results.result import Result
-from ..run.embed import Asked, Progress
+from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
-from ..run.occurrences import occurrences, rows_before
 from ..run.quality import Watch
 from ..run.run import Run
-from ..run.sweep import backward, cut, slices
-from ..run.windows import refuse_compressed
+from ..run.sweep import backward, cut, refuse_compressed, slices
 from ..store import RunStore
 from .asking import Options, mean_gradient, sweep_options
 from .phases import Curve
@@ -187,14 +185,14 @@ def overwriting_of(
     *,
     step: int | None = None,
     per_layer: bool = False,
-    contraction: Asked = "auto",
+    contraction: ContractionChoice = "auto",
     caveats: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Overwriting:
     """The same for a ready query gradient (1, p) in the run's coordinates."""
     refuse_compressed(run.store, "overwriting")
     until, v = run.step_of(at), v.double()
-    samples, steps = occurrences(run.store, rows_before(run.store, until))
+    samples, steps = run.occurrences(until)
     (name,), _ = as_text([sample])
     rows = {int(steps[i]): int(i) for i in np.flatnonzero((samples == name) & ((steps == step) | (step is None)))}
     if not rows:

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
+from ..maths import encoding as enc
 from ..maths.shared_curvature import Sketch
 from ..maths.steps import NAMES, Step
 from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
 from ..store.files import fsync
 from .embed import Progress
-from .sweep import Chunk, forward
-from .windows import Span, Window, write_window
+from .sweep import Chunk, Span, Window, forward, window_name
 
 RANK = 512  # of a sketch: lost nothing to the truth where it was measured
 OCCURRENCES = 4  # times the rank make a window: its curvature then takes at most a quarter of its gradient rows' room
@@ -153,6 +153,18 @@ def _fill(
         write_window(new, span, Window(V, torch.stack(d) if d else None))
         kept, total, count = kept + sketch.retained, total + sketch.total, count + len(V)
     return kept / total if total else 1.0, count
+
+
+def write_window(store: RunStore, span: Span, window: Window) -> None:
+    """Keep the curvature of one window, in the run's encoding."""
+    kept: dict[str, Tensor] = {}
+    for name, rows in zip(Window._fields, window, strict=True):
+        if rows is not None:
+            codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
+            kept |= (
+                {name: codes.contiguous()} if scales is None else {name: codes.contiguous(), f"{name}/scale": scales}
+            )
+    store.save_tensors(window_name(span), kept)
 
 
 def smallest(step: Step) -> Tensor:

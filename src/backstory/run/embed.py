@@ -17,12 +17,12 @@ from ..maths.encoding import all_finite
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
-from .prefetch import ahead
 from .quality import Watch
 from .sweep import Chunk, backward, cut, slices
+from .workers import ahead
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
-Asked = Contraction | Literal["auto"]  # see `gamma_of`
+ContractionChoice = Contraction | Literal["auto"]  # see `gamma_of`
 
 
 @dataclass
@@ -118,7 +118,7 @@ def form_of(contraction: Contraction) -> str:
     )
 
 
-def contraction_of(asked: Asked, curvature: str) -> Contraction:
+def contraction_of(asked: ContractionChoice, curvature: str) -> Contraction:
     """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
     if asked == "auto":
         fits = CURVATURE.fullmatch(curvature)

@@ -1,10 +1,11 @@
-r"""A question in the run's coordinates: v = ∇ℓ(θ, q), one row for each query.
+r"""A query in the run's coordinates: v = ∇ℓ(θ, q), one row for each query, of the model that the run knows.
 
 A loss vector of Q entries is Q queries, a scalar is one. Where entry q depends on sample q of the batch alone, all rows
 come from one backward pass through the recording hooks; that this is so is *checked*, by comparing a random combination
 of the rows with autograd's. Otherwise each entry gets a backward pass of its own.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,21 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Tap
+from ..capture import Tap, canonical, fingerprint
 from ..capture.model_state import in_mode
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
-from ..errors import BackstoryError, NumericalError, UsageError
+from ..errors import BackstoryError, MismatchError, NumericalError, StoreError, UsageError
 from ..maths.adam import Scale, scaled
-from ..maths.layers import Contribution, Dense
-from ..maths.projection import Basis, project
+from ..maths.layers import Contribution, Dense, Rule, rule_for
+from ..maths.projection import Basis, Shape, project, shape_of
+from ..store import RunStore
+from ..store.bases import load_bases, load_scales
 
-LossFn = Callable[[nn.Module, Any], Tensor]
+LossFn = Callable[..., Tensor]  # (model) or (model, batch) to a scalar, or to one loss for each query (Q,)
 
 
 def query_rows(
     model: nn.Module,
-    loss_fn: LossFn,
+    loss: LossFn,
     batch: Any,
     blocks: Blocks,
     bases: Sequence[Basis],
@@ -35,27 +38,50 @@ def query_rows(
     mode: str = "eval",
 ) -> Tensor:
     """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates."""
-    found = [None] * len(bases) if scales is None else scales
-    where = [_Place(*x) for x in zip(blocks.blocks, bases, found, strict=True)]
+    sides = [None] * len(bases) if scales is None else scales
+    where = [_Place(*x) for x in zip(blocks.blocks, bases, sides, strict=True)]
     with _mode(model, mode, _leaves(blocks)), torch.enable_grad():
-        rows = _together(model, loss_fn, batch, blocks, where)
+        rows = _together(model, loss, batch, blocks, where)
         if rows is None:
-            rows = _one_by_one(_losses(loss_fn, model, batch), where)
+            rows = _one_by_one(_losses(loss, model, batch), where)
     if not bool(rows.isfinite().all()):
         bad = int((~rows.isfinite()).any(1).nonzero()[0])
         raise NumericalError(f"the gradient of query {bad} has NaN or Inf; look at its input and loss.")
     return rows
 
 
-def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
-    losses = loss_fn(model, batch)
-    if not isinstance(losses, Tensor) or losses.dim() > 1 or losses.numel() == 0:
-        found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise UsageError(f"loss_fn(model, batch) gave {found}; expected a scalar, or one loss for each query (Q,).")
-    if not losses.requires_grad:
+def evaluate_loss(loss: LossFn, model: nn.Module, batch: Any = None) -> Tensor:
+    """`loss(model)` or `loss(model, batch)`, whichever its signature takes; where it takes both, a batch of None is not passed."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # some callables of other languages have none
+        return loss(model, batch)
+    alone, both = _binds(signature, model), _binds(signature, model, batch)
+    if not alone and not both:
+        raise UsageError(f"the loss has the signature {signature}; expected (model) or (model, batch).")
+    if not both and batch is not None:
         raise UsageError(
-            "the query's loss does not depend on the model's parameters; is something detached in loss_fn?"
+            f"found a batch for a loss with the signature {signature}, which takes none; expected (model, batch). "
+            "Leave the batch out, or let the loss take it."
         )
+    return loss(model, batch) if both and not (alone and batch is None) else loss(model)
+
+
+def _binds(signature: inspect.Signature, *args: Any) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def _losses(loss: LossFn, model: nn.Module, batch: Any) -> Tensor:
+    losses = evaluate_loss(loss, model, batch)
+    if not isinstance(losses, Tensor) or losses.dim() > 1 or losses.numel() == 0:
+        result = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(f"the loss is {result}; expected a scalar, or one loss for each query (Q,).")
+    if not losses.requires_grad:
+        raise UsageError("the query's loss does not depend on the model's parameters; is something detached in it?")
     return losses.reshape(-1)
 
 
@@ -89,7 +115,7 @@ def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
-    """The backward pass lies outside of autocast, whatever surrounds the question."""
+    """The backward pass lies outside of autocast, whatever surrounds the query."""
     with own_precision(loss.device):
         return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
 
@@ -107,35 +133,35 @@ def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
     return torch.cat([x.to(wide_type) for x in parts])
 
 
-def _together(model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
+def _together(model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
     """All rows from one backward pass, or None where the queries are not the samples of the batch.
 
     A second try knows how many queries there are, and tells positions that are looked up once for all of them apart by query.
     """
-    rows, count = _tried(model, loss_fn, batch, blocks, where, 0)
+    rows, count = _tried(model, loss, batch, blocks, where, 0)
     if rows is None and count > 1:
         try:
-            rows, _ = _tried(model, loss_fn, batch, blocks, where, count)
+            rows, _ = _tried(model, loss, batch, blocks, where, count)
         except RuntimeError:  # the queries are not the samples, so what was told apart by query does not fit
             return None
     return rows
 
 
 def _tried(
-    model: nn.Module, loss_fn: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], known: int
+    model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], known: int
 ) -> tuple[Tensor | None, int]:
     """`(rows, or None where they are not right; how many queries there are)`; `known` is 0 where that is not known yet."""
-    found: dict[int, Tensor] = {}
+    parts: dict[int, Tensor] = {}
 
     def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
         row = where[block].rows(part)
-        found[block] = found[block] + row if block in found else row
+        parts[block] = parts[block] + row if block in parts else row
 
     tap, count = Tap(model, blocks, sink), 0
     tap.attach()
     try:
         tap.batch(known)
-        losses = _losses(loss_fn, model, batch)
+        losses = _losses(loss, model, batch)
         count = len(losses)
         if count == 1:
             return None, 1
@@ -145,29 +171,29 @@ def _tried(
         return None, count  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
         tap.detach()
-    if not found:
+    if not parts:
         return None, 1
-    rows = _assemble(found, where, count)
+    rows = _assemble(parts, where, count)
     if not bool(rows.isfinite().all()):
         return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
     return (rows if _agrees(rows, losses, where) else None), count
 
 
-def _assemble(found: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tensor:
-    wide = torch.float64 if any(x.dtype == torch.float64 for x in found.values()) else torch.float32
-    parts = [found[b].cpu() if b in found else torch.zeros(q, x.dims) for b, x in enumerate(where)]
-    return torch.cat([x.to(wide) for x in parts], 1)
+def _assemble(parts: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tensor:
+    wide = torch.float64 if any(x.dtype == torch.float64 for x in parts.values()) else torch.float32
+    rows = [parts[b].cpu() if b in parts else torch.zeros(q, x.dims) for b, x in enumerate(where)]
+    return torch.cat([x.to(wide) for x in rows], 1)
 
 
 @own_precision()
 def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
     signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
     grads = _gradients((losses * signs).sum(), [x.block.parameter for x in where])
-    expected, found = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
+    expected, combined = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
     dims = [x.dims for x in where]
     sizes = (signs.abs().cpu().to(rows.dtype) @ rows.abs()).split(dims)  # what rounding may be measured against
-    pairs = zip(expected.split(dims), found.split(dims), sizes, strict=True)
+    pairs = zip(expected.split(dims), combined.split(dims), sizes, strict=True)
     return all(bool((e - f).norm() <= tolerance * (e.norm() + 0.1 * size.norm())) for e, f, size in pairs)
 
 
@@ -189,3 +215,78 @@ def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[Non
     finally:
         for p in frozen:
             p.requires_grad_(False)
+
+
+def compute_query_gradients(
+    store: RunStore,
+    model: nn.Module,
+    loss: LossFn,
+    batch: Any,
+    step: int,
+    *,
+    mode: str = "eval",
+    unverified: bool = False,
+) -> tuple[Tensor, list[str]]:
+    """`(query gradients (Q, dims), notes for the result)`; a model that is not the one of `step` is refused."""
+    blocks, bases = blocks_of(store, model), bases_of(store)
+    notes = [*check_model(store, model, step, unverified), f"the model was evaluated in {mode} mode"]
+    return query_rows(model, loss, batch, blocks, bases, load_scales(store, step), mode=mode), notes
+
+
+def check_model(store: RunStore, model: nn.Module, step: int, unverified: bool = False) -> list[str]:
+    """Refuse a model that is not the one of `step`; what could not be checked must be allowed, and is said."""
+    fingerprints = store.read_config().get("fingerprints", {})
+    known = fingerprints.get(str(step))
+    if known is None and not unverified:
+        steps = ", ".join(sorted(fingerprints, key=int))
+        raise MismatchError(
+            f"the run knows the weights of steps {steps}, not those of step {step}, so it cannot tell whether this is "
+            "the right model. Ask at one of those steps, record with steps=…, checkpoints=K, or, if you are sure of the model, "
+            "pass unverified=True."
+        )
+    if known is None:
+        return [f"the model could not be verified: the run has no fingerprint of step {step}"]
+    if (actual := fingerprint(model)) != known:
+        stored = f" or load it with run.load_weights(model, {step})" if step in store.checkpoints() else ""
+        raise MismatchError(
+            f"the model is not the one of step {step} (fingerprint {actual}, expected {known}). "
+            f"Pass the trained model unchanged and in its own precision{stored}."
+        )
+    return []
+
+
+def blocks_of(store: RunStore, model: nn.Module) -> Blocks:
+    """The recorded parameters, found in `model` by name."""
+    parameters = {canonical(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+    blocks = []
+    for b in store.config["blocks"]:
+        recorded = Shape(*b["shape"])
+        if b["name"] not in parameters:
+            raise MismatchError(f"the model has no parameter {b['name']!r}; build the model that was recorded.")
+        shape = parameters[b["name"]].shape
+        if shape_of(shape, None)[:2] != recorded[:2]:
+            raise MismatchError(
+                f"the model's {b['name']!r} has shape {tuple(shape)}, which is not that of the recorded model "
+                f"({recorded.d_out} × {recorded.d_in or 1}); build the model that was recorded."
+            )
+        blocks.append(Block(b["name"], parameters[b["name"]], b["group"], recorded))
+    return Blocks(blocks, _owners(model, blocks), [])
+
+
+def _owners(model: nn.Module, blocks: list[Block]) -> dict[nn.Module, tuple[Rule, dict[str, int]]]:
+    number = {id(b.parameter): i for i, b in enumerate(blocks)}
+    owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}
+    for module in model.modules():
+        local_numbers = {local: number[id(p)] for local, p in module.named_parameters(recurse=False) if id(p) in number}
+        rule = rule_for(module)
+        if local_numbers and rule is not None:
+            owners[module] = (rule, local_numbers)
+    return owners
+
+
+def bases_of(store: RunStore) -> list[Basis]:
+    """The run's projection."""
+    bases = load_bases(store, (b["name"] for b in store.config["blocks"]))
+    if bases is None:
+        raise StoreError("the run has no basis yet: its recording stopped during warm-up. Resume it.")
+    return bases

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ..store import RunStore
-from .occurrences import Labels, occurrences, rows_before
+from ..store.run_store import Labels
 
 
 class Embedded(NamedTuple):
@@ -39,10 +39,10 @@ class Memory:
         if settings is None or (room is not None and embedding_bytes(store, at) > room):
             return False
         if self.get(store, at) is None:
-            n = rows_before(store, at)
+            n = store.rows_before(at)
             E = store.read_embeddings(at, 0, n).float().contiguous()
             with self._lock:
-                self._embedded[at] = Embedded(settings, E, *occurrences(store, n))
+                self._embedded[at] = Embedded(settings, E, *store.occurrences(n))
         return True
 
     def get(self, store: RunStore, at: int) -> Embedded | None:
@@ -59,9 +59,9 @@ class Memory:
     def labels(self, store: RunStore, at: int, n_rows: int) -> Labels:
         """Ids and steps of all rows before `at`, (N,) each."""
         embedded = self.get(store, at)
-        return occurrences(store, n_rows) if embedded is None else (embedded.samples, embedded.steps)
+        return store.occurrences(n_rows) if embedded is None else (embedded.samples, embedded.steps)
 
 
 def embedding_bytes(store: RunStore, at: int) -> int:
     """How much memory the embeddings of a step take."""
-    return 4 * store.width * rows_before(store, at)
+    return 4 * store.width * store.rows_before(at)

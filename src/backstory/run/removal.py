@@ -14,8 +14,7 @@ from ..maths.steps import Contraction
 from ..maths.tangent import Tangent
 from ..store import RunStore
 from .embed import Progress
-from .sweep import forward
-from .windows import refuse_compressed
+from .sweep import forward, refuse_compressed
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """A recorded run: open it, embed it, ask it.
 
 run = backstory.open("runs/digits")
-answer = run.query(model, loss_fn, batch)
+answer = run.query(model, loss, batch)
 answer.top(5)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import show_table
 from ..store import RunStore
+from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
-from .contents import Contents
-from .coordinates import checkpoints, question
-from .embed import Asked, EmbedReport, Progress, check_asked, contraction_of, embed
-from .gradients import LossFn
+from .embed import ContractionChoice, EmbedReport, Progress, check_asked, contraction_of, embed
+from .gradients import LossFn, compute_query_gradients
 from .memory import Memory
-from .occurrences import picked, rows_before
 from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
-from .segments import Form, Span, boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
+from .segments import Form, boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
+from .sweep import Span
 
 METHODS = ("auto", "adjoint", "embeddings")
 
@@ -44,11 +43,12 @@ def open_run(path: str | Path) -> "Run":
     return Run(path)
 
 
-class Run(Contents):
+class Run:
     """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
 
     def __init__(self, path: str | Path, memory: Memory | None = None) -> None:
-        super().__init__(path)
+        self.path = Path(path)
+        self.store = RunStore.open(self.path)
         self._memory = Memory() if memory is None else memory
 
     def reopen(self) -> "Run":
@@ -80,10 +80,14 @@ class Run(Contents):
         """How many steps are recorded."""
         return self.store.n_steps()
 
+    def occurrences(self, at: int | str = "final") -> Labels:
+        """`(sample ids as text, steps)` of all occurrences before `at`, (N,) each, in the order of training."""
+        return self.store.occurrences(self.store.rows_before(self.step_of(at)))
+
     @property
     def checkpoints(self) -> list[int]:
         """Steps whose weights are stored in the run."""
-        return checkpoints(self.store)
+        return self.store.checkpoints()
 
     def step_of(self, at: int | str) -> int:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
@@ -121,7 +125,7 @@ class Run(Contents):
         at: int | str = "final",
         *,
         per_layer: bool = False,
-        contraction: Asked = "auto",
+        contraction: ContractionChoice = "auto",
         dtype: torch.dtype = torch.float32,
         encoding: str = "float16",
         segments: int | None = None,
@@ -157,15 +161,15 @@ class Run(Contents):
         return report
 
     @own_precision()
-    def embeddings(self, at: int | str = "final", *, per_layer: bool = False, contraction: Asked = "auto") -> Tensor:
+    def embeddings(
+        self, at: int | str = "final", *, per_layer: bool = False, contraction: ContractionChoice = "auto"
+    ) -> Tensor:
         """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
         step, contraction = self.step_of(at), self.form(contraction)
         how = self._method("embeddings", step, per_layer, contraction)
         if how == "embeddings":
             embedded = self._memory.get(self.store, step)
-            return (
-                self.store.read_embeddings(step, 0, rows_before(self.store, step)) if embedded is None else embedded.E
-            )
+            return self.store.read_embeddings(step, 0, self.store.rows_before(step)) if embedded is None else embedded.E
         parts = dict(vectors_at(self.store, path_to(self.store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
 
@@ -200,26 +204,26 @@ class Run(Contents):
     def query(
         self,
         model: nn.Module,
-        loss_fn: LossFn,
-        batch: Any,
+        loss: LossFn,
+        batch: Any = None,
         at: int | str = "final",
         *,
         method: str = "auto",
         per_layer: bool = False,
-        contraction: Asked = "auto",
+        contraction: ContractionChoice = "auto",
         mode: str = "eval",
         keep: int | None = None,
         unverified: bool = False,
         progress: Progress | None = None,
     ) -> Influence:
-        """The influence of every occurrence before `at` on the queries `loss_fn(model, batch)`.
+        """The influence of every occurrence before `at` on the queries: `loss(model)`, or `loss(model, batch)` where there is a batch.
 
         A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
         checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
         and lowest occurrences of each query.
         """
         step = self.step_of(at)
-        v, caveats = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+        v, caveats = compute_query_gradients(self.store, model, loss, batch, step, mode=mode, unverified=unverified)
         return self.query_gradients(
             v,
             step,
@@ -239,7 +243,7 @@ class Run(Contents):
         *,
         method: str = "auto",
         per_layer: bool = False,
-        contraction: Asked = "auto",
+        contraction: ContractionChoice = "auto",
         keep: int | None = None,
         progress: Progress | None = None,
         caveats: Sequence[str] = (),
@@ -254,7 +258,7 @@ class Run(Contents):
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
         contraction = self.form(contraction)
         how = self._method(method, step, per_layer, contraction)
-        n_rows = rows_before(self.store, step)
+        n_rows = self.store.rows_before(step)
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
         spans = path_to(self.store, step, per_layer, contraction) if how == "segments" else []
@@ -280,7 +284,7 @@ class Run(Contents):
             samples, steps = self._memory.labels(self.store, step, n_rows)
             return Influence(values, samples, steps, quality=self._quality(watch, step, spans), **common)
         values, rows = collect_best(scores, len(v), keep)
-        samples, steps = picked(self.store, rows)
+        samples, steps = self.store.labels(rows)
         best, report = keep if values.shape[1] < n_rows else None, self._quality(watch, step, spans)
         return Influence(values, samples, steps, complete=False, best=best, quality=report, **common)
 
@@ -296,7 +300,7 @@ class Run(Contents):
     def self_influence(
         self,
         model: nn.Module,
-        loss_fn: LossFn,
+        loss: LossFn,
         batch: Any,
         ids: Iterable[int | str] | Tensor,
         at: int | str = "final",
@@ -305,7 +309,7 @@ class Run(Contents):
     ) -> Tensor:
         """Influence of each sample on its own loss at `at`, all occurrences summed: (Q,) for Q losses and Q ids."""
         names, _ = as_text(ids)
-        answer = self.query(model, loss_fn, batch, at, unverified=unverified)
+        answer = self.query(model, loss, batch, at, unverified=unverified)
         if answer.n_queries != len(names):
             raise UsageError(
                 f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
@@ -322,11 +326,11 @@ class Run(Contents):
         self,
         samples: Iterable[int | str] | Tensor,
         model: nn.Module,
-        loss_fn: LossFn,
-        batch: Any,
+        loss: LossFn,
+        batch: Any = None,
         at: int | str = "final",
         *,
-        contraction: Asked = "auto",
+        contraction: ContractionChoice = "auto",
         mode: str = "eval",
         unverified: bool = False,
         progress: Progress | None = None,
@@ -338,13 +342,13 @@ class Run(Contents):
         """
         step = self.step_of(at)
         names, kind = as_text(samples)
-        v, _ = question(self.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+        v, _ = compute_query_gradients(self.store, model, loss, batch, step, mode=mode, unverified=unverified)
         summed = self.query_gradients(v, step, method="adjoint", contraction=contraction)
         exact = corrected(self.store, v, step, names, contraction=self.form(contraction), progress=progress)
         plain = torch.stack([summed.sum_over([x]) for x in restore(names, kind)], 1)
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
-    def form(self, contraction: Asked = "auto") -> Contraction:
+    def form(self, contraction: ContractionChoice = "auto") -> Contraction:
         """The form that "auto" stands for in this run: None where curvature rows are taken apart by groups of positions."""
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
@@ -378,6 +382,58 @@ class Run(Contents):
         if elsewhere := self.config.get("elsewhere"):
             out.append(taken_as_frozen(elsewhere))
         return tuple(out)
+
+    def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
+        """Store text, image (PNG bytes), label or source of samples, after the fact."""
+        label = content.get("label")
+        if label is not None and not isinstance(label, str):
+            content["label"] = [str(x) for x in label]
+        with RunStore.open(self.path, write=True) as store:
+            store.put_samples(as_text(ids)[0], **content)
+        self.store = RunStore.open(self.path)
+
+    def erase_content(self, ids: Iterable[int | str] | Tensor | None) -> int:
+        """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
+        names = None if ids is None else as_text(ids)[0]
+        unknown = set(names or ()) - set(self.content(names or []))
+        if unknown:
+            raise UsageError(
+                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased: leave these "
+                "ids out, or pass None to erase all content."
+            )
+        with RunStore.open(self.path, write=True) as store:
+            gone = store.erase_samples(names)
+        self.store = RunStore.open(self.path)
+        return gone
+
+    def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
+        """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
+        return {row["id"]: row for row in self.store.samples(as_text(ids)[0]).to_pylist()}
+
+    def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
+        kind, tensors = _as_tensors(batch)
+        with RunStore.open(self.path, write=True) as store:
+            store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
+
+    @property
+    def query_sets(self) -> list[str]:
+        """Names of the stored query sets."""
+        return [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
+
+    def queries(self, name: str) -> Any:
+        """A stored query set, as it was given."""
+        names = self.query_sets
+        if name not in names:
+            raise UsageError(
+                f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."
+            )
+        tensors = self.store.load_tensors(f"queries-{name}")
+        kind = self.store.tensor_metadata(f"queries-{name}")["kind"]
+        if kind == "dict":
+            return tensors
+        values = tuple(tensors[k] for k in sorted(tensors, key=int))
+        return values if kind == "tuple" else values[0]
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -417,3 +473,11 @@ def _table_of(run: Run) -> str | None:
     return show_table(
         f"Run {run.path}", pd.DataFrame({"what": list(facts), "value": list(facts.values())}), run.caveats()
     )
+
+
+def _as_tensors(batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    if isinstance(batch, Tensor):
+        return "tensor", {"0": batch}
+    if isinstance(batch, Mapping):
+        return "dict", dict(batch)
+    return "tuple", {str(i): x for i, x in enumerate(batch)}

@@ -25,14 +25,12 @@ from ..maths.blocked import ALGORITHM, Propagator, carry, pull
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
-from .coordinates import checkpoints
 from .embed import EmbedReport, Progress, check_finite, embed_block, form_of
-from .processes import spread
 from .quality import Watch, merged
 from .scoring import pieces
-from .sweep import backward, slices
+from .sweep import Span, backward, slices
+from .workers import spread
 
-Span = tuple[int, int]  # from step, to step
 ROUNDS = 3  # of trying again after the death of a worker
 Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
 
@@ -55,7 +53,7 @@ def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
     if not 1 <= count <= at:
         raise UsageError(f"found segments={count}; expected 1 to {at}, the number of steps.")
     rows = store.steps(0, at).row_start.tolist()
-    ends = sorted({0, at, *(c for c in checkpoints(store) if 0 < c < at)})
+    ends = sorted({0, at, *(c for c in store.checkpoints() if 0 < c < at)})
     while len(ends) <= count:
         spans = [(lo, hi) for lo, hi in itertools.pairwise(ends) if hi - lo > 1]
         lo, hi = max(spans, key=lambda s: (rows[s[1] - 1] - rows[s[0]], s[1] - s[0]))

@@ -343,8 +343,8 @@ class Ledger:
             yield self.read(starts[lo], ends[hi - 1], samples=samples, dtype=dtype, curvature=curvature)
             hi = lo
 
-    def _row_start(self, at: int) -> int:
-        """The number of rows before step `at`."""
+    def rows_before(self, at: int) -> int:
+        """How many rows there are before step `at`."""
         self._within(0, at, self.n_steps(), "steps")
         steps = self.steps(at - 1, at) if at else None
         return int(steps.row_start[0] + steps.rows[0]) if steps else 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from .lock import RunLock
 from .records import GROUP_KEYS, ROW_SCALARS, SAMPLE_COLUMNS
 from .spool import Spool
 
+LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
+Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
 _CHECKPOINT = re.compile(r"(?:checkpoint|scale)-(\d+)")
 
 
@@ -69,7 +72,7 @@ class RunStore(Ledger):
     ) -> None:
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()
-        self._in_layout(self._embeddings).write((at,), (0, self._row_start(at)), blocks, settings, encoding)
+        self._in_layout(self._embeddings).write((at,), (0, self.rows_before(at)), blocks, settings, encoding)
 
     def _in_layout(self, kept: Embeddings, times: int = 1) -> Embeddings:
         """Embeddings in the layout of now: it may have been settled after the run was opened."""
@@ -90,10 +93,19 @@ class RunStore(Ledger):
         self._writable()
         self._embeddings.drop((at,))
 
-    def labels(self, rows: Sequence[int]) -> tuple[list[str], list[int]]:
-        """`(ids, steps)` of single rows."""
-        found = self._rows.take(["sample", "step"], rows)
-        return found["sample"].to_pylist(), found["step"].to_pylist()
+    def occurrences(self, n_rows: int) -> Labels:
+        """Ids and steps of the first rows, (n,) each; in pieces, for a Python string takes more room than its letters."""
+        cuts = range(0, max(1, n_rows), LABELS_AT_ONCE)
+        blocks = (self.read(lo, min(n_rows, lo + LABELS_AT_ONCE), rows=False, samples=True) for lo in cuts)
+        ids, steps = zip(*((np.array(b.samples), b.step.numpy()) for b in blocks), strict=True)
+        return np.concatenate(ids), np.concatenate(steps)
+
+    def labels(self, rows: Tensor) -> Labels:
+        """Ids and steps of chosen rows, in the shape of `rows`, without reading any other."""
+        known = rows.unique()
+        columns = self._rows.take(["sample", "step"], known.tolist())
+        where = torch.searchsorted(known, rows).numpy()
+        return np.array(columns["sample"].to_pylist())[where], columns["step"].to_numpy()[where]
 
     # segments: written by processes of their own, while one process holds the lock
 
@@ -106,7 +118,7 @@ class RunStore(Ledger):
         encoding: str,
     ) -> None:
         """Keep the embeddings of the rows of these steps, each of `settings["parts"]` vectors, and the segment's propagator."""
-        rows = self._row_start(steps[0]), self._row_start(steps[1])
+        rows = self.rows_before(steps[0]), self.rows_before(steps[1])
         self._in_layout(self._segments, settings["parts"]).write(steps, rows, blocks, settings, encoding, propagator)
 
     def segments(self) -> dict[tuple[int, int], dict[str, Any]]:
@@ -150,6 +162,11 @@ class RunStore(Ledger):
     def tensor_names(self) -> list[str]:
         """All names under which tensors are kept."""
         return sorted(path.name.removesuffix(".safetensors") for path in self.path.glob("*.safetensors"))
+
+    def checkpoints(self) -> list[int]:
+        """Steps whose weights are kept."""
+        names = [n.removeprefix("checkpoint-") for n in self.tensor_names() if n.startswith("checkpoint-")]
+        return sorted(map(int, names))
 
     def delete_tensors(self, name: str) -> None:
         """Delete `<name>.safetensors`, if it is there."""
@@ -211,10 +228,10 @@ class RunStore(Ledger):
         found += [] if found else verify.check_rows(steps, self._rows, self.width, self.diagonal)
         for at in self.embeddings():
             found += verify.check_embedding(
-                f"at {at}", (0, self._row_start(at)), self._embeddings.table((at,)), self._rows
+                f"at {at}", (0, self.rows_before(at)), self._embeddings.table((at,)), self._rows
             )
         for lo, hi in self.segments():
-            rows = self._row_start(lo), self._row_start(hi)
+            rows = self.rows_before(lo), self.rows_before(hi)
             found += verify.check_embedding(f"of steps {lo} to {hi}", rows, self._segments.table((lo, hi)), self._rows)
         windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
         found += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..run.occurrences import occurrences
 from .errors import Refused
 from .reader import Reader
 from .schemas import Has, Sample
@@ -28,7 +27,7 @@ class Catalogue:
     def __init__(self, reader: Reader) -> None:
         run = reader.run
         self._reader, self._numbers = reader, run.config.get("ids") == "int"
-        samples, steps = occurrences(run.store, run.store.n_rows())
+        samples, steps = run.store.occurrences(run.store.n_rows())
         names, inverse, counts = np.unique(samples, return_inverse=True, return_counts=True)
         self.ids: list[str] = names.tolist()
         self.inverse: Ints = inverse.astype(np.int64)  # (N,) the sample of each occurrence

@@ -21,17 +21,15 @@ from ..errors import UsageError
 from ..replay.queries import parts, size
 from ..replay.recipe import Recipe
 from ..results.quality import Quality
-from ..run.coordinates import blocks_of, check_model
 from ..run.embed import Progress
-from ..run.gradients import LossFn, query_rows
-from ..run.occurrences import rows_before
+from ..run.gradients import LossFn, blocks_of, check_model, query_rows
 from ..run.run import Run
 from ..store.bases import load_scales
 from .reader import Reader
 
 Floats = NDArray[np.float64]
 AT_ONCE = 8  # queries whose losses are summed in one pass
-MODE = "the model was asked in eval mode"
+MODE = "the model was evaluated in eval mode"
 
 
 def as_report(quality: Quality | None) -> Mapping[str, Any]:
@@ -122,7 +120,7 @@ class Checkpoint:
 
     def _fits(self, room: int) -> bool:
         store = self._reader.run.store
-        return 4 * store.width * rows_before(store, self.step) <= room
+        return 4 * store.width * store.rows_before(self.step) <= room
 
     def _stored(self) -> Any:
         """An answer to nothing, from what `embed` has stored if there is any: what every answer must say."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .. import insight
 from ..replay.queries import QuerySets, part, size
 from ..replay.recipe import Recipe, load_recipe, stored_args
-from ..run.coordinates import bases_of
+from ..run.gradients import bases_of
 from ..run.run import Run
 from . import cancellation as wanted
 from .cache import Kept

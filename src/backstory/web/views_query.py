@@ -108,7 +108,7 @@ def ready(opened: Opened, gradient: Sequence[float]) -> Asked:
 def _made(width: int) -> str:
     return (
         f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
-        "`from backstory.run.coordinates import question; v, notes = question(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
+        "`from backstory.run.gradients import compute_query_gradients; v, notes = compute_query_gradients(run.store, model, loss, batch, run.n_steps)`; each row of v is one query."
     )
 
 

@@ -1,12 +1,13 @@
 """Work done ahead: the same items, one ahead and no more, errors in their place, and an end that leaves no thread."""
 
+import os
 import threading
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 import pytest
 
-from backstory.run.prefetch import ahead
+from backstory.run.workers import ahead, spread
 
 T = TypeVar("T")
 
@@ -80,3 +81,11 @@ def test_closing_early_leaves_no_thread() -> None:
     go.set()
     found.close()
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.slow
+def test_work_is_done_elsewhere_with_one_thread() -> None:
+    before = dict(os.environ)
+    found = dict(spread(os.getenv, [("OMP_NUM_THREADS",), ("MKL_NUM_THREADS",)], 2))
+    assert found == {0: "1", 1: "1"}
+    assert dict(os.environ) == before
