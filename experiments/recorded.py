@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from backstory.recording.start import record
+from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.run.run import Run
 

@@ -97,7 +97,7 @@ def test_contributing_names_every_room() -> None:
 def test_public_names_are_few_and_documented() -> None:
     names = sorted(backstory.__all__)
     assert names == [
-        "BackstoryError", "Influence", "Presentation", "Recipe", "Recorder", "Run", "__version__", "open", "plan", "record", "register", "register_optimizer", "with_ids",
+        "BackstoryError", "Influence", "Presentation", "Recipe", "Recorder", "Run", "Settings", "__version__", "open", "plan", "record", "register", "register_optimizer", "with_ids",
     ]  # fmt: skip
     page = (ROOT / "docs" / "api.md").read_text()
     for name in names:
@@ -108,8 +108,10 @@ def test_every_argument_of_record_is_documented() -> None:
     import inspect
 
     page = (ROOT / "docs" / "api.md").read_text()
-    for name in inspect.signature(backstory.record).parameters:
-        assert f"`{name}`" in page or name in ("model", "optimizer", "path"), f"record({name}=) is not in docs/api.md"
+    names = [*inspect.signature(backstory.record).parameters, *inspect.signature(backstory.Settings).parameters]
+    for name in names:
+        known = name in ("model", "optimizer", "path", "short")
+        assert f"`{name}`" in page or known, f"record({name}=) is not in docs/api.md"
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from backstory.recording.settings import RecordSettings
+from backstory.recording.settings import Settings as RecordSettings
 from backstory.run.run import Run
 from experiments.bench.planning import planned
 from experiments.bench.timing import Times, median, timed, total, turns

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from backstory.errors import BackstoryError, UsageError
-from backstory.recording.start import record
+from backstory.recording.recorder import record
 from backstory.replay.recipe import load_recipe, take_step
 from backstory.run.run import Run
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backstory.recording.start import record
+from backstory.recording.recorder import record
 from backstory.recording.step import StepScope
 from backstory.run.run import Run
 from experiments.bench.workloads import Workload, sample_losses, train_step

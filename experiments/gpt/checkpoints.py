@@ -17,7 +17,7 @@ from torch import Tensor
 from backstory.demo.setups import GptSetup, counts, domain_losses, draw, recipe, removals
 from backstory.exact.leave_out import leave_out
 from backstory.recording.from_checkpoints import Given, record_checkpoints
-from backstory.recording.start import record
+from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.tape import Removal
 from backstory.run.run import Run

@@ -20,7 +20,7 @@ from backstory.insight import Evolution, Phases, Timeline, evolution, phases, ti
 from backstory.insight.asking import mean_influence
 from backstory.insight.groups import grouped
 from backstory.insight.phases import Curve
-from backstory.recording.start import record
+from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.run.run import Run
 from experiments.treebank.copies import Asked, Ranks, copies, draw_copies, examples

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .capture import with_ids
     from .capture.modules import register
     from .capture.optimizers import register_optimizer
-    from .recording import Recorder, record
+    from .recording import Recorder, Settings, record
     from .recording.plan import plan
     from .replay import Presentation, Recipe
     from .results import Influence
@@ -23,6 +23,7 @@ HOMES = {  # of what is imported when it is first used, so that the command line
     "Recipe": ("replay", "Recipe"),
     "Recorder": ("recording", "Recorder"),
     "Run": ("run", "Run"),
+    "Settings": ("recording", "Settings"),
     "open": ("run", "open_run"),
     "plan": ("recording.plan", "plan"),
     "record": ("recording", "record"),
@@ -38,6 +39,7 @@ __all__ = [
     "Recipe",
     "Recorder",
     "Run",
+    "Settings",
     "__version__",
     "open",
     "plan",

@@ -76,9 +76,11 @@ def test_opening_again_lets_go_of_what_failed(tmp_path: Path) -> None:
 
 
 def test_defaults_follow_the_loss_that_was_named() -> None:
-    assert Recording("x", "token-mean", None, {})._settings["curvature"] == "empirical/6"
-    assert Recording("x", "mean", None, {})._settings["curvature"] == "empirical"
-    assert Recording("x", "token-mean", None, {"curvature": "empirical"})._settings["curvature"] == "empirical"
+    assert Recording("x", "token-mean", None, {})._arguments["settings"].curvature == "empirical/6"
+    assert Recording("x", "mean", None, {})._arguments["settings"].curvature == "empirical"
+    assert (
+        Recording("x", "token-mean", None, {"curvature": "empirical"})._arguments["settings"].curvature == "empirical"
+    )
     with pytest.raises(UsageError, match="found loss_reduction='weights'; expected one of 'mean', 'sum', 'token-mean'"):
         Recording("x", "weights", None, {})
     with pytest.raises(UsageError, match="found resume=, which the trainer itself decides"):

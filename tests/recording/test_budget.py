@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from backstory.errors import DiskError
-from backstory.recording.budget import Budget
+from backstory.recording.recorder import Budget
 from backstory.store import RunStore
 
 

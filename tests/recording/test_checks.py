@@ -79,7 +79,7 @@ def test_a_forward_before_the_step_is_found(tmp_path: Path) -> None:
             loss.backward()
             with pytest.raises(CoverageError, match=r"off by 100.0%"):
                 optimizer.step()
-            rec._reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
+            rec.watcher.reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
 
 
 class Attention(nn.Module):

@@ -402,7 +402,7 @@ def test_a_step_without_samples_is_refused(tmp_path: Path) -> None:
             cross_entropy(model, batch_of([0])).mean().backward()
             with pytest.raises(UsageError, match=r"step 0 declared no samples.*s.batch\(ids\)"):
                 optimizer.step()
-            rec._reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
+            rec.watcher.reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
 
 
 def test_the_wrong_number_of_ids_is_refused_and_names_the_layer(tmp_path: Path) -> None:

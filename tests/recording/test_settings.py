@@ -6,31 +6,42 @@ import json
 import pytest
 
 from backstory.errors import UsageError
-from backstory.recording.settings import RecordSettings, auto_rank, curvature_of, provenance
+from backstory.recording.settings import (
+    NAMES,
+    AutoRank,
+    Curvature,
+    Empirical,
+    Exact,
+    Sampled,
+    Settings,
+    auto_rank,
+    provenance,
+    settings_of,
+)
 
 
 def test_unknown_words_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UsageError, match="loss_reduction='avg'; expected one of 'mean', 'sum', 'token-mean', 'weights'"
     ):
-        RecordSettings(loss_reduction="avg")
+        Settings().resolved("avg")
     with pytest.raises(UsageError, match="projection='pca'; expected one of 'learned', 'random', 'mask', 'full'"):
-        RecordSettings(loss_reduction="mean", projection="pca")
+        Settings(projection="pca")
     with pytest.raises(UsageError, match="encoding 'int4'; expected one of float16, int8, float32, float64"):
-        RecordSettings(loss_reduction="mean", encoding="int4")
+        Settings(encoding="int4")
     for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
         with pytest.raises(UsageError, match="must be at least 1"):
-            RecordSettings(loss_reduction="mean", **wrong)  # type: ignore[arg-type]
+            Settings(**wrong)
 
 
 @pytest.mark.parametrize("rank", [4, (4, 2), {"a*": 3, "*": (1, 2)}, "auto:0.95", "auto:.5/8"])
 def test_settings_survive_json(rank: int | tuple[int, int] | dict[str, int | tuple[int, int]] | str) -> None:
-    plain = RecordSettings(loss_reduction="sum", rank=rank).as_config()
+    plain = Settings(rank=rank).as_config()
     assert plain == json.loads(json.dumps(plain)), "a resumed run compares these with what config.json holds"
 
 
 def test_settings_are_frozen() -> None:
-    settings = RecordSettings(loss_reduction="mean")
+    settings = Settings()
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.seed = 3  # type: ignore[misc]
 
@@ -53,35 +64,62 @@ def test_provenance_says_with_what_a_run_was_made() -> None:
     ],
 )
 def test_forms_of_curvature(curvature: str, kind: str, passes: int, groups: int, rows: int, split: bool) -> None:
-    form = RecordSettings(loss_reduction="mean", curvature=curvature).curvature_form()
-    assert (form.kind, form.passes, form.groups, form.rows, form.split) == (kind, passes, groups, rows, split)
+    form = Settings(curvature=curvature).form
+    assert (form.kind, form.passes, form.position_groups, form.rows, form.split) == (kind, passes, groups, rows, split)
 
 
-@pytest.mark.parametrize("wrong", ["empirical/0", "empirical/x", "empirical:2", "/6", "sampled:0/3", "exact/3", "auto"])
+@pytest.mark.parametrize("wrong", ["empirical/0", "empirical/x", "empirical:2", "/6", "sampled:0/3", "exact/3", ""])
 def test_curvature_that_means_nothing_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match=f"found curvature='{wrong}'; expected"):
-        RecordSettings(loss_reduction="mean", curvature=wrong)
+        Settings(curvature=wrong)
 
 
 def test_auto_takes_sequences_apart_and_nothing_else() -> None:
-    assert curvature_of("auto", "token-mean") == "empirical/6"
-    assert {curvature_of("auto", x) for x in ("mean", "sum", "weights")} == {"empirical"}
-    assert curvature_of("empirical", "token-mean") == "empirical"
+    assert Settings().resolved("token-mean").curvature == "empirical/6"
+    assert {Settings().resolved(x).curvature for x in ("mean", "sum", "weights")} == {"empirical"}
+    assert Settings(curvature="empirical").resolved("token-mean").curvature == "empirical"
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("empirical", Empirical()),
+        ("empirical/6", Empirical(position_groups=6)),
+        ("sampled:4/6", Sampled(draws=4, position_groups=6)),
+        ("exact:10", Exact(outputs=10)),
+    ],
+)
+def test_text_is_the_short_form_of_an_object(text: str, form: Curvature) -> None:
+    assert Curvature.parse(text) == form
+    assert str(form) == text
+    assert Settings(curvature=form) == Settings(curvature=text)
+    assert Settings(rank=AutoRank(share=0.95, most=16)) == Settings(rank="auto:0.95/16")
+
+
+def test_fields_may_be_given_by_name_and_others_are_refused_with_close_ones() -> None:
+    assert settings_of(None, {}) == Settings()
+    assert settings_of(Settings(rank=4, seed=2), {"rank": 8}) == Settings(rank=8, seed=2)
+    with pytest.raises(UsageError, match=r"found projektion=, which is no setting.*Close to it: projection"):
+        settings_of(None, {"projektion": "full"})
+    with pytest.raises(UsageError, match=rf"found qqq=.*Expected one of {', '.join(NAMES)}"):
+        settings_of(None, {"qqq": 1})
+    with pytest.raises(UsageError, match=r"settings of type dict; expected backstory\.Settings"):
+        settings_of({"rank": 8}, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("rank", "share", "most"), [("auto:0.95", 0.95, 32), ("auto:.5", 0.5, 32), ("auto:0.999/8", 0.999, 8)]
 )
 def test_a_rank_may_be_a_share_of_the_energy(rank: str, share: float, most: int) -> None:
-    assert auto_rank(rank) == (share, most)
-    assert RecordSettings(loss_reduction="mean", rank=rank).widths() == most, "shapes begin with the ceiling"
+    assert auto_rank(rank) == AutoRank(share=share, most=most)
+    assert Settings(rank=rank).widths() == most, "shapes begin with the ceiling"
 
 
 def test_ranks_that_are_numbers_are_no_share() -> None:
     for rank in (16, (4, 2), {"*": 3}):
         assert auto_rank(rank) is None
-        assert RecordSettings(loss_reduction="mean", rank=rank).widths() == rank
-    assert RecordSettings(loss_reduction="mean", projection="full").widths() is None
+        assert Settings(rank=rank).widths() == rank
+    assert Settings(projection="full").widths() is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +130,7 @@ def test_a_rank_that_means_nothing_is_refused(wrong: str) -> None:
     with pytest.raises(
         UsageError, match=rf"found rank='{wrong}'; expected a whole number.*'auto:S'.*such as 'auto:0.95'"
     ):
-        RecordSettings(loss_reduction="mean", rank=wrong)
+        Settings(rank=wrong)
 
 
 @pytest.mark.parametrize("projection", ["random", "full", "mask"])
@@ -101,4 +139,4 @@ def test_only_a_learned_subspace_knows_the_energy(projection: str) -> None:
         UsageError,
         match=rf"rank='auto:0.95' with projection='{projection}'; expected projection='learned'.*as a number",
     ):
-        RecordSettings(loss_reduction="mean", projection=projection, rank="auto:0.95")
+        Settings(projection=projection, rank="auto:0.95")

@@ -68,7 +68,7 @@ def test_what_a_step_lacks_is_said_before_the_update(sizes: list[int], tmp_path:
                 cross_entropy(model, batch_of(part.tolist())).mean().backward()
             with pytest.raises(UsageError, match="unequal parts" if len(sizes) > 1 else "number of tokens"):
                 optimizer.step()
-            rec._reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
+            rec.watcher.reader.scaler = object()  # as if a scaler had skipped it, so that the step may end
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 

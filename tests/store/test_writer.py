@@ -152,6 +152,66 @@ def test_a_wrong_record_is_reported(tmp_path: Path) -> None:
         assert store.n_steps() == 0
 
 
+def test_a_record_is_made_while_training_goes_on_and_one_at_a_time() -> None:
+    store = Slow()
+    store.permit.set()
+    writer = writer_of(store, commit_seconds=60)
+    go, made = threading.Event(), []
+
+    def make(t: int) -> StepRecord:
+        assert go.wait(30)
+        made.append((t, threading.current_thread() is threading.main_thread()))
+        return record(t)
+
+    writer.put_later(0, lambda: make(0))
+    assert not made, "put_later() returns before the record is made"
+    second = threading.Thread(target=writer.put_later, args=(1, lambda: make(1)))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "two steps wait to be made"
+    go.set()
+    second.join(10)
+    writer.wait_made()
+    assert made == [(0, False), (1, False)]
+    writer.put(record(2))
+    writer.close()
+    assert [t for commit in store.commits for t in commit] == [0, 1, 2]
+
+
+def test_a_record_that_cannot_be_made_ends_the_run_before_it() -> None:
+    store = Slow()
+    store.permit.set()
+    writer = writer_of(store, commit_seconds=60)
+
+    def fail() -> StepRecord:
+        raise ValueError("odd")
+
+    for t in range(3):
+        writer.put(record(t))
+    writer.put_later(3, fail)
+    for call in (writer.wait_made, writer.check, writer.flush, lambda: writer.put(record(4)), writer.close):
+        with pytest.raises(ValueError, match="odd"):
+            call()
+    assert writer.ends_at == 3
+    assert store.commits == [[0, 1, 2]], "what was made before is committed"
+
+
+def test_a_failed_commit_says_where_the_run_ends() -> None:
+    store = Slow()
+    store.permit.set()
+    writer = writer_of(store, commit_steps=2)
+    for t in range(2):
+        writer.put_later(t, lambda t=t: record(t))  # type: ignore[misc]
+    writer.flush()
+    store.error = DiskError("full")
+    writer.put_later(2, lambda: record(2))
+    with pytest.raises(DiskError, match="full"):
+        writer.flush()
+    assert writer.ends_at == 2
+    with pytest.raises(DiskError, match="full"):
+        writer.close()
+
+
 def test_a_program_that_forgets_to_close_loses_nothing(tmp_path: Path) -> None:
     code = """
 from pathlib import Path

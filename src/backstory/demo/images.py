@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..exact.leave_out import leave_out
-from ..recording.start import record
+from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..replay.tape import Removal
 from ..results.influence import Hit, Influence

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..insight import Phases, Timeline, phases, timeline
-from ..recording.start import record
+from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..run.run import Run
 from .images import fresh

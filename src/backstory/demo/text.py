@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..recording.start import record
+from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..results.influence import Influence
 from ..run.run import Run

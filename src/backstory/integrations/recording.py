@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..recording.recorder import Recorder
-from ..recording.settings import curvature_of
-from ..recording.start import record
+from ..recording.recorder import Recorder, record
+from ..recording.settings import NAMES, settings_of
 from ..recording.step import StepScope
 
 REDUCTIONS = ("mean", "sum", "token-mean")
@@ -28,16 +27,19 @@ class Recording:
     """What the user chose, and the recorder while training goes on."""
 
     def __init__(
-        self, path: str | Path, loss_reduction: str, tokens: Tokens | None, settings: Mapping[str, Any]
+        self, path: str | Path, loss_reduction: str, tokens: Tokens | None, arguments: Mapping[str, Any]
     ) -> None:
         if loss_reduction not in REDUCTIONS:
             raise UsageError(
                 f"found loss_reduction={loss_reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}."
             )
-        if taken := [name for name in FILLED_IN if name in settings]:
+        if taken := [name for name in FILLED_IN if name in arguments]:
             raise UsageError(f"found {taken[0]}=, which the trainer itself decides. Leave it out.")
         self.path, self.reduction, self.tokens = Path(path), loss_reduction, tokens
-        self._settings = {**settings, "curvature": curvature_of(settings.get("curvature", "auto"), loss_reduction)}
+        short = {name: x for name, x in arguments.items() if name in NAMES}
+        chosen = settings_of(arguments.get("settings"), short).resolved(loss_reduction)
+        others = {name: x for name, x in arguments.items() if name not in NAMES}
+        self._arguments = {**others, "settings": chosen, "loss_reduction": "weights"}
         self.recorder: Recorder | None = None
         self.scope: StepScope | None = None  # of the step under way
         self._step: AbstractContextManager[StepScope] | None = None
@@ -56,9 +58,8 @@ class Recording:
                 f"training goes on from step {start}, but {self.path} holds no run, so the steps before would be missing. "
                 "Record from the first step on, or begin a new training from these weights, without a checkpoint to resume."
             )
-        settings = {"steps": steps, **self._settings, "loss_reduction": "weights", "scaler": scaler}
-        going_on: dict[str, Any] = {"resume": True, "start": start} if start else {}
-        recorder = record(model, optimizer, self.path, **settings, **going_on)
+        arguments = {"steps": steps, **self._arguments, "scaler": scaler, "resume": bool(start), "start": start or None}
+        recorder = record(model, optimizer, self.path, **arguments)
         self.recorder, self._start, self._ended = recorder.__enter__(), start, 0
 
     def begin(self) -> None:

@@ -117,10 +117,12 @@ def _factors(rows: Tensor, block: Block) -> Sequence[Tensor]:
     v = M[torch.arange(len(M)), largest.indices] / _or_one(largest.values)[:, None]  # (N, n), at most 1
     u = torch.bmm(M, v[:, :, None])[:, :, 0] / _or_one(v.square().sum(1))[:, None]  # (N, m)
     missing = (M - u[:, :, None] * v[:, None]).flatten(1).norm(dim=1)
-    if bool((missing > TOLERANCE * rows.norm(dim=1)).any()):
+    smallest = torch.finfo(rows.dtype).tiny * rows.shape[1]  # numbers below `tiny` have few digits
+    if bool((missing > TOLERANCE * rows.norm(dim=1) + smallest).any()):
         raise UsageError(
-            f"found a row of {block[0]} × {block[1]} numbers that is not the product of two factors; expected samples that pass each "
-            "layer once, at one position. Record without factored=True."
+            f"found a row of {block[0]} × {block[1]} numbers that is not the product of two factors; expected samples that pass this "
+            "layer once, at one position, as in the first step of the run, which rows are stored by. Record with "
+            "projection='learned', whose rows are stored whole, or begin with a step that is like the later ones."
         )
     return u, v
 

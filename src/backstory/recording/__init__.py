@@ -1,7 +1,7 @@
 """Recording a training run: from the hooks of one step to rows on disk."""
 
 from .from_checkpoints import record_checkpoints
-from .recorder import Recorder
-from .start import record
+from .recorder import Recorder, record
+from .settings import AutoRank, Empirical, Exact, Sampled, Settings
 
-__all__ = ["Recorder", "record", "record_checkpoints"]
+__all__ = ["AutoRank", "Empirical", "Exact", "Recorder", "Sampled", "Settings", "record", "record_checkpoints"]

@@ -21,7 +21,7 @@ from ..store.bases import PRECONDITIONED, RAW
 RENEWED = 0.05  # P is read again before v̂, a mean over the last steps, can have changed by more than about this part of itself
 
 
-class Seen(NamedTuple):
+class AfterUpdate(NamedTuple):
     """What the optimizer's state says after a step."""
 
     scales: list[Scale] | None = None  # P^½ of each block, where rows are kept in its coordinates
@@ -54,22 +54,24 @@ class Adaptive:
         """The name that the run's config keeps."""
         return PRECONDITIONED if self.preconditioned else RAW
 
-    def look(self, reading: Reading, bases: Sequence[Basis] | None) -> Seen:
+    def read(self, reading: Reading, bases: Sequence[Basis] | None) -> AfterUpdate:
         """After the optimizer has stepped, while its gradients are still there."""
         if self.diagonal:
             assert bases is not None
-            return Seen(P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)]))
+            return AfterUpdate(
+                P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)])
+            )
         if not self.preconditioned:
-            return Seen()
+            return AfterUpdate()
         before, self._age = self.scales, self._age + 1
         if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
             self.scales, self._age = [self._scale(b) for b in self._blocks], 0
         scales = self.scales
         grads = [b.parameter.grad for b in self._blocks]
-        found = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
-        whole = float(torch.stack([x.cpu().double() for x in found]).sum()) / reading.clip**2 if found else 0.0
+        sizes = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
+        whole = float(torch.stack([x.cpu().double() for x in sizes]).sum()) / reading.clip**2 if sizes else 0.0
         duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
-        return Seen(scales, None, whole, before, duals)
+        return AfterUpdate(scales, None, whole, before, duals)
 
     def wholes(self, reading: Reading) -> list[Tensor | None] | None:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""

@@ -10,7 +10,7 @@ each row is at hand before its core: with L̃ = P_L^{−½} L and R̃ likewise, 
 Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken apart), p kept coordinates.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from functools import reduce
 
@@ -24,7 +24,7 @@ from ..maths.layers import Contribution, Outer, Terms, terms
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
-Kept = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one
+Waiting = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one
 Versions = tuple[int, ...]  # of a contribution's tensors: how often each has been changed in place
 
 
@@ -41,18 +41,22 @@ class Gathered:
         self._blocks, self._bases, self.groups = blocks, bases, groups
         zero = torch.zeros((), dtype=torch.float64)
         self._terms = dict.fromkeys(checked, Terms(zero, 0, zero))
+        self._positions: Counter[Key] = (
+            Counter()
+        )  # of all calls; a contribution that is no outer product counts as many
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
-        self._kept: dict[Key, list[Kept]] = defaultdict(list)
-        self._versions: list[tuple[int, Contribution, Versions]] = []  # of what was kept, with its block
+        self._waiting: dict[Key, list[Waiting]] = defaultdict(list)
+        self._versions: list[tuple[int, Contribution, Versions]] = []  # of what waits, with its block
         self._dots: dict[int, Tensor] = {}  # slot -> (B, K), of what was settled
 
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
+        self._positions[slot, block] += part.right.shape[1] if isinstance(part, Outer) else 2
         if block in self._terms:
             self._terms[block] += terms(part)
         if self._bases is None:
-            self._kept[slot, block].append((part, group))
+            self._waiting[slot, block].append((part, group))
             self._versions.append((block, part, _versions(part)))
         else:
             self._put((slot, block), self._projected(part, group, block, self._bases[block]))
@@ -60,20 +64,20 @@ class Gathered:
     def settle(
         self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None = None
     ) -> None:
-        """Project what was kept, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
+        """Project what waits, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
         self._check_unchanged()
-        for (slot, b), parts in self._kept.items():
+        for (slot, b), parts in self._waiting.items():
             sides = bases[b]._replace(core=None)
             sides = sides if scales is None else absorbed(sides, scales[b])
             wide = reduce(
                 torch.add, (self._projected(part, group, b, sides) for part, group in parts)
             )  # (B, K, product)
-            met = None if duals is None else duals[b]  # (product,)
-            if met is not None:
-                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ met.to(wide.dtype)).double().cpu()
+            dual = None if duals is None else duals[b]  # (product,)
+            if dual is not None:
+                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ dual.to(wide.dtype)).double().cpu()
             self._put((slot, b), apply(wide, bases[b].core))
         self._check_unchanged()  # the training went on meanwhile
-        self._kept.clear()
+        self._waiting.clear()
         self._versions.clear()
 
     def _check_unchanged(self) -> None:
@@ -85,21 +89,22 @@ class Gathered:
                 )
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
-        """⟨h_k, ∇L⟩ of all rows as `settle` has found them, (Σ B, K), float64 on the CPU."""
+        """⟨h_k, ∇L⟩ of all rows as `settle` took them, (Σ B, K), float64 on the CPU."""
         zeros = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
         return torch.cat([self._dots.get(slot, zero) for slot, zero in enumerate(zeros)])
 
     def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-        """⟨h_k, ∇L⟩ of what was kept, exactly, with each block's gradient, (Σ B, K), float64 on the CPU."""
+        """⟨h_k, ∇L⟩ of what waits, exactly, with each block's gradient, (Σ B, K), float64 on the CPU."""
         out = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
-        for (slot, b), parts in self._kept.items():
+        for (slot, b), parts in self._waiting.items():
             whole = wholes[b]
             for part, group in parts if whole is not None else ():
                 assert whole is not None
                 groups = self.groups if group is None else 1
-                found = products(part, whole.to(_dtype(part)), self._blocks[b].shape, groups).double().cpu()
                 where = slice(None) if group is None else slice(group, group + 1)
-                out[slot][:, where] += found
+                out[slot][:, where] += (
+                    products(part, whole.to(_dtype(part)), self._blocks[b].shape, groups).double().cpu()
+                )
         return torch.cat(out)
 
     def rows(self, sizes: Sequence[int]) -> Tensor:
@@ -115,11 +120,11 @@ class Gathered:
         return torch.cat(slots).cpu()
 
     def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
-        """What was kept, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
+        """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
         out: dict[tuple[int, int, int], Contribution] = {}
-        for (slot, b), kept in self._kept.items():
+        for (slot, b), waiting in self._waiting.items():
             shape = self._blocks[b].shape
-            for k, parts in _by_group(kept, self.groups).items():
+            for k, parts in _by_group(waiting, self.groups).items():
                 merged = merge(parts, shape)
                 moved = merged if scales is None else scaled(merged, scales[b], shape)
                 small = compact(moved, shape)
@@ -127,13 +132,17 @@ class Gathered:
         return out
 
     def total(self, block: int, shape: Shape, basis: Basis) -> tuple[Tensor, Tensor]:
-        """`(Σ w g, Σ ‖w g‖)` of one block over the step; what is kept is seen through `shape` and `basis`."""
+        """`(Σ w g, Σ ‖w g‖)` of one block over the step; what waits is projected with `shape` and `basis`."""
         total, size = torch.zeros(shape.dims), torch.zeros(())
-        kept = [x for (_, b), x in self._kept.items() if b == block]
-        seen = [project(merge([part for part, _ in x], shape), shape, basis) for x in kept]
-        for rows in (*seen, *(x.sum(1) for (_, b), x in self._rows.items() if b == block)):
+        waiting = [x for (_, b), x in self._waiting.items() if b == block]
+        projected = [project(merge([part for part, _ in x], shape), shape, basis) for x in waiting]
+        for rows in (*projected, *(x.sum(1) for (_, b), x in self._rows.items() if b == block)):
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
+
+    def single(self, block: int) -> bool:
+        """Whether each sample's gradient of a block is one outer product: one call at one position."""
+        return {n for (_, b), n in self._positions.items() if b == block} == {1}
 
     def terms(self, block: int) -> Terms:
         """What was summed into the gradient of a block that is checked in this step."""
@@ -156,9 +165,9 @@ def _versions(part: Contribution) -> Versions:
     return tuple(x._version for x in part)
 
 
-def _by_group(kept: Sequence[Kept], groups: int) -> dict[int, list[Contribution]]:
+def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contribution]]:
     out: dict[int, list[Contribution]] = defaultdict(list)
-    for part, group in kept:
+    for part, group in waiting:
         pieces = split_groups(part, groups) if group is None else {group: part}
         for k, piece in pieces.items() if isinstance(pieces, dict) else enumerate(pieces):
             if piece is not None:

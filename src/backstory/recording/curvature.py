@@ -22,7 +22,7 @@ from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
 from .contributions import Gathered
-from .settings import CurvatureForm
+from .settings import Curvature
 from .step import StepScope
 
 Pass = Callable[[Tensor, Tensor, Sink], None]  # outputs, seed, sink
@@ -33,14 +33,14 @@ class CurvatureRows:
 
     def __init__(
         self,
-        form: CurvatureForm,
+        form: Curvature,
         seed: int,
         blocks: Sequence[Block],
         bases: Sequence[Basis] | None,
         extra_pass: Pass,
     ) -> None:
         self.form, self._seed, self._pass = form, seed, extra_pass
-        self.passes = [Gathered(blocks, bases, form.groups) for _ in range(form.passes)]
+        self.passes = [Gathered(blocks, bases, form.position_groups) for _ in range(form.passes)]
         self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
 
     def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
@@ -75,32 +75,34 @@ class CurvatureRows:
         self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None
     ) -> None:
         """Project what was kept of all passes."""
-        for found in self.passes:
-            found.settle(bases, scales, duals)
+        for one in self.passes:
+            one.settle(bases, scales, duals)
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""
-        return torch.cat([found.settled_dots(sizes) for found in self.passes], 1)
+        return torch.cat([one.settled_dots(sizes) for one in self.passes], 1)
 
     def dots(self, wholes: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
         """⟨h, ∇L⟩ of all rows, exactly, (B, R)."""
-        return torch.cat([found.dots(wholes, sizes) for found in self.passes], 1)
+        return torch.cat([one.dots(wholes, sizes) for one in self.passes], 1)
 
     def rows(self, scope: StepScope) -> Tensor:
         """(B, R, Σ dims), on the CPU."""
-        found = torch.cat([x.rows(scope.sizes) for x in self.passes], 1)
-        if not all_finite(found):
-            bad = int((~found.flatten(1).isfinite()).any(1).nonzero()[0])
+        rows = torch.cat([x.rows(scope.sizes) for x in self.passes], 1)
+        if not all_finite(rows):
+            bad = int((~rows.flatten(1).isfinite()).any(1).nonzero()[0])
             raise NumericalError(
                 f"a curvature row of sample {scope.ids[bad]!r} in step {scope.number} is not finite. The step was not "
                 "recorded. Look at that sample's input and outputs."
             )
-        return found
+        return rows
 
     def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
         """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
-        found = enumerate(x.parts(scales) for x in self.passes)
-        return {(r * self.form.groups + k, slot, b): part for r, x in found for (k, slot, b), part in x.items()}
+        parts = enumerate(x.parts(scales) for x in self.passes)
+        return {
+            (r * self.form.position_groups + k, slot, b): part for r, x in parts for (k, slot, b), part in x.items()
+        }
 
     def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
         if self.form.kind == "sampled":

@@ -16,7 +16,7 @@ Adam's own goes on from batch to batch: an average over the batches seen so far.
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +33,7 @@ from ..run.run import Run
 from ..store.bases import save_scales
 from ..store.files import read_tensors
 from .adam import Adaptive
-from .recorder import Recorder
-from .start import record
-from .step import StepScope
+from .recorder import Recorder, record
 
 NEAREST = ("after", "before")
 OURS = (
@@ -99,22 +97,9 @@ def _step(plan: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: st
     ids, batch = plan.batches[t]
     still.place(t)
     tokens = None if plan.tokens is None else plan.tokens(batch)
-    with rec.step(ids, tokens=tokens) as s, _outputs(plan.model, s, outputs):
+    with rec.step(ids, tokens=tokens) as s, nullcontext() if outputs is None else s.outputs_of(plan.model, outputs):
         take_step(plan, t)
     still.know(rec, t + 1)
-
-
-@contextmanager
-def _outputs(model: nn.Module, s: StepScope, kind: str | None) -> Iterator[None]:
-    """Hand the outputs of the forward pass to the recorder."""
-    if kind is None:
-        yield
-        return
-    handle = model.register_forward_hook(lambda module, args, out: s.outputs(out, kind))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _checked(plan: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:

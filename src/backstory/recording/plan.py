@@ -11,20 +11,21 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..capture import find_blocks
-from ..capture.modules import Blocks, Selection, taken_as_frozen
+from ..capture.modules import Blocks, taken_as_frozen
 from ..errors import CoverageError, UsageError
 from ..replay.recipe import Recipe
 from ..run.sweep import CHUNK_BYTES
 from .plan_costs import Alternative, Costs
 from .plan_trial import Progress, Trial, trial
-from .settings import RecordSettings
+from .settings import Settings, settings_of
 
 IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
@@ -85,38 +86,37 @@ def plan(
     steps: int | None = None,
     checkpoints: int | None = None,
     max_bytes: int | None = None,
-    layers: Selection | None = None,
-    uncovered: str = "error",
+    settings: Settings | None = None,
     outputs: str = "cross-entropy",
     folder: str | Path | None = None,
     seconds: float = 1.0,
     repeats: int = 5,
     progress: Progress | None = None,
-    **settings: Any,
+    **short: Any,
 ) -> Plan:
     """What recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
 
-    `settings` are those of `record`: projection, rank, curvature, encoding and so on. `steps` is the recipe's own number
+    `settings` and its short forms by name (projection, rank, curvature, encoding and so on) are those of `record`. `steps` is the recipe's own number
     unless given. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial is written
     into a temporary folder inside `folder` (give one on the disk that the run will use) and removed, whatever happens.
     Turns of plain and of recorded steps last about `seconds` each; there are `repeats` of both, after one untimed.
     """
-    if odd := [name for name in settings if name in NOT_PLANNED]:
+    if odd := [name for name in short if name in NOT_PLANNED]:
         raise UsageError(f"found {odd[0]}=, which a plan does not take: the recipe says it, or no trial needs it.")
     if repeats < 1 or seconds <= 0:
         raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
+    chosen = settings_of(settings, short)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         built = _build(recipe)
         total = len(built.batches) if steps is None else steps
         if total < 1:
             raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
-        blocks, refused = _coverage(built, layers, uncovered)
-        warmup = min(total, settings.pop("warmup_steps", RecordSettings.warmup_steps))
+        blocks, refused = _coverage(built, chosen)
         tried = trial(
             built, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
-            layers=layers, uncovered="skip", warmup_steps=warmup, **settings,
+            settings=replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
         )  # fmt: skip
-        costs = Costs(built, tried, layers=layers, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
+        costs = Costs(built, tried, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
         return _planned(total, tried, costs, blocks, refused)
 
 
@@ -127,22 +127,20 @@ def _build(recipe: Callable[[], Recipe]) -> Recipe:
     return built
 
 
-def _coverage(recipe: Recipe, layers: Selection | None, uncovered: str) -> tuple[Blocks, str | None]:
+def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
     """What would be recorded and left out, and what `record` would say if it refuses them."""
-    refused = None
+    find = partial(find_blocks, recipe.model, recipe.optimizer, rank=None, layers=settings.layers)
     try:
-        found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered=uncovered)
+        return find(uncovered=settings.uncovered), None
     except CoverageError as error:
-        refused = str(error)
-        found = find_blocks(recipe.model, recipe.optimizer, rank=None, layers=layers, uncovered="skip")
-    return found, refused
+        return find(uncovered="skip"), str(error)
 
 
 def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | None) -> Plan:
     chosen, *_ = alternatives = costs.alternatives()
-    form, dims = t.settings.curvature_form(), sum(t.dims)
+    form, dims = t.settings.form, sum(t.dims)
     step = 4 * dims * t.batch * (1 + form.rows)
-    rows_held = IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * steps))
+    sweep_bytes = IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * steps))
     each = 8 + 2 * (8 + 4 * t.letters)  # an occurrence's score, its step and its id, which are put together from pieces
     once = _once_seconds(t, chosen.store_bytes)
     in_all = once + t.warmup_seconds + (steps - t.warmup_steps) * t.recorded_seconds
@@ -170,8 +168,8 @@ def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | 
         compressed_bytes=costs.compressed_bytes(),
         propagator_bytes=chosen.propagator_bytes,
         propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
-        rows_bytes=rows_held,
-        query_bytes=round(rows_held + 8 * dims + each * costs.occurrences),
+        rows_bytes=sweep_bytes,
+        query_bytes=round(sweep_bytes + 8 * dims + each * costs.occurrences),
         plain_seconds=t.plain_seconds,
         recorded_seconds=t.recorded_seconds,
         warmup_steps=t.warmup_steps,

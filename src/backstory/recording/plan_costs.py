@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from ..capture import find_blocks
-from ..capture.modules import Selection
 from ..maths.blocked import chunk_rows
-from ..maths.encoding import DTYPES, SCALED, Block, parts, worth_it
+from ..maths.encoding import DTYPES, SCALED, parts
 from ..maths.projection import Shape, widened
 from ..replay.recipe import Recipe
 from ..run.compress import OCCURRENCES, RANK
 from .plan_trial import Trial
-from .settings import SEQUENCE_CURVATURE, RecordSettings, auto_rank
+from .recorder import stored_as
+from .settings import SEQUENCE_CURVATURE, Empirical, Sampled, Settings
 
 RANKS = (8, 16, 32)  # of the alternatives
 MOST_RANK = 48  # that is suggested: learning a projection holds 9 r² × 9 r² numbers, 1.7 GB at 48
@@ -61,19 +61,18 @@ class Costs:
         recipe: Recipe,
         tried: Trial,
         *,
-        layers: Selection | None,
         steps: int,
         checkpoints: int | None,
         max_bytes: int | None,
     ) -> None:
-        self._recipe, self._trial, self._layers = recipe, tried, layers
+        self._recipe, self._trial = recipe, tried
         self._steps, self.max_bytes = steps, max_bytes
         self.occurrences = max(1, round(steps * tried.batch))
         self.matrices = 3 if tried.momentum else 2  # A, with momentum C, and what they are made into
         self.checkpoint_bytes = _checkpoint_bytes(tried, steps, checkpoints)
         self._at_trial = self._formula(tried.settings)
 
-    def of(self, settings: RecordSettings) -> Alternative:
+    def of(self, settings: Settings) -> Alternative:
         """What these settings would cost."""
         t, known, at_trial = self._trial, self._formula(settings), self._at_trial
         row = t.row_bytes + known.row - at_trial.row
@@ -86,7 +85,7 @@ class Costs:
             projection=settings.projection,
             rank=settings.as_config()["rank"],
             encoding=settings.encoding,
-            curvature=settings.curvature,
+            curvature=str(settings.curvature),
             dims=dims,
             bytes_per_occurrence=store / self.occurrences,
             store_bytes=round(store),
@@ -94,9 +93,9 @@ class Costs:
             fits=None if self.max_bytes is None else store <= self.max_bytes,
         )
 
-    def propagator_bytes(self, dims: int, settings: RecordSettings) -> int:
+    def propagator_bytes(self, dims: int, settings: Settings) -> int:
         """What a sweep holds beside the rows it reads: matrices and a chunk's rows, or two numbers for each of a short run's."""
-        rows = self.occurrences * max(1, settings.curvature_form().rows)
+        rows = self.occurrences * max(1, settings.form.rows)
         own_diagonal = self._trial.adaptive and settings.projection in ("full", "mask")
         uniform = not own_diagonal and _groups_agree(self._recipe.optimizer)
         if uniform and 2 * rows <= dims:
@@ -105,25 +104,24 @@ class Costs:
 
     def compressed_bytes(self) -> int | None:
         """The store after `compress` with its defaults; None where there are no curvature rows to compress."""
-        t, form = self._trial, self._trial.settings.curvature_form()
+        t, form = self._trial, self._trial.settings.form
         if not form.rows:
             return None
-        vector = self._vector(t.settings)
         windows = max(1, self.occurrences // (OCCURRENCES * RANK))
-        kept = min(RANK, sum(t.dims), form.rows * self.occurrences // windows)  # rows of curvature of a window
-        row = t.row_bytes - self._at_trial.row + vector
-        wide = self._vector(replace(t.settings, factored=False))  # curvature of a window is no product of factors
-        curved = wide * (windows * kept + t.clipped * self._steps)  # and what clipping takes out of its steps
+        rank = min(RANK, sum(t.dims), form.rows * self.occurrences // windows)  # rows of curvature of a window
+        row = t.row_bytes - self._at_trial.row + self._vector(t.settings)
+        wide = self._vector(t.settings, factors=False)  # curvature of a window is no product of factors
+        curved = wide * (windows * rank + t.clipped * self._steps)  # and what clipping takes out of its steps
         grown = row * self.occurrences + t.step_bytes * self._steps + curved
         return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
 
     def alternatives(self) -> list[Alternative]:
         """A few, the settings of the trial first."""
-        found: list[RecordSettings] = []
+        different: list[Settings] = []
         for settings in self._others(self._trial.settings):
-            if settings not in found:
-                found.append(settings)
-        return [self.of(settings) for settings in found]
+            if settings not in different:
+                different.append(settings)
+        return [self.of(settings) for settings in different]
 
     def suggested_rank(self) -> int | None:
         """The largest rank that fits into max_bytes, all else as in the trial; None where even rank 1 does not."""
@@ -137,45 +135,38 @@ class Costs:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low or None
 
-    def _others(self, chosen: RecordSettings) -> Iterator[RecordSettings]:
+    def _others(self, chosen: Settings) -> Iterator[Settings]:
         yield chosen
         for rank in RANKS:
             for encoding in ("float16", "int8"):
                 yield replace(_ranked(chosen), rank=rank, encoding=encoding)
-        if chosen.curvature_form().rows:
-            yield replace(chosen, curvature="empirical")
-        else:
-            sequences = chosen.loss_reduction == "token-mean"
-            yield replace(chosen, curvature=SEQUENCE_CURVATURE if sequences else "sampled:1")
-        numbered = chosen if auto_rank(chosen.rank) is None else replace(chosen, rank=RecordSettings.rank)
-        other = "random" if chosen.projection == "learned" else "learned"
-        yield replace(numbered, projection=other, factored=chosen.factored and other != "learned")
+        sequences = self._recipe.loss_reduction == "token-mean"
+        other = Empirical() if chosen.form.rows else SEQUENCE_CURVATURE if sequences else Sampled()
+        yield replace(chosen, curvature=other)
+        numbered = chosen if chosen.auto_rank is None else replace(chosen, rank=Settings.rank)
+        yield replace(numbered, projection="random" if chosen.projection == "learned" else "learned")
 
-    def _shapes(self, settings: RecordSettings) -> list[Shape]:
-        if auto_rank(settings.rank) is not None:
+    def _shapes(self, settings: Settings) -> list[Shape]:
+        if settings.auto_rank is not None:
             return self._trial.shapes
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        found = find_blocks(model, optimizer, rank=settings.widths(), layers=self._layers, uncovered="skip")
-        return [block.shape for block in found.blocks]
+        blocks = find_blocks(model, optimizer, rank=settings.widths(), layers=settings.layers, uncovered="skip")
+        return [block.shape for block in blocks.blocks]
 
-    def _vector(self, settings: RecordSettings) -> int:
+    def _vector(self, settings: Settings, *, factors: bool = True) -> int:
         """Bytes of the numbers of one row, and their scales."""
-        kept = parts([_block(shape, settings.factored) for shape in self._shapes(settings)])
-        scales = 4 * len(kept) if settings.encoding in SCALED else 0
-        return sum(kept) * DTYPES[settings.encoding].itemsize + scales
+        pairs = zip(self._shapes(settings), self._trial.single, strict=True)
+        single = factors and settings.projection != "learned"
+        numbers = parts([stored_as(shape, is_single and single) or shape.dims for shape, is_single in pairs])
+        scales = 4 * len(numbers) if settings.encoding in SCALED else 0
+        return sum(numbers) * DTYPES[settings.encoding].itemsize + scales
 
-    def _formula(self, settings: RecordSettings) -> _Bytes:
-        shapes, form = self._shapes(settings), settings.curvature_form()
+    def _formula(self, settings: Settings) -> _Bytes:
+        shapes, form = self._shapes(settings), settings.form
         dims, vector = sum(shape.dims for shape in shapes), self._vector(settings)
         diagonal = self._trial.adaptive and settings.projection in ("full", "mask")
         row = vector * (form.rows + (not form.split)) + 16 * form.rows
         return _Bytes(row, 4 * dims * diagonal, _basis_bytes(settings.projection, shapes))
-
-
-def _block(shape: Shape, factored: bool) -> Block:
-    """How a row's numbers of one parameter are kept."""
-    pair = shape.r_out, shape.r_in
-    return pair if factored and shape.d_in and worth_it(*pair) else shape.dims
 
 
 def _groups_agree(optimizer: Optimizer) -> bool:
@@ -184,9 +175,9 @@ def _groups_agree(optimizer: Optimizer) -> bool:
     return len({str([group.get(name) for name in names]) for group in optimizer.param_groups}) <= 1
 
 
-def _ranked(settings: RecordSettings) -> RecordSettings:
+def _ranked(settings: Settings) -> Settings:
     """The same in a projection that has a rank."""
-    return replace(settings, projection="learned", factored=False) if settings.projection == "full" else settings
+    return replace(settings, projection="learned") if settings.projection == "full" else settings
 
 
 def _basis_bytes(kind: str, shapes: list[Shape]) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -28,9 +28,8 @@ from ..maths.projection import Shape
 from ..replay.recipe import Recipe, take_step
 from ..store import RunStore
 from ..store.bases import PRECONDITIONED
-from .recorder import Recorder
-from .settings import RecordSettings
-from .start import record
+from .recorder import Recorder, record
+from .settings import Settings
 
 BATCHES = 64  # of the recipe's, kept in memory so that loading them is not timed, and taken again and again
 SINGLE_STEPS = 2  # committed alone, before the turns
@@ -41,8 +40,9 @@ Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 class Trial(NamedTuple):
     """What a short recording of the user's own training cost."""
 
-    settings: RecordSettings
+    settings: Settings
     shapes: list[Shape]  # of each recorded parameter, as the warm-up has left it
+    single: list[bool]  # whether each sample passes it once, at one position
     energy: float | None  # share of the warm-up's energy that is kept, where it decided the rank
     batch: float  # occurrences of a step
     letters: int  # of the longest id
@@ -88,10 +88,10 @@ def copied(recipe: Recipe) -> Recipe:
             f"the recipe's model and optimizer cannot be copied ({error}), and a plan never trains the ones it is given. "
             "Remove what copy.deepcopy refuses, such as tensors with a history that are kept as attributes."
         ) from error
-    found = list(islice((recipe.batches[t] for t in range(len(recipe.batches))), BATCHES))
-    if not found:
+    batches = list(islice((recipe.batches[t] for t in range(len(recipe.batches))), BATCHES))
+    if not batches:
         raise UsageError("the recipe has no batches; a plan needs at least one to try a recording on.")
-    return replace(recipe, model=model, optimizer=optimizer, batches=found, schedule=None)
+    return replace(recipe, model=model, optimizer=optimizer, batches=batches, schedule=None)
 
 
 def trial(
@@ -102,7 +102,7 @@ def trial(
     seconds: float,
     repeats: int,
     progress: Progress | None,
-    **settings: Any,
+    settings: Settings,
 ) -> Trial:
     """Record `recipe` for a few steps; its model and optimizer stay as they are."""
     plain, recorded = copied(recipe), copied(recipe)
@@ -114,7 +114,7 @@ def trial(
             path,
             loss_reduction=recipe.loss_reduction,
             clip_norm=recipe.clip_norm,
-            **settings,
+            settings=settings,
         ) as rec:
             course = _Course(rec, plain, recorded, outputs, progress)
             opened = time.perf_counter()
@@ -221,6 +221,7 @@ def _measured(path: Path, course: _Course, model_bytes: int) -> Trial:
     return Trial(
         settings=course.rec.settings,
         shapes=[Shape(*b["shape"]) for b in store.config["blocks"]],
+        single=course.rec.watcher.single,
         energy=store.config.get("energy"),
         batch=n_rows / n_steps,
         letters=max(len(str(sample)) for ids, _ in course.batches for sample in ids),

@@ -7,50 +7,85 @@
                 optimizer.step()
             optimizer.zero_grad()
 
-Hooks exist only inside the `with`. A step that raises, or that a GradScaler skips, is no step.
+Hooks exist only inside the `with`. A step that raises, or that a GradScaler skips, is no step. The recorder owns the run; what
+happens in a step is the watcher's. Projecting rows that had to wait for Adam's second moment is most of what recording costs
+there, and nothing of it is needed by the training: the writer's thread does it while the next step trains. A step whose
+gradient is not finite, and any step on an accelerator (whose work is queued anyway), has its record made at once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.optim import Optimizer
 
-from ..capture import OptimizerReader, Tap, fingerprint
+from ..capture import OptimizerReader, find_blocks, fingerprint
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
-from ..capture.modules import Block, Blocks
-from ..capture.optimizer import Reading
+from ..capture.modules import Block
 from ..capture.precision import own_precision
-from ..errors import NumericalError, UsageError
+from ..errors import DiskError, UsageError
+from ..maths.encoding import worth_it
 from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
-from .budget import Budget
-from .checks import Passes, check_sums
-from .contributions import divided
-from .curvature import CurvatureRows
-from .finishing import Behind, Done, exact_dots, meta_of, record_of
-from .settings import RecordSettings
-from .step import Ids, StepScope, safe_inverse
-from .warmup import (
-    Parts,
-    fixed_bases,
-    learn,
-    project_spooled,
-    project_step,
-    save_bases,
-    spool_step,
-    spooled_bytes,
-    warmup_of,
-)
+from .projecting import fixed_bases
+from .resume import open_store
+from .settings import Settings, auto_rank, settings_of
+from .step import Ids, StepScope, TakenStep
+from .warmup import learn, project_spooled, project_step, save_bases, spool_step, spooled_bytes, warmup_of
+from .watcher import StepWatcher
 
-CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
+
+def record(
+    model: nn.Module,
+    optimizer: Optimizer,
+    path: str | Path,
+    *,
+    loss_reduction: str,
+    settings: Settings | None = None,
+    steps: int | None = None,
+    checkpoints: int | None = None,
+    max_bytes: int | None = None,
+    resume: bool = False,
+    start: int | None = None,
+    scaler: Any = None,
+    clip_norm: float | str | None = None,
+    recipe: str | None = None,
+    recipe_args: Mapping[str, Any] | None = None,
+    **short: Any,
+) -> "Recorder":
+    """Record the training of `model` by `optimizer` into the folder `path`.
+
+    `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
+    "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
+    `settings` is a `backstory.Settings`; each of its fields may also be given by name: `record(…, projection="random", rank=8)`.
+    `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
+    before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
+    and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
+    """
+    chosen = settings_of(settings, short).resolved(loss_reduction)
+    if checkpoints is not None and not steps:
+        raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place its K boundaries.")
+    if recipe is not None and recipe.count(":") != 1:
+        raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
+    blocks = find_blocks(model, optimizer, rank=chosen.widths(), layers=chosen.layers, uncovered=chosen.uncovered)
+    reader = OptimizerReader(model, optimizer, model_as=chosen.optimizer_model, scaler=scaler, clip_norm=clip_norm)
+    adaptive = Adaptive(reader, blocks.blocks, chosen.projection)
+    extra = {
+        "settings": {"loss_reduction": loss_reduction, **chosen.as_config()},
+        "recipe": recipe,
+        "recipe_args": dict(recipe_args or {}),
+    }
+    store = open_store(Path(path), model, blocks, optimizer, adaptive, chosen, extra, resume=resume, start=start)
+    watcher = StepWatcher(model, blocks, reader, adaptive, chosen, loss_reduction)
+    return Recorder(model, watcher, store, chosen, steps=steps, checkpoints=checkpoints, max_bytes=max_bytes)
 
 
 class Recorder:
@@ -59,97 +94,75 @@ class Recorder:
     def __init__(
         self,
         model: nn.Module,
-        blocks: Blocks,
-        reader: OptimizerReader,
-        adaptive: Adaptive,
+        watcher: StepWatcher,
         store: RunStore,
-        settings: RecordSettings,
+        settings: Settings,
         *,
         steps: int | None,
         checkpoints: int | None,
         max_bytes: int | None,
     ) -> None:
-        self.model, self.store, self.settings = model, store, settings
-        self.blocks: list[Block] = blocks.blocks
-        self._device = self.blocks[0].parameter.device
-        self._take_shapes([Shape(*b["shape"]) for b in store.config["blocks"]])
+        self.model, self.watcher, self.store, self.settings = model, watcher, store, settings
         self.skipped = 0  # steps that a GradScaler skipped
-        self._form = settings.curvature_form()
-        self._reader, self._adaptive = reader, adaptive
-        self._tap = Tap(model, blocks, self._add, keep_calls=self._form.passes > 0, groups=self._form.groups)
-        reader.on_step, reader.on_stepped = self._before_update, self._after_update
+        watcher.reshape([Shape(*b["shape"]) for b in store.config["blocks"]])
         self._boundaries = _boundaries(steps, checkpoints)
-        self._bases = load_bases(store, (name for name, _ in self.layout)) or fixed_bases(
-            settings.projection, self.layout, settings.seed
+        self._bases = load_bases(store, (b.name for b in watcher.blocks)) or fixed_bases(
+            settings.projection, watcher.layout, settings.seed
         )
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
-        self._behind = Behind(self._writer.put)
-        self._scope: StepScope | None = None
+        self._failure: BaseException | None = None  # of the writer, that was raised
         self._at = store.n_steps() or len(store.spooled())  # the next step's number
-        self._began = self._at
         self._budget = Budget(store, self._at, steps, max_bytes)
         self._sound = True  # the model is where the last recorded step left it
         self._open = False
-        self._projections: list[Any] | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The recorded parameters."""
+        return self.watcher.blocks
 
     # -- the context ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Recorder":
         if self._bases is not None and "basis" not in self.store.tensor_names():
-            save_bases(self.store, self.layout, self._bases)
+            save_bases(self.store, self.watcher.layout, self._bases)
         if self._bases is None:
             self._end_warmup_if_enough()  # a death may have come between the last spooled step and the basis
-        self._move_bases()
-        if self._device.type == "cpu":
-            _keep_freed_memory()
-        self._tap.attach()
-        self._reader.attach()
+        else:
+            self.watcher.project_with(self._bases)
+        self.watcher.attach()
         self._open = True
         if self._at == 0:
             self._checkpoint(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._tap.detach()
-        self._reader.detach()
+        self.watcher.detach()
         self._open = False
         try:
             self._finish(failed=kind is not None)
-        except BaseException:
-            if error is None:
-                raise  # else the user's own error matters more, and what was committed is safe
+        except BaseException as failure:
+            if error is None and failure is not self._failure:
+                raise  # else the user's own error matters more, or this one was raised before; what was committed is safe
 
     @contextmanager
     def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
         """One optimizer update: forward, backward and `optimizer.step()` go inside."""
-        self._begin()
-        self._scope = scope = self._new_scope()
+        self._check_ready()
+        scope = self.watcher.begin(self._at, self.store.config.get("ids"), whole=self._warming_up)
         try:
             if ids is not None:
                 scope.batch(ids, weights, tokens)
             yield scope
-            with own_precision(self._device):
+            with own_precision(self.watcher.device):
                 self._end(scope)
         except BaseException:
-            self._sound = self._sound and self._reader.reading is None
+            self._sound = self._sound and not self.watcher.moved
             raise
         finally:
-            self._tap.begin()
-            self._reader.end()
-            self._scope = None
-
-    def _new_scope(self) -> StepScope:
-        bases = None if self._warming_up or self._adaptive.preconditioned else self._projections
-        groups = self._form.groups if self._form.split else 1
-        every = (self._at - self._began) % CHECK_EVERY < 2
-        checked = range(len(self.blocks)) if every else [self._at % len(self.blocks)]
-        scope = StepScope(self._at, self.settings.loss_reduction, self.blocks, bases, groups, checked)
-        scope.on_batch, scope.id_kind = self._tap.batch, self.store.config.get("ids")
-        if self._form.passes:
-            scope.curvature = CurvatureRows(self._form, self.settings.seed, self.blocks, bases, self._tap.extra_pass)
-        return scope
+            self.watcher.forget()
 
     @property
     def _warming_up(self) -> bool:
@@ -170,15 +183,14 @@ class Recorder:
 
     def flush(self) -> None:
         """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
-        self._behind_training(self._behind.wait)
-        self._writer.flush()
+        self._with_writer(self._writer.flush)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _check_ready(self) -> None:
         if not self._open:
             raise UsageError("rec.step() was called outside of `with backstory.record(...)`.")
-        if self._scope is not None:
+        if self.watcher.watching:
             raise UsageError("rec.step() was entered inside another rec.step(); steps do not nest.")
         if not self._sound:
             raise UsageError(
@@ -186,99 +198,67 @@ class Recorder:
                 f"run, which ends at step {self._at}. Load your checkpoint of step {self._at} or earlier, and record on "
                 "with resume=True, start=."
             )
-        if self._behind.failed:
-            self._behind_training(self._behind.wait)
-        self._reader.begin()
-        self._tap.begin()
-
-    def _add(self, slot: int, block: int, part: Any, group: int | None) -> None:
-        if self._scope is not None:
-            self._scope.gradients.add(slot, block, part, group)
-
-    def _before_update(self, reading: Reading) -> None:
-        """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
-        scope = self._scope
-        if scope is None:
-            return
-        if not scope.ids:
-            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
-        self._adaptive.check(reading)
-        scope.weights()
-        if self._form.split:
-            scope.terms()
-        if scope.curvature is not None:
-            scope.curvature.check_complete(scope)
-        passes = Passes(self._tap.passes, self._reader.passes, self._tap.differentiable)
-        with own_precision(self._device):
-            check_sums(scope, self.blocks, reading.clip, self._reader.loss_scale, passes, self._tap.rounded)
-
-    def _after_update(self, reading: Reading) -> None:
-        """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
-        scope = self._scope
-        if scope is None:
-            return
-        with torch.no_grad(), own_precision(self._device):
-            scope.seen = self._adaptive.look(reading, self._projections)
-            if self._warming_up:
-                exact_dots(scope, self._adaptive.wholes(reading))
+        self._with_writer(self._writer.check)
 
     def _end(self, scope: StepScope) -> None:
-        reading = self._reader.reading
-        if reading is None:
+        taken = self.watcher.end()
+        if taken is None:
             self._skip(scope)
             return
-        weight = scope.weights()
-        done = Done(scope, reading, weight, safe_inverse(weight * self._reader.loss_scale), self._form, self.blocks)
+        self._choose_factors()
         self._budget.spend(self._at, len(scope.ids))
         if self._warming_up:
-            self._keep_for_warmup(done)
+            self._keep_for_warmup(taken)
         else:
-            assert self._projections is not None
-            now = not done.finite or any(b.parameter.device.type != "cpu" for b in self.blocks)
-            make = partial(record_of, done, self._projections)
-            self._behind_training(lambda: self._behind.give(self._at, make, now=now))
-        self._note_id_kind(scope)
+            self._with_writer(lambda: self._hand_over(taken))
+        if self.store.config.get("ids") is None:
+            self.store.update_config(ids=scope.id_kind)
         self._at += 1
         if self._at in self._boundaries:
-            self._behind_training(self._behind.wait)  # a checkpoint of a step that is not recorded would be of no use
+            self._with_writer(self._writer.wait_made)  # a checkpoint of a step that is not recorded would be of no use
             self._checkpoint(self._at)
 
-    def _behind_training(self, work: Callable[[], None]) -> None:
-        """Where the step before turns out not to be recordable, the run ends before it."""
+    def _choose_factors(self) -> None:
+        """Before the first row: a matrix that each sample passed once, at one position, has rows that are outer products."""
+        if self._at == 0 and self.settings.projection != "learned":
+            pairs = zip(self.blocks, self.watcher.single, strict=True)
+            self.store.keep_factors([stored_as(block.shape, single) for block, single in pairs])
+
+    def _hand_over(self, taken: TakenStep) -> None:
+        assert self.watcher.bases is not None
+        make = partial(taken.record, self.watcher.bases)
+        if taken.finite and self.watcher.on_cpu:
+            self._writer.put_later(self._at, make)
+        else:
+            self._writer.wait_made()
+            self._writer.put(make())
+
+    def _with_writer(self, work: Callable[[], None]) -> None:
+        """Where a step turns out not to be recordable after its update, the run ends before it."""
         try:
             work()
-        except BaseException:
-            self._at, self._sound = self._behind.step, False
+        except BaseException as error:
+            self._failure, self._sound = error, False
+            if self._writer.ends_at is not None:
+                self._at = self._writer.ends_at
             raise
 
     def _skip(self, scope: StepScope) -> None:
-        if self._reader.scaler is None:
+        if self.watcher.reader.scaler is None:
             raise UsageError(
                 f"optimizer.step() was not called inside rec.step() number {scope.number}. Move it inside; if a "
                 "GradScaler decides, pass scaler= to backstory.record()."
             )
         self.skipped += 1
 
-    def _note_id_kind(self, scope: StepScope) -> None:
-        if self.store.config.get("ids") is None:
-            self.store.update_config(ids=scope.id_kind)
-
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
-    def _keep_for_warmup(self, done: Done) -> None:
-        scope, meta = done.scope, meta_of(done)
-        slots, scales = done.inverse.split(scope.sizes), scope.seen.scales
-        found = scope.gradients.parts(scales)
-        parts: Parts = {key: divided(part, slots[key[1]]) for key, part in found.items()}
-        if scope.curvature is not None:
-            first = scope.gradients.groups
-            parts |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
-        for (_, slot, b), part in parts.items():
-            _check_part(scope, slot, self.blocks[b].name, part)
+    def _keep_for_warmup(self, taken: TakenStep) -> None:
+        step, facts, parts = taken.scope.number, taken.facts(), taken.parts()
         if self._bases is not None:
-            self._writer.put(project_step(scope.number, parts, meta, self.layout, self._bases))
+            self._writer.put(project_step(step, parts, facts, self.watcher.layout, self._bases))
             return
-        self._spooled_bytes = spool_step(self.store, scope.number, parts, meta, self._spooled_bytes)
+        self._spooled_bytes = spool_step(self.store, step, parts, facts, self._spooled_bytes)
         self._end_warmup_if_enough()
 
     def _end_warmup_if_enough(self) -> None:
@@ -288,59 +268,40 @@ class Recorder:
 
     @own_precision()
     def _end_warmup(self) -> None:
-        self._bases, shapes = learn(self.store, self.layout, self.settings.seed)
+        self._bases, shapes = learn(self.store, self.watcher.layout, self.settings.seed)
         self._warmup = len(self.store.spooled())
-        self._take_shapes(shapes)
-        save_bases(self.store, self.layout, self._bases, self._warmup)
-        for spooled in project_spooled(self.store, self.layout, self._bases):
+        self.watcher.reshape(shapes)
+        save_bases(self.store, self.watcher.layout, self._bases, self._warmup)
+        for spooled in project_spooled(self.store, self.watcher.layout, self._bases):
             self._writer.put(spooled)
         self._writer.flush()
         self.store.clear_spool()
-        self._move_bases()
-
-    def _take_shapes(self, shapes: Sequence[Shape]) -> None:
-        self.blocks = [replace(b, shape=shape) for b, shape in zip(self.blocks, shapes, strict=True)]
-        self.layout = [(b.name, b.shape) for b in self.blocks]
-
-    def _move_bases(self) -> None:
-        """The bases where the parameters are, ready for the hooks."""
-        if self._bases is None:
-            return
-        self._projections = [
-            type(basis)(*(None if x is None else _like(x, block.parameter) for x in basis))
-            for basis, block in zip(self._bases, self.blocks, strict=True)
-        ]
+        self.watcher.project_with(self._bases)
 
     def _checkpoint(self, step: int) -> None:
         if self._boundaries:
             self.store.save_tensors(f"checkpoint-{step:08d}", weights_of(self.model))
         known = dict(self.store.config.get("fingerprints", {}))
-        if self._adaptive.scales is not None:
-            save_scales(self.store, step, [b.name for b in self.blocks], self._adaptive.scales)
+        if self.watcher.adaptive.scales is not None:
+            save_scales(self.store, step, [b.name for b in self.blocks], self.watcher.adaptive.scales)
         self.store.update_config(fingerprints={**known, str(step): fingerprint(self.model)})
 
     def _finish(self, failed: bool) -> None:
         try:
             if self._bases is None and self.store.spooled() and not failed:  # else they wait, to be resumed
                 self._end_warmup()
-            self._behind_training(self._behind.wait)
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():
                 self._checkpoint(self._at)
             self.store.update_config(skipped=self.skipped, closed=not failed)
         finally:
-            self._behind.close()
             self._writer.close()
             self.store.close()
 
 
-def _keep_freed_memory() -> None:
-    """Let the C library keep up to 64 MiB that were freed, rather than hand them back and ask for them again at every step.
-
-    Recording holds activations a step longer, so more is freed at once. glibc keeps twice the largest block that it has
-    seen freed, and looks at blocks below 32 MiB only. Without it a step of 0.7 s paid for 20,000 page faults.
-    """
-    torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
+def stored_as(shape: Shape, single: bool) -> tuple[int, int] | None:
+    """The sides (m, n) of rows of `shape` that are stored as two factors: where they are outer products, and m + n < m n."""
+    return (shape.r_out, shape.r_in) if single and shape.d_in and worth_it(shape.r_out, shape.r_in) else None
 
 
 def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
@@ -349,17 +310,44 @@ def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
     return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
 
 
-def _check_part(scope: StepScope, slot: int, name: str, part: Any) -> None:
-    for value in part:
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])
-            sample = scope.ids[sum(scope.sizes[:slot]) + row]
-            raise NumericalError(
-                f"the gradient of sample {sample!r} in step {scope.number} is not finite in {name!r}. The step was not "
-                "recorded. Look at that sample's input and loss, or lower the learning rate."
+class Budget:
+    """Counts what is recorded against the disk and `max_bytes`: a plan that would not fit is refused before its first row.
+
+    Rows whose width the warm-up chooses (rank="auto:…") are counted once it has.
+    """
+
+    def __init__(self, store: RunStore, began: int, planned: int | None, max_bytes: int | None) -> None:
+        self._store, self._began, self._planned, self._max_bytes = store, began, planned, max_bytes
+        self._spent = store.size_bytes()
+        self._waiting = 0  # rows that are not counted yet
+        self._known = auto_rank(store.config["settings"]["rank"]) is None  # how wide a row is
+        self._checked = False
+
+    def spend(self, step: int, batch: int) -> None:
+        """Before the rows of `step` are kept: would the planned run fit, and is there room for these?"""
+        self._waiting += batch
+        self._known = self._known or "basis" in self._store.tensor_names()
+        if not self._known:
+            return
+        self._spent += self._waiting * self._store.bytes_per_row
+        self._waiting = 0
+        if self._max_bytes is not None and self._spent > self._max_bytes:
+            raise DiskError(
+                f"recording stopped before step {step}: the run would exceed max_bytes={self._max_bytes:,}. "
+                f"The {step} steps before it are safe. Raise max_bytes, or lower rank= or encoding=."
             )
+        if not self._checked and self._planned:
+            self._check_plan(step, batch, self._planned)
+        self._checked = True
 
-
-def _like(x: Tensor, parameter: Tensor) -> Tensor:
-    wide = torch.promote_types(parameter.dtype, torch.float32)
-    return x.to(parameter.device, wide) if x.is_floating_point() else x.to(parameter.device)
+    def _check_plan(self, step: int, batch: int, planned: int) -> None:
+        need = batch * self._store.bytes_per_row * max(0, planned - step)
+        free = shutil.disk_usage(self._store.path).free
+        limit = free if self._max_bytes is None else min(free, self._max_bytes)
+        if need > limit:
+            raise DiskError(
+                f"the plan of {planned} steps with {batch} samples needs about {need:,} bytes "
+                f"({self._store.bytes_per_row:,} for each occurrence); there are {limit:,}. "
+                + ("Nothing was recorded. " if step == self._began else f"The {step} steps before it are safe. ")
+                + "Lower rank=, choose encoding='int8', or free the space."
+            )

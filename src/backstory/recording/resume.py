@@ -11,12 +11,11 @@ from ..capture.fingerprint import fingerprint
 from ..capture.modules import Blocks
 from ..capture.optimizers import dropped
 from ..errors import MismatchError, StoreError, UsageError
-from ..maths.encoding import worth_it
 from ..maths.projection import Shape
 from ..store import RunStore
 from ..store.bases import RAW, load_bases
 from .adam import Adaptive
-from .settings import RecordSettings, provenance
+from .settings import Settings, provenance
 from .warmup import project_spooled, settle_layout
 
 
@@ -26,21 +25,19 @@ def open_store(
     blocks: Blocks,
     optimizer: Optimizer,
     adaptive: Adaptive,
-    settings: RecordSettings,
-    extra: Mapping[str, Any],
+    settings: Settings,
+    config: Mapping[str, Any],
     *,
     resume: bool,
     start: int | None,
 ) -> RunStore:
-    """The run to record into: a new one, or an old one brought back to step `start`."""
+    """The run to record into: a new one with this `config`, or an old one brought back to step `start`."""
     table = [{"name": b.name, "group": b.group, "shape": list(b.shape)} for b in blocks.blocks]
     if not resume:
         if start:
             raise UsageError(f"start={start} goes with resume=True; a new run begins at step 0.")
-        form = settings.curvature_form()
         device = str(blocks.blocks[0].parameter.device)
-        config = {
-            "settings": settings.as_config(),
+        more = {
             "blocks": table,
             "left_out": blocks.left_out,
             **({"elsewhere": blocks.elsewhere} if blocks.elsewhere else {}),
@@ -51,31 +48,25 @@ def open_store(
                 **({"dropped": dropped(optimizer)} if settings.optimizer_model == "sgd" else {}),
             },
             "provenance": provenance(device),
-            **extra,
+            **config,
         }
         return RunStore.create(
             path,
             layers=[(b.name, b.shape.dims) for b in blocks.blocks],
             encoding=settings.encoding,
             n_groups=len(optimizer.param_groups),
-            config=config,
-            curvature_rows=form.rows,
-            split=form.split,
+            config=more,
+            curvature_rows=settings.form.rows,
+            split=settings.form.split,
             diagonal=adaptive.diagonal,
-            factors=[_factors(b.shape) for b in blocks.blocks] if settings.factored else None,
         )
     store = RunStore.open(path, write=True)
     try:
-        _go_on(store, model, table, optimizer, adaptive, settings, start)
+        _go_on(store, model, table, optimizer, adaptive, config["settings"], start)
     except BaseException:
         store.close(compact=False)
         raise
     return store
-
-
-def _factors(shape: Shape) -> tuple[int, int] | None:
-    """The sides of a matrix whose rows are kept as factors, where these are smaller."""
-    return (shape.r_out, shape.r_in) if shape.d_in and worth_it(shape.r_out, shape.r_in) else None
 
 
 def _go_on(
@@ -84,7 +75,7 @@ def _go_on(
     table: list[dict[str, Any]],
     optimizer: Optimizer,
     adaptive: Adaptive,
-    settings: RecordSettings,
+    settings: Mapping[str, Any],
     start: int | None,
 ) -> None:
     """Bring a run that is opened again to step `start`."""
@@ -98,18 +89,18 @@ def _go_on(
     if bases is not None and store.spooled():
         store.append(list(project_spooled(store, layout, bases)))
         store.clear_spool()
-    held = store.n_steps() or len(store.spooled())
+    n = store.n_steps() or len(store.spooled())
     if start is None:
         raise UsageError(
             f"resume=True needs start=, the step that your own checkpoint continues from; what the run holds beyond it is "
-            f"replaced. The run holds {held} steps: start={held} goes on where it ends."
+            f"replaced. The run holds {n} steps: start={n} goes on where it ends."
         )
     if start < 0:
-        raise UsageError(f"found start={start}; expected 0 to {held}.")
-    if start > held:
+        raise UsageError(f"found start={start}; expected 0 to {n}.")
+    if start > n:
         raise StoreError(
-            f"the run holds steps 0 to {held - 1}, so training cannot go on in it from step {start}: the steps between "
-            f"would be missing. Resume your training from a checkpoint at step {held} or earlier."
+            f"the run holds steps 0 to {n - 1}, so training cannot go on in it from step {start}: the steps between "
+            f"would be missing. Resume your training from a checkpoint at step {n} or earlier."
         )
     known = store.config.get("fingerprints", {})
     if known.get(str(start)) not in (None, fingerprint(model)):
@@ -124,9 +115,9 @@ def _go_on(
         store.drop_checkpoints_after(start)
     joins = [t for t in store.config.get("unverified_joins", []) if t < start]
     joins += [] if str(start) in known else [start]
-    kept = {k: v for k, v in known.items() if int(k) <= start}
+    earlier = {k: v for k, v in known.items() if int(k) <= start}
     about = _also_dropped(store.config["optimizer"], optimizer)
-    store.update_config(closed=False, fingerprints=kept, unverified_joins=joins, optimizer=about)
+    store.update_config(closed=False, fingerprints=earlier, unverified_joins=joins, optimizer=about)
 
 
 def _also_dropped(before: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
@@ -136,7 +127,7 @@ def _also_dropped(before: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
     return {**before, "dropped": list(dict.fromkeys([*before["dropped"], *dropped(optimizer)]))}
 
 
-def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSettings) -> None:
+def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, Any]) -> None:
     old, new = ({b["name"]: (b["group"], b["shape"][:2]) for b in x} for x in (store.config["blocks"], table))
     if list(old.items()) != list(new.items()):
         differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
@@ -144,11 +135,10 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], settings: RecordSe
             f"the model or its optimizer groups differ from those of the run in {', '.join(differing[:5])}. "
             "Resume with the same model and settings, or record into a new folder."
         )
-    before, now = store.config["settings"], settings.as_config()
-    kept = [k for k in now.keys() | before.keys() & {"factored"} if not k.startswith("warmup")]
-    changed = sorted(k for k in kept if before.get(k, False) != now.get(k, False))
+    before = store.config["settings"]
+    changed = sorted(k for k in now if not k.startswith("warmup") and before.get(k) != now[k])
     if changed:
-        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now.get(k)!r} now" for k in changed)
+        pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
         raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")
 
 

@@ -1,16 +1,26 @@
-"""What the user chose for a recording: checked once, frozen, and kept in the run's config.json."""
+"""What is about the recording itself, in one frozen object: defaults, checks, and the JSON in the run's config.
+
+    Settings(projection="random", rank=8, curvature="sampled:4/6")
+
+A curvature and a rank that the gradients choose have a short form as text, which is also what the config holds:
+
+    "empirical/6"       Empirical(position_groups=6)             "auto:0.95"      AutoRank(share=0.95)
+    "sampled:4/6"       Sampled(draws=4, position_groups=6)      "auto:0.95/16"   AutoRank(share=0.95, most=16)
+    "exact:10"          Exact(outputs=10)
+"""
 
 import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, ClassVar
 
 import torch
 
 from .._version import __version__
-from ..capture.modules import Rank
+from ..capture.modules import Rank, Selection
 from ..errors import UsageError
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
@@ -18,21 +28,51 @@ from ..maths.projection import KINDS
 
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
-SEQUENCE_CURVATURE = "empirical/6"  # the default where a sample's loss is a sum over tokens
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
 
-class CurvatureForm(NamedTuple):
-    """Which curvature rows an occurrence has."""
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """Which curvature rows an occurrence has; make an `Empirical`, `Sampled` or `Exact`, or `parse` a short form."""
 
-    kind: str  # "empirical", "sampled" or "exact"
-    passes: int  # extra backward passes
-    groups: int  # groups of positions, 1: rows are not taken apart
+    position_groups: int = 1  # groups that a sequence's positions are taken apart into; 1: they are not
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.position_groups < 1 or (self.kind != "empirical" and self.passes < 1):
+            raise UsageError(f"found curvature={str(self)!r}; expected at least 1 row.")
+
+    @staticmethod
+    def parse(text: str) -> "Curvature":
+        """What a short form such as "sampled:4/6" stands for."""
+        fits = CURVATURE.fullmatch(text)
+        if not fits:
+            raise UsageError(
+                f"found curvature={text!r}; expected 'empirical', 'sampled', 'sampled:D' with D draws, 'exact:N' "
+                "with N output entries for each sample (the number of classes), each with '/K' behind it where rows are "
+                "to be taken apart by K groups of positions ('empirical/6'); or 'auto'."
+            )
+        groups = int(fits["groups"] or 1)
+        if fits["classes"] is not None:
+            return Exact(outputs=int(fits["classes"]), position_groups=groups)
+        if fits[1].startswith("sampled"):
+            return Sampled(draws=int(fits["draws"] or 1), position_groups=groups)
+        return Empirical(position_groups=groups)
+
+    def __str__(self) -> str:
+        """The short form."""
+        passes = f":{self.passes}" if self.kind != "empirical" else ""
+        return f"{self.kind}{passes}" + (f"/{self.position_groups}" if self.position_groups != 1 else "")
+
+    @property
+    def passes(self) -> int:
+        """Extra backward passes of a step."""
+        return 0
 
     @property
     def rows(self) -> int:
-        """Curvature rows of their own: none where the gradient row is the curvature row."""
-        return self.groups * max(1, self.passes) if self.passes or self.groups > 1 else 0
+        """Curvature rows beside the gradient row: none where that is the curvature row."""
+        return self.position_groups * max(1, self.passes) if self.passes or self.position_groups > 1 else 0
 
     @property
     def split(self) -> bool:
@@ -40,102 +80,162 @@ class CurvatureForm(NamedTuple):
         return self.rows > 0 and not self.passes
 
 
-class AutoRank(NamedTuple):
-    """A rank that the energy of the warm-up chooses."""
+@dataclass(frozen=True, kw_only=True)
+class Empirical(Curvature):
+    """The empirical Fisher, from the gradient rows alone: no extra backward pass."""
 
-    share: float  # of the rows' energy that is to be kept, between 0 and 1
-    most: int  # the rank that bounds it
+    kind: ClassVar[str] = "empirical"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordSettings:
-    """The arguments of `record` that decide what the numbers of a run mean."""
+class Sampled(Curvature):
+    """The Fisher from labels drawn from the model's predictions: one more backward pass for each draw."""
 
-    loss_reduction: str
+    draws: int = 1
+    kind: ClassVar[str] = "sampled"
+
+    @property
+    def passes(self) -> int:
+        """One for each draw."""
+        return self.draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact(Curvature):
+    """The exact Gauss-Newton matrix: one more backward pass for each output entry of a sample."""
+
+    outputs: int
+    kind: ClassVar[str] = "exact"
+
+    @property
+    def passes(self) -> int:
+        """One for each output entry."""
+        return self.outputs
+
+
+SEQUENCE_CURVATURE = Empirical(position_groups=6)  # "auto" where a sample's loss is a sum over tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoRank:
+    """A rank that the energy of the warm-up chooses."""
+
+    share: float  # of the rows' energy that is to be kept, between 0 and 1
+    most: int = MOST_AUTO  # the rank that bounds it
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1 or self.most < 1:
+            _refuse_rank(self)
+
+    @staticmethod
+    def parse(text: str) -> "AutoRank":
+        """What a short form such as "auto:0.95/16" stands for."""
+        fits = AUTO_RANK.fullmatch(text)
+        if not fits or not float(fits["share"]) or fits["most"] == "0":
+            _refuse_rank(text)
+        assert fits is not None
+        return AutoRank(share=float(fits["share"]), most=int(fits["most"] or MOST_AUTO))
+
+    def __str__(self) -> str:
+        """The short form."""
+        return f"auto:{self.share!r}" + (f"/{self.most}" if self.most != MOST_AUTO else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is recorded: what its numbers mean, and what they cost.
+
+    `projection` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), a dict from name patterns to
+    either, or "auto:S": as many numbers as hold the share S of the gradients' energy in the warm-up, at most as many as rank
+    32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs
+    `s.outputs`) or "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of
+    positions; "auto" is "empirical/6" for token-mean losses and else "empirical". `layers` includes names and types, and
+    excludes names that begin with "!"; the name of a module means everything below it. `uncovered="skip"` leaves out what no
+    layer rule covers; `optimizer_model="sgd"` takes any optimizer's steps as plain SGD steps. The first `warmup_steps` steps,
+    or as many as `warmup_bytes` hold, decide a learned projection.
+    """
+
     projection: str = "learned"
-    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | str = 16  # text: "auto:S" or "auto:S/R"
-    curvature: str = "empirical"  # or "empirical/K", "sampled:D", "sampled:D/K", "exact:N"
+    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | AutoRank | str = 16
+    curvature: Curvature | str = "auto"
+    layers: Selection | None = None
+    uncovered: str = "error"
     encoding: str = "float16"
-    factored: bool = False
     seed: int = 0
     optimizer_model: str = "auto"
-    uncovered: str = "error"
     warmup_steps: int = 20
     warmup_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
-        _one_of("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
-        _one_of("projection", self.projection, KINDS)
+        check_one_of("projection", self.projection, KINDS)
+        check_one_of("uncovered", self.uncovered, ("error", "skip"))
         check_encoding(self.encoding)
-        self.curvature_form()
-        if auto_rank(self.rank) is not None and self.projection != "learned":
-            raise UsageError(
-                f"found rank={self.rank!r} with projection={self.projection!r}; expected projection='learned', the only one that knows "
-                "the energy of the gradients. Leave projection= out, or give rank= as a number."
-            )
-        if self.factored and self.projection == "learned":
-            raise UsageError(
-                "found factored=True with projection='learned'; expected 'full', 'random' or 'mask': in learned coordinates a row is no "
-                "outer product."
-            )
+        if self.curvature != "auto":
+            object.__setattr__(self, "curvature", str(self.form))
+        if (auto := self.auto_rank) is not None:
+            object.__setattr__(self, "rank", str(auto))
+            if self.projection != "learned":
+                raise UsageError(
+                    f"found rank={self.rank!r} with projection={self.projection!r}; expected projection='learned', the only one that "
+                    "knows the energy of the gradients. Leave projection= out, or give rank= as a number."
+                )
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
             raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
+
+    @property
+    def form(self) -> Curvature:
+        """The curvature rows of an occurrence."""
+        return self.curvature if isinstance(self.curvature, Curvature) else Curvature.parse(self.curvature)
+
+    @property
+    def auto_rank(self) -> AutoRank | None:
+        """The rank that the warm-up chooses; None where it is given."""
+        return auto_rank(self.rank)
 
     def widths(self) -> Rank | None:
         """The ranks that shapes begin with: None where everything is kept, the ceiling where the warm-up chooses."""
         if self.projection == "full":
             return None
-        if isinstance(self.rank, str):
-            return _auto(self.rank).most
+        if isinstance(self.rank, AutoRank | str):
+            auto = self.auto_rank
+            return None if auto is None else auto.most
         return dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
 
-    def curvature_form(self) -> "CurvatureForm":
-        """The curvature rows of an occurrence."""
-        fits = CURVATURE.fullmatch(self.curvature)
-        if not fits:
-            raise UsageError(
-                f"found curvature={self.curvature!r}; expected 'empirical', 'sampled', 'sampled:D' with D draws, 'exact:N' "
-                "with N output entries for each sample (the number of classes), each with '/K' behind it where rows are "
-                "to be taken apart by K groups of positions ('empirical/6'); or 'auto'."
-            )
-        kind, groups = fits[1].partition(":")[0], int(fits["groups"] or 1)
-        passes = 0 if kind == "empirical" else int(fits["draws"] or fits["classes"] or 1)
-        if groups < 1 or (kind != "empirical" and passes < 1):
-            raise UsageError(f"found curvature={self.curvature!r}; expected at least 1 row.")
-        return CurvatureForm(kind, passes, groups)
+    def resolved(self, loss_reduction: str) -> "Settings":
+        """With what "auto" stands for where the losses of samples are combined in this way."""
+        check_one_of("loss_reduction", loss_reduction, LOSS_REDUCTIONS)
+        if self.curvature != "auto":
+            return self
+        return replace(self, curvature=SEQUENCE_CURVATURE if loss_reduction == "token-mean" else Empirical())
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values for config.json."""
-        plain = asdict(self)
+        """Plain values for config.json; which layers were chosen, the table of layers there tells."""
         rank = self.rank
-        if not self.factored:
-            del plain["factored"]  # a run of before it was there is the same
+        plain = asdict(replace(self, layers=None, rank=0))
+        del plain["layers"]
         plain["rank"] = {k: _plain(r) for k, r in rank.items()} if isinstance(rank, Mapping) else _plain(rank)
         return plain
 
 
-def auto_rank(rank: Any) -> AutoRank | None:
-    """What "auto:S" and "auto:S/R" stand for; None where `rank` is no text."""
-    return _auto(rank) if isinstance(rank, str) else None
+NAMES = tuple(field.name for field in fields(Settings))
 
 
-def _auto(rank: str) -> AutoRank:
-    fits = AUTO_RANK.fullmatch(rank)
-    share, most = (float(fits["share"]), int(fits["most"] or MOST_AUTO)) if fits else (0.0, 0)
-    if not share or not most:
+def settings_of(settings: Settings | None, short: Mapping[str, Any]) -> Settings:
+    """`settings`, or the defaults, with those of its fields that were given by name."""
+    if unknown := [name for name in short if name not in NAMES]:
+        close = get_close_matches(unknown[0], NAMES, 3)
         raise UsageError(
-            f"found rank={rank!r}; expected a whole number, a pair (out, in), a dict from name patterns to either, or "
-            "'auto:S' with the share S of the gradients' energy that is to be kept, between 0 and 1, such as 'auto:0.95'; "
-            f"'auto:S/R' keeps at most as much as rank R would ({MOST_AUTO} unless given)."
+            f"found {unknown[0]}=, which is no setting of a recording. "
+            + (f"Close to it: {', '.join(close)}." if close else f"Expected one of {', '.join(NAMES)}.")
         )
-    return AutoRank(share, most)
+    if not isinstance(settings, Settings | None):
+        raise UsageError(f"found settings of type {type(settings).__name__}; expected backstory.Settings(...).")
+    return replace(settings or Settings(), **short)
 
 
-def curvature_of(asked: str, loss_reduction: str) -> str:
-    """What "auto" stands for."""
-    if asked != "auto":
-        return asked
-    return SEQUENCE_CURVATURE if loss_reduction == "token-mean" else "empirical"
+def auto_rank(rank: Any) -> AutoRank | None:
+    """What "auto:S" and "auto:S/R" stand for; None where `rank` is given in numbers."""
+    return AutoRank.parse(rank) if isinstance(rank, str) else rank if isinstance(rank, AutoRank) else None
 
 
 def provenance(device: str) -> dict[str, Any]:
@@ -151,10 +251,19 @@ def provenance(device: str) -> dict[str, Any]:
     }
 
 
-def _plain(rank: int | str | tuple[int, int]) -> int | str | list[int]:
+def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of those allowed."""
+    if value not in allowed:
+        raise UsageError(f"found {name}={value!r}; expected one of {', '.join(map(repr, allowed))}.")
+
+
+def _plain(rank: Any) -> int | str | list[int]:
     return rank if isinstance(rank, int | str) else list(rank)  # as JSON gives it back: a resumed run compares
 
 
-def _one_of(name: str, found: str, allowed: tuple[str, ...]) -> None:
-    if found not in allowed:
-        raise UsageError(f"found {name}={found!r}; expected one of {', '.join(map(repr, allowed))}.")
+def _refuse_rank(rank: Any) -> None:
+    raise UsageError(
+        f"found rank={rank!r}; expected a whole number, a pair (out, in), a dict from name patterns to either, or "
+        "'auto:S' with the share S of the gradients' energy that is to be kept, between 0 and 1, such as 'auto:0.95'; "
+        f"'auto:S/R' keeps at most as much as rank R would ({MOST_AUTO} unless given)."
+    )

@@ -1,4 +1,4 @@
-r"""One optimizer step while it is being recorded: what the user declares, and what the hooks bring.
+r"""One optimizer step: what the user declares, what the hooks bring, and the record that is made of both.
 
 Backward passes give ∂L/∂s with the sample's weight inside, so what arrives is w_z g_z (times the loss scale of a
 GradScaler). The weights are known when the step is complete; rows are then divided by them:
@@ -7,27 +7,33 @@ GradScaler). The weights are known when the step is complete; rows are then divi
     sum          w = 1                                weights      as given with each batch
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..capture.ids import as_text, check_unique, counts
 from ..capture.modules import Block
+from ..capture.optimizer import Reading
 from ..errors import NumericalError, UsageError
 from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite
+from ..maths.layers import Contribution
 from ..maths.projection import Basis
-from .adam import Seen
-from .contributions import Gathered
+from ..store import StepRecord
+from .adam import AfterUpdate
+from .contributions import Gathered, divided
+from .settings import Curvature
 
 if TYPE_CHECKING:
     from .curvature import CurvatureRows
 
 OUTPUT_KINDS = (*KINDS, "other")
 Ids = Iterable[int | str] | Tensor
+Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
 class StepScope:
@@ -52,13 +58,16 @@ class StepScope:
         self._weights: list[Tensor | None] = []
         self._tokens: list[Tensor | None] = []
         self._losses: list[Tensor | None] = []
-        self.curvature: CurvatureRows | None = None  # set by the recorder where rows of their own are kept
-        self.seen = Seen()  # of the optimizer's state after the step
+        self.curvature: CurvatureRows | None = (
+            None  # set by the watcher where there are curvature rows beside the gradient's
+        )
+        self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = (
             None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, where the step was clipped in Adam's coordinates
         )
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
-        self.on_batch: Callable[[int], object] = lambda size: None  # set by the recorder: tells the tap
+        self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
+        self.whole = False  # contributions are not projected, as during a warm-up
 
     def batch(
         self,
@@ -151,13 +160,13 @@ class StepScope:
                     "has no one weight: use loss_reduction='weights' and pass weights= with each batch."
                 )
             return torch.full((n,), 1.0 / n, dtype=torch.float64)
-        found = [t for t in self._tokens if t is not None]
-        if len(found) < len(self.sizes):
+        known = [t for t in self._tokens if t is not None]
+        if len(known) < len(self.sizes):
             raise UsageError(
                 "loss_reduction='token-mean' needs the number of tokens of each sample: pass tokens= to s.batch(), "
                 "or mask= to s.outputs()."
             )
-        total = float(torch.cat(found).sum())
+        total = float(torch.cat(known).sum())
         if total <= 0:
             raise UsageError(f"step {self.number} has no token with a loss.")
         return torch.full((n,), 1.0 / total, dtype=torch.float64)
@@ -172,14 +181,14 @@ class StepScope:
         """How many loss terms each sample's own loss is the mean of, (B,): 1 where it is their sum."""
         if self._reduction == "token-mean":
             return torch.ones(len(self.ids), dtype=torch.float64)
-        found = [t for t in self._tokens if t is not None]
-        if len(found) < len(self.sizes):
+        known = [t for t in self._tokens if t is not None]
+        if len(known) < len(self.sizes):
             raise UsageError(
                 f"curvature by groups of positions with loss_reduction={self._reduction!r} needs the number of loss terms "
                 "that each sample's own loss is the mean of: pass tokens= to s.batch() (1 where it is their sum), or "
                 "mask= to s.outputs()."
             )
-        return torch.cat(found).double().clamp_min(1)
+        return torch.cat(known).double().clamp_min(1)
 
     def check_finite(self, rows: Tensor) -> None:
         """NaN or Inf in a row (B, …, Σ dims): name step, layer and sample."""
@@ -198,9 +207,130 @@ class StepScope:
             f"{name!r}. The step was not recorded. Look at that sample's input and loss, or lower the learning rate."
         )
 
+    def settle(self, bases: Sequence[Basis]) -> None:
+        """Project what had to wait for the optimizer's second moment."""
+        scales, duals = self.after.scales, self.after.duals
+        self.gradients.settle(bases, scales, duals)
+        self.gdots = None if duals is None else self.gradients.settled_dots(self.sizes)
+        if self.curvature is not None:
+            self.curvature.settle(bases, scales, duals)
+            self.hdots = None if duals is None else self.curvature.settled_dots(self.sizes)
+
+    def take_exact_dots(self, wholes: Sequence[Tensor | None] | None) -> None:
+        """⟨h, ∇L⟩ of everything that waits, with ∇L of each block, where contributions are not projected."""
+        if wholes is None:
+            return
+        self.gdots = self.gradients.dots(wholes, self.sizes)
+        self.hdots = None if self.curvature is None else self.curvature.dots(wholes, self.sizes)
+
     def _need_batch(self, what: str) -> None:
         if not self.sizes:
             raise UsageError(f"s.{what}() came before s.batch(ids); declare the micro-batch first.")
+
+
+class TakenStep(NamedTuple):
+    """A step after its update."""
+
+    scope: StepScope
+    reading: Reading
+    weight: Tensor  # (B,) w of each sample
+    inverse: Tensor  # (B,) 1/(w × loss scale): what arrived in the hooks carries both
+    form: Curvature
+    blocks: Sequence[Block]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step's gradient is."""
+        return math.isfinite(self.reading.norm)
+
+    def record(self, bases: Sequence[Basis]) -> StepRecord:
+        """The rows of the step in the coordinates of `bases`, and what was read of it."""
+        scope = self.scope
+        if scope.bases is None:
+            scope.settle(bases)
+        rows = scope.gradients.rows(scope.sizes)
+        rows = rows * self.inverse.to(rows.dtype)[:, None, None]
+        scope.check_finite(rows)
+        curved = None if scope.curvature is None else scope.curvature.rows(scope)
+        return make_record(scope.number, rows, self.facts(), curved)
+
+    def parts(self) -> Parts:
+        """What was contributed to each row, merged and on the CPU, while its projection is not known."""
+        scope, slots, scales = self.scope, self.inverse.split(self.scope.sizes), self.scope.after.scales
+        out: Parts = {key: divided(part, slots[key[1]]) for key, part in scope.gradients.parts(scales).items()}
+        if scope.curvature is not None:
+            first = scope.gradients.groups
+            out |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
+        for (_, slot, b), part in out.items():
+            _check_part(scope, slot, self.blocks[b].name, part)
+        return out
+
+    def facts(self) -> dict[str, Any]:
+        """Everything about the step but its rows, as plain values."""
+        scope, reading = self.scope, self.reading
+        recorded = {id(b.parameter) for b in self.blocks}
+        covered = sum(x for k, x in reading.squares.items() if k in recorded)
+        gdots = None if scope.gdots is None else scope.gdots * self.inverse[:, None]  # (B, K)
+        return {
+            "samples": scope.ids,
+            "sizes": scope.sizes,
+            "weight": self.weight.tolist(),
+            "loss": [None if x != x else x for x in scope.loss_column().tolist()],
+            "groups": reading.groups,
+            "clip": reading.clip,
+            "norm": reading.norm,
+            "coverage": reading.share(recorded),
+            "trained": reading.coverage(recorded),
+            "size": covered if scope.after.size is None else scope.after.size,
+            "drift": scope.after.drift,
+            "gdot": None if gdots is None else gdots.sum(1).tolist(),
+            "hdot": _listed(gdots if self.form.split else scope.hdots),
+            "kappa": _listed(self._kappa()),
+            "gradient_rows": scope.gradients.groups,
+            "own_rows": self.form.rows if scope.curvature is not None else 0,
+            **({} if scope.after.P is None else {"P": scope.after.P}),
+        }
+
+    def _kappa(self) -> Tensor | None:
+        """κ of each curvature row, (B, R), where there are any."""
+        if self.form.split:
+            return (self.weight * self.scope.terms())[:, None].expand(-1, self.form.position_groups)
+        return None if self.scope.curvature is None else self.scope.curvature.kappa(self.weight)
+
+
+def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvature: Tensor | None = None) -> StepRecord:
+    """Gradients (B, K, p) and what was read of the step, as the store keeps them.
+
+    Where they are taken apart (K > 1) and there are no curvature rows beside them, they are the curvature rows.
+    ⟨g, ∇L⟩ is what `facts` say, or else taken in the kept coordinates.
+    """
+    rows = gradients.sum(1) if gradients.shape[1] > 1 else gradients[:, 0]
+    curvature = gradients if curvature is None and gradients.shape[1] > 1 else curvature
+    weight = torch.tensor(facts["weight"], dtype=torch.float64)
+    wide = rows.double()
+    whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
+    gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (facts["gdot"], facts["hdot"]))
+    if hdot is None and curvature is not None:
+        hdot = curvature.double() @ whole
+    return StepRecord(
+        step=step,
+        samples=facts["samples"],
+        weight=weight,
+        loss=torch.tensor([float("nan") if x is None else x for x in facts["loss"]], dtype=torch.float64),
+        gdot=wide @ whole if gdot is None else gdot,
+        rows=rows,
+        groups=facts["groups"],
+        clip=facts["clip"],
+        norm=facts["norm"],
+        coverage=facts["coverage"],
+        trained=facts.get("trained"),
+        size=facts["size"],
+        drift=facts["drift"],
+        P=facts.get("P"),
+        curvature=curvature,
+        kappa=None if curvature is None else torch.tensor(facts["kappa"], dtype=torch.float64),
+        hdot=hdot,
+    )
 
 
 def safe_inverse(x: Tensor) -> Tensor:
@@ -208,18 +338,33 @@ def safe_inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
 
 
+def _check_part(scope: StepScope, slot: int, name: str, part: Contribution) -> None:
+    for value in part:
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])
+            sample = scope.ids[sum(scope.sizes[:slot]) + row]
+            raise NumericalError(
+                f"the gradient of sample {sample!r} in step {scope.number} is not finite in {name!r}. The step was not "
+                "recorded. Look at that sample's input and loss, or lower the learning rate."
+            )
+
+
+def _listed(values: Tensor | None) -> list[Any] | None:
+    return None if values is None else values.tolist()
+
+
 def _weights(x: Tensor | Sequence[float], n: int, step: int) -> Tensor:
-    found = _vector(x, n, "weights")
-    if bool((found < 0).any()):
+    weights = _vector(x, n, "weights")
+    if bool((weights < 0).any()):
         raise UsageError(f"step {step} has a negative weight; expected weights ≥ 0: curvature needs them.")
-    return found
+    return weights
 
 
 def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:
-    found = x if isinstance(x, Tensor) else torch.tensor(list(x), dtype=torch.float64)
-    found = found.detach().double().cpu().reshape(-1)
-    if len(found) != n:
-        raise UsageError(f"found {len(found)} {what} for {n} samples; expected one for each.")
-    if not bool(found.isfinite().all()):
+    values = x if isinstance(x, Tensor) else torch.tensor(list(x), dtype=torch.float64)
+    values = values.detach().double().cpu().reshape(-1)
+    if len(values) != n:
+        raise UsageError(f"found {len(values)} {what} for {n} samples; expected one for each.")
+    if not bool(values.isfinite().all()):
         raise NumericalError(f"found NaN or Inf among the {what} given with the batch.")
-    return found
+    return values

@@ -18,25 +18,12 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.layers import Contribution, Dense, Outer
-from ..maths.projection import Basis, Shape, mask_basis, project, random_basis
+from ..maths.projection import Basis, Shape, project
 from ..store import RunStore, StepRecord
 from .contributions import divided
-from .learned import Layout, learned
+from .projecting import Layout, learned
 from .settings import auto_rank
-
-Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
-
-
-def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
-    """The bases of a projection that needs no warm-up, or None for `learned`."""
-    if kind == "learned":
-        return None
-    make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]
-    return [make(shape, seed=seed, name=name) for name, shape in layout]
-
-
-def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
-    return Basis(None, None)
+from .step import Parts, make_record
 
 
 def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: int = 0) -> None:
@@ -54,10 +41,10 @@ def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: 
 
 def settle_layout(store: RunStore) -> None:
     """Make the run's layout that of its committed basis, if a death came between the two."""
-    found = store.tensor_metadata("basis").get("shapes") if "basis" in store.tensor_names() else None
-    if found is None:
+    shapes = store.tensor_metadata("basis").get("shapes") if "basis" in store.tensor_names() else None
+    if shapes is None:
         return
-    blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(found), strict=True)]
+    blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(shapes), strict=True)]
     if blocks != store.config["blocks"]:
         narrower = auto_rank(store.config["settings"]["rank"]) is not None
         store.relayout([Shape(*b["shape"]).dims for b in blocks], narrower=narrower, blocks=blocks)
@@ -99,10 +86,10 @@ def _tensors(parts: Parts) -> dict[str, Tensor]:
 def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list[Shape]]:
     """Bases from all spooled rows, and their shapes; where the rank is a share of their energy, the config says what is kept of it."""
     auto = auto_rank(store.config["settings"]["rank"])
-    found = learned(partial(_weighted, store), layout, seed, None if auto is None else auto.share)
-    if found.energy is not None:
-        store.update_config(energy=found.energy)
-    return found.bases, found.shapes
+    result = learned(partial(_weighted, store), layout, seed, None if auto is None else auto.share)
+    if result.energy is not None:
+        store.update_config(energy=result.energy)
+    return result.bases, result.shapes
 
 
 def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
@@ -160,44 +147,7 @@ def _record(
     for row, slot, b, part in parts:
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
         rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
-    return finished_record(step, rows[:, :n_gradient], meta, rows[:, n_gradient:] if n_own else None)
-
-
-def finished_record(
-    step: int, gradients: Tensor, meta: Mapping[str, Any], curvature: Tensor | None = None
-) -> StepRecord:
-    """Gradients (B, K, p) and what was read of the step, as the store keeps them.
-
-    Where they are taken apart (K > 1) and there are no curvature rows of their own, they are the curvature rows.
-    ⟨g, ∇L⟩ is what `meta` says, or else taken in the kept coordinates.
-    """
-    rows = gradients.sum(1) if gradients.shape[1] > 1 else gradients[:, 0]
-    curvature = gradients if curvature is None and gradients.shape[1] > 1 else curvature
-    weight = torch.tensor(meta["weight"], dtype=torch.float64)
-    wide = rows.double()
-    whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
-    gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (meta["gdot"], meta["hdot"]))
-    if hdot is None and curvature is not None:
-        hdot = curvature.double() @ whole
-    return StepRecord(
-        step=step,
-        samples=meta["samples"],
-        weight=weight,
-        loss=torch.tensor([float("nan") if x is None else x for x in meta["loss"]], dtype=torch.float64),
-        gdot=wide @ whole if gdot is None else gdot,
-        rows=rows,
-        groups=meta["groups"],
-        clip=meta["clip"],
-        norm=meta["norm"],
-        coverage=meta["coverage"],
-        trained=meta.get("trained"),
-        size=meta["size"],
-        drift=meta["drift"],
-        P=meta.get("P"),
-        curvature=curvature,
-        kappa=None if curvature is None else torch.tensor(meta["kappa"], dtype=torch.float64),
-        hdot=hdot,
-    )
+    return make_record(step, rows[:, :n_gradient], meta, rows[:, n_gradient:] if n_own else None)
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, int, Contribution]]:

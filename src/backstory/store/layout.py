@@ -41,18 +41,23 @@ def new_config(
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
-    table = layer_table(layers)
-    for layer, pair in zip(table, factors or [None] * len(table), strict=True):
-        layer |= {} if pair is None else {"factors": list(pair)}
-    uses = {FACTORS: any("factors" in layer for layer in table), COMPRESSED: "compressed" in extra}
     fixed = {
         "format": FORMAT,
-        "features": [name for name in FEATURES if uses[name]],
-        "layers": table,
+        "features": [COMPRESSED] if "compressed" in extra else [],
+        "layers": layer_table(layers),
         "encoding": encoding,
         "groups": n_groups,
     }
-    return {**fixed, "curvature_rows": curvature_rows, "split": split, "diagonal": diagonal, **extra}
+    whole = {**fixed, "curvature_rows": curvature_rows, "split": split, "diagonal": diagonal, **extra}
+    return whole if factors is None else with_factors(whole, factors)
+
+
+def with_factors(config: Mapping[str, Any], factors: Sequence[tuple[int, int] | None]) -> dict[str, Any]:
+    """The config of a run that keeps the factors (m, n) of these layers' rows, and no others."""
+    plain = [{k: v for k, v in layer.items() if k != "factors"} for layer in config["layers"]]
+    table = [x if pair is None else {**x, "factors": list(pair)} for x, pair in zip(plain, factors, strict=True)]
+    others = [name for name in config["features"] if name != FACTORS]
+    return {**config, "features": [FACTORS, *others] if any(factors) else others, "layers": table}
 
 
 def layer_table(layers: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -153,8 +153,6 @@ class Ledger:
         """
         self._writable()
         fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
-        if any(not isinstance(b, int) for b in self.blocks):
-            raise StoreError("found rows that are kept as factors; expected none. Their layout is fixed.")
         if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
                 f"found {self.n_steps()} steps and a layout of {sum(dims)} numbers in {len(dims)} layers; expected no "
@@ -169,6 +167,24 @@ class Ledger:
             new = {**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes}
             files.write_json(self.path / "config.json", new)
             self.config = new
+
+    def keep_factors(self, factors: Sequence[tuple[int, int] | None]) -> None:
+        """Which layers' rows are outer products (m, n), kept as their two factors; before any row.
+
+        The empty table is made anew before the config says so.
+        """
+        self._writable()
+        if self.n_steps():
+            raise StoreError(f"found {self.n_steps()} steps; expected none. How rows are kept is fixed with the first.")
+        with self._mutex:
+            new = layout.with_factors(self.config, factors)
+            schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split)
+            if schema != self._rows.schema:
+                tables.commit_overwrite(self.path / "rows.lance", schema, [])
+                self._rows = self._table("rows")
+            if new != self.config:
+                files.write_json(self.path / "config.json", new)
+                self.config = new
 
     @property
     def dims(self) -> list[int]:

@@ -1,7 +1,9 @@
-"""A thread that writes: training hands a step over and goes on.
+"""A thread that makes and writes the records of steps: training hands a step over and goes on.
 
-Records wait in a queue of bounded size; the thread commits them when there are enough of them, or they
-are old enough, or someone waits. The first failure ends the thread, and every later call raises it.
+A record may be handed over as it is, or as a function that makes it: one at a time, so that what a step holds until its
+record is made (activations, output gradients) is let go one step later than without the thread, and no more. Records wait in
+a queue of bounded size; the thread commits them when there are enough of them, or they are old enough, or someone waits.
+The first failure ends the thread, and every later call raises it; records that were made before it are still committed.
 """
 
 import atexit
@@ -15,9 +17,11 @@ from ..errors import BackstoryError, StoreError
 from .records import StepRecord
 from .run_store import RunStore
 
+Make = Callable[[], StepRecord]
+
 
 class Writer:
-    """Writes into `store` from a background thread."""
+    """Makes and writes the steps of `store` in a background thread."""
 
     def __init__(
         self,
@@ -30,18 +34,16 @@ class Writer:
     ) -> None:
         self._store = store
         self._queue_bytes = queue_bytes
-        self._commit_steps, self._commit_bytes, self._commit_seconds = (
-            commit_steps,
-            commit_bytes,
-            commit_seconds,
-        )
+        self._commit_steps, self._commit_bytes, self._commit_seconds = commit_steps, commit_bytes, commit_seconds
+        self._unmade: tuple[int, Make] | None = None  # a step whose record is to be made, or is being made
         self._queue: deque[tuple[float, StepRecord]] = deque()
-        self._held = 0  # bytes in the queue and in the commit under way
+        self._bytes = 0  # in the queue and in the commit under way
         self._busy = False  # a commit is under way
-        self._urgent = 0  # callers that wait
+        self._urgent = 0  # callers that wait for commits
         self._closing = False
         self._closed = False
         self._error: BaseException | None = None
+        self.ends_at: int | None = None  # after a failure: the first step that is not in the run
         self._changed = threading.Condition()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="backstory-writer", daemon=True)
@@ -52,20 +54,36 @@ class Writer:
         """Hand one step over; waits only while the queue is full."""
         size = record.nbytes
         with self._changed:
-            self._raise_pending()
-            if self._closing:
-                raise StoreError("the writer is closed, so this step was not kept. Open the run again to record more.")
-            self._wait(lambda: self._held == 0 or self._held + size <= self._queue_bytes)
-            self._raise_pending()
-            self._queue.append((time.monotonic(), record))
-            self._held += size
+            self._check_open()
+            self._wait(lambda: self._unmade is None and (self._bytes == 0 or self._bytes + size <= self._queue_bytes))
+            self._check_open()
+            self._enqueue(record)
+
+    def put_later(self, step: int, make: Make) -> None:
+        """Hand over how a step's record is made; waits until the record before it is made."""
+        with self._changed:
+            self._check_open()
+            self._wait(lambda: self._unmade is None, urgent=False)
+            self._check_open()
+            self._unmade = step, make
             self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything has."""
+        if self._error is not None:
+            raise self._error
+
+    def wait_made(self) -> None:
+        """Wait until the records of all steps are made."""
+        with self._changed:
+            self._wait(lambda: self._unmade is None, urgent=False)
+            self.check()
 
     def flush(self) -> None:
         """Wait until everything put so far is committed."""
         with self._changed:
-            self._wait(lambda: not self._queue and not self._busy)
-            self._raise_pending()
+            self._wait(lambda: self._unmade is None and not self._queue and not self._busy)
+            self.check()
 
     def close(self) -> None:
         """Commit what waits, end the thread and raise what went wrong; a second call does nothing."""
@@ -77,66 +95,92 @@ class Writer:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise_pending()
+        self.check()
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for `ready`, a failure, or the end of the thread; meanwhile commits are urgent."""
-        self._urgent += 1
+    def _check_open(self) -> None:
+        self.check()
+        if self._closing:
+            raise StoreError("the writer is closed, so this step was not kept. Open the run again to record more.")
+
+    def _enqueue(self, record: StepRecord) -> None:
+        self._queue.append((time.monotonic(), record))
+        self._bytes += record.nbytes
+        self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], bool], *, urgent: bool = True) -> None:
+        """Wait for `ready`, a failure, or the end of the thread; where it is urgent, commits do not wait for more steps."""
+        self._urgent += urgent
         self._changed.notify_all()
         try:
             while not ready() and self._error is None and self._thread.is_alive():
                 self._changed.wait(0.5)
         finally:
-            self._urgent -= 1
+            self._urgent -= urgent
         if self._error is None and not ready():
             self._error = StoreError(
                 "the writer's thread is gone (was the process forked?), so queued steps were not kept. "
                 "Record in the process that opened the run, and resume it at its last committed step."
             )
 
-    def _raise_pending(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._due() or self._closing):
+                while not (self._unmade or self._due() or self._closing):
                     self._changed.wait(self._patience())
-                batch = self._take()
+                unmade = None if self._due() else self._unmade
+                batch = [] if unmade is not None else self._take()
                 self._busy = bool(batch)
-            if not batch:
-                return
-            error = self._commit(batch)
-            with self._changed:
-                self._busy = False
-                self._held -= sum(record.nbytes for record in batch)
-                if error is not None:
-                    self._error = error
-                    self._queue.clear()
-                self._changed.notify_all()
-            if error is not None:
+            if unmade is not None:
+                self._make(*unmade)
+            elif not batch or not self._commit(batch):
                 return
 
-    def _commit(self, batch: list[StepRecord]) -> BaseException | None:
+    def _make(self, step: int, make: Make) -> None:
+        try:
+            record = make()
+        except BaseException as error:
+            self._fail(error, step)
+        else:
+            with self._changed:
+                self._unmade = None
+                self._enqueue(record)
+
+    def _commit(self, batch: list[StepRecord]) -> bool:
+        """Write a batch; whether that went well."""
         try:
             self._store.append(batch)
         except BackstoryError as error:
-            return error
+            self._fail(error, batch[0].step, lost=True)
         except BaseException as error:
             wrapped = StoreError(
                 f"steps {batch[0].step} to {batch[-1].step} were not kept: {error!r}. All committed steps "
                 "are whole; resume the run there."
             )
             wrapped.__cause__ = error
-            return wrapped
-        return None
+            self._fail(wrapped, batch[0].step, lost=True)
+        with self._changed:
+            self._busy = False
+            self._bytes -= sum(record.nbytes for record in batch)
+            self._changed.notify_all()
+            return self._error is None or bool(self._queue)
+
+    def _fail(self, error: BaseException, step: int, *, lost: bool = False) -> None:
+        """The run ends before `step`; records that were made before it are lost where a commit has failed."""
+        with self._changed:
+            if self._error is None or lost:
+                self._error, self.ends_at = error, step
+            self._unmade, self._closing = None, True
+            if lost:
+                self._queue.clear()
+            self._changed.notify_all()
 
     def _due(self) -> bool:
         """Whether what waits should be committed now."""
         if not self._queue:
             return False
-        if self._urgent or len(self._queue) >= self._commit_steps or self._held >= self._commit_bytes:
+        if len(self._queue) >= self._commit_steps or self._bytes >= self._commit_bytes:
+            return True
+        if self._urgent and self._unmade is None:
             return True
         return time.monotonic() - self._queue[0][0] >= self._commit_seconds
 

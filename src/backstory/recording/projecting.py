@@ -1,6 +1,6 @@
-r"""A projection learned from rows: their sides, the spectrum between them, and what is kept of it.
+r"""The projection of a run: one that is given, or one learned from rows (sides, the spectrum between them, what is kept of it).
 
-The rows are read once for the sides and once or more for the spectra, block by block where memory does not hold all. With
+To learn it, the rows are read once for the sides and once or more for the spectra, block by block where memory does not hold all. With
 a share of their energy to be kept, a pass before that counts rows and energy; rows that are fewer than their coordinates
 are then kept themselves, which is exact and much less work.
 
@@ -22,9 +22,11 @@ from ..maths.projection import (
     allocated,
     energy,
     learned_basis,
+    mask_basis,
     moments,
     probes,
     project,
+    random_basis,
     spectrum,
     spectrum_of_rows,
     sufficient,
@@ -39,12 +41,24 @@ Rows = Callable[
 ]  # all rows √κ h of these blocks (None: all)
 
 
+def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
+    """The bases of a projection that needs no warm-up, or None for `learned`."""
+    if kind == "learned":
+        return None
+    make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]
+    return [make(shape, seed=seed, name=name) for name, shape in layout]
+
+
+def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
+    return Basis(None, None)
+
+
 class Learned(NamedTuple):
     """Bases, and the shapes that go with them."""
 
     bases: list[Basis]
     shapes: list[Shape]
-    energy: float | None = None  # share of the rows' energy that is kept, where one was asked for
+    energy: float | None = None  # share of the rows' energy that they hold, where that chose them
 
 
 def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learned:
@@ -57,10 +71,12 @@ def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learn
     bases = _sides(rows, wide, seed)
     spectra = list(_spectra(rows, wide, bases, [LEADING * shape.dims for _, shape in layout], counts))
     values = [x.values for x in spectra]
-    kept = allocated(values, budget if share is None else sufficient(values, share * whole, budget))
-    cores = [_laid_out(x._replace(core=s.vectors[:, :n].float())) for x, s, n in zip(bases, spectra, kept, strict=True)]
-    shapes = [shape._replace(kept=n) for (_, shape), n in zip(wide, kept, strict=True)]
-    return Learned(cores, shapes, None if share is None else _held(values, kept, whole))
+    sizes = allocated(values, budget if share is None else sufficient(values, share * whole, budget))
+    cores = [
+        _laid_out(x._replace(core=s.vectors[:, :n].float())) for x, s, n in zip(bases, spectra, sizes, strict=True)
+    ]
+    shapes = [shape._replace(kept=n) for (_, shape), n in zip(wide, sizes, strict=True)]
+    return Learned(cores, shapes, None if share is None else _share(values, sizes, whole))
 
 
 def _laid_out(basis: Basis) -> Basis:
@@ -68,9 +84,9 @@ def _laid_out(basis: Basis) -> Basis:
     return Basis(*(None if x is None else x.clone(memory_format=torch.contiguous_format) for x in basis))
 
 
-def _held(values: Sequence[Tensor], kept: Sequence[int], whole: float) -> float:
-    held = sum(float(v[:n].sum()) for v, n in zip(values, kept, strict=True))
-    return held / whole if whole else 1.0
+def _share(values: Sequence[Tensor], sizes: Sequence[int], whole: float) -> float:
+    energy = sum(float(v[:n].sum()) for v, n in zip(values, sizes, strict=True))
+    return energy / whole if whole else 1.0
 
 
 def _measured(rows: Rows, layout: Layout) -> tuple[float, list[int]]:
@@ -87,9 +103,9 @@ def _sides(rows: Rows, layout: Layout, seed: int) -> list[Basis]:
     omegas = [probes(shape, seed=seed, name=name) for name, shape in layout]
     sums: list[list[Tensor | None]] = [[None, None] for _ in layout]
     for b, part in rows(None):
-        for side, found in enumerate(moments(part, layout[b][1], omegas[b])):
+        for side, moment in enumerate(moments(part, layout[b][1], omegas[b])):
             before = sums[b][side]
-            sums[b][side] = found if before is None or found is None else before.add_(found)
+            sums[b][side] = moment if before is None or moment is None else before.add_(moment)
     return [
         learned_basis(left, right, shape, omega, seed=seed, name=name)
         for (left, right), (name, shape), omega in zip(sums, layout, omegas, strict=True)
@@ -107,15 +123,15 @@ def _spectra(
     few = [counts is not None and counts[b] < n[b] for b in range(len(n))]
     for blocks in _at_once([4 * n[b] * (counts[b] if counts and few[b] else n[b]) for b in range(len(n))]):
         sums = {b: torch.zeros(n[b], n[b]) for b in blocks if not few[b]}
-        held: dict[int, list[Tensor]] = {b: [torch.zeros(0, n[b])] for b in blocks if few[b]}
+        listed: dict[int, list[Tensor]] = {b: [torch.zeros(0, n[b])] for b in blocks if few[b]}
         for b, part in rows(blocks):
-            found = project(part, layout[b][1], bases[b])
+            x = project(part, layout[b][1], bases[b])
             if few[b]:
-                held[b].append(found)
+                listed[b].append(x)
             else:
-                sums[b] = sums[b].to(found.dtype).addmm_(found.T, found)
+                sums[b] = sums[b].to(x.dtype).addmm_(x.T, x)
         for b in blocks:
-            yield spectrum_of_rows(torch.cat(held.pop(b)), most[b]) if few[b] else spectrum(sums[b], most[b])
+            yield spectrum_of_rows(torch.cat(listed.pop(b)), most[b]) if few[b] else spectrum(sums[b], most[b])
 
 
 def _at_once(sizes: Sequence[int]) -> Iterator[range]:

@@ -1,6 +1,5 @@
-"""Steps finished behind the training: in order, one at a time, and nothing that goes wrong is lost."""
+"""Steps from their hooks to their records: what is read of them, and what goes wrong behind the training."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,41 +23,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import NumericalError, UsageError
-from backstory.recording.finishing import Behind
-from backstory.store import RunStore, StepRecord
-
-
-class Odd(Exception):
-    """What a test raises in the thread."""
-
-
-def test_a_step_is_finished_while_the_next_one_trains() -> None:
-    kept: list[object] = []
-    behind = Behind(kept.append)
-    go = threading.Event()
-    behind.give(0, lambda: go.wait(30) and "zero")  # type: ignore[arg-type, return-value]
-    assert not kept, "give() returns before the step is finished"
-    go.set()
-    behind.give(1, lambda: "one")  # type: ignore[arg-type, return-value]
-    assert kept[0] == "zero", "and waits for the one before"
-    behind.wait()
-    assert kept == ["zero", "one"]
-    behind.give(2, lambda: threading.current_thread().name, now=True)  # type: ignore[arg-type, return-value]
-    assert kept[2] == "MainThread"
-    behind.close()
-
-
-def test_a_failure_is_raised_by_the_next_call_and_once() -> None:
-    def fail() -> StepRecord:
-        raise Odd
-
-    behind = Behind(lambda record: None)
-    behind.give(4, fail)
-    with pytest.raises(Odd):
-        behind.wait()
-    behind.wait()
-    assert behind.step == 4
-    behind.close()
+from backstory.store import RunStore
 
 
 def test_a_row_that_is_not_finite_is_named_in_its_own_step(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import backstory
 from backstory.errors import DiskError, MismatchError
 from backstory.integrations.recording import Recording
-from backstory.recording import learned as module
+from backstory.recording import projecting as module
 from backstory.recording.from_checkpoints import record_checkpoints
 from backstory.run.export import inspect
 from backstory.store import RunStore
@@ -168,7 +168,7 @@ def test_curvature_rows_count_with_their_scale(tmp_path: Path) -> None:
     """Sampled rows: the energy is Σ w‖g‖² + Σ κ‖h‖², of gradient and curvature rows together."""
     model = wide_net()
     with backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="mean", curvature="sampled:2", **{**AUTO, "warmup_steps": 99}) as rec:  # fmt: skip
-        optimizer = rec._reader.optimizer
+        optimizer = rec.watcher.reader.optimizer
         for t in range(3):
             optimizer.zero_grad()
             with rec.step(ids_of(t)) as s:
@@ -269,7 +269,7 @@ def equal(one: Path, two: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.recording import test_learned
+from tests.recording import test_projecting
 from tests.support.loops import sgd, train
 from tests.recording.test_warmup import wide_batch, wide_net
 import backstory.recording.warmup as warmup
@@ -289,7 +289,7 @@ if sys.argv[2] == "learned":
     import backstory.recording.recorder as recorder
     recorder.save_bases = dies
 model = wide_net()
-train(Path(sys.argv[1]), model, sgd(model), test_learned.STEPS, batch=wide_batch, **test_learned.AUTO)
+train(Path(sys.argv[1]), model, sgd(model), test_projecting.STEPS, batch=wide_batch, **test_projecting.AUTO)
 """
 
 

@@ -1,0 +1,162 @@
+"""Watching a model and its optimizer, one step at a time: from hooks to a step whose record can be made.
+
+A watcher knows the model, its optimizer and the projection, but no run and no path. What becomes of a step is up to its owner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import OptimizerReader, Tap
+from ..capture.modules import Block, Blocks
+from ..capture.optimizer import Reading
+from ..capture.precision import own_precision
+from ..errors import UsageError
+from ..maths.layers import Contribution
+from ..maths.projection import Basis, Shape
+from .adam import Adaptive
+from .checks import Passes, check_sums
+from .curvature import CurvatureRows
+from .settings import Settings
+from .step import StepScope, TakenStep, safe_inverse
+
+CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
+
+
+class StepWatcher:
+    """Watches a model and its optimizer, one step at a time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Blocks,
+        reader: OptimizerReader,
+        adaptive: Adaptive,
+        settings: Settings,
+        loss_reduction: str,
+    ) -> None:
+        self.blocks: list[Block] = blocks.blocks
+        self.device = self.blocks[0].parameter.device
+        self.reader, self.adaptive = reader, adaptive
+        self.form = settings.form
+        self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
+        self._seed, self._loss_reduction = settings.seed, loss_reduction
+        self._tap = Tap(model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups)
+        reader.on_step, reader.on_stepped = self._before_update, self._after_update
+        self._scope: StepScope | None = None
+        self._taken = 0  # steps so far
+        self.single: list[
+            bool
+        ] = []  # of each block: whether each sample passed it once, at one position, in the first step
+
+    @property
+    def watching(self) -> bool:
+        """Whether a step is under way."""
+        return self._scope is not None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the optimizer has stepped in the step under way."""
+        return self.reader.reading is not None
+
+    @property
+    def layout(self) -> list[tuple[str, Shape]]:
+        """Name and shape of each block."""
+        return [(b.name, b.shape) for b in self.blocks]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all recorded parameters are."""
+        return all(b.parameter.device.type == "cpu" for b in self.blocks)
+
+    def attach(self) -> None:
+        """Install the hooks."""
+        self._tap.attach()
+        self.reader.attach()
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        self._tap.detach()
+        self.reader.detach()
+
+    def reshape(self, shapes: Sequence[Shape]) -> None:
+        """The blocks in other coordinates."""
+        self.blocks = [replace(b, shape=shape) for b, shape in zip(self.blocks, shapes, strict=True)]
+
+    def project_with(self, bases: Sequence[Basis]) -> None:
+        """From now on rows are projected with these."""
+        self.bases = [
+            type(basis)(*(None if x is None else _like(x, block.parameter) for x in basis))
+            for basis, block in zip(bases, self.blocks, strict=True)
+        ]
+
+    def begin(self, number: int, id_kind: str | None, *, whole: bool) -> StepScope:
+        """A step begins; with `whole` its contributions are not projected."""
+        self.reader.begin()
+        self._tap.begin()
+        bases = None if whole or self.adaptive.preconditioned else self.bases
+        every = self._taken % CHECK_EVERY < 2
+        checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
+        groups = self.form.position_groups if self.form.split else 1
+        self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
+        scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
+        if self.form.passes:
+            scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
+        return scope
+
+    def end(self) -> TakenStep | None:
+        """The step is complete; None where the optimizer has not stepped."""
+        scope, reading = self._scope, self.reader.reading
+        assert scope is not None
+        if reading is None:
+            return None
+        if not self._taken:
+            self.single = [scope.gradients.single(b) for b in range(len(self.blocks))]
+        self._taken += 1
+        weight = scope.weights()
+        inverse = safe_inverse(weight * self.reader.loss_scale)
+        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks)
+
+    def forget(self) -> None:
+        """Let go of the step, complete or not."""
+        self._tap.begin()
+        self.reader.end()
+        self._scope = None
+
+    def _add(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
+        if self._scope is not None:
+            self._scope.gradients.add(slot, block, part, group)
+
+    def _before_update(self, reading: Reading) -> None:
+        """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
+        scope = self._scope
+        if scope is None:
+            return
+        if not scope.ids:
+            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
+        self.adaptive.check(reading)
+        scope.weights()
+        if self.form.split:
+            scope.terms()
+        if scope.curvature is not None:
+            scope.curvature.check_complete(scope)
+        passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
+        with own_precision(self.device):
+            check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+
+    def _after_update(self, reading: Reading) -> None:
+        """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
+        scope = self._scope
+        if scope is None:
+            return
+        with torch.no_grad(), own_precision(self.device):
+            scope.after = self.adaptive.read(reading, self.bases)
+            if scope.whole:
+                scope.take_exact_dots(self.adaptive.wholes(reading))
+
+
+def _like(x: Tensor, parameter: Tensor) -> Tensor:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    return x.to(parameter.device, wide) if x.is_floating_point() else x.to(parameter.device)
