@@ -180,7 +180,7 @@ def test_the_last_checkpoint_is_the_model_and_others_can_be_asked_too(optimizer:
     assert (answer.at, len(answer)) == (5, 5 * SIZE)
     assert "made from 2 checkpoints for 5 steps" in answer.caveats[1]
     assert "follows it" in answer.caveats[1]
-    assert "made from 2 checkpoints" in inspect(tmp_path / "made")["notes"][0]
+    assert "made from 2 checkpoints" in inspect(tmp_path / "made")["caveats"][0]
     assert run.config["from_checkpoints"]["steps"] == [0, 2, 5]
     earlier = make(optimizer)
     load(earlier, every[2])
