@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from backstory.cli.options import Json as Json
 
 app = typer.Typer(help="Compare attribution methods with retraining; one thread, all from seeds.", no_args_is_help=True)
@@ -30,8 +30,8 @@ def begin(plot: Path | None = None, markdown: Path | None = None) -> None:
     """One thread; and files that cannot be written are refused before the work."""
     import torch
 
-    data.plotting(plot)
-    data.writable(markdown)
+    output.plotting(plot)
+    output.writable(markdown)
     torch.set_num_threads(1)
 
 
@@ -47,7 +47,7 @@ def finish(
         if file is not None:
             file.write_text(text(result), encoding="utf-8")
     if json:
-        show.emit(result)
+        output.emit(result)
     else:
         print_tables(result)
 

@@ -1,12 +1,14 @@
 """`python -m experiments bench`: speed against rivals, in one run, one thread."""
 
+import json as json_module
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
+from backstory.errors import UsageError
 from experiments.cli import Json
 
 app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
@@ -104,15 +106,26 @@ def everything(
         if write is not None:
             write.write_text(page(found), encoding="utf-8")
     if json:
-        show.emit(found)
+        output.emit(found)
 
 
 def _record(scale: str, workloads: str, study: Path | None) -> dict[str, Any]:
     from experiments.bench.recording import bench_record
 
     _one_thread()
-    found = None if study is None else data.last_json(study)
+    found = None if study is None else _last_json(study)
     return bench_record(workloads=workloads, scale=scale, study=found, say=_say)
+
+
+def _last_json(path: Path) -> dict[str, Any]:
+    """The JSON object on the last line of what a command with --json wrote."""
+    try:
+        value = json_module.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
+    except (OSError, ValueError, IndexError) as error:
+        raise UsageError(f"{path} is not the output of a command with --json ({error}). Write it again.") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"found {type(value).__name__} on the last line of {path}; expected a JSON object.")
+    return value
 
 
 def _embed(scale: str, repeats: int, p: int) -> dict[str, Any]:
@@ -153,7 +166,7 @@ def _peers(scale: str, repeats: int, venvs: Path) -> dict[str, Any]:
 def _serve(scale: str) -> dict[str, Any]:
     from experiments.bench.serving import bench_serve
 
-    data.need("fastapi", "uvicorn", extra="web")
+    output.need("fastapi", "uvicorn", extra="web")
     few: dict[str, Any] = {} if scale == "full" else {"clients": 2, "seconds": 0.5, "questions": 3, "starts": 1}
     return bench_serve(scale=scale, say=_say, **few)
 
@@ -165,12 +178,12 @@ def _one_thread() -> None:
 
 
 def _say(text: str) -> None:
-    show.err.print(text, highlight=False, markup=False, soft_wrap=True)
+    output.err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _finish(name: str, values: dict[str, Any], json: bool) -> None:
     if json:
-        show.emit(values)
+        output.emit(values)
     else:
         _show(name, values)
 
@@ -183,4 +196,4 @@ def _show(name: str, values: dict[str, Any]) -> None:
         rows = values.get(part, [])
         kept = filled(rows, columns)
         cells = [[short(row.get(key)) for key, _ in kept] for row in rows]
-        show.table(f"{name}: {part}", [heading for _, heading in kept], cells)
+        output.table(f"{name}: {part}", [heading for _, heading in kept], cells)

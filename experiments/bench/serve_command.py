@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from backstory.cli import data
+from backstory.cli import output
 from experiments.bench import command as bench
 from experiments.cli import Json
 
@@ -27,7 +27,7 @@ def serve(
 
     With RUN, the code of the recipe that the run names is imported.
     """
-    data.need("fastapi", "uvicorn", extra="web")
+    output.need("fastapi", "uvicorn", extra="web")
     from experiments.bench.serving import bench_serve
 
     found = bench_serve(

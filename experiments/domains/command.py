@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from experiments.cli import Cache, Json, Mode, Seeds, app, names_of, seeds_of
 
 Only = Annotated[str | None, typer.Option(help="recorded, paper, tracin, influence, exact; without it, all.")]
@@ -28,14 +28,14 @@ def domains(
     from experiments.domains.page import page
     from experiments.domains.study import study as run
 
-    data.plotting(plot)
+    output.plotting(plot)
     torch.set_num_threads(1)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(setup_named(mode), seeds_of(seeds), only=names_of(methods), cache=cache, say=say)
     if plot is not None:
         plot.write_text(page(found), encoding="utf-8")
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         _tables(found)
 
@@ -57,9 +57,9 @@ def _tables(found: Mapping[str, Any]) -> None:
             f"GPT, {found['setup']['mode']}: Spearman with retraining without {'each source' if part == 'whole' else 'half of each source'}, "
             f"mean of {len(found['seeds'])} seeds and its 95 % bootstrap interval"
         )
-        show.table(title, columns, [_line(row["method"], row[part]) for row in found["rows"]])
+        output.table(title, columns, [_line(row["method"], row[part]) for row in found["rows"]])
     for line in found["failed"]:
-        show.out.print(f"left out: {line}", soft_wrap=True)
+        output.out.print(f"left out: {line}", soft_wrap=True)
 
 
 def _line(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:

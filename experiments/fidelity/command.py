@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from experiments.cli import Cache, Json, Markdown, Methods, Samples, Seeds, app, names_of, seeds_of
 
 KINDS = ("single", "all")
@@ -38,18 +38,18 @@ def fidelity(
     from experiments.fidelity.study import study
     from experiments.fidelity.text import markdown as as_markdown
 
-    data.plotting(scatter)
-    data.writable(markdown)
+    output.plotting(scatter)
+    output.writable(markdown)
     torch.set_num_threads(1)
     setup = setup_of(model, activation, optimizer, epochs, images)
-    with show.progress() as say:
+    with output.progress() as say:
         outcome = study(setup, seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
     if scatter is not None:
         scatter.write_text(page(outcome), encoding="utf-8")
     if markdown is not None:
         markdown.write_text(as_markdown(outcome.as_dict()), encoding="utf-8")
     if json:
-        show.emit(outcome.as_dict())
+        output.emit(outcome.as_dict())
     else:
         _table(f"{model}, {activation}, {optimizer}", outcome.as_dict())
 
@@ -63,17 +63,17 @@ def _table(setup: str, found: Mapping[str, Any]) -> None:
     )
     lines = [("exact unrolling (ceiling)", "full", "Hessian", found["setup"]["optimizer"], *_means(top))]
     lines += [(*(r[k] for k in ("method", "projection", "curvature", "optimizer_model")), *_means(r)) for r in rows]
-    show.table(title, ("method", "projection", "curvature", "optimizer", *KINDS), lines)
+    output.table(title, ("method", "projection", "curvature", "optimizer", *KINDS), lines)
     against = [
         (r["method"], "paper", *(_interval(r[f"{k}_against_paper"]) for k in KINDS)) for r in rows if AGAINST in r
     ]
     against += [(c["method"], c["against"], *(_interval(c[k]) for k in KINDS)) for c in found["contrasts"]]
     if against:
-        show.table("Differences and their 95 % paired bootstrap intervals", ("method", "minus", *KINDS), against)
+        output.table("Differences and their 95 % paired bootstrap intervals", ("method", "minus", *KINDS), against)
     cost = [(r["method"], f"{r['seconds']:.1f}", f"{r['store_bytes'] / 1e6:.1f}") for r in rows]
-    show.table("Cost, mean of the seeds", ("method", "seconds", "MB"), cost)
+    output.table("Cost, mean of the seeds", ("method", "seconds", "MB"), cost)
     for line in found["skipped"]:
-        show.out.print(f"left out: {line}", soft_wrap=True)
+        output.out.print(f"left out: {line}", soft_wrap=True)
 
 
 def _means(row: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import show
+from backstory.cli import output
 from experiments.cli import Cache, Json, Mode, Seeds, Sequences, app, seeds_of
 
 
@@ -26,13 +26,13 @@ def checkpoints(
     from experiments.gpt.checkpoints import study as run
 
     torch.set_num_threads(1)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(
             setup_named(mode), seeds_of(seeds), numbers=_numbers(numbers), count=removals, rank=rank, cache=cache,
             say=say,
         )  # fmt: skip
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         _table(found)
 
@@ -50,7 +50,7 @@ def _table(found: Mapping[str, Any]) -> None:
         f"{found['removals']} removals each, learned {found['rank']}×{found['rank']}"
     )
     columns = ("checkpoints", "rows from", "Adam's second moment", "mean", "each seed")
-    show.table(title, columns, [_line(row, found["steps"]) for row in found["rows"]])
+    output.table(title, columns, [_line(row, found["steps"]) for row in found["rows"]])
 
 
 def _line(row: Mapping[str, Any], steps: int) -> tuple[str, ...]:

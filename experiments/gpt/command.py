@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import show
+from backstory.cli import output
 from experiments.cli import Cache, Json, Markdown, Methods, Mode, Seeds, Sequences, app, names_of, seeds_of
 
 
@@ -27,12 +27,12 @@ def gpt(
     from experiments.gpt.text import markdown as as_markdown
 
     torch.set_num_threads(1)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(setup_named(mode), seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
     if markdown is not None:
         markdown.write_text(as_markdown(found), encoding="utf-8")
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         _gpt_tables(found)
 
@@ -56,13 +56,13 @@ def projection(
     from experiments.gpt.study import projection as run
 
     torch.set_num_threads(1)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(
             setup_named(mode), seeds_of(seeds), ranks=_ranks(ranks), curvature=curvature, count=removals,
             cache=cache, say=say,
         )  # fmt: skip
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         _projection_table(found)
 
@@ -85,22 +85,22 @@ def _gpt_tables(found: Mapping[str, Any]) -> None:
     lines: list[tuple[Any, ...]] = [("exact unrolling (ceiling)", "full", "Hessian", "", "adamw", "", *_agreement(top))]
     keys = ("projection", "curvature", "groups", "optimizer_model")
     lines += [(_name(r), *(r[k] for k in keys), f"{r['dims']:,}", *_agreement(r)) for r in rows]
-    show.table(title, columns, lines)
+    output.table(title, columns, lines)
     against = [(_name(r), _interval(r["against_paper"])) for r in rows if r["against_paper"]]
     against += [(f"{c['method']} − {c['against']}", _interval(c)) for c in found["contrasts"]]
     if against:
-        show.table(
+        output.table(
             "Minus the paper (or another row), with 95 % paired bootstrap intervals", ("method", "difference"), against
         )
     cost = [
         (_name(r), _number(r["recording_ratio"], ".1f"), _number(r["bytes_per_occurrence"], ",.0f"), f"{r['seconds']:.1f}")
         for r in rows
     ]  # fmt: skip
-    show.table(
+    output.table(
         "Cost, mean of the seeds", ("method", "training, × plain", "bytes per occurrence", "seconds to ask"), cost
     )
     for line in found["failed"]:
-        show.out.print(f"left out: {line}", soft_wrap=True)
+        output.out.print(f"left out: {line}", soft_wrap=True)
 
 
 def _projection_table(found: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _projection_table(found: Mapping[str, Any]) -> None:
         for r in found["rows"]
     ]  # fmt: skip
     columns = ("method", "random", "dims a layer, at most", "dims", "with the largest", "with retraining", "each seed")
-    show.table(title, columns, lines)
+    output.table(title, columns, lines)
 
 
 def _name(row: Mapping[str, Any]) -> str:

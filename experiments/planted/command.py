@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from experiments.cli import Json, Mode, Seeds, app, seeds_of
 
 Images = Annotated[int, typer.Option(help="Training images, for --kind labels.", min=2)]
@@ -36,17 +36,17 @@ def planted(
     from experiments.planted.page import page
     from experiments.planted.study import study as run
 
-    data.plotting(plot)
+    output.plotting(plot)
     torch.set_num_threads(1)
     labels = kind == "labels"
     setup = setup_of(model, "gelu", optimizer, epochs, images) if labels else setup_named(mode)
     part = (0.1 if labels else 0.05) if share is None else share
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(setup, kind, seeds_of(seeds), share=part, say=say)
     if plot is not None:
         plot.write_text(page(found), encoding="utf-8")
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         _table(found)
 
@@ -57,9 +57,9 @@ def _table(found: Mapping[str, Any]) -> None:
         "and its 95 % interval"
     )
     columns = ("method", "AUROC", "each seed", "precision", "planted said to hurt", "clean said to hurt")
-    show.table(title, columns, [_line(row) for row in found["rows"]])
+    output.table(title, columns, [_line(row) for row in found["rows"]])
     change = " ".join(f"{x:+.4f}" for x in found["change"])
-    show.out.print(f"Retraining without all of them changes the clean queries' loss by {change}.", soft_wrap=True)
+    output.out.print(f"Retraining without all of them changes the clean queries' loss by {change}.", soft_wrap=True)
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:

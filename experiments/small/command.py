@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from experiments.cli import Cache, Json, Samples, Seeds, app, seeds_of
 from experiments.small import tables as tables
 
@@ -31,7 +31,7 @@ def limit(
     from experiments.small.pages import limit_page
 
     _begin(plot)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(_words(models), _numbers(steps), seeds_of(seeds), rate=rate, batch=batch, say=say)
     _end(found, plot, limit_page, json, tables.limit_table)
 
@@ -61,7 +61,7 @@ def kinks(
         raise typer.BadParameter(f"found --setup {setup!r}; expected paper or smooth.")
     _begin(plot)
     chosen = setup_of(model, "relu" if setup == "paper" else "gelu", "sgd", epochs, images)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(
             chosen, seeds_of(seeds), _words(activation), count=removals, factors=_floats(factors), cache=cache, say=say
         )  # fmt: skip
@@ -88,7 +88,7 @@ def bound(
 
     _begin(plot)
     chosen = replace(setup_of("tiny", "gelu", "sgd", epochs, images), hidden=hidden)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(chosen, seed, C=c, count=removals, say=say)
     _end(found, plot, bound_page, json, tables.bound_table)
 
@@ -112,7 +112,7 @@ def duplicates(
 
     _begin(plot)
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(chosen, seeds_of(seeds), count=copies, rank=rank, cache=cache, say=say)
     _end(found, plot, duplicates_page, json, tables.duplicates_table)
 
@@ -139,7 +139,7 @@ def ablation(
 
     _begin(plot)
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(
             chosen, seeds_of(seeds), ranks=_numbers(ranks), projections=_words(projections),
             curvatures=_words(curvatures), warmups=_words(warmup), count=removals, cache=cache, say=say,
@@ -150,7 +150,7 @@ def ablation(
 def _begin(plot: Path | None) -> None:
     import torch
 
-    data.plotting(plot)
+    output.plotting(plot)
     torch.set_num_threads(1)
 
 
@@ -164,7 +164,7 @@ def _end(
     if plot is not None:
         plot.write_text(page(found), encoding="utf-8")
     if json:
-        show.emit(found)
+        output.emit(found)
     else:
         table(found)
 

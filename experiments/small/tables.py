@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from backstory.cli import show
+from backstory.cli import output
 
 Found = Mapping[str, Any]
 
@@ -16,7 +16,7 @@ def limit_table(found: Found) -> None:
         for p in curve["points"]
     ]  # fmt: skip
     title = f"T × expected TSLOO over the influence function, {len(found['seeds'])} seeds, rate {found['rate']:g}"
-    show.table(title, ("model", "T", "ratio ± standard error", "T × expected TSLOO", "influence function"), rows)
+    output.table(title, ("model", "T", "ratio ± standard error", "T × expected TSLOO", "influence function"), rows)
 
 
 def kinks_table(found: Found) -> None:
@@ -27,10 +27,12 @@ def kinks_table(found: Found) -> None:
         f"Gap between exact unrolling and retraining, of the truth's size: {found['setup']['images']} images, "
         f"{found['setup']['epochs']} epochs, {found['removals']} removals, seeds {_list(found['seeds'])}"
     )
-    show.table(title, ("activation", "removal", *gaps, "kinks' share (seeds)"), rows)
+    output.table(title, ("activation", "removal", *gaps, "kinks' share (seeds)"), rows)
     for kind, share in found["beyond"].items():
         if share is not None:
-            show.out.print(f"{kind}: {share:.0%} of ReLU's gap is not there with GELU in the same run.", soft_wrap=True)
+            output.out.print(
+                f"{kind}: {share:.0%} of ReLU's gap is not there with GELU in the same run.", soft_wrap=True
+            )
 
 
 def _share(row: Found) -> str:
@@ -46,8 +48,8 @@ def bound_table(found: Found) -> None:
     what += [("32/3 G² C³ L e^(CΛ)", f"{k['theorem']:.3g}"), ("with the proof's exponent", f"{k['proof']:.3g}")]
     what += [("largest growth ∏ ‖I − ηH‖", f"{k['growth']:.4g}")]
     what += [(f"‖H − {n}‖ / ‖H‖, mean", f"{v:.2f}") for n, v in k["deviation"].items()]
-    show.table("Constants, measured along the run", ("constant", "value"), what)
-    show.table(
+    output.table("Constants, measured along the run", ("constant", "value"), what)
+    output.table(
         "Loss: error, and in brackets its bound by the proof's chain",
         ("sample", "step", "truth", "exact unrolling", "embedding, GGN", "embedding, empirical"),
         [
@@ -56,7 +58,7 @@ def bound_table(found: Found) -> None:
         ],
     )
     for line in bound_words(found["verdict"]):
-        show.out.print(line, soft_wrap=True)
+        output.out.print(line, soft_wrap=True)
 
 
 def _error(estimate: Found) -> str:
@@ -98,7 +100,7 @@ def duplicates_table(found: Found) -> None:
     ]  # fmt: skip
     title = f"Copies of {found['copies']} samples: Spearman with retraining, mean (each of the seeds {_list(found['seeds'])})"
     names = ("method", "early", "late", "late − early", "median |early|", "median |late|", "a sample's copies get")
-    show.table(title, names, rows)
+    output.table(title, names, rows)
 
 
 def ablation_table(found: Found) -> None:
@@ -115,7 +117,7 @@ def ablation_table(found: Found) -> None:
         f"Spearman with full coordinates and with retraining: {found['setup']['images']} images, "
         f"{found['setup']['epochs']} epochs, {found['removals']} removals, mean of the seeds {_list(found['seeds'])}"
     )
-    show.table(title, ("projection", "rank", "curvature", "warm-up", "bytes", "full", "single", "all"), rows)
+    output.table(title, ("projection", "rank", "curvature", "warm-up", "bytes", "full", "single", "all"), rows)
 
 
 def _correlations(row: Found) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backstory.cli import data, show
+from backstory.cli import output
 from experiments.cli import Json, app
 
 
@@ -30,15 +30,15 @@ def treebank(
     from experiments.treebank.run import TreebankSetup
     from experiments.treebank.study import study as run
 
-    data.need("plotly", extra="plot")
+    output.need("plotly", extra="plot")
     torch.set_num_threads(1)
     setup = TreebankSetup(sequences=sequences, epochs=epochs, seed=seed)
-    with show.progress() as say:
+    with output.progress() as say:
         found = run(setup, out, count=copies, checked=proofs, say=say)
     for name, text in pages(found).items():
         (out / name).write_text(text, encoding="utf-8")
     if json:
-        show.emit(found.as_dict())
+        output.emit(found.as_dict())
     else:
         _tables(found.as_dict(), out)
 
@@ -49,20 +49,20 @@ def _tables(found: Mapping[str, Any], out: Path) -> None:
         ("in the sizes as they are", found["phases_of_undivided_sizes"]),
         ("in the mean with its sign, by learning rate", found["phases_of_signed_means"]),
     ):
-        show.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
+        output.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
     _evolution(found)
     rows = [
         (c["epoch"], c["method"], f"{c['share_first']:.1%}", f"{c['median_rank']:g}", f"{max(c['rank']):.0f}")
         for c in found["copies"]
     ]
     title = f"{len(found['copies'][0]['rank'])} copies: the original among {found['copies'][0]['samples']:,} sequences"
-    show.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
+    output.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
     _proven(found["proven"])
     losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in found["losses"]]
-    show.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
+    output.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
     times = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
-    show.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
-    show.out.print(found["caution"], soft_wrap=True, highlight=False)
+    output.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
+    output.out.print(found["caution"], soft_wrap=True, highlight=False)
 
 
 def _proven(found: Mapping[str, Any] | None) -> None:
@@ -76,7 +76,7 @@ def _proven(found: Mapping[str, Any] | None) -> None:
     title = (
         f"First epoch retrained: the original was worth more in {found['original_was_worth_more']} of {found['others']}"
     )
-    show.table(title, ("left out", "how many", "said, median", "truth, median"), rows)
+    output.table(title, ("left out", "how many", "said, median", "truth, median"), rows)
 
 
 def _evolution(found: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ def _evolution(found: Mapping[str, Any]) -> None:
         for k, at in enumerate(signed["checkpoints"])
     ]
     title = "Influence of what each third of the steps used on the model at each checkpoint (nats a word)"
-    show.table(title, ("checkpoint", *(f"{g}: size" for g in sizes), *(f"{g}: mean" for g in sizes)), rows)
+    output.table(title, ("checkpoint", *(f"{g}: size" for g in sizes), *(f"{g}: mean" for g in sizes)), rows)
 
 
 def _number(value: float, form: str) -> str:

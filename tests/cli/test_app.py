@@ -9,14 +9,16 @@ from typing import Any
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from tests.run.test_compress import recorded
 from typer.testing import CliRunner
 
 import backstory
 from backstory.cli.app import app, main
 from backstory.demo.digits import loss, recipe
+from backstory.errors import StoreError
 
 
-def call(*args: str | Path, code: int = 0, answer: str | None = None) -> str:
+def call(*args: str | int | Path, code: int = 0, answer: str | None = None) -> str:
     found = CliRunner().invoke(app, [str(a) for a in args], input=answer, catch_exceptions=True)
     if code == 0 and found.exception is not None:
         raise found.exception
@@ -29,7 +31,7 @@ def last_json(text: str) -> Any:
 
 
 def test_query_gives_what_the_library_gives(digits_run: Path) -> None:
-    out = last_json(call("query", digits_run, "--set", "few", "--index", "1", "--k", "4", "--trust-recipe", "--json"))
+    out = last_json(call("query", digits_run, "--queries", "few:1", "--top", "4", "--trust-recipe", "--json"))
     run = backstory.open(digits_run)
     model = run.load_weights(recipe("digits").model)
     expected = run.query(model, loss, run.queries("few")).top(4, query=1)
@@ -43,7 +45,7 @@ def test_query_gives_what_the_library_gives(digits_run: Path) -> None:
 
 def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> None:
     step = backstory.open(digits_run).checkpoints[1]
-    out = last_json(call("query", digits_run, "--set", "test", "--at", str(step), "--trust-recipe", "--json"))
+    out = last_json(call("query", digits_run, "--queries", "test", "--at", str(step), "--trust-recipe", "--json"))
     assert out["at"] == step
     assert out["query"] == "mean"
     assert max(h["step"] for h in out["hits"]) < step
@@ -52,9 +54,13 @@ def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> N
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["query", "RUN", "--set", "nothing", "--trust-recipe"], "few, test"),
-        (["query", "RUN", "--set", "few", "--recipe", "no.such:thing"], "cannot be imported"),
-        (["query", "RUN", "--set", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
+        (["query", "RUN", "--queries", "nothing", "--trust-recipe"], "few, test"),
+        (["query", "RUN", "--queries", "few:3", "--trust-recipe"], "an index from 0 to 2"),
+        (["query", "RUN", "--queries", "few", "--recipe", "no.such:thing"], "cannot be imported"),
+        (["query", "RUN", "--queries", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
+        (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "Steps with weights: "),
+        (["query", "RUN", "--queries", "few", "--contraction", "often"], "auto, always, never, when_expanding"),
+        (["query", "RUN", "--queries", "few", "--per", "step"], "'sample', 'occurrence'"),
         (["embed", "RUN", "--at", "100000"], "expected 'final' or a step from 1"),
         (["inspect", "nowhere"], "does not exist"),
         (["export", "RUN", "--to", "xml"], "parquet, csv"),
@@ -88,7 +94,7 @@ def test_a_run_without_a_recipe_says_what_is_missing(digits_run: Path, tmp_path:
     config = json.loads((run / "config.json").read_text())
     config["recipe"] = None
     (run / "config.json").write_text(json.dumps(config))
-    found = CliRunner().invoke(app, ["query", str(run), "--set", "few"])
+    found = CliRunner().invoke(app, ["query", str(run), "--queries", "few"])
     assert "Pass --recipe package.module:function" in str(found.exception)
 
 
@@ -97,9 +103,9 @@ def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) 
     shutil.copytree(digits_run, run)
     report = last_json(call("embed", run, "--json"))
     assert report["occurrences"] == backstory.open(run).store.n_rows()
-    out = last_json(call("query", run, "--set", "few", "--trust-recipe", "--json"))
+    out = last_json(call("query", run, "--queries", "few", "--trust-recipe", "--json"))
     assert out["method"] == "embeddings"
-    literal = last_json(call("embed", run, "--literal", "--per-layer", "--json"))
+    literal = last_json(call("embed", run, "--contraction", "never", "--per-layer", "--json"))
     assert literal["form"] == "literal"
     assert literal["per_layer"]
 
@@ -136,3 +142,21 @@ def test_erase_asks_and_erases(digits_run: Path, tmp_path: Path) -> None:
 
 def test_version_is_the_packages() -> None:
     assert call("--version").strip() == backstory.__version__
+
+
+def test_compress_reports_what_became_of_the_run(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run")
+    text = call("compress", tmp_path / "run", tmp_path / "small", "--rank", 3, "--windows", 2)
+    assert "6 curvature samples in 2 windows retain" in text
+    assert "MB became" in text
+    assert backstory.open(tmp_path / "small").config["compressed"]["rank"] == 3
+
+
+def test_compress_as_json_and_without_a_limit(tmp_path: Path) -> None:
+    recorded("sgd", tmp_path / "run")
+    report = last_json(call("compress", tmp_path / "run", tmp_path / "small", "--rank", 0, "--json"))
+    assert report["path"] == str(tmp_path / "small")
+    assert report["energy"] == pytest.approx(1.0, abs=1e-9)
+    assert report["bytes_after"] > 0
+    with pytest.raises(StoreError, match="there already"):
+        call("compress", tmp_path / "run", tmp_path / "small")

@@ -72,7 +72,7 @@ def test_the_json_is_the_librarys_plan(file: Path) -> None:
 
 def test_the_help_says_that_code_is_run() -> None:
     shown = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
-    assert "Runs your own file" in shown
+    assert "Runs your file" in shown
     assert "The code is run." in shown
 
 

@@ -45,7 +45,7 @@ if __name__ == "__main__":
 """
 NAME = "my_training:recipe"
 ASKING = (
-    ["query", "RUN", "--set", "test"],
+    ["query", "RUN", "--queries", "test"],
     ["timeline", "RUN", "--queries", "test", "--plot", "page.html"],
     ["evolution", "RUN", "--queries", "test"],
     ["saturation", "RUN", "--queries", "test", "--sample", "3"],
@@ -111,7 +111,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def asked(run: Path, answer: str = "") -> tuple[str, BaseException | None]:
-    found = CliRunner().invoke(app, ["query", str(run), "--set", "test"], input=answer)
+    found = CliRunner().invoke(app, ["query", str(run), "--queries", "test"], input=answer)
     return found.output, found.exception
 
 
@@ -190,7 +190,7 @@ def test_other_functions_are_asked_about(name: str) -> None:
 
 
 def test_a_recipe_of_backstory_is_imported_without_the_folder(digits_run: Path, here: Path) -> None:
-    found = CliRunner().invoke(app, ["query", str(digits_run), "--set", "few"])
+    found = CliRunner().invoke(app, ["query", str(digits_run), "--queries", "few"])
     assert found.exception is None
     assert "Import and run" not in found.output
     assert str(here) not in sys.path
@@ -201,7 +201,7 @@ def test_a_name_that_an_installed_package_has_too(hostile: Hostile, here: Path) 
 
     (here / "plotly.py").write_text("def recipe(): ...")
     run, installed = renamed(hostile.mine, here / "run", "plotly:recipe"), Path(plotly.__file__).parent
-    found = CliRunner().invoke(app, ["query", str(run), "--set", "test", "--trust-recipe"])
+    found = CliRunner().invoke(app, ["query", str(run), "--queries", "test", "--trust-recipe"])
     assert "has no attribute 'recipe'" in str(found.exception)
     assert f"Python finds 'plotly' in {installed}, before {here / 'plotly.py'}: rename" in str(found.exception)
 

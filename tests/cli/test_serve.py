@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.cli.hostile import Hostile
 from typer.testing import CliRunner
 
-from backstory.cli import serve, show
+from backstory.cli import output, serve
 from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.web.limits import Limits
@@ -92,16 +92,16 @@ def test_the_recipe_is_imported_only_if_it_is_trusted_or_backstorys_own(
 def test_a_run_is_opened_without_a_recipe_that_nobody_asked_for(
     digits_run: Path, hostile: Hostile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(show, "out", Console(width=400))
-    assert serve._opened(hostile.mine, None, False, 0).recipe is None
+    monkeypatch.setattr(output, "out", Console(width=400))
+    assert serve._open(hostile.mine, None, False, 0).recipe is None
     said = "note: the recipe my_training:recipe(seed=0), which Python does not find here, was not imported."
     assert said in capsys.readouterr().out
     monkeypatch.setattr("backstory.demo.digits.images", Mock(side_effect=UsageError("the data are not here.")))
     own = "backstory.demo.digits:recipe"
-    assert serve._opened(digits_run, own, False, 0).recipe is None
+    assert serve._open(digits_run, own, False, 0).recipe is None
     assert "cannot be used: the data are not here." in capsys.readouterr().out
     with pytest.raises(UsageError, match="the data are not here"):
-        serve._opened(digits_run, own, True, 0)
+        serve._open(digits_run, own, True, 0)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
@@ -176,3 +176,38 @@ def test_it_serves_until_it_is_told_to_end_and_runs_nothing_of_its_folder_but_th
     assert found["with"][1]["items"][0]["value"] is not None, "the recipe has its late import"
     assert "Traceback" not in said[1], said[1]
     assert hostile.ran() == []
+
+
+def report(*args: str | Path) -> str:
+    found = CliRunner().invoke(app, ["report", *map(str, args)], env={"COLUMNS": "160"})
+    if found.exception is not None:
+        raise found.exception
+    return found.stdout
+
+
+def test_a_file_is_written_and_said_to_contain_training_data(digits_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    text = report(digits_run, "-o", out, "--queries", "few", "--trust-recipe", "--json")
+    assert json.loads(text.strip().splitlines()[-1]) == {"report": str(out)}
+    page = out.read_text(encoding="utf-8")
+    assert "This report contains training data." in page
+    assert "For the query set few." in page
+    assert "it contains training data" in report(digits_run, "-o", out, "--trust-recipe")
+
+
+def test_a_report_that_would_fail_after_the_work_fails_before_it(digits_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-such-file"):
+        report(digits_run, "-o", tmp_path / "no-such-file" / "r.html", "--trust-recipe")
+
+
+def test_a_report_does_not_import_a_recipe_that_nobody_trusts(hostile: Hostile, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pass --trust-recipe"):
+        report(hostile.mine, "-o", tmp_path / "r.html")
+
+
+def test_a_package_that_the_report_misses_is_reported(
+    digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'backstory\[web\]'"):
+        report(digits_run, "-o", tmp_path / "r.html", "--trust-recipe")

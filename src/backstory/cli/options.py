@@ -1,29 +1,71 @@
-"""Options that several commands share, each said once, and the readers of their lists."""
+"""Options that several commands share, each described once, and the values of what people type."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
-Seeds = Annotated[str, typer.Option(help="Such as 0-4, or 0,2,5: data, start, order and removals.")]
-Methods = Annotated[str | None, typer.Option(help="Names of rows, with commas; without it, all.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder for the retrained results, to go on from.")]
-Markdown = Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")]
-Samples = Annotated[int, typer.Option(help="Samples to remove, for each seed.", min=2)]
-Sequences = Annotated[int, typer.Option(help="Sequences to remove, for each seed.", min=2)]
-Mode = Annotated[str, typer.Option(help="finetune, or scratch.")]
+from ..errors import UsageError
+
+CONTRACTIONS = ("auto", "always", "never", "when_expanding")
 
 
-def seeds_of(text: str) -> list[int]:
-    """ "0-4" or "0,2,5" as numbers."""
+def parse_step(text: str) -> int | str:
+    """`final`, or a step."""
+    if text == "final" or text.isdecimal():
+        return text if text == "final" else int(text)
+    raise typer.BadParameter(f"found {text!r}; expected 'final' or a step number.")
+
+
+def parse_contraction(text: str) -> str | float:
+    """A name of `CONTRACTIONS`, or a number."""
+    if text in CONTRACTIONS:
+        return text
     try:
-        parts = [[int(x) for x in part.split("-")] for part in text.split(",")]
+        return float(text)
     except ValueError:
-        raise typer.BadParameter(f"found seeds {text!r}; expected such as 0-4, or 0,2,5.") from None
-    return list(dict.fromkeys(s for part in parts for s in range(part[0], part[-1] + 1)))
+        raise typer.BadParameter(f"found {text!r}; expected {', '.join(CONTRACTIONS)} or a number.") from None
 
 
-def names_of(text: str | None) -> list[str] | None:
-    """Words with commas between them; None stays None."""
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
+Queries = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:INDEX]", help="A query set of the run or its recipe (its mean), or one query of it by index."
+    ),
+]
+At = Annotated[
+    Any,
+    typer.Option(parser=parse_step, metavar="final|STEP", help="The model to query: final, or a checkpoint's step."),
+]
+Top = Annotated[int, typer.Option(help="How many to show at either end.", min=1)]
+Per = Annotated[
+    Literal["sample", "occurrence"], typer.Option(help="Rank samples (their occurrences summed) or single occurrences.")
+]
+PerLayer = Annotated[bool, typer.Option("--per-layer", help="Take parameters as independent, as the paper does.")]
+Contraction = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_contraction, metavar=f"{'|'.join(CONTRACTIONS)}|NUMBER",
+        help="Implicit damping of each step; never: the paper's recursion, which noisy curvature can expand.",
+    ),
+]  # fmt: skip
+RecipeName = Annotated[
+    str | None, typer.Option("--recipe", help="package.module:function that returns the backstory.Recipe.")
+]
+TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the recipe that the run names.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the figures to this HTML file, which needs no network.")]
+Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]
+
+
+def parse_ids(run: Path, texts: Sequence[str]) -> list[int | str]:
+    """Ids as the run has them: ints where the run's ids are ints."""
+    from ..run.run import Run
+
+    if Run(run).config.get("ids") != "int":
+        return list(texts)
+    try:
+        return [int(x) for x in texts]
+    except ValueError as error:
+        raise UsageError(f"the ids of this run are integers; {error}.") from None

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
-from . import recipes, show
+from . import output, recipes
 from .options import Json
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -22,41 +22,45 @@ def plan(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="FILE.py:function or package.module:function, which gives a backstory.Recipe. The code is run.",
+            help="FILE.py:function or package.module:function, which returns a backstory.Recipe. The code is run.",
             show_default=False,
         ),
     ],
-    steps: Annotated[int | None, typer.Option(help="Planned steps; without it, the recipe's own.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Planned steps; if not given, the recipe's.", min=1)] = None,
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
     curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
     encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
-    uncovered: Annotated[str, typer.Option(help="error or skip: layers that no rule covers.")] = "error",
-    outputs: Annotated[str, typer.Option(help="Kind of the model's outputs, for sampled and exact.")] = "cross-entropy",
+    uncovered: Annotated[
+        str, typer.Option(help="What to do with layers that no rule covers: error or skip.")
+    ] = "error",
+    outputs: Annotated[
+        str, typer.Option(help="Kind of the model's outputs, for sampled and exact curvature.")
+    ] = "cross-entropy",
     max_bytes: Annotated[str | None, typer.Option(help="Disk that the run may take, such as 20GB.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where the trial is written and removed.")] = None,
-    seconds: Annotated[float, typer.Option(help="About how long each turn of steps lasts.", min=0.001)] = 1.0,
+    folder: Annotated[Path | None, typer.Option(help="Directory for temporary trial files.")] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate time per round of steps, in seconds.", min=0.001)] = 1.0,
     json: Json = False,
 ) -> None:
-    """What recording will cost, tried on your own model.
+    """Estimate what recording will cost, by a trial on your own model.
 
-    Runs your own file, and a few steps of its training, plain and recorded, on copies of its model and optimizer: bytes
-    on disk, memory to embed and to ask, slow-down, and what other settings would cost.
+    Runs your file and a few steps of its training, with and without recording, on copies of its model and optimizer. Reports
+    disk space, memory to embed and query, slow-down, and what other settings would cost.
     """
-    from ..recording.plan import plan as make_plan
+    from ..recording.plan import plan as plan_recording
 
-    make = load(recipe)
+    function = load(recipe)
     chosen: dict[str, Any] = {"projection": projection, "curvature": curvature, "encoding": encoding}
-    with show.progress() as say:
-        found = make_plan(
-            make, steps=steps, checkpoints=checkpoints, max_bytes=None if max_bytes is None else size(max_bytes),
-            uncovered=uncovered, outputs=outputs, folder=folder, seconds=seconds, progress=say, rank=ranks(rank), **chosen,
+    with output.progress() as progress:
+        result = plan_recording(
+            function, steps=steps, checkpoints=checkpoints, max_bytes=None if max_bytes is None else size(max_bytes),
+            uncovered=uncovered, outputs=outputs, folder=folder, seconds=seconds, progress=progress, rank=ranks(rank), **chosen,
         )  # fmt: skip
     if json:
-        show.emit(found.as_dict())
+        output.emit(result.as_dict())
     else:
-        show.out.print(str(found), soft_wrap=True, highlight=False, markup=False)
+        output.line(str(result))
 
 
 def load(name: str) -> Callable[[], Any]:
@@ -69,10 +73,10 @@ def load(name: str) -> Callable[[], Any]:
 
         recipes.look_here()  # to name it is to trust it
         return lambda: load_recipe(name)
-    make: Callable[[], Any] | None = getattr(_run_file(Path(where)), function, None)
-    if not callable(make):
+    recipe: Callable[[], Any] | None = getattr(_run_file(Path(where)), function, None)
+    if not callable(recipe):
         raise UsageError(f"{where} has no function {function!r}. Name one that returns a backstory.Recipe.")
-    return make
+    return recipe
 
 
 def _run_file(file: Path) -> ModuleType:

@@ -54,8 +54,8 @@ def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
     return str(name)
 
 
-def unasked(run: Path) -> str | None:
-    """The recipe that the run names, where nobody need be asked before it is imported; else None."""
+def shipped_recipe(run: Path) -> str | None:
+    """The recipe that the run names, if it is Backstory's own and may be imported without a prompt; else None."""
     name = str(_config(run).get("recipe"))
     return name if shipped(name) else None
 
@@ -81,19 +81,19 @@ def described(config: Mapping[str, Any]) -> str:
     name, before = str(config.get("recipe")), list(sys.path)
     look_here()
     try:
-        found = place(name.partition(":")[0])
+        path = place(name.partition(":")[0])
     finally:
         sys.path[:] = before
-    where = "which Python does not find here" if found is None else f"found in {_plain(found)}"
+    where = "which Python does not find here" if path is None else f"found in {_plain(path)}"
     return f"the recipe {call(name, config.get('recipe_args'))}, {where}"
 
 
 def call(name: str, args: Any) -> str:
     """`package.module:function(argument=value, …)`, of bounded length and without anything that a terminal acts on."""
-    known = list(args.items()) if isinstance(args, Mapping) else []
-    parts = [f"{_short(_name(key))}={_short(repr(value))}" for key, value in known[:MOST]]
-    if len(known) > MOST:
-        parts.append(f"… {len(known) - MOST:,} more arguments")
+    given = list(args.items()) if isinstance(args, Mapping) else []
+    parts = [f"{_short(_name(key))}={_short(repr(value))}" for key, value in given[:MOST]]
+    if len(given) > MOST:
+        parts.append(f"… {len(given) - MOST:,} more arguments")
     return f"{_short(_name(name))}({', '.join(parts)})"
 
 

@@ -1,4 +1,4 @@
-"""`backstory serve`: a run over HTTP, as pages and as JSON."""
+"""`backstory serve` and `backstory report`: a run over HTTP, as pages and as JSON; and as one HTML file."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BackstoryError, UsageError
-from . import data, recipes, show
-from .insight import RecipeName, RunPath, Trusted
+from . import output, recipes
+from .options import Json, RecipeName, RunPath, TrustRecipe
 
 if TYPE_CHECKING:
     from ..web.state import Opened
@@ -19,28 +19,52 @@ TOKEN = "BACKSTORY_TOKEN"
 SHORTEST = 16  # characters of a token
 
 
+def report(
+    run: RunPath,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    queries: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A query set of the run or its recipe; if not given, the first.")
+    ] = None,
+    recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False,
+    json: Json = False,
+) -> None:
+    """Write a run's report as one HTML file that needs no network. The file contains training data."""
+    output.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
+    from ..web import report as made
+    from ..web.state import Opened
+
+    output.writable(out)
+    opened = Opened(run, recipes.confirm(run, recipe, trust_recipe))
+    out.write_text(made.report(made.gathered(opened, queries)), encoding="utf-8")
+    if json:
+        output.emit({"report": str(out)})
+        return
+    output.line(f"Report: {out} (it contains training data)")
+
+
 def serve(
     run: RunPath,
     recipe: RecipeName = None,
-    trust_recipe: Trusted = False,
-    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine a token is required.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8321,
+    trust_recipe: TrustRecipe = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine a token is required.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on (0 picks a free one).", min=0, max=65535)] = 8321,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the token that requests must carry; or set {TOKEN}.")
+        Path | None, typer.Option(help=f"File with the token that requests must carry (or set {TOKEN}).")
     ] = None,
-    queue: Annotated[
-        int, typer.Option(help="Questions that may wait or run; more are told to come again.", min=1)
-    ] = 32,
-    timeout: Annotated[float, typer.Option(help="Seconds for one question.", min=0.1)] = 30.0,
-    max_bytes: Annotated[int, typer.Option(help="The largest request.", min=1024)] = 1 << 20,
-    memory: Annotated[float, typer.Option(help="GiB of embeddings and weights in memory.", min=0)] = 4.0,
+    queue: Annotated[int, typer.Option(help="Maximum queued requests; further ones get HTTP 429.", min=1)] = 32,
+    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=0.1)] = 30.0,
+    max_bytes: Annotated[int, typer.Option(help="Maximum size of a request, in bytes.", min=1024)] = 1 << 20,
+    memory: Annotated[float, typer.Option(help="GiB of embeddings and weights to keep in memory.", min=0)] = 4.0,
 ) -> None:
-    """Show a run as a web page, and answer programs in JSON at the same paths. Read-only.
+    """Serve a run as a web page, and as JSON at the same paths. Read-only.
 
     Without --recipe or --trust-recipe, code that the run names is not imported unless it is part of Backstory; queries that
     need the model are then not available.
     """
-    data.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
+    output.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
     import torch
 
     from ..run.run import Run
@@ -52,18 +76,18 @@ def serve(
             f"{host} can be reached from other machines, and there is no token. Give one with --token-file or {TOKEN} "
             "(such as `openssl rand -hex 32`), or listen on 127.0.0.1."
         )
-    asked = recipe is not None or trust_recipe
-    name = recipes.confirm(run, recipe, True) if asked else recipes.unasked(run)
-    torch.set_num_threads(1)  # answers of several threads at once; replays repeat bit for bit
+    required = recipe is not None or trust_recipe
+    name = recipes.confirm(run, recipe, True) if required else recipes.shipped_recipe(run)
+    torch.set_num_threads(1)  # several requests at once; replays repeat bit for bit
     Run(run)  # a path that is no run is refused before anything is loaded
     limits = Limits(token=token, most_bytes=max_bytes, any_host=token is not None)
-    _listen(run, name, asked, host, port, limits, queue, timeout, int(memory * 2**30))
+    _listen(run, name, required, host, port, limits, queue, timeout, int(memory * 2**30))
 
 
 def _listen(
     run: Path,
     recipe: str | None,
-    asked: bool,
+    required: bool,
     host: str,
     port: int,
     limits: object,
@@ -78,7 +102,7 @@ def _listen(
 
     assert isinstance(limits, Limits)
     place = bound(host, port)  # before anything is loaded: what cannot be served need not be
-    opened = _opened(run, recipe, asked, room)
+    opened = _open(run, recipe, required, room)
     for line in opened.missing():
         _note(line)
     config = uvicorn.Config(
@@ -86,17 +110,15 @@ def _listen(
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
     name = f"[{host}]" if ":" in host else host
-    show.out.print(
-        f"{opened.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)", soft_wrap=True, highlight=False
-    )
+    output.line(f"{opened.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)")
     try:
         uvicorn.Server(config).run(sockets=[place])
     finally:
         opened.stopping.set()  # also where the service has not come up: Python waits for its threads
 
 
-def _opened(run: Path, recipe: str | None, asked: bool, room: int) -> "Opened":
-    """The run; where nobody asked for its recipe and it cannot be had, without it."""
+def _open(run: Path, recipe: str | None, required: bool, room: int) -> "Opened":
+    """The run with its recipe; where that cannot be had and is not required, without it."""
     from ..run.run import Run
     from ..web.state import Opened
 
@@ -106,28 +128,28 @@ def _opened(run: Path, recipe: str | None, asked: bool, room: int) -> "Opened":
     try:
         return Opened(run, recipe, room=room)
     except BackstoryError as error:
-        if asked or recipe is None:
+        if required or recipe is None:
             raise
         _note(f"{recipes.described(config)}, cannot be used: {error}")
         return Opened(run, None, room=room)
 
 
 def _note(text: str) -> None:
-    show.out.print(f"note: {text}", soft_wrap=True, highlight=False, markup=False)
+    output.line(f"note: {text}")
 
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens at this place, which nobody else has."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
-        made.listen(128)  # whoever comes from now on is answered as soon as the service runs
+        listener.bind((host, port))
+        listener.listen(128)  # whoever comes from now on is answered as soon as the service runs
     except OSError as error:
-        made.close()
+        listener.close()
         raise UsageError(_cannot(host, port, error)) from None
-    made.set_inheritable(True)
-    return made
+    listener.set_inheritable(True)
+    return listener
 
 
 def _cannot(host: str, port: int, error: OSError) -> str:
@@ -144,14 +166,14 @@ def _cannot(host: str, port: int, error: OSError) -> str:
 def _token(file: Path | None) -> str | None:
     """The token of the file, or of the environment; too short a one is refused."""
     try:
-        found = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8").strip()
+        token = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"the token file {file} cannot be read ({error}). Give a text file with one line.") from None
-    if found is None or (not found and file is None):
+    if token is None or (not token and file is None):
         return None
-    if len(found) < SHORTEST or not found.isascii() or not found.isprintable() or " " in found:
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"the token has {len(found)} characters; expected {SHORTEST} or more printable ASCII characters without spaces, "
+            f"the token has {len(token)} characters; expected {SHORTEST} or more printable ASCII characters without spaces, "
             "such as `openssl rand -hex 32` gives."
         )
-    return found
+    return token

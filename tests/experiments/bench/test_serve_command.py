@@ -9,7 +9,7 @@ from experiments.__main__ import app
 from rich.console import Console
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from experiments.bench import serving
 
 ROW = {"occurrences": 20480, "warm_median_s": 0.0375, "errors": 0, "memory_growth": None}
@@ -23,7 +23,7 @@ def test_figures_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return {"rows": [ROW]}
 
     monkeypatch.setattr(serving, "bench_serve", found)
-    monkeypatch.setattr(show, "out", Console(width=300))
+    monkeypatch.setattr(output, "out", Console(width=300))
     plain = CliRunner().invoke(
         app, ["bench", "serve", str(tmp_path), "--clients", "3", "--json"], catch_exceptions=False
     )

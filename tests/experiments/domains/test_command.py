@@ -11,7 +11,7 @@ from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from experiments.data import texts as domains_setups
 
 COMMAND = ["domains", "--seeds", "0", "--methods", "tracin,influence"]
@@ -20,7 +20,7 @@ COMMAND = ["domains", "--seeds", "0", "--methods", "tracin,influence"]
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(domains_setups.SETUPS, "finetune", TINY)
-    monkeypatch.setattr(show, "out", Console(width=220))
+    monkeypatch.setattr(output, "out", Console(width=220))
     yield from without_network()
 
 

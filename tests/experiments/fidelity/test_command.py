@@ -10,7 +10,7 @@ from experiments.cli import seeds_of
 from rich.console import Console
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from backstory.errors import UsageError
 
 ARGS = ["fidelity", "--model", "tiny", "--seeds", "0", "--removals", "6", "--methods", "paper,gradient-dot"]
@@ -31,7 +31,7 @@ def test_json_has_rows_and_ceiling() -> None:
 
 
 def test_the_same_command_twice_prints_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "out", Console(width=200))  # so that no cell is wrapped
+    monkeypatch.setattr(output, "out", Console(width=200))  # so that no cell is wrapped
     once, again = (call(*ARGS).split("Cost,")[0] for _ in range(2))
     assert once == again
     assert re.search(r"exact unrolling \(ceiling\).*│ sgd\s*│ \d\.\d+ \[-?\d\.\d+, \d\.\d+\]", once)

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.demo.test_setups import TINY, without_network
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from backstory.demo import setups as gpt_setups
 
 COMMAND = ["checkpoints", "--seeds", "0", "--removals", "4", "--numbers", "2", "--rank", "3"]
@@ -18,7 +18,7 @@ COMMAND = ["checkpoints", "--seeds", "0", "--removals", "4", "--numbers", "2", "
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(gpt_setups.SETUPS, "finetune", TINY)
-    monkeypatch.setattr(show, "out", Console(width=200))
+    monkeypatch.setattr(output, "out", Console(width=200))
     yield from without_network()
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.demo.test_setups import TINY, without_network
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from backstory.demo import setups as gpt_setups
 
 GPT = ["gpt", "--seeds", "0", "--removals", "4", "--methods", "paper,default,gradient-dot"]
@@ -22,7 +22,7 @@ PROJECTION = ["projection", "--mode", "scratch", "--seeds", "0", "--removals", "
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for mode in ("finetune", "scratch"):
         monkeypatch.setitem(gpt_setups.SETUPS, mode, TINY)
-    monkeypatch.setattr(show, "out", Console(width=250))  # so that no cell is wrapped
+    monkeypatch.setattr(output, "out", Console(width=250))  # so that no cell is wrapped
     yield from without_network()
 
 

@@ -9,7 +9,7 @@ from experiments.small.command import _floats, _numbers
 from rich.console import Console
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from backstory.errors import UsageError
 
 COMMANDS = {
@@ -39,7 +39,7 @@ def call(*args: str) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_table_page_and_json(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "out", Console(width=200))
+    monkeypatch.setattr(output, "out", Console(width=200))
     page = tmp_path / "page.html"
     assert EXPECTED[name] in call(name, *COMMANDS[name], "--plot", str(page))
     assert "Plotly" in page.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.experiments.treebank.test_run import TINY, without_network
 from typer.testing import CliRunner
 
-from backstory.cli import show
+from backstory.cli import output
 from experiments.treebank import run as treebank_run
 
 COMMAND = ["treebank", "--sequences", "16", "--epochs", "2", "--copies", "4", "--proofs", "2"]
@@ -21,7 +21,7 @@ SMALL = {k: v for k, v in TINY.items() if k not in ("sequences", "epochs")}
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     whole = treebank_run.TreebankSetup
     monkeypatch.setattr(treebank_run, "TreebankSetup", lambda **args: whole(**{**SMALL, **args}))
-    monkeypatch.setattr(show, "out", Console(width=200))
+    monkeypatch.setattr(output, "out", Console(width=200))
     yield from without_network()
 
 

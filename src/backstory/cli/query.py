@@ -1,0 +1,118 @@
+"""`backstory embed` and `backstory query`; and how every command with queries begins and ends."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from . import output, recipes
+from .options import At, Contraction, Json, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
+
+if TYPE_CHECKING:
+    from ..replay.queries import Queries as OpenQueries
+    from ..results.result import Result
+
+
+class Request(NamedTuple):
+    """What every command with queries takes, as it was typed."""
+
+    run: Path
+    queries: Sequence[str]
+    at: int | str
+    per_layer: bool
+    contraction: Any
+    recipe: str | None
+    trust_recipe: bool
+    plot: Path | None
+    json: bool
+
+    @contextmanager
+    def opened(self, stage: str) -> "Iterator[tuple[OpenQueries, dict[str, Any]]]":
+        """`(run, model, loss and batches, how to pass over the run)`; what cannot work is refused before any work."""
+        from ..replay.queries import open_queries
+
+        output.plotting(self.plot)
+        name = recipes.confirm(self.run, self.recipe, self.trust_recipe)  # a prompt and a bar do not share a terminal
+        queries = open_queries(self.run, self.queries, name, self.at)
+        with output.one_bar(stage) as progress:
+            yield queries, {"per_layer": self.per_layer, "contraction": self.contraction, "progress": progress}
+
+    def finish(self, result: "Result", print_tables: Callable[[], None], values: dict[str, Any] | None = None) -> None:
+        """Write the figures, then print JSON, or the headline, the tables and the remarks."""
+        if self.plot is not None:
+            output.write_page(result, self.plot, f"Queries: {', '.join(self.queries)}.")
+        if self.json:
+            output.emit(result.as_dict() if values is None else values)
+            return
+        output.line(result.headline)
+        print_tables()
+        output.remarks(result)
+        if self.plot is not None:
+            output.line(f"Figure: {self.plot}")
+
+
+def query(
+    run: RunPath,
+    queries: Queries,
+    at: At = "final",
+    top: Top = 5,
+    per: Per = "sample",
+    per_layer: PerLayer = False,
+    contraction: Contraction = "auto",
+    recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Which training samples helped and hurt the model on a query?"""
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
+    with request.opened("query") as (q, options):
+        result = q.run.query(q.model, q.loss, q.batches[queries], q.at, **options)
+    values = result.as_dict(top=top, per=per)
+
+    def print_tables() -> None:
+        for side, title in (("hits", "Helped most"), ("harmful", "Hurt most")):
+            rows = [
+                (h["sample"], h["step"], h["occurrences"], f"{h['influence']:+.6g}", h["words"]) for h in values[side]
+            ]
+            output.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
+
+    request.finish(result, print_tables, values)
+
+
+def embed(
+    run: RunPath,
+    at: At = "final",
+    per_layer: PerLayer = False,
+    contraction: Contraction = "auto",
+    encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
+    segments: Annotated[
+        int | None,
+        typer.Option(help="Cut the run into so many parts (Algorithm 2): results at every checkpoint.", min=1),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that embed segments in parallel; without --segments, as many parts.", min=1)
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
+    from ..run.run import Run
+
+    with output.one_bar("embed") as progress:
+        report = Run(run).embed(
+            at, per_layer=per_layer, contraction=contraction, encoding=encoding, segments=segments, workers=workers,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        output.emit(report.as_dict())
+        return
+    cut = f"{report.segments} segments, " if report.segments > 1 else ""
+    output.line(
+        f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, {report.form}, "
+        f"{'per layer' if report.per_layer else 'joint'}, {cut}{report.seconds:.1f} s."
+    )
+    if report.expanding_steps:
+        steps = ", ".join(map(str, report.expanding_steps[:10]))
+        output.line(f"Steps that expand in the literal form (learning rate × curvature above its limit): {steps}")
