@@ -71,9 +71,10 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
 
 def cli_page() -> str:
     parts = [
-        "# The command line\n\nA command exits with 0; with 2 where something that you can mend is wrong, which it says in plain words on "
-        "the error stream; with 1 where you answered no, or where `inspect --verify` found damage. `--json` prints one JSON "
-        "object last.\n"
+        "# The command line\n\nExit code 0: success; 2: user error, explained on the error stream; 1: you declined a prompt, or "
+        "`inspect --verify` detected damage. `--json` prints one JSON object, last: of a query or an insight, the result's "
+        "`as_dict()`.\n\nArguments have the names that they have in Python. `--queries NAME[:INDEX]` names a query set, stored in the run "
+        "or of its recipe, or one query of it; it is checked before weights are loaded.\n"
     ]
     for command in COMMANDS:
         shown = CliRunner().invoke(
