@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from backstory.baselines.rows import gradients
-from backstory.baselines.solve import by_rows
+from backstory.baselines.curvature import by_rows
+from backstory.baselines.gradients import gradients
 from backstory.replay.recipe import Recipe
 from backstory.run.run import Run
 from experiments.bench.asking import query_losses
@@ -93,7 +93,7 @@ def logra_influence(scale: str) -> dict[str, Any]:
     G = rows.stack()  # (N, p)
 
     def ask() -> None:
-        V = rows.ask(work.queries())  # (Q, p)
+        V = rows.of(work.queries())  # (Q, p)
         torch.stack([by_rows(V[:, c], G[:, c], DAMPING * len(G)) for c in rows.slices]).sum(0)
 
     took = timed(ask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backstory.baselines.influence import influence_sweep
-from backstory.baselines.representation import representation_similarity
+from backstory.baselines.similarity import representation_similarity
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.replay.tape import in_precision

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from backstory.baselines.gradients import gradients
 from backstory.baselines.influence import influence_sweep
-from backstory.baselines.representation import representation_similarity
-from backstory.baselines.rows import gradients
-from backstory.baselines.similarity import gradient_cosine, gradient_dot
+from backstory.baselines.similarity import gradient_cosine, gradient_dot, representation_similarity
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.demo.setups import domain_losses

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from backstory.baselines.gradients import gradients
 from backstory.baselines.influence import influence_function
-from backstory.baselines.rows import gradients
 from backstory.demo.setups import GptSetup, domain_losses, draw, recipe, removals
 from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backstory.baselines.models import evaluated
-from backstory.baselines.rows import Gradients, gradients
-from backstory.baselines.solve import products
+from backstory.baselines.curvature import products
+from backstory.baselines.gradients import Gradients, gradients
 from backstory.baselines.tracin import tracin
+from backstory.capture.model_state import in_mode
 from backstory.exact.reverse import reverse
 from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
@@ -89,7 +89,7 @@ def by_model(problem: Planted) -> Found:
     kept = thirds(plan)
     rows = gradients(plan)
     order = np.argsort(np.array(rows.training.samples), kind="stable")
-    G, v = rows.stack()[order], rows.ask(problem.queries, problem.asked)  # (N, p), (1, p)
+    G, v = rows.stack()[order], rows.of(problem.queries, problem.asked)  # (N, p), (1, p)
     traced = tracin(plan, problem.queries, kept, loss=problem.asked)
     return {
         "tracin": {"": Suspects(_suspects(traced).scores)},
@@ -115,7 +115,7 @@ def influence_functions(v: Tensor, G: Tensor) -> Found:
 def final_losses(plan: Recipe, rows: Gradients) -> Tensor:
     """The loss of each sample on the trained model, in the order of `rows`, (N,)."""
     out = []
-    with evaluated(plan.model), torch.no_grad():
+    with in_mode(plan.model), torch.no_grad():
         for step, keep in rows.training.visits:
             out.append(plan.loss(plan.model, plan.batches[step][1])[keep].double())
     return torch.cat(out)

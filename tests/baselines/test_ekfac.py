@@ -9,7 +9,8 @@ from tests.baselines.problems import Batch, D, N, by_id, correlation, cross_entr
 from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
-from backstory.baselines.ekfac import ekfac
+from backstory.baselines.ekfac import _join, _singles, _split, ekfac
+from backstory.baselines.gradients import survey
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 HERE = importlib.util.find_spec("kronfluence") is not None
@@ -128,3 +129,20 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_without_the_package_the_error_says_how_to_get_it() -> None:
     with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[baselines\]'"):
         ekfac(recipe(), queries())
+
+
+def test_batches_are_taken_apart_in_the_order_of_the_columns() -> None:
+    made = recipe(size=7, epochs=3)
+    training, (x, y) = survey(made), data()
+    ids = [int(s) for s in training.samples]
+    whole = _join(_split(made, training))
+    assert torch.equal(whole[0], x[ids])
+    assert torch.equal(whole[1], y[ids])
+
+
+def test_batches_of_other_forms() -> None:
+    x, y = data()
+    assert torch.equal(_singles({"x": (x, y)}, [3, 1], 30)[1]["x"][0], x[1:2])
+    assert torch.equal(_join([{"x": x[:2]}, {"x": x[2:]}])["x"], x)
+    with pytest.raises(UsageError, match="found str in a batch of 30 samples; this method takes batches apart"):
+        _singles((x, "text"), [0], 30)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.baselines.problems import Batch, by_id, cross_entropy, data, queries, recipe, rows
+from tests.baselines.problems import Batch, D, by_id, cross_entropy, data, mlp, queries, recipe, rows
 from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
-from backstory.baselines.similarity import gradient_cosine, gradient_dot
+from backstory.baselines.similarity import gradient_cosine, gradient_dot, representation_similarity
+from backstory.errors import UsageError
 
 
 def test_dot_and_cosine_are_the_explicit_ones() -> None:
@@ -63,6 +64,67 @@ def test_answers_say_what_they_are() -> None:
     text = repr(answer)
     assert answer.method == "gradient dot product"
     assert "rank only" in text
-    assert "the sample helped" in answer.caveats[0]
+    assert "the sample helped" in answer.sign
     assert answer.at == 10
     assert isinstance(answer.top(1, query=0)[0].sample, str)
+
+
+def features(x: Tensor) -> Tensor:
+    w, b = mlp().state_dict()["0.weight"], mlp().state_dict()["0.bias"]
+    return torch.tanh(x @ w.T + b)
+
+
+def test_the_input_of_the_last_linear() -> None:
+    a, b = features(queries()[0]), features(data()[0])
+    found = representation_similarity(recipe(), queries())
+    assert_close(by_id(found), F.cosine_similarity(a[:, None], b[None], dim=2), 1e-12)
+    assert_close(by_id(representation_similarity(recipe(), queries(), metric="dot")), a @ b.T, 1e-12)
+    assert "input of 2" in " ".join(found.caveats)
+    assert "rank only" in " ".join(found.caveats)
+
+
+def test_a_module_by_name_and_any_batch_size() -> None:
+    expected = by_id(representation_similarity(recipe(), queries()))
+    assert_close(by_id(representation_similarity(recipe(size=7, seed=2), queries(), module="1")), expected, 1e-12)
+
+
+def test_a_sample_is_most_alike_itself() -> None:
+    x, y = data()
+    found = representation_similarity(recipe(), (x[4:5], y[4:5]))
+    assert found.top(1)[0].sample == 4
+    assert found.top(1)[0].influence == pytest.approx(1.0)
+
+
+def test_positions_are_averaged() -> None:
+    model = nn.Linear(4, 3).double()
+
+    def pooled(m: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(m(batch[0]).mean(1), batch[1], reduction="none")
+
+    x = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0), dtype=D)
+    y = torch.arange(8) % 3
+    made = recipe(model, loss=pooled, xy=(x, y), size=4)
+    found = by_id(representation_similarity(made, (x[:2], y[:2]), metric="dot"), 8)
+    assert_close(found, x[:2].mean(1) @ x.mean(1).T, 1e-12)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    made = recipe()
+    made.model.train()
+    representation_similarity(made, queries())
+    assert made.model.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in made.model.modules())
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="it has 0, 1, 2"):
+        representation_similarity(recipe(), queries(), module="head")
+    with pytest.raises(UsageError, match="cosine"):
+        representation_similarity(recipe(), queries(), metric="euclid")
+    bare = nn.Sequential(nn.Conv1d(4, 3, 1), nn.Flatten()).double()
+
+    def conv(m: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(m(batch[0][:, :, None]), batch[1], reduction="none")
+
+    with pytest.raises(UsageError, match="never called"):
+        representation_similarity(recipe(bare, loss=conv), queries())

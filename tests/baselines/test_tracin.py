@@ -13,8 +13,7 @@ from torch import nn
 
 import backstory
 from backstory import Recipe, Run
-from backstory.baselines.models import run_checkpoints
-from backstory.baselines.tracin import tracin, tracin_run
+from backstory.baselines.tracin import run_checkpoints, tracin, tracin_run
 from backstory.errors import MismatchError, UsageError
 
 __all__ = ["_no_flush"]  # an autouse fixture: no waiting for the disk

@@ -2,12 +2,9 @@
 
 from .ekfac import ekfac
 from .influence import influence_function, influence_sweep
-from .models import run_checkpoints
-from .representation import representation_similarity
-from .similarity import gradient_cosine, gradient_dot
-from .tracin import tracin, tracin_run
-from .trak import margins, trak
-from .traker import traker
+from .similarity import gradient_cosine, gradient_dot, representation_similarity
+from .tracin import run_checkpoints, tracin, tracin_run
+from .trak import margins, trak, traker
 
 __all__ = [
     "ekfac",

@@ -6,11 +6,12 @@ with the eigenvectors of the inputs' and the output gradients' second moments, a
 that basis. Positive: the sample helped. Second moments are those of the true gradients (`fisher`), or of draws whose
 second moment is the Gauss–Newton matrix (`ggn`). `damping=None` is the package's rule: 0.1 × each layer's mean Λ.
 
-Assumes: a trained minimum, layers independent; nn.Linear and nn.Conv2d only: the answer names what is left out.
+Assumes: a trained minimum, layers independent; nn.Linear and nn.Conv2d only: the result names what is left out.
 Grosse et al., Studying Large Language Model Generalization with Influence Functions, 2023.
 """
 
 import copy
+from collections.abc import Iterator, Mapping, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ..capture.model_state import in_mode
 from ..errors import CoverageError, UsageError
+from ..replay.queries import part, size
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
+from .curvature import output_factors, output_loss
 from .extras import extra, quiet, release, subclass
-from .models import evaluated
-from .output import output_factors, output_loss
-from .training import answer, join, select, size_of, split, survey
+from .gradients import Training, as_influence, survey
 
 HESSIANS = ("fisher", "ggn")
 LAYERS = (nn.Linear, nn.Conv2d)
@@ -66,13 +68,13 @@ def ekfac(
         task = _task(package, recipe.loss, loss or recipe.loss, copy.deepcopy(model), tracked, seed)
         prepared = package.prepare_model(model, task)
         analyzer = package.Analyzer("backstory", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
-        analyzer.set_dataloader_kwargs(package.utils.dataset.DataLoaderKwargs(collate_fn=join))
-        samples = _Samples(split(recipe, training))
+        analyzer.set_dataloader_kwargs(package.utils.dataset.DataLoaderKwargs(collate_fn=_join))
+        samples = _Samples(_split(recipe, training))
         _fit(package, analyzer, samples, hessian, batch_size, _dtype(recipe))
-        asked = _queries(recipe, queries, loss)
-        scores = _scores(package, analyzer, samples, asked, damping, batch_size, _dtype(recipe))
-    notes = _notes(damping, hessian, left_out)
-    return answer(recipe, training, scores / len(training), "EK-FAC (kronfluence)", notes)
+        singles = _queries(recipe, queries, loss)
+        scores = _scores(package, analyzer, samples, singles, damping, batch_size, _dtype(recipe))
+    caveats = _caveats(damping, hessian, left_out)
+    return as_influence(recipe, training, scores / len(training), "EK-FAC (kronfluence)", caveats)
 
 
 def _tracked(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -119,13 +121,13 @@ def _scores(
     package: Any,
     analyzer: Any,
     samples: _Samples,
-    asked: tuple[_Samples, bool],
+    singles: tuple[_Samples, bool],
     damping: float | None,
     batch_size: int,
     dtype: torch.dtype,
 ) -> Tensor:
     """∇ℓ(q)ᵀ (H̃ + λI)⁻¹ ∇ℓ(z), (Q, N)."""
-    queries, one = asked
+    queries, one = singles
     settings = package.ScoreArguments(
         damping_factor=damping,
         aggregate_query_gradients=one,
@@ -146,12 +148,12 @@ def _scores(
 
 def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[_Samples, bool]:
     """`(the queries one by one, whether the loss is one number for all of them)`."""
-    with evaluated(recipe.model), torch.no_grad():
+    with in_mode(recipe.model), torch.no_grad():
         losses = (loss or recipe.loss)(recipe.model, queries)
-    n = size_of(queries)
+    n = size(queries)
     if losses.dim() and len(losses) != n:
         raise UsageError(f"found {len(losses)} losses for {n} queries; expected one each, or one number for all.")
-    return _Samples([select(queries, [i], n) for i in range(n)]), losses.dim() == 0
+    return _Samples(_singles(queries, range(n), n)), losses.dim() == 0
 
 
 def _dtype(recipe: Recipe) -> torch.dtype:
@@ -159,11 +161,50 @@ def _dtype(recipe: Recipe) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _notes(damping: float | None, hessian: str, left_out: list[str]) -> tuple[str, ...]:
-    size = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
+def _caveats(damping: float | None, hessian: str, left_out: list[str]) -> tuple[str, ...]:
+    scale = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
     return (
         "units of the query's loss, for removing the sample and training to the minimum again",
-        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {size}, layers taken as independent",
+        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers taken as independent",
         "assumes a trained minimum; knows neither order nor time",
         *([f"left out: {', '.join(left_out)}"] if left_out else []),
     )
+
+
+def _split(recipe: Recipe, training: Training) -> list[Any]:
+    """Each sample as a batch of one, in the order of the columns."""
+    out: list[Any] = []
+    for step, keep in training.visits:
+        ids, batch = recipe.batches[step]
+        out += _singles(batch, keep, len(ids))
+    return out
+
+
+def _singles(batch: Any, keep: Sequence[int], n: int) -> list[Any]:
+    """Samples `keep` of a batch of n, each as a batch of one."""
+    for x in _leaves(batch):
+        if not isinstance(x, Tensor) or not x.dim() or len(x) != n:
+            what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise UsageError(
+                f"found {what} in a batch of {n} samples; this method takes batches apart, so every part must be a tensor "
+                "whose first dimension is the sample."
+            )
+    return [part(batch, i, i + 1) for i in keep]
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping | tuple | list):
+        for x in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(x)
+    else:
+        yield batch
+
+
+def _join(batches: Sequence[Any]) -> Any:
+    """One batch of several."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))
+    if isinstance(first, Mapping):
+        return {k: _join([b[k] for b in batches]) for k in first}
+    return tuple(_join([b[i] for b in batches]) for i in range(len(first)))

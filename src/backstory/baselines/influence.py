@@ -23,10 +23,8 @@ from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
-from .output import output_factors, output_loss
-from .rows import Coordinates, Gradients, check_size, gradients
-from .solve import by_moment, by_other_rows, by_rows, moment
-from .training import answer
+from .curvature import by_moment, by_other_rows, by_rows, moment, output_factors, output_loss
+from .gradients import Coordinates, Gradients, as_influence, check_size, gradients
 
 HESSIANS = ("fisher", "ggn")
 
@@ -59,19 +57,19 @@ def influence_sweep(
     hessian: str = "fisher",
     **coordinates: Unpack[Coordinates],
 ) -> list[Influence]:
-    """One answer for each damping, from one pass over the data."""
+    """One result for each damping, from one pass over the data."""
     if hessian not in HESSIANS or any(d < 0 for d in dampings):
         raise UsageError(f"found hessian={hessian!r}, dampings={list(dampings)}; expected {HESSIANS}, numbers ≥ 0.")
     rows = gradients(recipe, **coordinates)
-    V, G = rows.ask(queries, loss), rows.stack()  # (Q, p), (N, p)
+    V, G = rows.of(queries, loss), rows.stack()  # (Q, p), (N, p)
     cuts = rows.slices if per_layer else [slice(0, rows.width)]
     parts = _fisher(V, G, cuts) if hessian == "fisher" else _ggn(rows, V, G, cuts)
-    how = "influence function" if rows.width == _full(rows) else "influence function (LoGRA)"
+    method = "influence function" if rows.width == rows.full_width else "influence function (LoGRA)"
     out = []
     for damping in dampings:
         scores = torch.stack([p.scores(_ridge(damping, relative, p.mean, len(G))) for p in parts]).sum(0)
-        notes = _notes(damping, relative, per_layer, hessian, [p.mean for p in parts])
-        out.append(answer(recipe, rows.training, scores, how, (*notes, *rows.notes)))
+        caveats = _caveats(damping, relative, per_layer, hessian, [p.mean for p in parts])
+        out.append(as_influence(recipe, rows.training, scores, method, (*caveats, *rows.caveats)))
     return out
 
 
@@ -99,21 +97,21 @@ def _ggn(rows: Gradients, V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_
     C, is_moment = _curvature(rows)
 
     def part(c: slice) -> _Part:
-        own = C[c, c] if is_moment else C[:, c]
-        trace = float(own.diagonal().sum()) if is_moment else _squares(own)
+        H = C[c, c] if is_moment else C[:, c]
+        trace = float(H.diagonal().sum()) if is_moment else _squares(H)
         mean = trace / (len(G) * (c.stop - c.start))
         if is_moment:
-            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], own, ridge))
-        if len(own) >= own.shape[1]:
-            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], moment(own), ridge))
-        return _Part(mean, lambda ridge: by_other_rows(V[:, c], G[:, c], own, ridge))
+            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], H, ridge))
+        if len(H) >= H.shape[1]:
+            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], moment(H), ridge))
+        return _Part(mean, lambda ridge: by_other_rows(V[:, c], G[:, c], H, ridge))
 
     return [part(c) for c in cuts]
 
 
 def _curvature(rows: Gradients) -> tuple[Tensor, bool]:
     """`(Σ Jᵀ ∇²ℓ J (p, p), True)`, or `(its rows (M, p), False)` where they are fewer than p."""
-    recipe, found = rows.recipe, []
+    recipe, parts = rows.recipe, []
     outputs = output_factors(recipe.model, recipe.loss, recipe.batches[rows.training.visits[0][0]][1]).shape[1]
     few = len(rows.training) * outputs < rows.width
     check_size(len(rows.training) * outputs if few else rows.width, rows.width, 8)
@@ -124,15 +122,15 @@ def _curvature(rows: Gradients) -> tuple[Tensor, bool]:
         for k in range(U.shape[2]):
             if not bool(U[keep, :, k].any()):
                 continue
-            J = rows.ask(batch, output_loss(recipe.loss, U[:, :, k]))[keep]  # (n, p)
+            J = rows.of(batch, output_loss(recipe.loss, U[:, :, k]))[keep]  # (n, p)
             if few:
-                found.append(J)
+                parts.append(J)
             else:
                 H += moment(J)
-    return (torch.cat(found), False) if few else (H, True)
+    return (torch.cat(parts), False) if few else (H, True)
 
 
-def _notes(damping: float, relative: bool, per_layer: bool, hessian: str, means: Sequence[float]) -> tuple[str, ...]:
+def _caveats(damping: float, relative: bool, per_layer: bool, hessian: str, means: Sequence[float]) -> tuple[str, ...]:
     curvature = "empirical Fisher 1/N Σ g gᵀ" if hessian == "fisher" else "Gauss–Newton matrix"
     size = f"{damping:g} × its mean eigenvalue {sum(means) / len(means):.3g}" if relative else f"{damping:g}"
     return (
@@ -144,7 +142,3 @@ def _notes(damping: float, relative: bool, per_layer: bool, hessian: str, means:
 
 def _squares(rows: Tensor) -> float:
     return float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2
-
-
-def _full(rows: Gradients) -> int:
-    return sum(b.parameter.numel() for b in rows.blocks.blocks)

@@ -1,23 +1,30 @@
-r"""Gradient dot product and gradient cosine: how alike a sample's and a query's gradients are at the end.
+r"""Similarity: how alike a sample and a query are to the trained model, by their gradients or by their features.
 
-    dot(z, q)    = ⟨∇ℓ(θ, z), ∇ℓ(θ, q)⟩
-    cosine(z, q) = dot(z, q) / (‖∇ℓ(θ, z)‖ ‖∇ℓ(θ, q)‖)
+    gradient dot      ⟨∇ℓ(θ, z), ∇ℓ(θ, q)⟩
+    gradient cosine   that over ‖∇ℓ(θ, z)‖ ‖∇ℓ(θ, q)‖
+    representation    ⟨φ(z), φ(q)⟩ / (‖φ(z)‖ ‖φ(q)‖)        or ⟨φ(z), φ(q)⟩ with metric="dot"
 
-Positive: a step along the sample lowers the query's loss, so the sample helped. Ranks only: the rate and the number of
-steps are not in it.
-Assumes: plain SGD, and that gradients at the end are what they were in training.
+Positive gradients: a step along the sample lowers the query's loss, so the sample helped; as if training had been plain SGD, and gradients
+at the end were what they were in training. φ is the input of the last nn.Linear that the model calls, or the output of a module
+given by name; positions between sample and features are averaged. Higher: more alike, read as "helped"; labels play no part, so a sample
+with the wrong label looks as helpful as one with the right label. Ranks only: the rate and the number of steps are not in it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..capture.model_state import in_mode
+from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
-from .rows import Coordinates, Gradients, gradients
-from .training import RANK_ONLY, answer
+from .gradients import RANK_ONLY, Coordinates, as_influence, gradients, survey
+
+METRICS = ("cosine", "dot")
 
 
 def gradient_dot(
@@ -25,8 +32,8 @@ def gradient_dot(
 ) -> Influence:
     """⟨∇ℓ(θ, z), ∇ℓ(θ, q)⟩ at the weights of `recipe.model`; `loss` of the queries, by default the recipe's."""
     rows = gradients(recipe, **coordinates)
-    dots, _ = _products(rows, rows.ask(queries, loss))
-    return answer(recipe, rows.training, dots, "gradient dot product", (RANK_ONLY, *rows.notes))
+    dots, _ = rows.products(rows.of(queries, loss))
+    return as_influence(recipe, rows.training, dots, "gradient dot product", (RANK_ONLY, *rows.caveats))
 
 
 def gradient_cosine(
@@ -34,19 +41,65 @@ def gradient_cosine(
 ) -> Influence:
     """The cosine of the same two gradients; 0 where one of them is 0."""
     rows = gradients(recipe, **coordinates)
-    V = rows.ask(queries, loss).double()  # (Q, p)
-    dots, norms = _products(rows, V)
+    V = rows.of(queries, loss).double()  # (Q, p)
+    dots, norms = rows.products(V)
     size = V.norm(dim=1)[:, None] * norms  # (Q, N)
     cosines = torch.where(size > 0, dots / size.clamp(min=1e-300), torch.zeros_like(dots))
-    return answer(recipe, rows.training, cosines, "gradient cosine", (RANK_ONLY, *rows.notes))
+    return as_influence(recipe, rows.training, cosines, "gradient cosine", (RANK_ONLY, *rows.caveats))
 
 
-def _products(rows: Gradients, V: Tensor) -> tuple[Tensor, Tensor]:
-    """`(V Gᵀ (Q, N), norms of G (N,))`, one batch in memory at a time."""
-    V = V.double()
-    dots = torch.zeros(len(V), len(rows.training), dtype=torch.float64)
-    norms = torch.zeros(len(rows.training), dtype=torch.float64)
-    for columns, G in rows.stream():
-        dots[:, columns] = V @ G.double().T
-        norms[columns] = G.double().norm(dim=1)
-    return dots, norms
+def representation_similarity(
+    recipe: Recipe, queries: Any, *, module: str | None = None, metric: str = "cosine"
+) -> Influence:
+    """Likeness of the features of samples and of queries, one query for each sample of the batch `queries`."""
+    if metric not in METRICS:
+        raise UsageError(f"found metric={metric!r}; expected one of {', '.join(METRICS)}.")
+    training = survey(recipe)
+    Q, place = _features(recipe, queries, module)  # (Q, d)
+    parts = []
+    for step, keep in training.visits:
+        ids, batch = recipe.batches[step]
+        rows, _ = _features(recipe, batch, module)
+        if len(rows) != len(ids):
+            raise UsageError(f"the features of step {step} have {len(rows)} rows for {len(ids)} samples.")
+        parts.append(rows[keep])
+    F = torch.cat(parts)  # (N, d)
+    if metric == "cosine":
+        Q, F = nn.functional.normalize(Q, dim=1), nn.functional.normalize(F, dim=1)
+    caveat = f"{metric} of the {place}; the labels and the loss play no part"
+    return as_influence(recipe, training, Q @ F.T, "representation similarity", (RANK_ONLY, caveat))
+
+
+def _features(recipe: Recipe, batch: Any, module: str | None) -> tuple[Tensor, str]:
+    """`(features (B, d) in float64, where they come from)`."""
+    features: list[tuple[Tensor, str]] = []
+    with in_mode(recipe.model), torch.no_grad(), _watch(recipe.model, module, features):
+        recipe.loss(recipe.model, batch)
+    if not features:
+        what = f"the module {module!r}" if module else "an nn.Linear"
+        raise UsageError(f"the loss never called {what}; name the module whose output to take with module=.")
+    x, place = features[-1]
+    x = x.detach().double().cpu()
+    return (x if x.dim() == 2 else x.reshape(len(x), -1, x.shape[-1]).mean(1)), place
+
+
+@contextmanager
+def _watch(model: nn.Module, module: str | None, features: list[tuple[Tensor, str]]) -> Iterator[None]:
+    modules = dict(model.named_modules())
+    if module is not None and module not in modules:
+        raise UsageError(f"the model has no module {module!r}; it has {', '.join(n for n in modules if n)}.")
+    handles = []
+    for name, layer in modules.items():
+        if name == module:
+            handles.append(
+                layer.register_forward_hook(lambda m, a, out, n=name: features.append((out, f"output of {n}")))
+            )
+        elif module is None and isinstance(layer, nn.Linear):
+            handles.append(
+                layer.register_forward_pre_hook(lambda m, a, n=name: features.append((a[0], f"input of {n}")))
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

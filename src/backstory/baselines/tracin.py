@@ -9,13 +9,15 @@ Assumes: plain SGD steps.
 Pruthi et al., Estimating Training Data Influence by Tracing Gradient Descent, 2020.
 """
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..capture.model_state import load_weights, restored_weights
 from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
@@ -23,9 +25,12 @@ from ..run.gradients import LossFn, compute_query_gradients
 from ..run.run import Run
 from ..run.scoring import Scores, collect
 from ..run.sweep import backward
-from .models import Checkpoint, loaded
-from .rows import Coordinates, Gradients, gradients
-from .training import RANK_ONLY, answer
+from .gradients import RANK_ONLY, Coordinates, Gradients, as_influence, gradients
+
+Weights = Mapping[str, Tensor]
+Checkpoint = tuple[
+    Weights, float | Sequence[float]
+]  # weights by name; learning rate: one number, or one for each parameter group
 
 
 def tracin(
@@ -38,15 +43,16 @@ def tracin(
 ) -> Influence:
     """TracIn over `(weights, rate)` pairs, for example `run_checkpoints(run, recipe.model)`."""
     rows = gradients(recipe, **coordinates)
-    total, count = None, 0
-    for weights, rate in checkpoints:
-        with loaded(recipe.model, weights):
-            found = _at(rows, rows.ask(queries, loss).double() * _rates(rows, rate))
-        total, count = found if total is None else total + found, count + 1
-    if total is None:
+    total, count = torch.zeros(()), 0
+    with restored_weights(recipe.model):
+        for weights, rate in checkpoints:
+            load_weights(recipe.model, weights)
+            V = rows.of(queries, loss).double() * _rates(rows, rate)
+            total, count = total + rows.products(V)[0], count + 1
+    if not count:
         raise UsageError("found no checkpoint; expected at least one (weights, rate).")
-    said = f"{count} checkpoints, each standing for one use of every sample with weight 1; plain SGD steps"
-    return answer(recipe, rows.training, total, "TracIn", (RANK_ONLY, said, *rows.notes))
+    caveat = f"{count} checkpoints, each standing for one use of every sample with weight 1; plain SGD steps"
+    return as_influence(recipe, rows.training, total, "TracIn", (RANK_ONLY, caveat, *rows.caveats))
 
 
 def tracin_run(
@@ -61,34 +67,35 @@ def tracin_run(
 ) -> Influence:
     """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
     step = run.step_of(at)
-    v, notes = compute_query_gradients(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+    v, of_query = compute_query_gradients(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
     v = v.double()
     n_rows = run.store.rows_before(step)
     samples, steps = run.store.occurrences(n_rows)
     momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
-    said = [
+    caveats = [
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
         *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
-        *notes,
+        *of_query,
         *run.caveats(),
     ]
     scores = collect(_in_run(run, v, step), len(v), n_rows)
     return Influence(
-        scores, samples, steps, run.config.get("ids", "str"), step, "TracIn in the run", tuple(said), True, run.content
+        scores,
+        samples,
+        steps,
+        run.config.get("ids", "str"),
+        step,
+        "TracIn in the run",
+        tuple(caveats),
+        True,
+        run.content,
     )
 
 
 def _in_run(run: Run, v: Tensor, at: int) -> Scores:
     for chunk in backward(run.store, at, dtype=torch.float64):
-        found = [s.clip * s.w * ((v * s.coefficients.rate) @ s.G.T) for s in chunk.steps]  # (Q, B) each
-        yield chunk.row_start, torch.cat(found, 1)
-
-
-def _at(rows: Gradients, V: Tensor) -> Tensor:
-    out = torch.zeros(len(V), len(rows.training), dtype=torch.float64)
-    for columns, G in rows.stream():
-        out[:, columns] = V @ G.double().T
-    return out
+        scores = [s.clip * s.w * ((v * s.coefficients.rate) @ s.G.T) for s in chunk.steps]  # (Q, B) each
+        yield chunk.row_start, torch.cat(scores, 1)
 
 
 def _rates(rows: Gradients, rate: float | Sequence[float]) -> Tensor:
@@ -102,3 +109,15 @@ def _each(rates: Sequence[float], groups: Sequence[int]) -> list[float]:
     if max(groups) >= len(rates):
         raise UsageError(f"found {len(rates)} rates for {max(groups) + 1} parameter groups; give one for each group.")
     return [float(rates[g]) for g in groups]
+
+
+def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = None) -> Iterator[Checkpoint]:
+    """The checkpoints that a run stored (or those of `steps`), each with the rates of the update taken from it.
+
+    The final weights, from which no update was taken, come with the rates of the last one.
+    """
+    rates = run.store.steps().groups["rate"]  # (T, groups)
+    twin = copy.deepcopy(model)
+    for step in run.checkpoints if steps is None else steps:
+        weights = copy.deepcopy(run.load_weights(twin, step).state_dict())
+        yield weights, rates[min(step, len(rates) - 1)].tolist()

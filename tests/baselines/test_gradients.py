@@ -1,14 +1,43 @@
-"""Gradient rows: against one backward pass each, and in random coordinates."""
+"""The samples of a recipe, each once; gradient rows against one backward pass each, and in random coordinates."""
+
+from typing import Any
 
 import pytest
 import torch
-from tests.baselines.problems import Batch, cross_entropy, data, mlp, queries, recipe, rows
+from tests.baselines.problems import Batch, cross_entropy, data, mlp, order, queries, recipe, rows
 from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
-from backstory.baselines import rows as module
-from backstory.baselines.rows import check_size, gradients
+from backstory import Recipe
+from backstory.baselines import gradients as module
+from backstory.baselines.gradients import check_size, gradients, survey
 from backstory.errors import CoverageError, NumericalError, UsageError
+
+
+def test_every_sample_once_at_its_last_step() -> None:
+    made = recipe(size=7, epochs=3)
+    found = survey(made)
+    last = {str(i): t for t, ids in enumerate(order(30, 7, 3)) for i in ids}
+    assert dict(zip(found.samples, found.steps, strict=True)) == last
+    assert len(found) == 30
+    assert found.steps == sorted(found.steps)
+    assert [s for s, keep in found.visits for _ in keep] == found.steps
+    assert found.kind == "int"
+
+
+def test_ids_of_two_kinds_and_no_batches_are_refused() -> None:
+    model = mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = data()
+    mixed: list[Any] = [([0], (x[:1], y[:1])), (["a"], (x[1:2], y[1:2]))]
+    for batches in (mixed[:0], mixed):
+        with pytest.raises(UsageError, match="kind"):
+            survey(Recipe(model=model, optimizer=sgd, loss=lambda m, b: m(b), batches=batches))
+
+
+def test_a_sample_twice_in_a_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        survey(recipe(names=lambda i: i % 3))
 
 
 def test_full_rows_are_the_gradients() -> None:
@@ -16,7 +45,7 @@ def test_full_rows_are_the_gradients() -> None:
     found = gradients(made)
     ids = [int(s) for s in found.training.samples]
     assert_close(found.stack(), rows(made.model, cross_entropy, data())[ids], 1e-12)
-    assert_close(found.ask(queries()), rows(made.model, cross_entropy, queries()), 1e-12)
+    assert_close(found.of(queries()), rows(made.model, cross_entropy, queries()), 1e-12)
     assert found.dims == [20, 5, 15, 3]
 
 
@@ -26,12 +55,12 @@ def test_random_rows_keep_inner_products_on_average() -> None:
     total = torch.zeros(5, 30, dtype=torch.float64)
     for seed in range(150):
         found = gradients(made, rank=2, seed=seed)
-        total += found.ask(queries()) @ found.stack().T
+        total += found.of(queries()) @ found.stack().T
     ids = [int(s) for s in found.training.samples]
     exact = rows(made.model, cross_entropy, queries()) @ G[ids].T
     slope = float((total / 150 * exact).sum() / exact.square().sum())
     assert abs(slope - 1) < 0.1, f"projected products are {slope:.3f} × the true ones; 4 would mean a missing 1/r"
-    assert "random coordinates of 43" in " ".join(found.notes)
+    assert "random coordinates of 43" in " ".join(found.caveats)
 
 
 def test_progress_is_told_and_the_model_is_left_alone() -> None:
@@ -49,7 +78,7 @@ def test_progress_is_told_and_the_model_is_left_alone() -> None:
 def test_layers_left_out_are_named() -> None:
     found = gradients(recipe(), layers=["!0.bias"])
     assert found.width == 38
-    assert "left out: 0.bias" in found.notes
+    assert "left out: 0.bias" in found.caveats
 
 
 def test_uncovered_parameters_are_refused() -> None:
