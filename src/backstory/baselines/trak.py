@@ -57,7 +57,8 @@ def trak(
     features, doubts = [], []
     with restored_weights(recipe.model):
         for m, weights in enumerate(models or [recipe.model.state_dict()]):
-            rows = gradients(recipe, **{**coordinates, "seed": coordinates.get("seed", 0) + m})
+            of_model: Coordinates = {**coordinates, "seed": coordinates.get("seed", 0) + m}
+            rows = gradients(recipe, **of_model)
             load_weights(recipe.model, weights)
             V = _query_rows(rows, queries, target, margin, loss)  # (Q, p)
             features.append(by_rows(V, rows.stack(margin or margin_of_loss(recipe.loss)), damping))
