@@ -81,7 +81,7 @@ def layer_run(path: Path, *positions: int, calls: int = 1) -> None:
         for t, length in enumerate(positions):
             x = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(t))
             with rec.step([0, 1]):
-                sum(model(x).square().sum() for _ in range(calls)).backward()  # type: ignore[union-attr]
+                sum(model(x).square().sum() for _ in range(calls)).backward()
                 optimizer.step()
             optimizer.zero_grad()
 

@@ -31,7 +31,7 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         Settings(encoding="int4")
     for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
         with pytest.raises(UsageError, match="must be at least 1"):
-            Settings(**wrong)
+            Settings(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rank", [4, (4, 2), {"a*": 3, "*": (1, 2)}, "auto:0.95", "auto:.5/8"])
