@@ -165,7 +165,7 @@ def test_an_index_that_may_be_either_is_refused_until_it_is_known() -> None:
     with Seen(nn.Sequential(nn.Embedding(4, 2))) as seen:
         seen.tap.batch(3)
         with pytest.raises(
-            UsageError, match=r"embedding '0' was asked for 0 … 2 in a batch of 3 samples.*\(1, S\).*\(B, 1\)"
+            UsageError, match=r"embedding '0' is looked up at 0 … 2 in a batch of 3 samples.*\(1, S\).*\(B, 1\)"
         ):
             seen.model(torch.arange(3))
         assert seen.model(torch.arange(3)[None]).shape == (3, 3, 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import backstory
-from backstory.capture.modules import find_blocks, names
+from backstory.capture.modules import find_blocks
 from backstory.errors import CoverageError, UsageError
 from backstory.maths.layers import RULES
 
@@ -206,7 +206,7 @@ def test_tied_weights_are_chosen_and_left_out_as_a_whole_by_any_name(layers: lis
 def test_ranks_are_one_number_a_pair_or_patterns(rank: Any, expected: list[int]) -> None:
     net = model()
     blocks = find_blocks(net, torch.optim.SGD(net.parameters(), lr=0.1), rank=rank)
-    assert names(blocks.blocks) == list(zip(ALL, expected, strict=True))
+    assert [(b.name, b.shape.dims) for b in blocks.blocks] == list(zip(ALL, expected, strict=True))
 
 
 def test_ranks_that_make_no_sense_are_refused() -> None:

@@ -4,6 +4,6 @@ from .fingerprint import canonical, fingerprint
 from .hooks import Tap
 from .ids import with_ids
 from .modules import Block, find_blocks
-from .optimizer import OptimizerReader
+from .updates import OptimizerReader
 
 __all__ = ["Block", "OptimizerReader", "Tap", "canonical", "find_blocks", "fingerprint", "with_ids"]

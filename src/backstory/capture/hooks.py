@@ -129,7 +129,7 @@ class Tap:
             self._meaning[module] = "positions"
         elif module not in self._meaning:
             raise UsageError(
-                f"the embedding {self._names.get(module)!r} was asked for 0 … {size - 1} in a batch of {size} samples: that "
+                f"the embedding {self._names.get(module)!r} is looked up at 0 … {size - 1} in a batch of {size} samples: that "
                 "may be one index for each sample, or positions for the whole batch. Say which: look positions up as "
                 "(1, S), indices of samples as (B, 1)."
             )
@@ -141,12 +141,12 @@ class Tap:
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return
         slot = self.slot
-        inputs = tuple(_held(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if self._calls is not None:
             self._calls.append((module, inputs, get_gradient_edge(output)))
-        output.register_hook(lambda delta: self._meet(module, inputs, delta, slot))
+        output.register_hook(lambda delta: self._on_gradient(module, inputs, delta, slot))
 
-    def _meet(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
+    def _on_gradient(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
         if self.slot is None or self._muted:
             return  # a backward pass outside of any step, or one of our own
         self.passes.add(backward_pass())
@@ -155,8 +155,8 @@ class Tap:
 
     def _contribute(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int, sink: Sink) -> None:
         rule, numbers = self.blocks.owners[module]
-        size, found = self.sizes[slot], len(delta) if delta.dim() else 0
-        if found != size or (inputs and len(inputs[0]) != size):
+        size, rows = self.sizes[slot], len(delta) if delta.dim() else 0
+        if rows != size or (inputs and len(inputs[0]) != size):
             shape = tuple(delta.shape)
             raise UsageError(
                 f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} "
@@ -166,15 +166,15 @@ class Tap:
         if any(x.dtype in HALF for x in (delta, *inputs)) or in_autocast(delta.device):
             self.rounded.update(numbers.values())
         with torch.no_grad(), own_precision(delta.device):
-            wide, seen = tuple(_widen(x) for x in inputs), _widen(delta.detach())
-            for local, part in rule(module, wide, seen).items():
+            wide, wide_delta = tuple(_widen(x) for x in inputs), _widen(delta.detach())
+            for local, part in rule(module, wide, wide_delta).items():
                 if local not in numbers:
                     continue
-                found_part = _checked(part, local, module)
-                if isinstance(found_part, Dense) and self._groups > 1 and seen.dim() > 2 and seen.shape[1] > 1:
-                    self._by_group(rule, module, wide, seen, local, lambda k, x: sink(slot, numbers[local], x, k))  # noqa: B023
+                checked = _checked(part, local, module)
+                if isinstance(checked, Dense) and self._groups > 1 and wide_delta.dim() > 2 and wide_delta.shape[1] > 1:
+                    self._by_group(rule, module, wide, wide_delta, local, lambda k, x: sink(slot, numbers[local], x, k))  # noqa: B023
                 else:
-                    sink(slot, numbers[local], found_part, None)
+                    sink(slot, numbers[local], checked, None)
 
     def _by_group(
         self,
@@ -223,7 +223,7 @@ def _by_position(module: nn.Module, delta: Tensor) -> Tensor:
     return delta.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else delta.flatten(1, -2)
 
 
-def _held(x: Tensor) -> Tensor:
+def _snapshot(x: Tensor) -> Tensor:
     """An input as it is now: what autograd made is the step's own, but data may lie in a buffer that is used again."""
     return x.detach() if x.requires_grad else x.clone()
 

@@ -52,12 +52,12 @@ def as_text(ids: Iterable[int | str] | Tensor) -> tuple[list[str], str]:
     """`(ids as text, "int" or "str")`; anything else, or a mixture, is refused."""
     if isinstance(ids, int | str | bytes):
         raise UsageError(f"found the single id {ids!r}; expected a sequence of ids, for example [{ids!r}].")
-    found = ids.tolist() if isinstance(ids, Tensor) else [x.item() if hasattr(x, "item") else x for x in ids]
-    if not isinstance(found, list):
-        raise UsageError(f"found the single id {found!r}; expected a sequence with one id for each sample.")
-    kinds = {type(x) for x in found}
+    values = ids.tolist() if isinstance(ids, Tensor) else [x.item() if hasattr(x, "item") else x for x in ids]
+    if not isinstance(values, list):
+        raise UsageError(f"found the single id {values!r}; expected a sequence with one id for each sample.")
+    kinds = {type(x) for x in values}
     if kinds <= {int} or kinds == {str}:
-        return [str(x) for x in found], "str" if str in kinds else "int"
+        return [str(x) for x in values], "str" if str in kinds else "int"
     names = ", ".join(sorted(k.__name__ for k in kinds))
     raise UsageError(f"found ids of type {names}; expected all ints or all strings.")
 
@@ -79,7 +79,7 @@ def restore(texts: Sequence[str], kind: str) -> list[int | str]:
 
 def counts(tokens: Tensor | Sequence[int], n: int) -> Tensor:
     """Token counts of `n` samples as float64, checked."""
-    found = torch.as_tensor(tokens).detach().double().cpu().reshape(-1)
-    if len(found) != n or bool((found < 0).any()):
-        raise UsageError(f"found {len(found)} token counts for {n} samples; expected one count ≥ 0 for each.")
-    return found
+    values = torch.as_tensor(tokens).detach().double().cpu().reshape(-1)
+    if len(values) != n or bool((values < 0).any()):
+        raise UsageError(f"found {len(values)} token counts for {n} samples; expected one count ≥ 0 for each.")
+    return values

@@ -4,7 +4,7 @@ A block is one parameter: weight and bias of a layer may sit in different optimi
 out, under any of its names, and as a whole: rows from only some of its uses would not add up to its gradient.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -197,9 +197,9 @@ def _refuse_shared(model: nn.Module) -> None:
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if found := kinds & SHARED:
+    if wrappers := kinds & SHARED:
         raise UnsupportedError(
-            f"{found.pop()} shares one training run between {distributed.get_world_size()} processes, which is not modelled: "
+            f"{wrappers.pop()} shares one training run between {distributed.get_world_size()} processes, which is not modelled: "
             "each process sees a part of the samples. Train in one process, accumulating micro-batches with s.batch()."
         )
 
@@ -218,18 +218,13 @@ def _rank_of(name: str, rank: Rank | None) -> tuple[int, int] | None:
     if rank is None:
         return None
     if isinstance(rank, dict):
-        found = next((r for pattern, r in rank.items() if fnmatchcase(name, pattern)), None)
-        if found is None:
+        matching = next((r for pattern, r in rank.items() if fnmatchcase(name, pattern)), None)
+        if matching is None:
             raise UsageError(f"no pattern of rank= matches {name!r}; add one, for example '*': 16.")
-        rank = found
+        rank = matching
     pair = (rank, rank) if isinstance(rank, int) else rank
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(x, int) for x in pair):
         raise UsageError(f"found rank {rank!r} for {name!r}; expected a whole number, or a pair (out, in).")
     if min(pair) < 1:
         raise UsageError(f"found rank {rank!r} for {name!r}; expected at least 1.")
     return pair
-
-
-def names(blocks: Iterable[Block]) -> list[tuple[str, int]]:
-    """`(name, dims)` of each block, in order: the layout of a row."""
-    return [(b.name, b.shape.dims) for b in blocks]

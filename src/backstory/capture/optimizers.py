@@ -10,6 +10,7 @@ table. `replay.update` is written from torch's documentation on its own, as the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -129,13 +130,13 @@ def register_optimizer(kind: type[Optimizer], read: Reader, second_moment: Secon
 
 
 def rule_of(optimizer: Optimizer) -> OptimizerRule | None:
-    """The line for the optimizer's type, or for the nearest type that it inherits its `step` from."""
-    for kind in type(optimizer).__mro__:
-        if kind in OPTIMIZERS:
-            return OPTIMIZERS[kind]
-        if "step" in vars(kind):
-            return None
-    return None
+    """The line for the nearest type in the table, where the optimizer's own type has not another `step`.
+
+    torch wraps the `step` of a class when its first optimizer is made, be it inherited: what is inside is compared.
+    """
+    step = unwrap(type(optimizer).step)
+    kind = next((kind for kind in type(optimizer).__mro__ if kind in OPTIMIZERS), None)
+    return OPTIMIZERS[kind] if kind is not None and unwrap(kind.step) is step else None
 
 
 def checked_rule(optimizer: Optimizer) -> OptimizerRule:
@@ -152,8 +153,8 @@ def checked_rule(optimizer: Optimizer) -> OptimizerRule:
 
 def group_of(optimizer: Optimizer, p: Tensor) -> Group:
     """The parameter's group."""
-    found: Group = next(g for g in optimizer.param_groups if any(p is x for x in g["params"]))
-    return found
+    group: Group = next(g for g in optimizer.param_groups if any(p is x for x in g["params"]))
+    return group
 
 
 def dropped(optimizer: Optimizer) -> list[str]:
@@ -163,10 +164,10 @@ def dropped(optimizer: Optimizer) -> list[str]:
     decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
     nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
     second = ["Adam's second moment"] if rule is not None and rule.second_moment is not None else []
-    own = [f"{type(optimizer).__name__}'s own way of stepping"] if rule is None else []
+    unknown = [f"{type(optimizer).__name__}'s own way of stepping"] if rule is None else []
     parts = [
         *second,
-        *own,
+        *unknown,
         momentum and f"momentum {momentum}",
         nesterov and "Nesterov",
         decay and f"weight decay {decay}",
@@ -181,5 +182,5 @@ def listed(parts: Sequence[str]) -> str:
 
 def _values_of(optimizer: Optimizer, read: Callable[[dict[str, Any]], Any]) -> str:
     """A number of all parameter groups as text, a range where they differ; empty where it is 0 in all of them."""
-    found = sorted({float(read(group) or 0.0) for group in optimizer.param_groups})
-    return "" if found == [0.0] else f"{found[0]:g}" if len(found) == 1 else f"{found[0]:g} to {found[-1]:g}"
+    values = sorted({float(read(group) or 0.0) for group in optimizer.param_groups})
+    return "" if values == [0.0] else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"

@@ -65,8 +65,8 @@ class NamedItems(Dataset[Named]):
             return Named(_column(item, self.ids), item)
         if self.ids is not None:
             return Named(self.ids[index], item)
-        own = isinstance(item, Mapping) and ID_KEY in item
-        return Named(_column(item, ID_KEY) if own else _number(index), item)
+        named = isinstance(item, Mapping) and ID_KEY in item
+        return Named(_column(item, ID_KEY) if named else _number(index), item)
 
 
 class NamedStream(IterableDataset[Named]):
@@ -186,15 +186,15 @@ def _put(loader: DataLoader[Any], dataset: Any, collate: Callable[[Any], Any]) -
 
 def _column(item: Any, column: str) -> int | str:
     if not isinstance(item, Mapping) or column not in item:
-        found = sorted(map(str, item)) if isinstance(item, Mapping) else type(item).__name__
+        keys = sorted(map(str, item)) if isinstance(item, Mapping) else type(item).__name__
         raise UsageError(
-            f"an item of the training data has no id: expected the key {column!r}, found {found}. An iterable data set must "
+            f"an item of the training data has no id: expected the key {column!r}, found {keys}. An iterable data set must "
             "yield an id with each item, or be made map-style. Where a trainer removes columns before (Hugging Face's data "
             f"sets), pass the ids themselves, ids=dataset[{column!r}], or remove_unused_columns=False."
         )
     value = item[column]
-    found_id: int | str = value.item() if hasattr(value, "item") else value
-    return found_id
+    name: int | str = value.item() if hasattr(value, "item") else value
+    return name
 
 
 def _number(index: Any) -> int:

@@ -132,14 +132,14 @@ class BackstoryCallback(TrainerCallback):
         if names is None:
             return None
         if self._run.scope is not None and torch.is_grad_enabled():
-            found = decoded(names)
-            _refuse_packing(inputs, len(found))
+            ids = decoded(names)
+            _refuse_packing(inputs, len(ids))
             items = inputs.get("num_items_in_batch")
-            self._parts.append(Part(None if items is None else int(items), self._own(inputs, len(found))))
-            self._run.batch(found)
+            self._parts.append(Part(None if items is None else int(items), self._micro_batch_divisor(inputs, len(ids))))
+            self._run.batch(ids)
         return args, inputs
 
-    def _own(self, inputs: dict[str, Any], samples: int) -> int | None:
+    def _micro_batch_divisor(self, inputs: dict[str, Any], samples: int) -> int | None:
         """What a mean over the micro-batch alone divides by; None where that cannot be counted."""
         labels = None if self._shifted is None else targets(inputs, self._shifted)
         if self._run.reduction != "token-mean":
@@ -159,24 +159,24 @@ class BackstoryCallback(TrainerCallback):
         if self._run.scope is None or not self._parts or not torch.is_grad_enabled():
             return
         slot, divisors = len(self._parts) - 1, self._parts[-1].divisors()
-        found = None if self._shifted is None else scored(inputs, outputs, self._shifted)
-        if found is not None:
-            divisors = self._take(found, loss, divisors)
+        labelled = None if self._shifted is None else scored(inputs, outputs, self._shifted)
+        if labelled is not None:
+            divisors = self._take(labelled, loss, divisors)
         elif self._shifted:
             divisors = divisors[:1]  # no logits, as from fused losses: language models divide by what they are given
         if isinstance(loss, Tensor) and loss.requires_grad:
             loss.register_hook(lambda factor: self._weigh(slot, float(factor.sum()), divisors))
 
-    def _take(self, found: Scored, loss: Any, divisors: list[int]) -> list[int]:
+    def _take(self, labelled: Scored, loss: Any, divisors: list[int]) -> list[int]:
         """Keep each sample's loss, and hand the logits on for curvature; returns the divisors that fit the model's loss."""
-        scope, losses = self._run.scope, found.losses()
+        scope, losses = self._run.scope, labelled.losses()
         assert scope is not None
         if isinstance(loss, Tensor):
             divisors = fitting(float(loss.detach()), float(losses.sum()), divisors)
         scope.losses(losses)
         if scope.curvature is not None:
-            mask = found.labels != IGNORED if found.labels.dim() == 2 else None
-            scope.outputs(found.logits, "cross-entropy", mask=mask, reduction=None if mask is None else "sum")
+            mask = labelled.labels != IGNORED if labelled.labels.dim() == 2 else None
+            scope.outputs(labelled.logits, "cross-entropy", mask=mask, reduction=None if mask is None else "sum")
         return divisors
 
     def _weigh(self, slot: int, factor: float, divisors: list[int]) -> None:
@@ -187,7 +187,7 @@ class BackstoryCallback(TrainerCallback):
                 f"divisors {divisors}). Where the model takes no heed of it, set model.accepts_loss_kwargs = False before the "
                 "Trainer is made; for token losses of its own, pass tokens= to BackstoryCallback, a function of the model's inputs."
             )
-        self._parts[slot].seen = True
+        self._parts[slot].weighed = True
         self._run.weigh(slot, weight(factor / self._scale, divisors[0]))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -199,7 +199,7 @@ class BackstoryCallback(TrainerCallback):
                 f"no ids reached the model in step {state.global_step}. A compute_loss of your own must pass all its inputs on: "
                 f"model(**inputs), or model(..., {ID_KEY}=inputs[{ID_KEY!r}])."
             )
-        if all(part.seen for part in self._parts):
+        if all(part.weighed for part in self._parts):
             return
         if len(self._parts) > 1 or not self._parts[0].divisors():
             raise UnsupportedError(
@@ -246,10 +246,10 @@ def _plain(optimizer: Any) -> Any:
     return optimizer
 
 
-def _check_version(found: str) -> None:
-    if int(found.split(".")[0]) < 5:
+def _check_version(version: str) -> None:
+    if int(version.split(".")[0]) < 5:
         raise UnsupportedError(
-            f"found transformers {found}, whose Trainer ends accumulated updates in another way; expected 5.0 or newer. Upgrade it, "
+            f"found transformers {version}, whose Trainer ends accumulated updates in another way; expected 5.0 or newer. Upgrade it, "
             "or write the loop by hand with backstory.record."
         )
 

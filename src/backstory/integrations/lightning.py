@@ -146,7 +146,7 @@ class BackstoryCallback(Callback):  # type: ignore[misc]
 def _closure_first(optimizer: Optimizer) -> Callable[[], None]:
     """Let `optimizer.step(closure)` run its closure, and only then step; returns what undoes it."""
     plain = optimizer.step
-    own = "step" in optimizer.__dict__  # a learning-rate scheduler counts steps there
+    shadowed = "step" in optimizer.__dict__  # a learning-rate scheduler counts steps there
 
     @wraps(plain)
     def step(closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ def _closure_first(optimizer: Optimizer) -> Callable[[], None]:
     optimizer.step = step  # type: ignore[method-assign]
 
     def undo() -> None:
-        if own:
+        if shadowed:
             optimizer.step = plain  # type: ignore[method-assign]
         else:
             optimizer.__dict__.pop("step", None)

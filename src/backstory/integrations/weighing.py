@@ -18,12 +18,12 @@ class Part:
     """One micro-batch: what the sum of its samples' losses may be divided by, and whether its loss was differentiated."""
 
     items: int | None  # num_items_in_batch, where the Trainer gave it to the model
-    own: int | None  # for a mean over the micro-batch itself
-    seen: bool = False
+    samples: int | None  # for a mean over the micro-batch itself
+    weighed: bool = False
 
     def divisors(self) -> list[int]:
         """Both, the Trainer's first."""
-        return [x for x in (self.items, self.own) if x]
+        return [x for x in (self.items, self.samples) if x]
 
 
 def fitting(loss: float, total: float, divisors: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..capture.modules import Block
-from ..capture.optimizer import OptimizerReader, Reading
+from ..capture.updates import OptimizerReader, Reading
 from ..errors import UnsupportedError
 from ..maths.adam import Scale, drift, dual, factored, size
 from ..maths.projection import Basis, project_dense

@@ -82,7 +82,7 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     if grad is None:
         return None
     shape, basis = (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
-    expected = _seen(grad, shape, basis)
+    expected = _project(grad, shape, basis)
     total, size = scope.gradients.total(number, shape, basis)
     rest = expected - total.double() * factor
     half = rounded or grad.dtype not in TOLERANCE
@@ -93,7 +93,7 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     ):  # NaN is named where rows are looked at one by one
         return None
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
-    return Miss(block.name, off, rest, _seen(block.parameter.detach(), shape, basis))
+    return Miss(block.name, off, rest, _project(block.parameter.detach(), shape, basis))
 
 
 def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype, half: bool) -> Tensor:
@@ -104,7 +104,7 @@ def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype, ha
     return apart + (ROUNDED * torch.finfo(torch.bfloat16).eps / 2 * terms.vectors if half else 0.0)
 
 
-def _seen(x: Tensor, shape: Shape, basis: Basis) -> Tensor:
+def _project(x: Tensor, shape: Shape, basis: Basis) -> Tensor:
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     return project_dense(wide[None], shape, basis)[0].double()  # squares of small gradients underflow in float32
 
@@ -156,5 +156,5 @@ def _multiple(rest: Tensor, theta: Tensor) -> float | None:
 
 
 def _message(miss: Miss, step: int, cause: str | None) -> str:
-    found = f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
-    return found + (cause or CAUSES)
+    head = f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
+    return head + (cause or CAUSES)

@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
 
 
 def record_checkpoints(
-    plan: Recipe,
+    recipe: Recipe,
     checkpoints: Sequence[Given],
     path: str | Path,
     /,
@@ -67,85 +67,84 @@ def record_checkpoints(
     nearest: str = "after",
     outputs: str | None = None,
     progress: Progress | None = None,
-    **settings: Any,
+    **arguments: Any,
 ) -> Run:
     """Write a run from checkpoints `(step, model state dict, optimizer state dict or None)`, sorted by step.
 
-    A state dict may also be a function that returns it, and the model's a path to a safetensors file. `plan` gives the
+    A state dict may also be a function that returns it, and the model's a path to a safetensors file. `recipe` gives the
     model, the loss, the batches in order, and a fresh optimizer and schedule. The run ends at the last checkpoint, whose
-    weights the plan's model has afterwards. `outputs` is the kind of the model's outputs, where the curvature needs them
-    (`s.outputs`); `settings` are those of `record`.
+    weights the recipe's model has afterwards. `outputs` is the kind of the model's outputs, where the curvature needs them
+    (`s.outputs`); all other arguments are those of `record`.
     """
-    if taken := [name for name in OURS if name in settings]:
+    if taken := [name for name in OURS if name in arguments]:
         raise UsageError(f"{taken[0]}= is decided by the recipe and the checkpoints here; leave it out.")
-    kept = _checked(plan, checkpoints, nearest)
-    still = _Standstill(plan, kept, nearest)
+    given = _checked(recipe, checkpoints, nearest)
+    still = _Standstill(recipe, given, nearest)
     still.load(0)
-    known = {"loss_reduction": plan.loss_reduction, "steps": kept[-1].step, "clip_norm": plan.clip_norm}
-    with still.attached(), record(plan.model, plan.optimizer, path, **{**known, **settings}) as rec:
-        said = {"nearest": nearest, "steps": [c.step for c in kept], "assumed": _assumed(plan, kept, nearest)}
-        rec.store.update_config(from_checkpoints=said)
-        for t in range(kept[-1].step):
-            _step(plan, rec, still, t, outputs)
+    known = {"loss_reduction": recipe.loss_reduction, "steps": given[-1].step, "clip_norm": recipe.clip_norm}
+    with still.attached(), record(recipe.model, recipe.optimizer, path, **{**known, **arguments}) as rec:
+        about = {"nearest": nearest, "steps": [c.step for c in given], "assumed": _assumed(recipe, given, nearest)}
+        rec.store.update_config(from_checkpoints=about)
+        for t in range(given[-1].step):
+            _step(recipe, rec, still, t, outputs)
             if progress is not None:
-                progress(t + 1, kept[-1].step)
-        still.load(len(kept) - 1)
+                progress(t + 1, given[-1].step)
+        still.load(len(given) - 1)
     return Run(path)
 
 
-def _step(plan: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: str | None) -> None:
-    ids, batch = plan.batches[t]
+def _step(recipe: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: str | None) -> None:
+    ids, batch = recipe.batches[t]
     still.place(t)
-    tokens = None if plan.tokens is None else plan.tokens(batch)
-    with rec.step(ids, tokens=tokens) as s, nullcontext() if outputs is None else s.outputs_of(plan.model, outputs):
-        take_step(plan, t)
+    tokens = None if recipe.tokens is None else recipe.tokens(batch)
+    with rec.step(ids, tokens=tokens) as s, nullcontext() if outputs is None else s.outputs_of(recipe.model, outputs):
+        take_step(recipe, t)
     still.know(rec, t + 1)
 
 
-def _checked(plan: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:
+def _checked(recipe: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:
     """The checkpoints, with the recipe's own start as the first where none is given."""
     if nearest not in NEAREST:
         raise UsageError(f"found nearest={nearest!r}; expected one of {', '.join(map(repr, NEAREST))}.")
-    kept = [Checkpoint(*x) for x in given]
-    steps = [c.step for c in kept]
-    if not kept or steps != sorted(set(steps)) or steps[0] < 0 or not 0 < steps[-1] <= len(plan.batches):
+    points = [Checkpoint(*x) for x in given]
+    steps = [c.step for c in points]
+    if not points or steps != sorted(set(steps)) or steps[0] < 0 or not 0 < steps[-1] <= len(recipe.batches):
         raise UsageError(
             f"found checkpoints at steps {steps}; expected different steps in order, the last from 1 to "
-            f"{len(plan.batches)}, the number of batches of the recipe."
+            f"{len(recipe.batches)}, the number of batches of the recipe."
         )
-    states = {c.state is not None for c in kept if c.step}
+    states = {c.state is not None for c in points if c.step}
     if len(states) > 1:
         raise UsageError("some checkpoints have an optimizer state and others do not; give all of them, or none.")
     if steps[0] > 0:
-        kept.insert(0, Checkpoint(0, copy.deepcopy(plan.model.state_dict()), None))
-    if states == {True} and kept[0].state is None:
-        kept[0] = kept[0]._replace(state=copy.deepcopy(plan.optimizer.state_dict()))
-    return kept
+        points.insert(0, Checkpoint(0, copy.deepcopy(recipe.model.state_dict()), None))
+    if states == {True} and points[0].state is None:
+        points[0] = points[0]._replace(state=copy.deepcopy(recipe.optimizer.state_dict()))
+    return points
 
 
-def _assumed(plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> list[str]:
-    end, steps = kept[-1].step, {c.step for c in kept}
+def _assumed(recipe: Recipe, points: Sequence[Checkpoint], nearest: str) -> list[str]:
+    end, steps = points[-1].step, {c.step for c in points}
     head = f"the run was not recorded but made from {len(steps - {0})} checkpoints for {end} steps"
     side = "follows it" if nearest == "after" else "comes before it"
     exact = nearest == "before" and steps.issuperset(range(end))
-    said = [
+    notes = [
         f"{head}, one before every step: rows are those of the training"
         if exact
         else f"{head}: the rows of a step are those of the checkpoint that {side}, as if there had been one update between two"
     ]
-    if _adaptive(plan.optimizer):
-        found = kept[-1].state is not None
-        said.append(
+    if _adaptive(recipe.optimizer):
+        notes.append(
             "Adam's second moment is that of the same checkpoint"
-            if found
+            if points[-1].state is not None
             else "Adam's second moment was not given: it is an average over the gradients of the batches at their checkpoints"
         )
-    said.append("rates are those of the recipe's optimizer and schedule")
-    if plan.clip_norm is not None:
-        said.append("clipping was computed again from each batch's gradient at its checkpoint")
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in plan.model.modules()):
-        said.append("dropout was drawn anew")
-    return said
+    notes.append("rates are those of the recipe's optimizer and schedule")
+    if recipe.clip_norm is not None:
+        notes.append("clipping was computed again from each batch's gradient at its checkpoint")
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in recipe.model.modules()):
+        notes.append("dropout was drawn anew")
+    return notes
 
 
 def _adaptive(optimizer: Optimizer) -> bool:
@@ -157,11 +156,11 @@ def _adaptive(optimizer: Optimizer) -> bool:
 class _Standstill:
     """Lets the recipe take its steps without moving: each begins and ends at its checkpoint."""
 
-    def __init__(self, plan: Recipe, kept: Sequence[Checkpoint], nearest: str) -> None:
-        self._plan, self._kept, self._after = plan, kept, nearest == "after"
-        self._steps = [c.step for c in kept]
-        self._given = _adaptive(plan.optimizer) and kept[-1].state is not None
-        self._began = max((float(s.get("step", 0)) for s in plan.optimizer.state.values()), default=0.0)
+    def __init__(self, recipe: Recipe, points: Sequence[Checkpoint], nearest: str) -> None:
+        self._recipe, self._checkpoints, self._after = recipe, points, nearest == "after"
+        self._steps = [c.step for c in points]
+        self._given = _adaptive(recipe.optimizer) and points[-1].state is not None
+        self._began = max((float(s.get("step", 0)) for s in recipe.optimizer.state.values()), default=0.0)
         self._now = -1  # the checkpoint that the model has
         self._weights: State = {}
         self._moments: list[tuple[Tensor, State]] = []  # of every parameter, where they are given
@@ -169,7 +168,7 @@ class _Standstill:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """While its hook is there; it must come before the recorder's, which then sees what it left."""
-        handle = self._plan.optimizer.register_step_post_hook(self._put_back)
+        handle = self._recipe.optimizer.register_step_post_hook(self._put_back)
         try:
             yield
         finally:
@@ -179,11 +178,11 @@ class _Standstill:
         """The model at one of the checkpoints."""
         if index == self._now:
             return
-        chosen = self._kept[index]
+        chosen = self._checkpoints[index]
         self._weights, self._now = _read(chosen.weights), index
-        _load(self._plan.model, self._weights, chosen.step)
+        _load(self._recipe.model, self._weights, chosen.step)
         if self._given:
-            self._moments = _moments(self._plan.optimizer, _read(chosen.state or {}), chosen.step)
+            self._moments = _moments(self._recipe.optimizer, _read(chosen.state or {}), chosen.step)
 
     def place(self, t: int) -> None:
         """Before step t: the model, and the optimizer as if it had taken t steps."""
@@ -197,43 +196,43 @@ class _Standstill:
             return
         self.load(self._steps.index(step))
         known = rec.store.config.get("fingerprints", {})
-        reader = OptimizerReader(self._plan.model, self._plan.optimizer, model_as=rec.settings.optimizer_model)
+        reader = OptimizerReader(self._recipe.model, self._recipe.optimizer, model_as=rec.settings.optimizer_model)
         scales = Adaptive(reader, rec.blocks, rec.settings.projection).scales
         if scales is not None:
             save_scales(rec.store, step, [b.name for b in rec.blocks], scales)
-        rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._plan.model)})
+        rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._recipe.model)})
 
     def _put_back(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        _load(self._plan.model, self._weights, self._steps[self._now])
+        _load(self._recipe.model, self._weights, self._steps[self._now])
         if self._given and self._after:
             self._fill(None)
         elif self._given:
-            for p, found in self._moments:  # what the step has made of the checkpoint's
-                optimizer.state[p]["step"].fill_(1 + float(found.get("step", 0)))
+            for p, moments in self._moments:  # what the step has made of the checkpoint's
+                optimizer.state[p]["step"].fill_(1 + float(moments.get("step", 0)))
 
     def _fill(self, count: float | None) -> None:
         """Adam's state from the checkpoint; `count` steps were taken, or as many as the checkpoint says."""
-        for p, found in self._moments:
-            state = self._plan.optimizer.state[p]
+        for p, moments in self._moments:
+            state = self._recipe.optimizer.state[p]
             if not state:
                 state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
-            state["step"].fill_(float(found.get("step", 0)) if count is None else count)
+            state["step"].fill_(float(moments.get("step", 0)) if count is None else count)
             for name in SQUARES if self._amsgrad(p) else SQUARES[:1]:
-                value = found.get(name)
+                value = moments.get(name)
                 state[name] = torch.zeros_like(p) if value is None else value.to(p, copy=True)
 
     def _amsgrad(self, p: Tensor) -> bool:
-        return any(g["amsgrad"] for g in self._plan.optimizer.param_groups if any(p is x for x in g["params"]))
+        return any(g["amsgrad"] for g in self._recipe.optimizer.param_groups if any(p is x for x in g["params"]))
 
 
 def _read(source: Any) -> State:
     """A state dict, from where it is."""
     if isinstance(source, str | Path):
         return read_tensors(Path(source))
-    found = source() if callable(source) else source
-    if not isinstance(found, Mapping):
-        raise UsageError(f"found {type(found).__name__} for a state dict; expected a mapping from names to tensors.")
-    return found
+    state = source() if callable(source) else source
+    if not isinstance(state, Mapping):
+        raise UsageError(f"found {type(state).__name__} for a state dict; expected a mapping from names to tensors.")
+    return state
 
 
 def _load(model: nn.Module, weights: State, step: int) -> None:
@@ -259,8 +258,8 @@ def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor
         for g, ns in zip(groups, numbers, strict=True)
         for p, n in zip(g, ns, strict=True)
     ]
-    live = [(p, found) for p, found in pairs if p.requires_grad]
-    if step and not all(SQUARES[0] in found for _, found in live):
+    live = [(p, moments) for p, moments in pairs if p.requires_grad]
+    if step and not all(SQUARES[0] in moments for _, moments in live):
         raise MismatchError(
             f"the optimizer state of step {step} lacks Adam's second moment of some parameters: save optimizer.state_dict() whole."
         )

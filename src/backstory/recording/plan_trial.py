@@ -184,13 +184,13 @@ class _Course:
 
     def recorded_steps(self, count: int) -> None:
         """Steps with recording."""
-        plan = self._recorded
+        recipe = self._recorded
         for _ in range(count):
             t = self._next("recorded")
-            ids, batch = plan.batches[t]
-            tokens = [1] * len(ids) if plan.tokens is None else plan.tokens(batch)
-            with self.rec.step(ids, tokens=tokens) as s, s.outputs_of(plan.model, self._outputs, "sum"):
-                take_step(plan, t)
+            ids, batch = recipe.batches[t]
+            tokens = [1] * len(ids) if recipe.tokens is None else recipe.tokens(batch)
+            with self.rec.step(ids, tokens=tokens) as s, s.outputs_of(recipe.model, self._outputs, "sum"):
+                take_step(recipe, t)
 
     def _durable_steps(self, count: int) -> None:
         self.recorded_steps(count)

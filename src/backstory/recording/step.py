@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..capture.ids import as_text, check_unique, counts
 from ..capture.modules import Block
-from ..capture.optimizer import Reading
+from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError
 from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite

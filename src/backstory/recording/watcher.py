@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..capture import OptimizerReader, Tap
 from ..capture.modules import Block, Blocks
-from ..capture.optimizer import Reading
 from ..capture.precision import own_precision
+from ..capture.updates import Reading
 from ..errors import UsageError
 from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape

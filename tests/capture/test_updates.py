@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backstory.capture.optimizer import OptimizerReader, Reading
 from backstory.capture.optimizers import dropped
+from backstory.capture.updates import OptimizerReader, Reading
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.test_optimizer import Watched, loss, model
+from tests.capture.test_updates import Watched, loss, model
 from torch import Tensor, nn
 
-from backstory.capture.optimizer import OptimizerReader, Reading
+from backstory.capture.updates import OptimizerReader, Reading
 from backstory.errors import UnsupportedError
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
