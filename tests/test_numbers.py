@@ -146,7 +146,7 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
         "scores": answer.scores, "embeddings": run.embeddings(), "embedded": run.query(model, loss, queries, method="embeddings").scores,
         "timeline": when.influence, "size": when.size,
     }  # fmt: skip
-    ends = insight.harmful(run, model, loss, queries, k=6)
+    ends = insight.harmful(run, model, loss, queries, top=6)
     for name, some in (("harmful", ends.harmful), ("helpful", ends.helpful)):
         out[name], out[f"{name} ids"] = [x.influence for x in some], [int(x.sample) for x in some]
     lost = insight.saturation(run, model, loss, queries, 3)
