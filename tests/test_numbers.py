@@ -149,8 +149,8 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
     ends = insight.harmful(run, model, loss, queries, top=6)
     for name, some in (("harmful", ends.harmful), ("helpful", ends.helpful)):
         out[name], out[f"{name} ids"] = [x.influence for x in some], [int(x.sample) for x in some]
-    lost = insight.saturation(run, model, loss, queries, 3)
-    out["overwriting"] = [lost.just_after, lost.influence, lost.erased, lost.momentum, lost.decay]
+    lost = insight.overwriting(run, model, loss, queries, 3)
+    out["overwriting"] = [lost.just_after, lost.influence, lost.overwritten, lost.momentum, lost.decay]
     if run.store.samples().num_rows:
         values = insight.sources(run, model, loss, {"all": queries}).total
         out["sources"] = [[v.value, v.low, v.high] for v in values]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from backstory.insight.analytic import analytic
+from experiments.analytic import analytic
 from tests.insight.runs import STEPS, Small, small
 from tests.support.oracles import assert_same
 from torch import nn
@@ -84,6 +84,6 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     found = analytic(plain.run)
     assert len(found.as_dict()["trace"]) == STEPS
     assert len(found.to_pandas()) == STEPS
-    assert len(found.figure().data) == 5
+    assert [len(x["data"]) for x in found.drawings().values()] == [1, 2, 2]
     with pytest.raises(UsageError, match="at least 1"):
         analytic(plain.run, probes=0)

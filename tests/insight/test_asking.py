@@ -9,7 +9,7 @@ from tests.support.loops import mlp, sgd
 
 import backstory
 from backstory.errors import UsageError
-from backstory.insight.asking import asked, mean_answer
+from backstory.insight.asking import asked, mean_influence
 
 
 def recipe() -> backstory.Recipe:
@@ -49,8 +49,8 @@ def test_a_stored_set_comes_before_one_of_the_recipe(run: Path) -> None:
     assert len(asked(run, ["test"], "any:recipe").batches["test"][0]) == 1
 
 
-def test_the_mean_answer_is_the_mean_of_the_answers(plain: Small) -> None:
-    found = mean_answer(plain.run, plain.model, loss, plain.queries)
+def test_the_mean_influence_is_the_mean_of_the_answers(plain: Small) -> None:
+    found = mean_influence(plain.run, plain.model, loss, plain.queries)
     expected = plain.run.query(plain.model, loss, plain.queries).scores.mean(0)
     torch.testing.assert_close(found.scores[0], expected, rtol=1e-9, atol=1e-14)
     assert found.n_queries == 1

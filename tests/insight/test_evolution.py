@@ -63,9 +63,3 @@ def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 3)
     with pytest.raises(UsageError, match="record with checkpoints=K"):
         evolution(backstory.open(tmp_path / "run"), model, loss, batch_of([1]))
-
-
-def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
-    found = evolution(plain.run, plain.model, loss, plain.queries)
-    assert any("modelled exactly" in note for note in found.caveats)
-    assert any("eval mode" in note for note in found.caveats)

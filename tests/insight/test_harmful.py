@@ -1,13 +1,15 @@
 """The ends of the ranking, with content."""
 
 import pytest
-from tests.insight.runs import SOURCES, Small, loss
+from tests.insight.runs import SOURCES, STEPS, Small, loss
+from tests.support.loops import ids_of
 
-from backstory.insight.harmful import harmful
+from backstory.errors import UsageError
+from backstory.insight.harmful import Harmful, RankedSample, harmful
 
 
 def test_lowest_first_with_what_the_run_holds_of_them(plain: Small) -> None:
-    found = harmful(plain.run, plain.model, loss, plain.queries, k=3)
+    found = harmful(plain.run, plain.model, loss, plain.queries, top=3)
     ids, scores = plain.run.query(plain.model, loss, plain.queries).per_sample()
     means = dict(zip(ids, scores.mean(0).tolist(), strict=True))
     ranked = sorted(means, key=lambda i: means[i])
@@ -21,21 +23,33 @@ def test_lowest_first_with_what_the_run_holds_of_them(plain: Small) -> None:
         assert s.label == str(s.sample % 2)
 
 
-def test_common_words_of_a_text_are_marked(plain: Small) -> None:
-    shown = harmful(plain.run, plain.model, loss, plain.queries, k=1).helpful[0]
-    assert [p.text for p in shown.marked("who likes WHAT") if p.common] == ["likes"]
+def test_only_what_hurts_is_harmful_and_late_uses_can_be_left_out(plain: Small) -> None:
+    every = harmful(plain.run, plain.model, loss, plain.queries, top=99)
+    assert len(every.harmful) + len(every.helpful) == 9
+    assert all(s.influence < 0 for s in every.harmful)
+    assert all(s.influence > 0 for s in every.helpful)
+    early = harmful(plain.run, plain.model, loss, plain.queries, top=99, without_last=4)
+    answer = plain.run.query(plain.model, loss, plain.queries)
+    for s in (*early.harmful, *early.helpful):
+        assert s.influence == pytest.approx(float(answer.sum_over([s.sample], steps=range(STEPS - 4)).mean()), rel=1e-9)
+        assert s.last == max(t for t in range(STEPS - 4) if s.sample in ids_of(t))
+    assert "left out" in " ".join(early.words)
+    with pytest.raises(UsageError, match=f"expected 0 to {STEPS - 1}"):
+        harmful(plain.run, plain.model, loss, plain.queries, without_last=STEPS)
+
+
+def test_how_many_of_the_harmful_came_late() -> None:
+    some = tuple(RankedSample(k, 100, -1.0, 1, last) for k, last in enumerate((107, 108, 110, 119)))
+    (words,) = Harmful(120, some, ()).words
+    assert "3 of these 4 samples were last used in the last tenth of training (from step 108)" in words
+    assert Harmful(120, (), ()).words == ()
+    assert "This sample was not last used" in Harmful(120, some[:1], ()).words[0]
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = harmful(plain.run, plain.model, loss, plain.queries, k=2)
+    found = harmful(plain.run, plain.model, loss, plain.queries, top=2)
     told = found.as_dict()
     assert told["harmful"][0]["text"] == found.harmful[0].text
     assert told["sign"].startswith("positive")
     assert len(found.to_pandas()) == 4
-    assert len(found.figure().data) == 2
-
-
-def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
-    found = harmful(plain.run, plain.model, loss, plain.queries)
-    assert any("modelled exactly" in note for note in found.caveats)
-    assert any("eval mode" in note for note in found.caveats)
+    assert list(found.drawings()) == ["harmful", "helpful"]

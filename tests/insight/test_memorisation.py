@@ -7,7 +7,7 @@ from tests.insight.runs import Small, loss
 from tests.support.loops import batch_of
 
 from backstory.errors import UsageError
-from backstory.insight.memorisation import memorisation, self_ranks
+from backstory.insight.memorisation import memorisation, memorisation_of
 from backstory.results.influence import Influence
 
 
@@ -30,7 +30,7 @@ def test_any_answer_can_be_ranked(plain: Small) -> None:
     ids = [2, 5]
     answer = plain.run.query(plain.model, loss, batch_of(ids))
     assert (
-        self_ranks(answer, ids).rank.tolist()
+        memorisation_of(answer, ids).rank.tolist()
         == memorisation(plain.run, plain.model, loss, batch_of(ids), ids).rank.tolist()
     )
 
@@ -38,7 +38,7 @@ def test_any_answer_can_be_ranked(plain: Small) -> None:
 def test_only_the_first_is_first() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
     answer = Influence(scores, np.array(["a", "b", "c"]), np.array([0, 1, 2]), "str", 3, "adjoint")
-    found = self_ranks(answer, ["a", "b", "c"])
+    found = memorisation_of(answer, ["a", "b", "c"])
     assert found.rank.tolist() == [1, 3, 2]
     assert found.influence.tolist() == [3, 1, 2]
     assert found.share_first == pytest.approx(1 / 3)
@@ -50,7 +50,7 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     assert found.as_dict()["samples"] == 9
     assert 0 <= found.as_dict()["share_first"] <= 1
     assert len(found.to_pandas()) == 2
-    assert "first in" in found.figure().to_json()
+    assert "first in" in found.headline
 
 
 def test_ids_must_fit(plain: Small) -> None:
@@ -58,9 +58,3 @@ def test_ids_must_fit(plain: Small) -> None:
         memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1])
     with pytest.raises(UsageError, match="'77' never occurred"):
         memorisation(plain.run, plain.model, loss, batch_of([1]), [77])
-
-
-def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
-    found = memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1, 2])
-    assert any("modelled exactly" in note for note in found.caveats)
-    assert any("eval mode" in note for note in found.caveats)

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backstory.insight.shapes import Curve
 from tests.insight.runs import STEPS, Small, loss, small
 from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
-from backstory.insight.phases import Phases, phases
+from backstory.insight.phases import Curve, Phases, phases
 from backstory.insight.timeline import smooth, timeline
 
 
@@ -74,7 +73,7 @@ def test_a_rate_of_zero_and_losses_that_are_not_known(tmp_path: Path) -> None:
     found = timeline(backstory.open(tmp_path / "run"), model, loss, batch_of([1, 2]))
     assert np.isnan(found.per_rate).tolist() == [True] + [False] * 5
     assert np.isnan(found.loss).all()
-    assert len(found.figure().data) == 3, "no plot of losses that are not known"
+    assert list(found.drawings()) == ["timeline"], "no plot of losses that are not known"
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
@@ -82,10 +81,10 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     told = found.as_dict()
     assert told["phases"]["shape"] == "too short"
     assert "per unit of learning rate" in told["unit"]
-    assert any("the mean over 4 queries" in note for note in told["notes"])
+    assert any("the mean over 4 queries" in note for note in told["caveats"])
     assert len(found.to_pandas()) == STEPS
-    assert len(found.figure().data) == 4
-    assert not any("clipped" in note for note in told["notes"])
+    assert list(found.drawings()) == ["timeline", "loss"]
+    assert not any("clipped" in note for note in told["caveats"])
 
 
 def test_phases_are_sought_in_the_sizes_and_know_how_many_samples_a_step_had(
@@ -118,9 +117,3 @@ def test_smoothing_keeps_length_level_and_gaps(n: int) -> None:
     found = smooth(y)
     assert found.shape == (n,)
     np.testing.assert_allclose(found[np.isfinite(found)], 2.0)
-
-
-def test_every_answer_says_how_far_to_trust_it(plain: Small) -> None:
-    found = timeline(plain.run, plain.model, loss, plain.queries)
-    assert any("modelled exactly" in note for note in found.caveats)
-    assert any("eval mode" in note for note in found.caveats)

@@ -2,14 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+import backstory
 from backstory.results import figures as drawing
-from backstory.results.figures import across, bars, bounded, figure, line, named, smoothed, thinned
+from backstory.results.figures import across, bars, bounded, figure, line, named, page, smoothed, thinned, to_plotly
 
 
 def valid(drawn: Any) -> go.Figure:
@@ -66,8 +68,8 @@ def test_several_lines_have_a_key_and_one_has_none() -> None:
 
 
 def test_plotly_accepts_what_is_drawn() -> None:
-    lying = across(["a", "b"], [1.0, -2.0], "influence", ["/a", "/b"], error={"type": "data", "array": [1, 1]})
-    assert lying["layout"]["meta"]["links"] == ["/a", "/b"]
+    lying = across(["a", "b"], [1.0, -2.0], "influence", error={"type": "data", "array": [1, 1]})
+    assert lying["layout"]["meta"]["items"] == ["a", "b"]
     assert valid(lying).layout.height == 110 + 2 * 32
     assert len(valid(figure([bars([1, 2], [0.5, None], "%{y}")], "x", "y", height=200)).data) == 1
 
@@ -96,3 +98,28 @@ def test_an_empty_curve_has_no_bounds() -> None:
         "range"
         not in bounded(figure([line([0], [None], "none", "var(--ink)")], "x", "y", height=100))["layout"]["yaxis"]
     )
+
+
+def test_a_notebook_gets_plain_colours_and_a_page_needs_no_network() -> None:
+    two = [line([0, 1], [1.0, 2.0], name, colour) for name, colour in (("a", drawing.INK), ("b", drawing.WARM))]
+    made = to_plotly(figure(two, "x", "y", height=200))
+    assert "var(--" not in made.to_json()
+    assert made.layout.showlegend
+    text = page("a < b", "words & more", made)
+    assert "a &lt; b" in text
+    assert "words &amp; more" in text
+    assert '<script src="http' not in text
+    assert len(text) > 1_000_000, "Plotly's script is not in the page"
+
+
+def test_colours_of_notebooks_are_those_of_the_page() -> None:
+    style = (Path(backstory.__file__).parent / "web/static/style.css").read_text()
+    for name, colour in drawing.COLOURS.items():
+        assert f"{name[4:-1]}: light-dark({colour}," in style
+
+
+def test_numbers_that_are_none_are_gaps() -> None:
+    assert drawing.numbers(np.array([1.0, np.nan, np.inf])) == [1.0, None, None]
+    drawn = drawing.timeline(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
+    assert drawn["data"][0]["y"] == [1.0, None]
+    valid(drawn)

@@ -8,6 +8,7 @@ import torch
 
 from backstory.errors import UsageError
 from backstory.results.influence import Hit, Influence
+from backstory.results.quality import Quality
 
 #                      step     0    0    1    1    2    2
 SAMPLES = np.array(["10", "9", "10", "8", "9", "10"])
@@ -35,7 +36,7 @@ def test_occurrences_are_as_they_are() -> None:
 
 def test_the_mean_of_queries_is_asked_by_name_and_never_taken_silently() -> None:
     assert answer().top(1, query="mean")[0].influence == pytest.approx(1.5)
-    with pytest.raises(UsageError, match="2 queries were asked: pass query=0 … 1, or query='mean'"):
+    with pytest.raises(UsageError, match="the result has 2 queries: pass query=0 … 1, or query='mean'"):
         answer().top(1)
     for wrong in (2, -1, "sum", 0.5):
         with pytest.raises(UsageError, match="expected 0 … 1, or 'mean'"):
@@ -105,8 +106,10 @@ def test_the_sign_is_in_words() -> None:
     assert Hit(1, 0, -0.5).words == "hurt: without it the loss would be lower"
     assert Hit(1, 0, 0.0).words == "had no influence"
     assert Hit(1, 0, 0.5).as_dict()["words"].startswith("helped")
-    assert "positive: the sample helped, removing it would raise the query's loss" in repr(answer(notes=("mind this",)))
-    assert "mind this" in repr(answer(notes=("mind this",)))
+    assert "positive: the sample helped, removing it would raise the query's loss" in repr(
+        answer(caveats=("mind this",))
+    )
+    assert "mind this" in repr(answer(caveats=("mind this",)))
 
 
 def test_wrong_words_are_refused() -> None:
@@ -121,7 +124,7 @@ def test_text_ids_stay_text() -> None:
 
 
 def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
-    found = answer(id_kind="str", quality={"words": ["sound"]}).between(0, 2)
+    found = answer(id_kind="str", quality=Quality(steps=3)).between(0, 2)
     assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
     assert {type(h.sample) for h in found.top(3, query=0)} == {str}
-    assert found.quality == {"words": ["sound"]}
+    assert found.quality == Quality(steps=3)

@@ -1,23 +1,56 @@
-"""Words that two texts share."""
+"""Sentences follow the sign and the time of the numbers; words that two texts share."""
 
-from backstory.insight.words import common_words, marked
+import pytest
+
+from backstory.results.words import common_words, describe_change, describe_signs, late_from, mark_words, name_label
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.04, 0.02, 0.01], "Its help became smaller: later samples took its lesson over"),
+        ([0.01, 0.02, 0.04], "Its help grew"),
+        ([-0.04, -0.02, -0.01], "Its harm became smaller: later samples made up for it"),
+        ([None, -0.01, -0.04], "Its harm grew"),
+        ([0.01, -0.01], "Its sign turned: at first it helped, in the end it hurt"),
+        ([0.01, 0.0101], "It hardly changed: it helped"),
+        ([None, None, -0.03], "one value: it hurt"),
+        ([0.0], "There is one: it had no influence."),
+        ([None, None], "used at none of them"),
+    ],
+)
+def test_how_an_influence_went(values: list[float | None], words: str) -> None:
+    assert words in describe_change(values)
+
+
+def test_uses_are_counted_by_sign() -> None:
+    assert describe_signs([0.1, -0.1, 0.2]) == "2 of 3 helped, 1 hurt."
+    assert describe_signs([-0.1]) == "It hurt."
+
+
+def test_the_last_tenth_of_training() -> None:
+    assert [late_from(at) for at in (120, 100, 5, 1)] == [108, 90, 4, 0]
+
+
+def test_labels_that_are_numbers_have_their_word() -> None:
+    assert (name_label("2"), name_label("law 0"), name_label("2", "source")) == ("label 2", "law 0", "2")
 
 
 def test_words_are_common_whatever_their_case_and_signs_around_them() -> None:
     text, query = "The Tank, a heavy tank!", "Heavy tanks and one TANK."
     assert common_words(text, query) == {"tank", "heavy"}
-    assert [p.text for p in marked(text, query) if p.common] == ["Tank", "heavy", "tank"]
+    assert [p.text for p in mark_words(text, {"tank", "heavy"}) if p.common] == ["Tank", "heavy", "tank"]
 
 
-def test_short_words_are_not_marked() -> None:
+def test_short_words_are_not_common() -> None:
     assert common_words("the cat sat", "the cat sat") == set()
     assert common_words("the cat sat", "the cat", shortest=3) == {"the", "cat"}
 
 
 def test_pieces_are_the_text() -> None:
-    text = " größe, Größe\n(straße) – 12345 "
-    pieces = marked(text, "GRÖSSE STRASSE 12345")
+    text, query = " größe, Größe\n(straße) – 12345 ", "GRÖSSE STRASSE 12345"
+    pieces = mark_words(text, common_words(text, query))
     assert "".join(p.text for p in pieces) == text
     assert [p.text for p in pieces if p.common] == ["größe", "Größe", "straße", "12345"]
-    assert marked("", "x") == []
-    assert [p.common for p in marked("nothing here", "")] == [False]
+    assert mark_words("", {"x"}) == []
+    assert [p.common for p in mark_words("nothing here", set())] == [False]

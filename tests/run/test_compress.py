@@ -254,9 +254,7 @@ def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="single samples"):
         small.predict_removal([1], model, cross_entropy, batch_of([1]))
     with pytest.raises(UsageError, match="single samples"):
-        insight.saturation(small, model, cross_entropy, batch_of([1]), 1)
-    with pytest.raises(UsageError, match="single samples"):
-        insight.analytic(small)
+        insight.overwriting(small, model, cross_entropy, batch_of([1]), 1)
     with pytest.raises(UsageError, match="cannot be recorded into"):
         backstory.record(
             model, sgd(model, 0.1), tmp_path / "small", loss_reduction="mean", resume=True, start=STEPS

@@ -34,7 +34,7 @@ def assert_same_answer(there: Influence, here: Influence) -> None:
     assert_same(there.scores, here.scores, terms=100, dtype=torch.float32)
     for name in ("sample_ids", "steps"):
         assert getattr(there, name).tolist() == getattr(here, name).tolist()
-    assert (there.at, there.method, there.notes, there.quality) == (here.at, here.method, here.notes, here.quality)
+    assert (there.at, there.method, there.caveats, there.quality) == (here.at, here.method, here.caveats, here.quality)
 
 
 @pytest.mark.parametrize("keep", [None, 3])

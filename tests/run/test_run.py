@@ -259,7 +259,7 @@ def test_methods(run: Pair) -> None:
     assert opened.query(model, cross_entropy, QUERY).method == "adjoint", "embeddings of another form do not fit"
     independent = opened.query(model, cross_entropy, QUERY, per_layer=True)
     assert independent.method == "embeddings"
-    assert "parameters taken as independent" in independent.notes
+    assert "parameters taken as independent" in independent.caveats
 
 
 def test_ready_vectors_are_checked(run: Pair) -> None:

@@ -320,6 +320,6 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.caveats)
     assert (
         run.quality()
-        .words()[0]
+        .words[0]
         .endswith("the paper's proxy, without Adam's second moment, momentum 0.8 and weight decay 0 to 0.3.")
     )

@@ -16,6 +16,7 @@ from tests.support.oracles import assert_same
 from torch import Tensor, nn
 
 import backstory
+from backstory.results.quality import Quality
 from backstory.store import RunStore, StepTable
 
 Batch = tuple[Tensor, ...]
@@ -139,11 +140,11 @@ def same_numbers(a: Stored, b: Stored, terms: int, dtype: torch.dtype = torch.fl
         np.testing.assert_array_equal(values, b.table.groups[name], name)
 
 
-def same_report(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> None:
+def same_report(first: Quality | None, second: Quality | None) -> None:
     """Two reports on a run's quality, each from a sweep of its own: numbers up to the rounding of float32."""
-    assert a is not None
-    assert b is not None
-    assert a.keys() == b.keys()
+    assert first is not None
+    assert second is not None
+    a, b = first.measured(), second.measured()
     for key, value in b.items():
         assert a[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
 

@@ -17,8 +17,9 @@ def test_scores_are_those_of_the_run(opened: Opened, step: int) -> None:
     found = opened.checkpoint(step).scores(opened.gradients(step).of(made.queries["law"]))
     assert np.allclose(found.scores, expected.scores.numpy(), rtol=1e-4, atol=1e-6)
     assert (found.at, found.method) == (step, expected.method)
-    assert set(expected.notes) == set(found.notes)
-    assert found.quality["words"] == (expected.quality or {})["words"]
+    assert set(expected.caveats) == set(found.notes)
+    assert expected.quality is not None
+    assert found.quality == expected.quality.as_dict()
 
 
 def test_the_final_embeddings_are_held_and_others_are_not_there(opened: Opened) -> None:

@@ -22,7 +22,7 @@ def test_the_overview(opened: Opened) -> None:
     assert (found.can_type, found.can_upload, found.can_shade) == (True, True, True)
     assert len(found.loss) == STEPS
     assert all(x is not None and x > 0 for x in found.loss)
-    assert found.quality.words == backstory.open(opened.run.path).quality().words()
+    assert found.quality.words == list(backstory.open(opened.run.path).quality().words)
     assert found.timeline is not None
     assert found.timeline.queries == "law"
     assert found.created is not None
@@ -72,7 +72,7 @@ def test_sources_as_a_table_hold_no_formula(opened: Opened) -> None:
 
 def test_harmful_samples_are_negative_and_lowest_first(opened: Opened) -> None:
     made, run = recipe(), backstory.open(opened.run.path)
-    expected = insight.harmful(run, run.load_weights(made.model), made.loss, made.queries["law"], k=9).harmful
+    expected = insight.harmful(run, run.load_weights(made.model), made.loss, made.queries["law"], top=9).harmful
     found = views.harmful(opened, None, 9, None)
     below = [s for s in expected if s.influence < 0]
     assert [h.sample.id for h in found.items] == [s.sample for s in below]

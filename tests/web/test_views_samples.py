@@ -81,10 +81,12 @@ def test_the_life_of_a_sample(opened: Opened) -> None:
 
 def test_what_erased_a_sample(opened: Opened) -> None:
     made, run = recipe(), backstory.open(opened.run.path)
-    expected = insight.saturation(run, run.load_weights(made.model), made.loss, made.queries["law"], "tags")
+    expected = insight.overwriting(run, run.load_weights(made.model), made.loss, made.queries["law"], "tags")
     found = life(opened, "tags", None, erasers=True)
     assert found.erased_by is not None
-    assert [(e.sample.id, e.step) for e in found.erased_by] == [(e.sample, e.step) for e in expected.erasers[:20]]
+    assert [(e.sample.id, e.step) for e in found.erased_by] == [
+        (e.sample, e.step) for e in expected.overwritten_by[:20]
+    ]
     rounding = TERMS * 2**-24
     assert found.lost == pytest.approx(expected.lost, rel=rounding, abs=rounding * abs(expected.just_after))
     assert found.saturation is not None

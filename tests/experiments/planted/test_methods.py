@@ -106,7 +106,7 @@ def test_exact_is_the_effect_of_a_little_less_of_each_sample(said: tuple[list[st
 def test_the_most_suspect_are_the_most_harmful_of_insight(problem: Planted, tmp_path: Path) -> None:
     plan = problem.make()
     run = recorded(plan, tmp_path / "run")
-    told = harmful(run, plan.model, problem.asked, problem.queries, k=10)
+    told = harmful(run, plan.model, problem.asked, problem.queries, top=10)
     ids = sorted({str(i) for names, _ in plan.batches for i in names})
     scores = by_recording(problem)["default"][""].scores
     found = [float(scores[ids.index(str(shown.sample))]) for shown in told.harmful]

@@ -1,6 +1,8 @@
 """Insight results in a notebook: their table, the sign and the notes, all escaped; figures are Plotly's own objects."""
 
+import json
 import sys
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -10,17 +12,17 @@ from tests.insight.runs import Small
 from tests.support.loops import batch_of, cross_entropy
 
 from backstory import insight
-from backstory.insight.harmful import Extremes, Shown
+from backstory.insight.harmful import Harmful, RankedSample
+from backstory.results.sign import SIGN
 
 HOSTILE = "<script>alert(1)</script>"
 MADE: dict[str, Any] = {
     "timeline": lambda s: insight.timeline(s.run, s.model, cross_entropy, s.queries),
     "evolution": lambda s: insight.evolution(s.run, s.model, cross_entropy, s.queries),
-    "saturation": lambda s: insight.saturation(s.run, s.model, cross_entropy, s.queries, 3),
+    "overwriting": lambda s: insight.overwriting(s.run, s.model, cross_entropy, s.queries, 3),
     "memorisation": lambda s: insight.memorisation(s.run, s.model, cross_entropy, batch_of([3]), [3]),
     "sources": lambda s: insight.sources(s.run, s.model, cross_entropy, {"all": s.queries}, draws=40),
     "harmful": lambda s: insight.harmful(s.run, s.model, cross_entropy, s.queries),
-    "analytic": lambda s: insight.analytic(s.run),
 }
 
 
@@ -31,9 +33,23 @@ def test_results_render_themselves(name: str, plain: Small) -> None:
     table = found.to_pandas()
     assert isinstance(table, pd.DataFrame)
     assert all(f"<th>{column}</th>" in html for column in table.columns)
-    sign = "<li>positive: the sample helped, removing it would raise the query&#x27;s loss</li>"
-    assert (sign in html) == (name != "analytic")
-    assert isinstance(found.figure(), go.Figure)
+    assert f"<li>{escape(SIGN)}</li>" in html
+    assert all(isinstance(found.figure(drawn), go.Figure) for drawn in found.drawings())
+    assert found.drawings()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_result_carries_what_must_be_said(name: str, plain: Small) -> None:
+    found = MADE[name](plain)
+    sent = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert sent["sign"] == SIGN
+    assert sent["unit"] == found.unit
+    assert sent["at"] == found.at == plain.run.n_steps
+    assert any("eval mode" in caveat for caveat in sent["caveats"])
+    assert "SGD's steps are modelled exactly." in sent["quality"]["words"]
+    assert sent["quality"]["verdict"] == found.quality.verdict == "fair", "the empirical Fisher"
+    assert (sent["headline"], sent["words"]) == (found.headline, list(found.words))
+    assert "Early steps are understated" in repr(found)
 
 
 def test_the_timeline_begins_with_its_phases(plain: Small) -> None:
@@ -42,8 +58,8 @@ def test_the_timeline_begins_with_its_phases(plain: Small) -> None:
 
 
 def test_text_of_samples_is_escaped() -> None:
-    shown = Shown(HOSTILE, -1.0, 2, 1, text=HOSTILE, label=HOSTILE, source=HOSTILE)
-    html = Extremes(3, (shown,), (), notes=(HOSTILE,))._repr_html_()
+    worst = RankedSample(HOSTILE, 2, -1.0, 1, text=HOSTILE, label=HOSTILE, source=HOSTILE)
+    html = Harmful(3, (worst,), (), caveats=(HOSTILE,))._repr_html_()
     assert html is not None
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 5

@@ -1,34 +1,39 @@
-"""Runs and answers in a notebook: a table in HTML in which every text is escaped."""
+"""Results and runs show themselves: in a notebook, where every text is escaped, and as plain values."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from backstory.results.notebook import shown
 from tests.results.test_influence import answer
 
 import backstory
+from backstory.errors import UnsupportedError, UsageError
+from backstory.results.influence import Hit
+from backstory.results.quality import Quality
+from backstory.results.result import frame, plain, show_table
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 def test_every_text_is_escaped() -> None:
-    found = shown(HOSTILE, pd.DataFrame({HOSTILE: [HOSTILE]}), [HOSTILE])
+    found = show_table(HOSTILE, pd.DataFrame({HOSTILE: [HOSTILE]}), [HOSTILE])
     assert HOSTILE not in found
     assert found.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4
 
 
 def test_a_long_table_says_how_long_it_is() -> None:
-    found = shown("long", pd.DataFrame({"x": range(1234)}))
+    found = show_table("long", pd.DataFrame({"x": range(1234)}))
     assert "1,234 rows, of which 10 are shown" in found
     assert found.count("<tr") == 11
 
 
 def test_an_answer_shows_both_ends_with_words() -> None:
-    found = answer(notes=(HOSTILE,))._repr_html_()
+    found = answer(caveats=(HOSTILE,))._repr_html_()
     assert found is not None
     assert "the mean of 2 queries" in found
     assert found.index("<td>9</td>") < found.index("<td>8</td>") < found.index("<td>10</td>")  # +1.5, +0.75, −1
@@ -42,7 +47,7 @@ def test_an_answer_shows_both_ends_with_words() -> None:
 def test_an_answer_of_the_best_alone_shows_occurrences() -> None:
     scores, names = torch.tensor([[2.0, -1.0]], dtype=torch.float64), np.array([[HOSTILE, "b"]])
     found = answer(
-        scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, kept=1
+        scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, best=1
     )._repr_html_()
     assert found is not None
     assert "query 1 of 1" in found
@@ -72,3 +77,35 @@ def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
 def test_without_pandas_the_plain_words_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert answer()._repr_html_() is None
+
+
+def test_what_must_be_said_comes_with_the_numbers() -> None:
+    poor = answer(caveats=("mind this",), quality=Quality(steps=9, curvature="empirical"))
+    for text in (repr(poor), poor._repr_html_() or ""):
+        assert "mind this" in text
+        assert "Recording quality: fair. Curvature is the empirical Fisher" in text
+        assert "Early steps are understated" in text
+        assert text.count("Curvature is the empirical Fisher") == 1
+    assert poor.as_dict()["quality"]["verdict"] == "fair"
+
+
+def test_plain_values_have_no_numbers_that_json_lacks() -> None:
+    value = {"a": np.array([1.0, np.nan]), "b": (torch.tensor([2]), float("inf")), 3: Hit(1, 0, 0.5)}
+    assert plain(value) == {"a": [1.0, None], "b": [[2], None], "3": Hit(1, 0, 0.5).as_dict()}
+
+
+def test_a_figure_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="this result has: by_step"):
+        answer().draw("pie")
+    with pytest.raises(UsageError, match="this result has: none"):
+        answer(complete=False).draw()
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, Callable[[], Any]]] = [("plotly", answer().figure), ("pandas", lambda: frame({}))]
+    for package, make in made:
+        for name in [n for n in sys.modules if n.split(".")[0] == package]:
+            monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UnsupportedError, match=r"pip install 'backstory\["):
+            make()
