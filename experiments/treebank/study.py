@@ -17,8 +17,8 @@ import torch
 from backstory.demo.images import fresh
 from backstory.demo.setups import counts
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
-from backstory.insight.asking import mean_influence
 from backstory.insight.groups import grouped
+from backstory.insight.mean import mean_influence
 from backstory.insight.phases import Curve
 from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step

@@ -12,7 +12,8 @@ from backstory.cli.app import app
 from backstory.demo.digits import RECIPE
 from backstory.demo.images import demo
 from backstory.errors import StoreError
-from backstory.insight import asked, phases, timeline
+from backstory.insight import phases, timeline
+from backstory.replay.queries import open_queries
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_the_demo_answers_and_proves(found: tuple[dict[str, object], Path]) -> N
 
 
 def test_its_timeline_says_the_same_without_the_last_tenth_of_the_steps(found: tuple[dict[str, object], Path]) -> None:
-    one = asked(found[1] / "run", ["test"], RECIPE)
+    one = open_queries(found[1] / "run", ["test"], RECIPE)
     when = timeline(one.run, one.model, one.loss, one.batches["test"])
     assert when.phases.shape == "rises"
     assert phases(when.size[: -len(when.size) // 10]).shape == "rises"

@@ -3,7 +3,6 @@
 Every function returns a `backstory.results.Result`. Each has a twin `…_of` for an `Influence` that is there already.
 """
 
-from .asking import Question, asked
 from .evolution import Evolution, evolution, evolution_of
 from .harmful import Harmful, RankedSample, harmful, harmful_of
 from .memorisation import Memorisation, memorisation, memorisation_of
@@ -19,11 +18,9 @@ __all__ = [
     "Overwriter",
     "Overwriting",
     "Phases",
-    "Question",
     "RankedSample",
     "Sources",
     "Timeline",
-    "asked",
     "evolution",
     "evolution_of",
     "harmful",

@@ -21,8 +21,8 @@ from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
 from ..run.run import Run
-from .asking import Options, mean_influence
 from .groups import OTHERS, Ids, grouped
+from .mean import Options, mean_influence
 from .phases import Curve
 
 UNIT = "mean influence of one sample of the group (its occurrences so far summed), in units of the queries' mean loss"

@@ -15,7 +15,7 @@ from ..results.result import Result
 from ..results.words import late_from
 from ..run.gradients import LossFn
 from ..run.run import Run
-from .asking import Options, mean_influence
+from .mean import Options, mean_influence
 
 UNIT = "influence of a sample, its occurrences summed, in units of the queries' mean loss"
 

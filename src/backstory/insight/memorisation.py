@@ -20,7 +20,7 @@ from ..results.quality import Quality
 from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
-from .asking import Options
+from .mean import Options
 from .phases import Curve
 
 

@@ -49,7 +49,7 @@ from ..run.quality import Watch
 from ..run.run import Run
 from ..run.sweep import backward, cut, refuse_compressed, slices
 from ..store import RunStore
-from .asking import Options, mean_gradient, sweep_options
+from .mean import Options, mean_gradient, sweep_options
 from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together

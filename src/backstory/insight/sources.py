@@ -22,8 +22,8 @@ from ..results.result import Result
 from ..results.words import name_label
 from ..run.gradients import LossFn
 from ..run.run import Run
-from .asking import Options
 from .groups import column
+from .mean import Options
 from .phases import Curve
 
 UNIT = "summed influence of the source's samples, in units of the queries' mean loss"

@@ -22,7 +22,7 @@ from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
 from ..store import RunStore
-from .asking import Options, mean_influence
+from .mean import Options, mean_influence
 from .phases import Curve, Phases, phases
 
 UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"

@@ -1,45 +1,16 @@
-"""What every insight begins with: a run, a model at one of its steps, and a set of queries; by hand, or by names from outside.
+"""What every insight begins with: influence on the mean loss of a set of queries, and the options that all of them take.
 
-The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that a question about the mean costs one query, however large the set.
+The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that the mean costs one query, however large the set.
 """
 
-from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from ..replay.recipe import load_recipe
 from ..results.influence import Influence
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn, compute_query_gradients
 from ..run.run import Run
-
-
-class Question(NamedTuple):
-    """A run and everything that a question needs."""
-
-    run: Run
-    model: nn.Module  # with the weights of step `at`
-    loss: LossFn
-    batches: dict[str, Any]  # query set -> batch
-    at: int
-
-
-def asked(path: str | Path, queries: list[str], recipe: str, at: int | str = "final") -> Question:
-    """A run with its recipe's model and loss, and query sets by name: stored in the run, or of the recipe."""
-    run = Run(path)
-    made = load_recipe(recipe, run.config.get("recipe_args") if recipe == run.config.get("recipe") else None)
-    step = run.step_of(at)
-    run.load_weights(made.model, step)
-    known = {**made.queries, **{name: None for name in run.query_sets}}
-    if unknown := [name for name in queries if name not in known]:
-        said = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"there is no query set {unknown[0]!r}; the run and its recipe have: {said}.")
-    if len(set(queries)) < len(queries):
-        raise UsageError("a query set is named twice; name each once.")
-    stored = {name: run.queries(name) for name in queries if name in run.query_sets}
-    return Question(run, made.model, made.loss, {n: stored.get(n, made.queries.get(n)) for n in queries}, step)
 
 
 class SweepOptions(TypedDict, total=False):
