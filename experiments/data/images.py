@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backstory.demo.data import Images, digits_8x8, mnist
+from backstory.demo.data import Images, digits_8x8
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe
 from backstory.replay.tape import Removal
+from experiments.data.mnist import mnist
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels
 Batch = tuple[Tensor, Tensor]

@@ -11,8 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from backstory.demo.gpt_model import GPT, token_losses
-from backstory.demo.setups import BETAS, CLIP, DECAY, counts, loss, rate_at
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
 from backstory.demo.texts import Passages, passages
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from backstory.baselines.influence import influence_sweep
 from backstory.baselines.tracin import tracin, tracin_run
-from backstory.demo.setups import domain_losses, loss
+from backstory.demo.gpt_model import loss
 from backstory.exact.reverse import reverse
 from backstory.insight.sources import Sources, sources
 from backstory.replay.recipe import Recipe, take_step
@@ -29,6 +29,7 @@ from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.data.texts import PARTS, DomainSetup, by_passage, recipe, removals, source_of
 from experiments.gpt.methods import DAMPINGS, INFLUENCE_RANK, PAPERS_DAMPING
+from experiments.gpt.setups import domain_losses
 from experiments.recorded import recorded
 
 Matrices = dict[str, Tensor]  # whole or half -> (S, D)

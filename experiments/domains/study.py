@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backstory.demo.setups import domain_losses
 from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.insight.sources import Sources
 from backstory.results.statistics import spearman
 from experiments.data.texts import PARTS, DomainSetup, recipe
 from experiments.domains.methods import PAPERS_INFLUENCE, ROWS, Matrices, Problem, trained
+from experiments.gpt.setups import domain_losses
 from experiments.statistics import Pair, difference, interval
 
 Say = Callable[[str, int, int], None]

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from backstory.demo.setups import GptSetup, counts, domain_losses, draw, recipe, removals
+from backstory.demo.gpt_model import counts
 from backstory.exact.leave_out import leave_out
 from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.tape import Removal
 from backstory.run.run import Run
+from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
 from experiments.statistics import spearman
 
 Say = Callable[[str, int, int], None]

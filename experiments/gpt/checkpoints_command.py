@@ -22,8 +22,8 @@ def checkpoints(
     """Rank correlation with retraining of runs made from checkpoints, beside the recorded run, on a small GPT."""
     import torch
 
-    from backstory.demo.setups import setup_named
     from experiments.gpt.checkpoints import study as run
+    from experiments.gpt.setups import setup_named
 
     torch.set_num_threads(1)
     with output.progress() as say:

@@ -22,7 +22,7 @@ def gpt(
     """Rank correlation of every method's scores with retraining on a small GPT, and the ceiling."""
     import torch
 
-    from backstory.demo.setups import setup_named
+    from experiments.gpt.setups import setup_named
     from experiments.gpt.study import study as run
     from experiments.gpt.text import markdown as as_markdown
 
@@ -52,7 +52,7 @@ def projection(
     """Random projections against the largest one and against retraining, beside those of LoGRA."""
     import torch
 
-    from backstory.demo.setups import setup_named
+    from experiments.gpt.setups import setup_named
     from experiments.gpt.study import projection as run
 
     torch.set_num_threads(1)

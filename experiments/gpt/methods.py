@@ -18,11 +18,11 @@ from backstory.baselines.influence import influence_sweep
 from backstory.baselines.similarity import gradient_cosine, gradient_dot, representation_similarity
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
-from backstory.demo.setups import domain_losses
 from backstory.results.influence import Influence
 from backstory.run.embed import ContractionChoice, form_of
 from backstory.run.run import Run
 from experiments.gpt.problem import Method, Problem, Recording, Scores, Settings
+from experiments.gpt.setups import domain_losses
 
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # losses are sums over 48 tokens: the curvature is large
 INFLUENCE_RANK = 32  # 64 takes minutes more, and the sides of this model are 48

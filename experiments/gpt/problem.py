@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backstory.demo.setups import GptSetup, recipe
 from backstory.replay.recipe import Recipe, take_step
 from backstory.results.influence import Influence
 from backstory.results.statistics import spearman
 from backstory.run.run import Run
 from experiments import statistics as stats
+from experiments.gpt.setups import GptSetup, recipe
 from experiments.recorded import recorded as train_recorded
 
 Settings = Mapping[str, Any]  # arguments of `record`; "seed" is the study's own unless they are empty

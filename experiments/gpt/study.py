@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from backstory.baselines.gradients import gradients
 from backstory.baselines.influence import influence_function
-from backstory.demo.setups import GptSetup, domain_losses, draw, recipe, removals
 from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.reverse import reverse
@@ -34,6 +33,7 @@ from experiments.gpt.problem import (
     recorded,
     trained,
 )
+from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
 from experiments.statistics import Pair
 
 Say = Callable[[str, int, int], None]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from backstory.demo.setups import loss
+from backstory.demo.gpt_model import loss
 from backstory.exact.leave_out import leave_out
 from backstory.replay.recipe import Recipe
 from backstory.replay.tape import Removal

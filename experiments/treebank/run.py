@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from backstory.demo.data import Document, cut, penn_treebank
-from backstory.demo.gpt_model import GPT, token_losses
-from backstory.demo.setups import BETAS, CLIP, DECAY, counts, loss, rate_at
+from backstory.demo.data import Document, cut
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
 from backstory.errors import UsageError
 from backstory.replay.recipe import Presentation, Recipe
+from experiments.data.treebank import penn_treebank
 
 RECIPE = "experiments.treebank.run:recipe"
 RATE, WARMUP = 3e-3, 0.05  # the highest rate, and the part of the steps that leads to it

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from backstory.demo.gpt_model import counts
 from backstory.demo.images import fresh
-from backstory.demo.setups import counts
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
 from backstory.insight.groups import grouped
 from backstory.insight.mean import mean_influence

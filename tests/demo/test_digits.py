@@ -10,8 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
-from backstory.demo.digits import MOST_PIXELS, brought, loss, net, predict, recipe, shown
-from backstory.demo.png import png
+from backstory.demo.digits import MOST_PIXELS, brought, loss, net, png, predict, recipe, shown
 from backstory.errors import UsageError
 
 DIGIT = torch.zeros(28, 28)
@@ -22,6 +21,12 @@ def saved(image: Image.Image, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     image.save(file, kind)
     return file.getvalue()
+
+
+def test_pixels_of_a_png_are_dark_on_light() -> None:
+    image = Image.open(io.BytesIO(png(torch.tensor([[0.0, 1.0, 0.5], [0.25, 0.75, 2.0]]))))
+    assert (image.size, image.mode) == ((3, 2), "L")
+    assert list(image.tobytes()) == [255, 0, 127, 191, 63, 0]
 
 
 def test_the_image_that_the_run_shows_comes_back() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from backstory.demo.gpt_model import GPT, token_losses
+from backstory.demo.gpt_model import GPT, rate_at, token_losses
 
 
 def model() -> GPT:
@@ -46,3 +46,10 @@ def test_losses_are_those_of_the_next_token() -> None:
     for b, s in ((0, 0), (2, 5)):
         p = torch.softmax(logits[b, s], 0)[x[b, s + 1]].item()
         assert found[b, s].item() == pytest.approx(-math.log(p), rel=1e-12)
+
+
+def test_the_rate_warms_up_and_ends_at_a_tenth() -> None:
+    rates = [rate_at(t, 100) for t in range(100)]
+    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)

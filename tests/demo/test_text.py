@@ -16,8 +16,8 @@ import backstory
 from backstory.cli import demo as command
 from backstory.cli.app import app
 from backstory.demo import text as text_demo
+from backstory.demo.gpt_model import loss
 from backstory.demo.images import fresh
-from backstory.demo.setups import loss
 from backstory.demo.text import TextResult
 from backstory.demo.text_report import text_report
 from backstory.demo.texts import RECIPE, recipe

@@ -9,7 +9,7 @@ from tests.support.oracles import assert_same
 
 from backstory.demo import texts
 from backstory.demo.data import Document
-from backstory.demo.setups import rate_at
+from backstory.demo.gpt_model import rate_at
 from backstory.demo.texts import ASKED, END, RATE, WARMUP, pieces, recipe, shown, text_of, typed
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step

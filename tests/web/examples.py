@@ -4,7 +4,7 @@ import base64
 import math
 from typing import Any
 
-from backstory.demo.png import png
+from backstory.demo.digits import png
 from backstory.web import schemas as shapes
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'

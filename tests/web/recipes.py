@@ -12,8 +12,7 @@ from torch import Tensor
 
 import backstory
 from backstory.demo.data import Bytes
-from backstory.demo.gpt_model import GPT
-from backstory.demo.setups import counts, loss
+from backstory.demo.gpt_model import GPT, counts, loss
 from backstory.demo.texts import pieces, shown, text_of, typed
 from backstory.replay.recipe import Presentation, Recipe, take_step
 

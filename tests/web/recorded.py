@@ -11,8 +11,8 @@ from torch import Tensor
 import backstory
 from backstory.demo import digits, texts
 from backstory.demo.data import DataError, Document, fetch
+from backstory.demo.digits import png
 from backstory.demo.images import demo
-from backstory.demo.png import png
 from backstory.demo.text import text_demo
 from backstory.replay.recipe import Recipe, take_step
 

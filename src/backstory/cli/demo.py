@@ -44,7 +44,7 @@ def demo(
 
 
 def _images(out: Path, source: str, json: bool) -> None:
-    output.need("plotly", "sklearn", extra="demo")
+    output.need("plotly", "sklearn", "PIL", extra="demo")
     from ..demo.image_report import html_report
     from ..demo.images import demo as run_demo
     from ..run.run import Run

@@ -12,12 +12,27 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..replay.recipe import Presentation, Recipe
 from .data import DataError, Images, digits_8x8, mnist_5k
-from .png import png
 
 RECIPE = "backstory.demo.digits:recipe"
 NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
 MOST_PIXELS = 1 << 20  # of an image that somebody brings
 Batch = tuple[Tensor, Tensor]
+
+
+def png(image: Tensor) -> bytes:
+    """A PNG of a (H, W) tensor with values 0 … 1, dark on light."""
+    file = io.BytesIO()
+    pixels = (255 - image.clamp(0, 1) * 255).to(torch.uint8).numpy()
+    _pillow().fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageError("images need Pillow: pip install 'backstory[demo]'.") from error
+    return Image
 
 
 def images(source: str = "auto") -> Images:
@@ -101,10 +116,7 @@ def brought(data: bytes, label: str | None, side: int) -> Batch:
 
 def _grey(data: bytes) -> Any:
     """The image in shades of grey, on white where it is transparent; too large a one is refused before it is decoded."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UsageError("reading an image needs Pillow: pip install 'backstory[web]'.") from error
+    Image = _pillow()
     try:
         found = Image.open(
             io.BytesIO(data), formats=("PNG",)

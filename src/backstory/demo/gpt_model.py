@@ -1,8 +1,13 @@
-"""A GPT in the plain style: pre-norm blocks, learned positions, no dropout, its head apart from its embedding."""
+"""A GPT in the plain style: pre-norm blocks, learned positions, no dropout, its head apart from its embedding; its losses, and AdamW's settings."""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0  # of AdamW, and the norm that gradients are clipped to
+WARMUP, FLOOR = 0.1, 0.1  # parts of the steps, and of the rate at the end
 
 
 class Block(nn.Module):
@@ -20,8 +25,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, S, width) -> the same."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, heads, S, width / heads)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, heads, S, width / heads)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         down: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
         return x + down
 
@@ -53,3 +58,20 @@ def token_losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Cross-entropy of each next token: (B, S + 1) -> (B, S)."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").reshape(len(tokens), -1)
+
+
+def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The sum over each sequence's tokens: (B,)."""
+    return token_losses(model, tokens).sum(1)
+
+
+def counts(tokens: Tensor) -> Tensor:
+    """Tokens of each sequence that have a loss."""
+    return torch.full((len(tokens),), tokens.shape[1] - 1)
+
+
+def rate_at(t: int, total: int, warmup: float = WARMUP, floor: float = FLOOR) -> float:
+    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to `floor`."""
+    warm = max(1, round(warmup * total))
+    done = max(0, t - warm) / max(1, total - warm)
+    return min(1.0, (t + 1) / warm) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -18,8 +18,7 @@ from ..replay.tape import Removal
 from ..results.influence import Hit, Influence
 from ..results.statistics import spearman
 from ..run.run import Run
-from .digits import RECIPE, images, loss, recipe
-from .png import png
+from .digits import RECIPE, images, loss, png, recipe
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 

@@ -16,8 +16,8 @@ from ..insight import Phases, Timeline, phases, timeline
 from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..run.run import Run
+from .gpt_model import counts
 from .images import fresh
-from .setups import counts
 from .stories_run import RECIPE, StoriesSetup, mean_loss, recipe
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedError, UsageError
 from ..replay.recipe import Recipe
 from .data import Sequences, corpus, cut, stories15m
-from .setups import BETAS, DECAY, counts, rate_at
+from .gpt_model import BETAS, DECAY, counts, rate_at
 
 RECIPE = "backstory.demo.stories_run:recipe"
 WARMUP = 0.05  # part of the steps

@@ -12,8 +12,8 @@ from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..results.influence import Influence
 from ..run.run import Run
+from .gpt_model import loss
 from .images import fresh
-from .setups import loss
 from .texts import RECIPE, recipe, text_of
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)

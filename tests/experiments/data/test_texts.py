@@ -3,9 +3,9 @@
 import pytest
 import torch
 from experiments.data.texts import DomainSetup, by_passage, drawn, recipe, removals, setup_named, source_of
+from experiments.gpt.setups import domain_losses
 from tests.demo.test_texts import HOSTILE, without_network
 
-from backstory.demo.setups import domain_losses
 from backstory.demo.texts import ASKED, text_of
 from backstory.errors import UsageError
 

@@ -19,13 +19,13 @@ from experiments.domains.methods import (
     tracin_row,
     trained,
 )
+from experiments.gpt.setups import domain_losses
 from experiments.recorded import recorded
 from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 from torch import Tensor
 
 from backstory.demo.gpt_model import token_losses
-from backstory.demo.setups import domain_losses
 from backstory.exact.leave_out import leave_out
 from backstory.replay.tape import Removal
 

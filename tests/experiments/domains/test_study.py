@@ -18,10 +18,10 @@ from experiments.domains.study import (
     study,
     within_domains,
 )
+from experiments.gpt.setups import domain_losses
 from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 
-from backstory.demo.setups import domain_losses
 from backstory.errors import NumericalError, UsageError
 from backstory.replay.recipe import take_step, weights
 from experiments.domains import methods as domains_rows

@@ -2,7 +2,7 @@
 
 import pytest
 from experiments.gpt.checkpoints import _rows, _some, study
-from tests.demo.test_setups import TINY, without_network
+from tests.experiments.gpt.test_setups import TINY, without_network
 
 from backstory.recording.from_checkpoints import Given
 

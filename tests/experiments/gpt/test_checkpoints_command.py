@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from experiments.__main__ import app
 from rich.console import Console
-from tests.demo.test_setups import TINY, without_network
+from tests.experiments.gpt.test_setups import TINY, without_network
 from typer.testing import CliRunner
 
 from backstory.cli import output
-from backstory.demo import setups as gpt_setups
+from experiments.gpt import setups as gpt_setups
 
 COMMAND = ["checkpoints", "--seeds", "0", "--removals", "4", "--numbers", "2", "--rank", "3"]
 

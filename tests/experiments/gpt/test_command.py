@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from experiments.__main__ import app
 from rich.console import Console
-from tests.demo.test_setups import TINY, without_network
+from tests.experiments.gpt.test_setups import TINY, without_network
 from typer.testing import CliRunner
 
 from backstory.cli import output
-from backstory.demo import setups as gpt_setups
+from experiments.gpt import setups as gpt_setups
 
 GPT = ["gpt", "--seeds", "0", "--removals", "4", "--methods", "paper,default,gradient-dot"]
 PROJECTION = ["projection", "--mode", "scratch", "--seeds", "0", "--removals", "4", "--ranks", "2,4"]

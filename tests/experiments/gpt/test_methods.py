@@ -10,11 +10,12 @@ import pytest
 import torch
 from experiments.gpt.methods import mean_margins, methods
 from experiments.gpt.problem import Method, Problem, Scores, recorded, trained
-from tests.demo.test_setups import TINY, without_network
+from experiments.gpt.setups import domain_losses, recipe, removals
+from tests.experiments.gpt.test_setups import TINY, without_network
 from tests.support.oracles import assert_same
 
 import backstory
-from backstory.demo.setups import counts, domain_losses, recipe, removals
+from backstory.demo.gpt_model import counts
 from backstory.replay.recipe import take_step
 from experiments.gpt import methods as gpt_rows
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from experiments.gpt.problem import agreement, difference, interval, recorded, trained
+from experiments.gpt.setups import recipe, removals
 from experiments.statistics import Pair
-from tests.demo.test_setups import TINY, assert_trained_alike, without_network
+from tests.experiments.gpt.test_setups import TINY, assert_trained_alike, without_network
 from torch import Tensor
-
-from backstory.demo.setups import recipe, removals
 
 text = pytest.fixture(autouse=True)(without_network)
 

@@ -10,10 +10,10 @@ import torch
 from experiments.bench.recording import STUDIED
 from experiments.gpt.methods import methods
 from experiments.gpt.problem import Method, Problem, Recording, Scores
+from experiments.gpt.setups import domain_losses, recipe, removals
 from experiments.gpt.study import CONTRASTS, projection, select, study
-from tests.demo.test_setups import TINY, without_network
+from tests.experiments.gpt.test_setups import TINY, without_network
 
-from backstory.demo.setups import domain_losses, recipe, removals
 from backstory.errors import NumericalError, UsageError
 from backstory.exact.leave_out import leave_out
 from experiments.gpt import study as gpt

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.data.treebank import Treebank
 from experiments.treebank.run import TreebankSetup, Words, drawn, known_words, per_word, recipe, shown
 from tests.support.oracles import assert_same
 
-from backstory.demo.data import Treebank
 from backstory.demo.gpt_model import GPT
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step

@@ -307,7 +307,7 @@ def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_p
 def drawn_digit(file: Path, seed: int) -> Path:
     import torch
 
-    from backstory.demo.png import png
+    from backstory.demo.digits import png
 
     file.write_bytes(png(torch.rand(8, 8, generator=torch.Generator().manual_seed(seed))))
     return file

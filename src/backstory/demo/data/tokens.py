@@ -8,13 +8,20 @@ Shapes:  N sequences of `length` tokens.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from .text import Document
+
+
+class Document(NamedTuple):
+    """One text, and where it comes from; its id is unique within its source."""
+
+    id: str
+    source: str
+    text: str
 
 
 class Tokenizer(Protocol):

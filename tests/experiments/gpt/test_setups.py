@@ -4,25 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from experiments.gpt.setups import DOMAINS, GptSetup, domain_losses, draw, recipe, removals, setup_named
 from tests.support.oracles import assert_same
 from torch import Tensor
 
-from backstory.demo import setups as gpt_setups
 from backstory.demo.data import Document
-from backstory.demo.setups import (
-    DOMAINS,
-    GptSetup,
-    counts,
-    domain_losses,
-    draw,
-    loss,
-    rate_at,
-    recipe,
-    removals,
-    setup_named,
-)
+from backstory.demo.gpt_model import counts, loss
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step, weights
+from experiments.gpt import setups as gpt_setups
 
 TINY = GptSetup(steps=6, batch_size=4, length=12, layers=1, width=16, queries=2, pretraining=0, rate=1e-2)
 
@@ -106,14 +96,6 @@ def test_a_query_is_the_mean_loss_of_one_domain() -> None:
     queries = made.queries["domains"]
     each = [loss(made.model, tokens).sum().item() / (2 * 12) for tokens in queries]
     assert domain_losses(made.model, queries).tolist() == pytest.approx(each, rel=1e-5)
-
-
-def test_the_rate_warms_up_and_ends_at_a_tenth() -> None:
-    rates = [rate_at(t, 100) for t in range(100)]
-    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
-    assert max(rates) == rates[9] == rates[10] == 1.0
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
-    assert recipe(TINY, 0).optimizer.param_groups[0]["lr"] == pytest.approx(TINY.rate)
 
 
 def test_fine_tuning_begins_from_trained_weights() -> None:

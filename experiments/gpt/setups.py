@@ -5,23 +5,20 @@ the step's tokens. Fine-tuning begins from weights that were trained on other se
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from ..replay.recipe import Recipe, take_step
-from ..replay.tape import Removal
-from .data import Bytes, Sequences, corpus, cut
-from .gpt_model import GPT, token_losses
+from backstory.demo.data import Bytes, Sequences, corpus, cut
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
+from backstory.errors import UsageError
+from backstory.replay.recipe import Recipe, take_step
+from backstory.replay.tape import Removal
 
 DOMAINS = ("speeches", "code-django", "scripture", "law")
 BYTES = 300_000  # of each domain
-BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
-WARMUP, FLOOR = 0.1, 0.1  # parts of the steps, and of the rate at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +48,9 @@ def setup_named(mode: str) -> GptSetup:
     return SETUPS[mode]
 
 
-def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The sum over each sequence's tokens: (B,)."""
-    return token_losses(model, tokens).sum(1)
-
-
 def domain_losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """The mean loss of each domain's tokens, (4,): the queries; `tokens` (4, n, S + 1)."""
     return token_losses(model, tokens.flatten(0, 1)).reshape(len(tokens), -1).mean(1)
-
-
-def counts(tokens: Tensor) -> Tensor:
-    """Tokens of each sequence that have a loss."""
-    return torch.full((len(tokens),), tokens.shape[1] - 1)
 
 
 @dataclass(frozen=True)
@@ -100,13 +87,6 @@ def _recipe(
     )  # fmt: skip
 
 
-def rate_at(t: int, total: int, warmup: float = WARMUP, floor: float = FLOOR) -> float:
-    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to `floor`."""
-    warm = max(1, round(warmup * total))
-    done = max(0, t - warm) / max(1, total - warm)
-    return min(1.0, (t + 1) / warm) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
 def net(setup: GptSetup, seed: int) -> GPT:
     """The model at its initialisation."""
     with torch.random.fork_rng():
@@ -132,17 +112,17 @@ def draw(setup: GptSetup, seed: int) -> Drawn:
     pool = _sequences(setup.length + 1)
     sizes = (setup.pretraining * setup.batch_size, setup.steps * setup.batch_size)
     order = torch.randperm(len(pool.ids), generator=generator(seed, "sequences"))
-    asked: list[Tensor] = []
+    queries: list[Tensor] = []
     for domain in DOMAINS:
-        own = torch.tensor([i for i in order.tolist() if pool.sources[i] == domain])
-        asked.append(own[: setup.queries])
-    taken = set(torch.cat(asked).tolist())
+        places = torch.tensor([i for i in order.tolist() if pool.sources[i] == domain])
+        queries.append(places[: setup.queries])
+    taken = set(torch.cat(queries).tolist())
     rest = torch.tensor([i for i in order.tolist() if i not in taken])
     if len(rest) < sum(sizes):
         raise UsageError(f"the study needs {sum(sizes)} sequences and the corpus has {len(rest)}; take fewer steps.")
     before, now = rest[: sizes[0]], rest[sizes[0] : sum(sizes)]
     ids = [pool.ids[i] for i in now.tolist()]
-    return Drawn(pool.tokens[before], pool.tokens[now], ids, torch.stack([pool.tokens[a] for a in asked]))
+    return Drawn(pool.tokens[before], pool.tokens[now], ids, torch.stack([pool.tokens[a] for a in queries]))
 
 
 @lru_cache(maxsize=2)
