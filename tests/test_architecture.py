@@ -1,6 +1,7 @@
 """The house stays in order: imports point down, one file knows Lance, every file has its sign."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,7 +113,10 @@ def test_extras_are_not_imported_with_the_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("typed", [["--help"], ["query"], ["nothing"], ["query", "--help"]], ids=" ".join)
+USAGE = (["--help"], ["query"], ["nothing"], ["query", "--help"], ["query", "run", "--queries", "test", "--at", "soon"])
+
+
+@pytest.mark.parametrize("typed", [*USAGE, ["complete", "qu"]], ids=" ".join)
 def test_the_command_line_starts_without_torch(typed: list[str]) -> None:
     code = (
         f"import sys; sys.argv = ['backstory', *{typed!r}]\n"
@@ -121,8 +125,11 @@ def test_the_command_line_starts_without_torch(typed: list[str]) -> None:
         "except SystemExit:\n    heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'lance', 'plotly'} & set(sys.modules)\n"
         "    print('LOADED', sorted(heavy))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words = {"_BACKSTORY_COMPLETE": "complete_bash", "COMP_WORDS": f"backstory {typed[-1]}", "COMP_CWORD": "1"}
+    env = {**os.environ, **(words if typed[0] == "complete" else {})}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert "LOADED []" in done.stdout, done.stdout + done.stderr
+    assert typed[0] != "complete" or done.stdout.startswith("query\n")
 
 
 def test_modules_have_a_docstring() -> None:

@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from tests.run.test_compress import recorded
+from tests.support.plain import assert_alike
 from typer.testing import CliRunner
 
 import backstory
@@ -30,17 +31,23 @@ def last_json(text: str) -> Any:
     return json.loads(text.strip().splitlines()[-1])
 
 
-def test_query_gives_what_the_library_gives(digits_run: Path) -> None:
-    out = last_json(call("query", digits_run, "--queries", "few:1", "--top", "4", "--trust-recipe", "--json"))
+def test_query_prints_the_result_of_the_library(digits_run: Path) -> None:
+    args = ("query", digits_run, "--queries", "few:1", "--top", "4", "--trust-recipe")
+    run = backstory.open(digits_run)
+    x, y = run.queries("few")
+    result = run.query(run.load_weights(recipe("digits").model), loss, (x[1:2], y[1:2]))
+    assert_alike(last_json(call(*args, "--json")), result.as_dict(top=4), rel=1e-4, abs=1e-6)
+    printed = call(*args)
+    assert all(text in printed for text in (result.headline, *result.remarks))
+
+
+def test_query_of_single_occurrences_by_the_papers_recursion(digits_run: Path) -> None:
+    options = ("--per", "occurrence", "--contraction", "never", "--per-layer", "--top", "3", "--trust-recipe", "--json")
     run = backstory.open(digits_run)
     model = run.load_weights(recipe("digits").model)
-    expected = run.query(model, loss, run.queries("few")).top(4, query=1)
-    assert [h["sample"] for h in out["hits"]] == [h.sample for h in expected]
-    influences = [h["influence"] for h in out["hits"]]
-    assert influences == sorted(influences, reverse=True)
-    assert influences == pytest.approx([h.influence for h in expected], rel=1e-4)
-    assert {"sample", "step", "influence"} <= out["hits"][0].keys()
-    assert "positive: the sample helped" in out["sign"]
+    result = run.query(model, loss, run.queries("few"), contraction="never", per_layer=True)
+    expected = result.as_dict(top=3, per="occurrence")
+    assert_alike(last_json(call("query", digits_run, "--queries", "few", *options)), expected, rel=1e-4, abs=1e-6)
 
 
 def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> None:

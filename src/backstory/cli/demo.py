@@ -47,28 +47,29 @@ def _images(out: Path, source: str, json: bool) -> None:
     output.need("plotly", "sklearn", "PIL", extra="demo")
     from ..demo.image_report import html_report
     from ..demo.images import demo as run_demo
-    from ..run.run import Run
 
     with output.progress() as progress:
         result = run_demo(out, source=source, say=progress)
-    page = out / "report.html"
-    page.write_text(html_report(result, Run(result.run)), encoding="utf-8")
-    print_images(result, page)
-    if json:
-        output.emit({**result.as_dict(), "report": str(page)})
+    _finish(result, out / "report.html", html_report, print_images, json)
 
 
 def _text(out: Path, json: bool) -> None:
     output.need("plotly", extra="demo")
     from ..demo.text import text_demo
     from ..demo.text_report import text_report
-    from ..run.run import Run
 
     with output.progress() as progress:
         result = text_demo(out, say=progress)
-    page = out / "report.html"
-    page.write_text(text_report(result, Run(result.run)), encoding="utf-8")
-    print_text(result, Run(result.run), page)
+    _finish(result, out / "report.html", text_report, print_text, json)
+
+
+def _finish(result: Any, page: Path, report: Any, print_tables: Any, json: bool) -> None:
+    """Write the report, print the tables and where everything lies."""
+    from ..run.run import Run
+
+    page.write_text(report(result, Run(result.run)), encoding="utf-8")
+    print_tables(result, Run(result.run))
+    _print_paths(result, page)
     if json:
         output.emit({**result.as_dict(), "report": str(page)})
 
@@ -93,7 +94,7 @@ def _stories(out: Path, json: bool) -> None:
         output.emit({"runs": [one.as_dict() for one in runs], "report": str(page)})
 
 
-def print_images(result: Any, page: Path) -> None:
+def print_images(result: Any, run: Any) -> None:
     """The image demo's queries, and the retraining that checks them."""
     output.line(
         f"{result.data}: {result.steps} steps, {result.occurrences:,} occurrences, accuracy {result.accuracy:.1%}"
@@ -108,14 +109,13 @@ def print_images(result: Any, page: Path) -> None:
         f"Retrained without {len({p.sample for p in result.proofs})} samples: rank correlation with the prediction "
         f"{result.spearman:.2f} (drawn at random: {result.spearman_blind:.2f}), same sign in {result.same_sign:.0%}."
     )
-    _print_paths(result, page)
 
 
 def _first(hits: Any) -> str:
     return f"{hits[0]['sample']}  {hits[0]['influence']:+.4f}  step {hits[0]['step']}"
 
 
-def print_text(result: Any, run: Any, page: Path) -> None:
+def print_text(result: Any, run: Any) -> None:
     """Each query of the text demo, and the passage that helped it most."""
     output.line(
         f"A GPT on eight domains: {result.steps:,} steps, {result.occurrences:,} passages, {result.loss:.2f} nats a byte on "
@@ -135,7 +135,6 @@ def print_text(result: Any, run: Any, page: Path) -> None:
     )
     for text in result.trust:
         output.line(f"- {text}")
-    _print_paths(result, page)
 
 
 def print_stories(runs: Any, page: Path) -> None:

@@ -4,19 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import (
-    At,
-    Contraction,
-    Json,
-    PerLayer,
-    Plot,
-    Queries,
-    RecipeName,
-    RunPath,
-    Top,
-    TrustRecipe,
-    parse_ids,
-)
+from .options import At, Contraction, Json, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe, parse_ids
 from .output import number, shorten, table
 from .query import Request
 

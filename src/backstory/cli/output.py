@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,9 @@ err = Console(stderr=True)
 
 def as_json(value: Any) -> str:
     """One line of strict JSON; NaN and Inf become null."""
-    return json.dumps(_plain(value), allow_nan=False)
+    from ..results.result import plain
+
+    return json.dumps(plain(value), allow_nan=False)
 
 
 def emit(value: Mapping[str, Any]) -> None:
@@ -121,11 +122,3 @@ def plotting(*files: Path | None) -> None:
     if any(file is not None for file in files):
         need("plotly", extra="plot")
     writable(*files)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

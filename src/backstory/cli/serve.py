@@ -13,6 +13,7 @@ from . import output, recipes
 from .options import Json, RecipeName, RunPath, TrustRecipe
 
 if TYPE_CHECKING:
+    from ..web.limits import Limits
     from ..web.state import Opened
 
 TOKEN = "BACKSTORY_TOKEN"
@@ -85,22 +86,12 @@ def serve(
 
 
 def _listen(
-    run: Path,
-    recipe: str | None,
-    required: bool,
-    host: str,
-    port: int,
-    limits: object,
-    queue: int,
-    timeout: float,
-    room: int,
-) -> None:
+    run: Path, recipe: str | None, required: bool, host: str, port: int, limits: "Limits", queue: int, timeout: float, room: int
+) -> None:  # fmt: skip
     import uvicorn
 
     from ..web.app import make_app
-    from ..web.limits import Limits
 
-    assert isinstance(limits, Limits)
     place = bound(host, port)  # before anything is loaded: what cannot be served need not be
     opened = _open(run, recipe, required, room)
     for line in opened.missing():

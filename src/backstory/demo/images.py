@@ -18,7 +18,8 @@ from ..replay.tape import Removal
 from ..results.influence import Hit, Influence
 from ..results.statistics import spearman
 from ..run.run import Run
-from .digits import RECIPE, images, loss, png, recipe
+from . import digits
+from .digits import RECIPE, images, loss, png
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -64,13 +65,13 @@ def demo(
     report = say or (lambda stage, done, total: None)
     path = fresh(out / "run", RECIPE)
     args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
-    plan, seconds = recipe(**args), {}
+    recipe, seconds = digits.recipe(**args), {}
     began = time.perf_counter()
-    losses = _train(plan, path, args, report)
+    losses = _train(recipe, path, args, report)
     seconds["train and record"] = time.perf_counter() - began
-    x, y = plan.queries["test"]
+    x, y = recipe.queries["test"]
     with torch.no_grad():
-        outputs = plan.model(x)
+        outputs = recipe.model(x)
     hard = _hard_questions(outputs, y, n_queries)
     run = Run(path)
     run.add_queries("demo", (x[hard], y[hard]))
@@ -78,7 +79,7 @@ def demo(
     run.embed(progress=lambda done, total: report("embed", done, total))
     seconds["embed"] = time.perf_counter() - began
     began = time.perf_counter()
-    answer = run.query(plan.model, loss, (x[hard], y[hard]))
+    answer = run.query(recipe.model, loss, (x[hard], y[hard]))
     seconds["ask"] = time.perf_counter() - began
     result = DemoResult(
         run=str(path),
@@ -109,9 +110,9 @@ def fresh(path: Path, recipe: str) -> Path:
     return path
 
 
-def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
+def _train(recipe: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
     """Train and record; ten more backward passes, one for each digit, give the curvature."""
-    steps, means = len(plan.batches), []
+    steps, means = len(recipe.batches), []
     settings: dict[str, Any] = {
         "rank": 32,
         "curvature": "exact:10",
@@ -120,20 +121,20 @@ def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[flo
         "steps": steps,
     }
     with record(
-        plan.model, plan.optimizer, path, loss_reduction="mean", recipe=RECIPE, recipe_args=args, **settings
+        recipe.model, recipe.optimizer, path, loss_reduction="mean", recipe=RECIPE, recipe_args=args, **settings
     ) as rec:
-        for t, (ids, _) in enumerate(plan.batches):
-            with rec.step(ids) as s, s.outputs_of(plan.model, "cross-entropy"):
-                losses = take_step(plan, t)
+        for t, (ids, _) in enumerate(recipe.batches):
+            with rec.step(ids) as s, s.outputs_of(recipe.model, "cross-entropy"):
+                losses = take_step(recipe, t)
                 s.losses(losses)
             means.append(float(losses.mean()))
             say("train and record", t + 1, steps)
-        _describe(rec.describe, plan)
+        _describe(rec.describe, recipe)
     return means
 
 
-def _describe(describe: Callable[..., None], plan: Recipe) -> None:
-    seen = {i: (image, label) for ids, (xs, ys) in plan.batches for i, image, label in zip(ids, xs, ys, strict=True)}
+def _describe(describe: Callable[..., None], recipe: Recipe) -> None:
+    seen = {i: (image, label) for ids, (xs, ys) in recipe.batches for i, image, label in zip(ids, xs, ys, strict=True)}
     describe(
         list(seen),
         image=[png(image[0]) for image, _ in seen.values()],
@@ -175,7 +176,7 @@ def _prove(
     """Retrain without the samples that the answers name first, and a few taken blindly."""
     samples, named = _to_prove(answer, n)
     truth = leave_out(
-        lambda: recipe(**args),
+        lambda: digits.recipe(**args),
         [Removal((s,)) for s in samples],
         lambda model: loss(model, batch),
         lambda done, total: say("retrain", done, total),

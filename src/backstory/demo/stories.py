@@ -16,9 +16,10 @@ from ..insight import Phases, Timeline, phases, timeline
 from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..run.run import Run
+from . import stories_run
 from .gpt_model import counts
 from .images import fresh
-from .stories_run import RECIPE, StoriesSetup, mean_loss, recipe
+from .stories_run import RECIPE, StoriesSetup, mean_loss
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 PASSES = (1, 3)
@@ -57,30 +58,31 @@ def stories(
 
 
 def _fine_tuned(out: Path, setup: StoriesSetup, say: Say) -> FineTuning:
-    path, plan, began = fresh(out / f"run-{setup.passes}", RECIPE), recipe(**asdict(setup)), time.perf_counter()
-    batch = plan.queries["unseen"]
-    before = _loss(plan)
-    _train(setup, plan, path, say)
-    when = timeline(Run(path), plan.model, mean_loss, batch, seed=setup.seed)
+    path, began = fresh(out / f"run-{setup.passes}", RECIPE), time.perf_counter()
+    recipe = stories_run.recipe(**asdict(setup))
+    batch = recipe.queries["unseen"]
+    before = _loss(recipe)
+    _train(setup, recipe, path, say)
+    when = timeline(Run(path), recipe.model, mean_loss, batch, seed=setup.seed)
     signed, plain = (phases(curve, seed=setup.seed) for curve in (when.per_rate, when.size * when.rate))
-    return FineTuning(setup, str(path), before, _loss(plan), when, signed, plain, time.perf_counter() - began)
+    return FineTuning(setup, str(path), before, _loss(recipe), when, signed, plain, time.perf_counter() - began)
 
 
-def _train(setup: StoriesSetup, plan: Recipe, path: Path, say: Say) -> None:
+def _train(setup: StoriesSetup, recipe: Recipe, path: Path, say: Say) -> None:
     with record(
-        plan.model, plan.optimizer, path, loss_reduction="token-mean", rank=RANK, steps=setup.steps, recipe=RECIPE,
+        recipe.model, recipe.optimizer, path, loss_reduction="token-mean", rank=RANK, steps=setup.steps, recipe=RECIPE,
         recipe_args=asdict(setup),
     ) as rec:  # fmt: skip
-        for t, (ids, tokens) in enumerate(plan.batches):
+        for t, (ids, tokens) in enumerate(recipe.batches):
             with rec.step(ids, tokens=counts(tokens)) as s:
-                s.losses(take_step(plan, t))
+                s.losses(take_step(recipe, t))
             say(f"fine-tune, {setup.passes} × each sequence", t + 1, setup.steps)
 
 
-def _loss(plan: Recipe) -> float:
-    plan.model.eval()
+def _loss(recipe: Recipe) -> float:
+    recipe.model.eval()
     with torch.no_grad():
-        return float(mean_loss(plan.model, plan.queries["unseen"]))
+        return float(mean_loss(recipe.model, recipe.queries["unseen"]))
 
 
 def heading(one: FineTuning) -> str:

@@ -12,9 +12,10 @@ from ..recording.recorder import record
 from ..replay.recipe import Recipe, take_step
 from ..results.influence import Influence
 from ..run.run import Run
+from . import texts
 from .gpt_model import loss
 from .images import fresh
-from .texts import RECIPE, recipe, text_of
+from .texts import RECIPE, text_of
 
 Say = Callable[[str, int, int], None]  # (stage, done, in all)
 CHECKPOINTS = 4
@@ -51,57 +52,57 @@ class TextResult:
 def text_demo(out: Path, *, say: Say | None = None, **args: Any) -> TextResult:
     """Run the whole demo into the folder `out`; the recorded run is `out/run`. `args` are those of the recipe."""
     report, seconds = say or (lambda stage, done, total: None), dict[str, float]()
-    path, plan = fresh(out / "run", RECIPE), recipe(**args)
+    path, recipe = fresh(out / "run", RECIPE), texts.recipe(**args)
     began = time.perf_counter()
-    losses = _train(plan, path, args, report)
+    losses = _train(recipe, path, args, report)
     seconds["train and record"] = time.perf_counter() - began
-    run, names = Run(path), [n for n in plan.queries if n != "passages"]
-    for name, batch in plan.queries.items():
+    run, names = Run(path), [n for n in recipe.queries if n != "passages"]
+    for name, batch in recipe.queries.items():
         run.add_queries(name, batch)
     began = time.perf_counter()
     run.embed(progress=lambda done, total: report("embed", done, total))
     seconds["embed"] = time.perf_counter() - began
     began = time.perf_counter()
-    answer = run.query(plan.model, loss, plan.queries["passages"])
+    answer = run.query(recipe.model, loss, recipe.queries["passages"])
     seconds["ask"] = time.perf_counter() - began
     with torch.no_grad():
-        left = torch.stack([loss(plan.model, plan.queries[n]).mean() for n in names])
-    per_byte = float(left.mean()) / (plan.queries["passages"].shape[1] - 1)
+        left = torch.stack([loss(recipe.model, recipe.queries[n]).mean() for n in names])
+    per_byte = float(left.mean()) / (recipe.queries["passages"].shape[1] - 1)
     result = TextResult(str(path), run.n_steps, len(answer), per_byte, seconds, losses, domains=names)
     result.trust = [CAUTION, *(answer.quality.words if answer.quality else ())]
-    result.questions = [_question(answer, k, name, plan) for k, name in enumerate(names)]
-    _by_source(result, run, plan)
+    result.questions = [_question(answer, k, name, recipe) for k, name in enumerate(names)]
+    _by_source(result, run, recipe)
     return result
 
 
-def _train(plan: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
+def _train(recipe: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[float]:
     """Train and record with the defaults for sequences."""
-    steps, means = len(plan.batches), []
+    steps, means = len(recipe.batches), []
     settings: dict[str, Any] = {"checkpoints": CHECKPOINTS, "steps": steps, "recipe": RECIPE, "recipe_args": args}
     with record(
-        plan.model, plan.optimizer, path, loss_reduction="token-mean", clip_norm=plan.clip_norm, **settings
+        recipe.model, recipe.optimizer, path, loss_reduction="token-mean", clip_norm=recipe.clip_norm, **settings
     ) as rec:
-        for t, (ids, tokens) in enumerate(plan.batches):
-            with rec.step(ids, tokens=plan.tokens(tokens) if plan.tokens else None) as s:
-                losses = take_step(plan, t)
+        for t, (ids, tokens) in enumerate(recipe.batches):
+            with rec.step(ids, tokens=recipe.tokens(tokens) if recipe.tokens else None) as s:
+                losses = take_step(recipe, t)
                 s.losses(losses)
             means.append(float(losses.mean()) / (tokens.shape[1] - 1))
             say("train and record", t + 1, steps)
-        used = [(str(i), text_of(x)) for ids, tokens in plan.batches for i, x in zip(ids, tokens, strict=True)]
+        used = [(str(i), text_of(x)) for ids, tokens in recipe.batches for i, x in zip(ids, tokens, strict=True)]
         rec.describe([i for i, _ in used], text=[x for _, x in used], source=[i.split("/")[0] for i, _ in used])
     return means
 
 
-def _question(answer: Influence, k: int, domain: str, plan: Recipe) -> dict[str, Any]:
+def _question(answer: Influence, k: int, domain: str, recipe: Recipe) -> dict[str, Any]:
     return {
         "domain": domain,
-        "text": text_of(plan.queries["passages"][k]),
+        "text": text_of(recipe.queries["passages"][k]),
         "helpful": [h.as_dict() for h in answer.top(BEST, query=k)],
         "harmful": [h.as_dict() for h in answer.bottom(BEST, query=k)],
     }
 
 
-def _by_source(result: TextResult, run: Run, plan: Recipe) -> None:
+def _by_source(result: TextResult, run: Run, recipe: Recipe) -> None:
     """Source × domain, and the mean |influence| of each step's passages on the domains.
 
     Signed influences of a clipped step add up to 0: scaling all of its gradient changes nothing.
@@ -110,7 +111,7 @@ def _by_source(result: TextResult, run: Run, plan: Recipe) -> None:
     def domain_means(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return loss(model, tokens.flatten(0, 1)).reshape(len(tokens), -1).mean(1)
 
-    answer = run.query(plan.model, domain_means, torch.stack([plan.queries[n] for n in result.domains]))
+    answer = run.query(recipe.model, domain_means, torch.stack([recipe.queries[n] for n in result.domains]))
     sums = answer.group_by("source")
     result.sources = sorted(sums)
     result.matrix = [sums[name].tolist() for name in result.sources]
