@@ -19,7 +19,7 @@ from backstory.cli import output, serve
 from backstory.cli.app import app
 from backstory.errors import StoreError, UsageError
 from backstory.web.limits import Limits
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 TOKEN = "0123456789abcdef"
 
@@ -112,7 +112,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, listened: list[Any]) -> None:
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(digits_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(serve.TOKEN, raising=False)
-    monkeypatch.setattr("backstory.web.state.Opened", lambda *_, **__: pytest.fail("the run was loaded"))
+    monkeypatch.setattr("backstory.web.state.State", lambda *_, **__: pytest.fail("the run was loaded"))
     with serve.bound("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"found port {port} of 127.0.0.1 in use.*expected a free one.*--port"):
@@ -127,9 +127,9 @@ def test_a_place_that_is_not_of_this_machine_is_said() -> None:
 def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
     digits_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Opened] = []
+    made: list[State] = []
 
-    class Watched(Opened):
+    class Watched(State):
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)
             made.append(self)
@@ -139,7 +139,7 @@ def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
             each.close()
         raise OSError("no more sockets")
 
-    monkeypatch.setattr("backstory.web.state.Opened", Watched)
+    monkeypatch.setattr("backstory.web.state.State", Watched)
     monkeypatch.setattr("uvicorn.Server.run", fails)
     found = CliRunner().invoke(app, ["serve", str(digits_run), "--trust-recipe", "--port", "0"])
     assert isinstance(found.exception, OSError)

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from backstory.run.run import Run
 from backstory.web.app import make_app
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for anything that a test waits for
@@ -48,8 +48,8 @@ def missing(what: str) -> None:
 @contextmanager
 def served(path: Path) -> Iterator[str]:
     """The address of a service for a run, for as long as the block lasts."""
-    opened = Opened(path, Run(path).config["recipe"])
-    settings = uvicorn.Config(make_app(opened, timeout=300), host="127.0.0.1", port=0, log_level="warning", ws="none")
+    state = State(path, Run(path).config["recipe"])
+    settings = uvicorn.Config(make_app(state, timeout=300), host="127.0.0.1", port=0, log_level="warning", ws="none")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()

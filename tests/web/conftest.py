@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from tests.web.recipes import RECIPE, recorded
 
 from backstory.web.app import make_app
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 BASE = "http://127.0.0.1"
 
@@ -25,25 +25,25 @@ def bare_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def opened(text_run: Path) -> Opened:
-    return Opened(text_run, RECIPE)
+def state(text_run: Path) -> State:
+    return State(text_run, RECIPE)
 
 
 @pytest.fixture(scope="session")
-def untrusted(text_run: Path) -> Opened:
+def untrusted(text_run: Path) -> State:
     """The same run without its recipe."""
-    return Opened(text_run)
+    return State(text_run)
 
 
 @pytest.fixture(scope="session")
-def client(opened: Opened) -> Iterator[TestClient]:
-    with TestClient(make_app(opened, warm=False), base_url=BASE) as found:
+def client(state: State) -> Iterator[TestClient]:
+    with TestClient(make_app(state, warm=False), base_url=BASE) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
 def _going_on(request: pytest.FixtureRequest) -> None:
     """An app that has ended in another test leaves its run, which all share, stopping."""
-    for name in ("opened", "untrusted", "client"):
+    for name in ("state", "untrusted", "client"):
         if name in request.fixturenames:
-            request.getfixturevalue("untrusted" if name == "untrusted" else "opened").stopping.clear()
+            request.getfixturevalue("untrusted" if name == "untrusted" else "state").stopping.clear()

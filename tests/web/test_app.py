@@ -17,7 +17,7 @@ from tests.web.recipes import RECIPE, assert_same_hits, copied
 from backstory.web import views
 from backstory.web.app import _warm, make_app
 from backstory.web.limits import Limits
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 TOKEN = "a-token-of-some-length"
 CHECKS = (
@@ -31,10 +31,10 @@ CHECKS = (
 
 
 @pytest.fixture(scope="session")
-def document(opened: Opened) -> Any:
+def document(state: State) -> Any:
     import schemathesis
 
-    return schemathesis.openapi.from_asgi("/openapi.json", make_app(opened, limits=Limits(any_host=True), warm=False))
+    return schemathesis.openapi.from_asgi("/openapi.json", make_app(state, limits=Limits(any_host=True), warm=False))
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(40, marks=pytest.mark.slow)])  # for each path, kind and unkind
@@ -63,14 +63,15 @@ def test_the_document_holds(document: Any, examples: int) -> None:
             except Unsatisfiable:  # some paths have nothing that could be wrong
                 assert mode == GenerationMode.NEGATIVE, operation.label
         seen.append(operation.label)
-    assert len(seen) == 18, seen
+    assert len(seen) == 20, seen
 
 
 def test_every_path_is_documented(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        "/", "/timeline", "/phases", "/health", "/samples", "/samples/{id}", "/images/{id}", "/sources", "/sources.csv", "/harmful",
-        "/ask", "/ask/image", "/ask/tokens", "/queries/{set}/{index}", "/compare",
+        "/", "/timeline", "/phases", "/evolution", "/overwriting", "/health", "/samples", "/samples/{id}", "/images/{id}", "/sources",
+        "/sources.csv", "/harmful",
+        "/query", "/query/image", "/query/tokens", "/queries/{set}/{index}", "/compare",
     }  # fmt: skip
     for path, methods in paths.items():
         for method, facts in methods.items():
@@ -85,42 +86,44 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_the_run_is_never_written(text_run: Path) -> None:
     before = hashes(text_run)
     assert len(before) > 10
-    with TestClient(make_app(Opened(text_run, RECIPE)), base_url=BASE) as client:
+    with TestClient(make_app(State(text_run, RECIPE)), base_url=BASE) as client:
         paths: tuple[str, ...] = (
             "/",
             "/timeline",
             "/phases",
+            "/evolution",
+            "/overwriting?sample=tags",
             "/samples?sort=value",
-            "/samples/tags?erasers=true",
+            "/samples/tags?overwriting=true",
             "/sources",
             "/harmful",
-            "/ask",
+            "/query",
         )
         paths += ("/queries/law/0?replay=true", "/compare?set=law&index=0&set2=poems&index2=0", "/images/law%2F1%2F0")
         for path in paths:
             assert client.get(path).status_code == 200, path
-        assert client.post("/ask", json={"text": "the court"}).status_code == 200
-        assert client.post("/ask/image", files={"image": ("a.png", b"x")}).status_code == 200
+        assert client.post("/query", json={"text": "the court"}).status_code == 200
+        assert client.post("/query/image", files={"image": ("a.png", b"x")}).status_code == 200
         for method in ("PUT", "DELETE", "PATCH", "POST"):
             client.request(method, "/samples/tags")
     assert hashes(text_run) == before
 
 
-def test_with_a_token_nothing_is_told_without_it(opened: Opened) -> None:
-    app = make_app(opened, limits=Limits(token=TOKEN, any_host=True), warm=False)
+def test_with_a_token_nothing_is_told_without_it(state: State) -> None:
+    app = make_app(state, limits=Limits(token=TOKEN, any_host=True), warm=False)
     client = TestClient(app, base_url="http://elsewhere.example")
     for path in ("/", "/samples", "/openapi.json", "/nothing", "/images/law%2F1%2F0"):
         found = client.get(path)
         assert found.status_code == 401, path
         assert found.json()["error"]["code"] == 401
-    assert client.post("/ask", json={"text": "the court"}).status_code == 401
+    assert client.post("/query", json={"text": "the court"}).status_code == 401
     assert client.get("/health").status_code == client.get("/static/page.js").status_code == 200
     assert client.get("/samples", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
 def test_the_page_of_a_missing_token_tells_nothing_of_the_run(text_run: Path, tmp_path: Path) -> None:
-    opened = Opened(copied(text_run, tmp_path / "hidden-name"), RECIPE)
-    app = make_app(opened, limits=Limits(token=TOKEN, any_host=True), warm=False)
+    state = State(copied(text_run, tmp_path / "hidden-name"), RECIPE)
+    app = make_app(state, limits=Limits(token=TOKEN, any_host=True), warm=False)
     client, browser = TestClient(app, base_url=BASE), {"accept": "text/html"}
     assert "hidden-name" in client.get("/nothing", headers={**browser, "authorization": f"Bearer {TOKEN}"}).text
     page = client.get("/", headers=browser)
@@ -129,22 +132,22 @@ def test_the_page_of_a_missing_token_tells_nothing_of_the_run(text_run: Path, tm
     assert "poems" not in page.text
 
 
-def test_without_a_token_the_host_must_be_this_machine(opened: Opened) -> None:
-    assert TestClient(make_app(opened, warm=False), base_url="http://evil.example").get("/").status_code == 400
+def test_without_a_token_the_host_must_be_this_machine(state: State) -> None:
+    assert TestClient(make_app(state, warm=False), base_url="http://evil.example").get("/").status_code == 400
 
 
-def test_what_fails_inside_is_a_plain_500(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_inside_is_a_plain_500(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(views, "harmful", fails)
-    found = TestClient(make_app(opened, warm=False), base_url=BASE).get("/harmful")
+    found = TestClient(make_app(state, warm=False), base_url=BASE).get("/harmful")
     assert found.status_code == 500
     assert found.json()["error"]["message"] == "something went wrong inside."
     assert "secret" not in found.text
 
 
-def test_a_full_queue_and_slow_answers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_and_slow_answers(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the limit wait; one more is told to come again; whoever waits too long is told so; health answers all the time."""
     go, real = threading.Event(), views.harmful
 
@@ -155,7 +158,7 @@ def test_a_full_queue_and_slow_answers(opened: Opened, monkeypatch: pytest.Monke
     monkeypatch.setattr(views, "harmful", slow)
 
     async def main() -> None:
-        carrier = httpx.ASGITransport(make_app(opened, warm=False, queue=3, timeout=3))
+        carrier = httpx.ASGITransport(make_app(state, warm=False, queue=3, timeout=3))
         async with httpx.AsyncClient(transport=carrier, base_url=BASE, timeout=60) as client:
             waiting = [asyncio.ensure_future(client.get("/harmful")) for _ in range(3)]
             while (await client.get("/health")).json()["busy"] < 3:
@@ -179,29 +182,29 @@ def test_a_full_queue_and_slow_answers(opened: Opened, monkeypatch: pytest.Monke
     asyncio.run(bounded())
 
 
-def test_many_clients_at_once_get_the_same_right_answers(opened: Opened) -> None:
+def test_many_clients_at_once_get_the_same_right_answers(state: State) -> None:
     texts = ["the court", "red roses", "a judge of law"]
 
     async def main() -> None:
-        carrier = httpx.ASGITransport(make_app(opened, warm=False, queue=100))
+        carrier = httpx.ASGITransport(make_app(state, warm=False, queue=100))
         async with httpx.AsyncClient(transport=carrier, base_url=BASE, timeout=60) as client:
-            alone = [(await client.post("/ask", json={"text": text})).json()["helpful"] for text in texts]
-            asked = [client.post("/ask", json={"text": texts[n % 3]}) for n in range(48)]
+            alone = [(await client.post("/query", json={"text": text})).json()["hits"] for text in texts]
+            asked = [client.post("/query", json={"text": texts[n % 3]}) for n in range(48)]
             asked += [client.get("/images/law%2F1%2F0") for _ in range(24)]
             found = await asyncio.gather(*asked)
             assert {r.status_code for r in found} == {200}
             for n in range(48):
-                assert_same_hits(found[n].json()["helpful"], alone[n % 3])
+                assert_same_hits(found[n].json()["hits"], alone[n % 3])
 
     asyncio.run(main())
 
 
 def test_the_service_warms_up_and_ends(text_run: Path) -> None:
-    opened = Opened(text_run, RECIPE)
-    with TestClient(make_app(opened), base_url=BASE) as client:
+    state = State(text_run, RECIPE)
+    with TestClient(make_app(state), base_url=BASE) as client:
         assert client.get("/").status_code == 200
-        assert not opened.stopping.is_set()
-    assert opened.stopping.is_set()
+        assert not state.stopping.is_set()
+    assert state.stopping.is_set()
 
 
 def test_what_fails_in_the_background_is_logged(
@@ -210,8 +213,8 @@ def test_what_fails_in_the_background_is_logged(
     def fails() -> None:
         raise RuntimeError("out of order")
 
-    opened = Opened(text_run, RECIPE)
-    monkeypatch.setattr(opened, "warm", fails)
-    _warm(opened)
+    state = State(text_run, RECIPE)
+    monkeypatch.setattr(state, "warm", fails)
+    _warm(state)
     assert "not computed in advance" in caplog.text
     assert "out of order" in caplog.text

@@ -6,18 +6,18 @@ from threading import Event
 
 import pytest
 
-from backstory.web.cache import Kept
-from backstory.web.cancellation import GivenUp
+from backstory.web.cache import Cache
+from backstory.web.jobs import Cancelled
 
 
 def test_who_waits_for_what_another_gave_up_makes_it_itself() -> None:
-    kept: Kept[int] = Kept(10)
+    kept: Cache[int] = Cache(10)
     begun, go = Event(), Event()
 
     def slow() -> int:
         begun.set()
         go.wait(10)
-        raise GivenUp
+        raise Cancelled
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(kept.get, "a", slow)
@@ -25,11 +25,11 @@ def test_who_waits_for_what_another_gave_up_makes_it_itself() -> None:
         second = pool.submit(kept.get, "a", lambda: 7)
         go.set()
         assert second.result(10) == 7
-        assert isinstance(first.exception(10), GivenUp)
+        assert isinstance(first.exception(10), Cancelled)
 
 
 def test_a_value_is_made_once() -> None:
-    kept, made = Kept[int](4), list[int]()
+    kept, made = Cache[int](4), list[int]()
 
     def make() -> int:
         made.append(1)
@@ -40,7 +40,7 @@ def test_a_value_is_made_once() -> None:
 
 
 def test_the_oldest_are_dropped_and_those_asked_for_stay() -> None:
-    kept = Kept[str](6, len)
+    kept = Cache[str](6, len)
     kept.get("a", lambda: "aa")
     kept.get("b", lambda: "bb")
     kept.get("c", lambda: "cc")
@@ -51,14 +51,14 @@ def test_the_oldest_are_dropped_and_those_asked_for_stay() -> None:
 
 
 def test_one_that_is_too_large_is_still_given() -> None:
-    kept = Kept[str](3, len)
+    kept = Cache[str](3, len)
     assert kept.get("a", lambda: "a" * 10) == "a" * 10
     assert kept.get("b", lambda: "b") == "b"
     assert "a" not in kept
 
 
 def test_a_look_makes_nothing_and_waits_for_nobody() -> None:
-    kept: Kept[int] = Kept(2)
+    kept: Cache[int] = Cache(2)
     assert kept.peek("a") is None
     kept.get("a", lambda: 1)
     kept.get("b", lambda: 2)
@@ -68,7 +68,7 @@ def test_a_look_makes_nothing_and_waits_for_nobody() -> None:
 
 
 def test_an_error_is_raised_and_not_kept() -> None:
-    kept = Kept[int](4)
+    kept = Cache[int](4)
 
     def fails() -> int:
         raise ValueError("no")
@@ -80,7 +80,7 @@ def test_an_error_is_raised_and_not_kept() -> None:
 
 
 def test_who_comes_meanwhile_waits_for_the_first() -> None:
-    kept, begun, go, made = Kept[int](4), threading.Event(), threading.Event(), list[int]()
+    kept, begun, go, made = Cache[int](4), threading.Event(), threading.Event(), list[int]()
 
     def slow() -> int:
         made.append(1)

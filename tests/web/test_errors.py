@@ -1,41 +1,42 @@
 """Every error becomes one shape; what nobody expected says nothing of the inside."""
 
 import logging
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from backstory.errors import StoreError, UsageError
-from backstory.web import schemas as shapes
-from backstory.web.errors import Refused, failure, refused
-from backstory.web.state import Stopped
+from backstory.web.errors import NAMES, Refusal, describe_problem, failure, refuse
+from backstory.web.jobs import Stopping
+from backstory.web.requests import QueryBody, TokensBody, Upload
 
 
 def test_an_expected_error_keeps_its_words() -> None:
     for error in (UsageError("found 3; expected 4."), StoreError("the run is damaged.")):
-        found = refused(error)
+        found = refuse(error)
         assert (found.code, found.message) == (422, str(error))
-    given = Refused(429, "full.", "wait", {"Retry-After": "1"})
-    assert refused(given) is given
+    given = Refusal(429, "full.", "wait", {"Retry-After": "1"})
+    assert refuse(given) is given
     assert str(given) == "full. wait"
-    assert failure(given).model_dump() == {"error": {"code": 429, "message": "full.", "hint": "wait"}}
+    assert failure(given) == {"error": {"code": 429, "message": "full.", "hint": "wait"}}
 
 
 def test_who_asks_while_the_service_ends_may_ask_again() -> None:
-    found = refused(Stopped())
+    found = refuse(Stopping())
     assert (found.code, found.headers) == (503, {"Retry-After": "5"})
 
 
 def test_an_error_of_the_framework_keeps_its_number_and_headers() -> None:
-    found = refused(HTTPException(405, "Method Not Allowed", {"Allow": "GET"}))
+    found = refuse(HTTPException(405, "Method Not Allowed", {"Allow": "GET"}))
     assert (found.code, found.headers) == (405, {"Allow": "GET"})
     assert "read-only" in found.hint
 
 
 def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "backstory.web"):
-        found = refused(RuntimeError("/secret/path"))
+        found = refuse(RuntimeError("/secret/path"))
     assert found.code == 500
     assert "secret" not in found.message + found.hint
     assert "/secret/path" in caplog.text
@@ -43,8 +44,52 @@ def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFi
 
 def test_a_refused_value_is_not_repeated() -> None:
     with pytest.raises(ValidationError) as error:
-        shapes.Question.model_validate({"text": 10**6, "gradient": ["secret"]})
-    found = refused(error.value)
+        QueryBody.model_validate({"text": 10**6, "gradient": ["secret"]})
+    found = refuse(error.value)
     assert found.code == 422
     assert "gradient.0" in found.message
     assert "secret" not in found.message
+
+
+def problems(shape: type[QueryBody | Upload], body: Any) -> str:
+    with pytest.raises(ValidationError) as error:
+        shape.model_validate(body)
+    return " ".join(describe_problem(e) for e in error.value.errors())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"top": 100000}, "top (how many samples): found 100000; expected at most 200."),
+        ({"top": "0"}, "top (how many samples): found 0; expected at least 1."),
+        ({"top": "many"}, "top (how many samples): found text of 4 characters; expected a whole number."),
+        ({"top": None}, "top (how many samples): found nothing; expected a whole number."),
+        ({"top": 1.5}, "found 1.5; expected a whole number."),
+        ({"text": "a" * 4001}, "text (your text): found text of 4,001 characters; expected at most 4000 characters."),
+        ({"text": ""}, "text (your text): found nothing; expected at least 1 characters."),
+        ({"text": ["a"]}, "text (your text): found 1 of them; expected text."),
+        ({"gradient": []}, "gradient (the gradient): found 0 of them; expected at least 1 of them."),
+        ({"gradient": ["x"]}, "gradient.0 (the gradient): found text of 1 characters; expected a number."),
+        ({"gradient": [float("inf")]}, "found inf; expected a finite number."),
+        ({"replay": "perhaps"}, "replay (the ranking at every checkpoint): found text of 7 characters; expected true or false."),
+        ({"path": "/etc"}, "path: found a field that is not known here; expected none of this name."),
+        ([], "the body: found 0 of them; expected fields with names."),
+    ],
+)  # fmt: skip
+def test_a_field_says_what_was_found_and_expected(body: Any, words: str) -> None:
+    assert words in problems(QueryBody, body)
+
+
+def test_a_missing_field_is_named() -> None:
+    assert "sample (the samples): found nothing; expected a value." in problems(TokensBody, {"step": [1]})
+
+
+def test_what_was_sent_is_not_repeated() -> None:
+    words = problems(QueryBody, {"top": "secret", "text": {"secret": "secret"}, "at": "9" * 5000})
+    assert "secret" not in words
+    assert len(words) < 400
+
+
+def test_every_field_has_a_name() -> None:
+    shapes = (*QueryBody.model_fields, *Upload.model_fields, *TokensBody.model_fields)
+    assert set(shapes) <= set(NAMES)

@@ -6,9 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from backstory.web.cancellation import GivenUp, Stopped, look
-from backstory.web.errors import Refused
-from backstory.web.jobs import ASK, QUICK, REPLAY, SWEEP, Lane, Work
+from backstory.web.errors import Refusal
+from backstory.web.jobs import (
+    QUERY,
+    QUICK,
+    REPLAY,
+    SWEEP,
+    Cancelled,
+    Lane,
+    Stopping,
+    Work,
+    cancel_on,
+    check_cancelled,
+)
 
 
 def blocked() -> tuple[threading.Event, threading.Event, Callable[[], str]]:
@@ -28,7 +38,7 @@ def test_beyond_the_limit_a_job_is_refused_and_places_come_free() -> None:
         running = [asyncio.ensure_future(work.do(job)) for _ in range(2)]
         await asyncio.sleep(0)
         assert work.busy == 2
-        with pytest.raises(Refused, match="limit is 2") as error:
+        with pytest.raises(Refusal, match="limit 2") as error:
             await work.do(lambda: "never")
         assert (error.value.code, error.value.headers["Retry-After"]) == (429, "1")
         go.set()
@@ -43,12 +53,12 @@ def test_beyond_the_limit_a_job_is_refused_and_places_come_free() -> None:
 def test_what_takes_too_long_is_told_so_and_keeps_its_place_until_it_ends() -> None:
     async def main() -> None:
         work, (begun, go, job) = Work(limit=8, timeout=1), blocked()
-        with pytest.raises(Refused, match="not ready within 1 s") as error:
+        with pytest.raises(Refusal, match="not ready within 1 s") as error:
             await work.do(job, lane=SWEEP)
         assert error.value.code == 503
         assert begun.is_set()
         assert work.busy == 1
-        with pytest.raises(Refused):
+        with pytest.raises(Refusal):
             await work.do(lambda: "waits behind it", lane=SWEEP, timeout=0.02)
         assert work.busy == 1  # the one that had not begun is gone
         go.set()
@@ -58,7 +68,7 @@ def test_what_takes_too_long_is_told_so_and_keeps_its_place_until_it_ends() -> N
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("long", "short"), [(SWEEP, QUICK), (REPLAY, QUICK), (REPLAY, SWEEP), (SWEEP, ASK)])
+@pytest.mark.parametrize(("long", "short"), [(SWEEP, QUICK), (REPLAY, QUICK), (REPLAY, SWEEP), (SWEEP, QUERY)])
 def test_nobody_waits_behind_what_takes_longer(long: str, short: str) -> None:
     async def main() -> None:
         work, (begun, go, job) = Work(limit=8, timeout=20), blocked()
@@ -91,7 +101,7 @@ def test_an_error_reaches_who_asked() -> None:
 def test_questions_to_the_model_do_not_hold_up_look_ups() -> None:
     async def main() -> None:
         work, (_, go, job) = Work(limit=8, timeout=20), blocked()
-        running = [asyncio.ensure_future(work.do(job, lane=ASK)) for _ in range(4)]
+        running = [asyncio.ensure_future(work.do(job, lane=QUERY)) for _ in range(4)]
         await asyncio.sleep(0)
         assert await work.do(lambda: "found") == "found"
         go.set()
@@ -107,16 +117,16 @@ def test_what_keeps_nothing_is_given_up_when_its_time_has_passed() -> None:
     def job() -> None:
         try:
             while True:
-                look()
-        except GivenUp as error:
+                check_cancelled()
+        except Cancelled as error:
             ended.append(error)
             raise
 
     async def main() -> None:
         work = Work(limit=8, timeout=0.05)
-        with pytest.raises(Refused, match="not ready within") as error:
+        with pytest.raises(Refusal, match="not ready within") as error:
             await work.do(job, keeps=False)
-        assert "given up" in error.value.hint
+        assert "cancelled" in error.value.hint
         assert "kept" not in error.value.hint
         assert "Retry-After" not in error.value.headers
         while work.busy:
@@ -180,7 +190,7 @@ def test_more_than_can_be_done_in_time_is_not_taken() -> None:
         while not begun.is_set():
             await asyncio.sleep(0.001)
         now[0] = 20.0
-        with pytest.raises(Refused, match="takes about 40 s") as error:
+        with pytest.raises(Refusal, match="about 40 s") as error:
             await work.do(lambda: "never", lane=SWEEP, key="sources")
         assert (error.value.code, error.value.headers["Retry-After"]) == (429, "10")
         same = asyncio.ensure_future(work.do(lambda: "the same", lane=SWEEP, key="timeline"))
@@ -198,8 +208,38 @@ def test_after_the_end_a_job_is_refused_plainly() -> None:
     async def main() -> None:
         work = Work()
         work.close()
-        with pytest.raises(Stopped, match="the service ends"):
+        with pytest.raises(Stopping, match="the service is stopping"):
             await work.do(lambda: "never")
         assert work.busy == 0
 
     asyncio.run(main())
+
+
+def test_a_job_is_cancelled_once_its_flag_is_set() -> None:
+    flag, done = threading.Event(), list[int]()
+
+    def job() -> None:
+        for k in range(5):
+            check_cancelled()
+            done.append(k)
+            if k == 1:
+                flag.set()
+
+    with pytest.raises(Cancelled) as error:
+        cancel_on(flag, job)()
+    assert (done, error.value.code) == ([0, 1], 503)
+
+
+def test_one_that_comes_too_late_does_not_begin() -> None:
+    flag, begun = threading.Event(), list[int]()
+    flag.set()
+    with pytest.raises(Cancelled):
+        cancel_on(flag, lambda: begun.append(1))()
+    assert begun == []
+
+
+def test_what_comes_after_carries_nothing() -> None:
+    flag = threading.Event()
+    assert cancel_on(flag, lambda: "done")() == "done"
+    flag.set()
+    check_cancelled()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from backstory.web.errors import Refused
+from backstory.web.errors import Refusal
 from backstory.web.limits import HEADERS, Guard, Limits, loopback
 
 TOKEN = "0123456789abcdef-token"
@@ -24,7 +24,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse(f"{len(body)} {scope['query_string'].decode()}")(scope, receive, send)
 
 
-def say(request: Request, error: Refused) -> Response:
+def say(request: Request, error: Refusal) -> Response:
     return PlainTextResponse(error.message, error.code, headers=error.headers)
 
 
@@ -151,10 +151,10 @@ def test_every_answer_has_the_headers() -> None:
     ],
 )
 def test_what_the_page_of_another_site_sends_is_refused(headers: dict[str, str]) -> None:
-    status, _, said = asked(Limits(), "/ask", headers=headers)
+    status, _, said = asked(Limits(), "/query", headers=headers)
     assert (status, "another site" in said) == (403, True)
     token = {"authorization": f"Bearer {TOKEN}", **headers}
-    assert asked(Limits(token=TOKEN, any_host=True), "/ask", headers=token)[0] == 403
+    assert asked(Limits(token=TOKEN, any_host=True), "/query", headers=token)[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_an_origin_that_cannot_be_read_is_foreign_whatever_the_token(
     origin: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for limits in (Limits(), Limits(token=TOKEN), Limits(token=TOKEN, any_host=True)):
-        assert asked(limits, "/ask", headers={"origin": origin})[0] == 403
-    assert asked(Limits(any_host=True), "/ask", headers={"origin": origin, "host": ""})[0] == 403
+        assert asked(limits, "/query", headers={"origin": origin})[0] == 403
+    assert asked(Limits(any_host=True), "/query", headers={"origin": origin, "host": ""})[0] == 403
     assert caplog.records == [], "nothing failed inside"
 
 
@@ -194,7 +194,7 @@ def test_an_origin_that_cannot_be_read_is_foreign_whatever_the_token(
     ],
 )
 def test_what_our_own_page_or_a_program_sends_is_taken(headers: dict[str, str]) -> None:
-    assert asked(Limits(), "/ask", headers=headers)[0] == 200
+    assert asked(Limits(), "/query", headers=headers)[0] == 200
 
 
 def test_a_link_from_another_site_may_be_followed() -> None:

@@ -206,8 +206,8 @@ def test_mistakes_are_listed_alone() -> None:
     assert "60 of 90 queries" in html
     assert "<strong>the model says 7</strong>" in html
     assert "These are the first 1 of 60." in html
-    assert '<a href="/ask">Show all</a>' in html
-    assert "/ask?mistakes=true" in page("ask", examples.ask(can_tell=True))
+    assert '<a href="/query">Show all</a>' in html
+    assert "/query?mistakes=true" in page("ask", examples.ask(can_tell=True))
     assert "mistakes" not in page("ask")
 
 
@@ -232,16 +232,16 @@ def test_a_typed_text_is_asked_again_by_post() -> None:
     typed = examples.answer(query=shapes.Query(kind="text", text=examples.HOSTILE))
     found = read(page("answer", typed))
     form = next(a for a in found.all("form") if "data-question" in a)
-    assert (form["method"], form["action"]) == ("post", "/ask")
+    assert (form["method"], form["action"]) == ("post", "/query")
     texts = [a["value"] for a in found.all("input") if a.get("name") == "text"]
     assert texts == [examples.HOSTILE] * 6  # the slider, the ranking at every checkpoint, the tokens; three comparisons
-    assert "This page as JSON" not in read(page("answer", typed, path="/ask")).text
+    assert "This page as JSON" not in read(page("answer", typed, path="/query")).text
 
 
 def test_tokens_can_be_asked_about_where_the_service_can() -> None:
     found = read(page("answer"))
     form = next(a for a in found.all("form") if "data-shade" in a)
-    assert (form["method"], form["action"]) == ("get", "/ask/tokens")
+    assert (form["method"], form["action"]) == ("get", "/query/tokens")
     asked = [(a["name"], a["value"]) for a in found.all("input") if a.get("name") in ("sample", "step")]
     assert asked[:2] == [("sample", "law/0"), ("step", "40")]
     assert "data-shade" not in page("answer", can_shade=False)

@@ -20,7 +20,7 @@ from backstory.web import views_query as views_ask
 from backstory.web.app import make_app
 from backstory.web.pages import plain as written
 from backstory.web.pages import static
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 FIGURES = (
     "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "erasers", "pace", "replay_helpful", "replay_harmful",
@@ -29,20 +29,20 @@ FIGURES = (
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Opened]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, State]]:
     folder = tmp_path_factory.mktemp("runs")
     for _ in recorded.without_network():
         text, numbers = recorded.text_run(folder / "text"), recorded.digits_run(folder / "digits")
-        yield {"text": Opened(text, texts.RECIPE), "digits": Opened(numbers, digits.RECIPE)}
+        yield {"text": State(text, texts.RECIPE), "digits": State(numbers, digits.RECIPE)}
 
 
 @pytest.fixture(scope="module")
-def pages(runs: dict[str, Opened], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(runs: dict[str, State], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     out = {}
-    for name, opened in runs.items():
+    for name, state in runs.items():
         out[name] = folder / f"{name}.html"
-        out[name].write_text(made.report(made.gathered(opened)), encoding="utf-8")
+        out[name].write_text(made.report(made.gathered(state)), encoding="utf-8")
     return out
 
 
@@ -69,7 +69,7 @@ def test_nothing_leads_outside(name: str, pages: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_it_says_what_it_contains_and_how_far_to_trust_it(
-    name: str, pages: dict[str, Path], runs: dict[str, Opened]
+    name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
     text = " ".join(plain(pages[name]).text.split())
     found = made.gathered(runs[name])
@@ -88,7 +88,7 @@ def words_of(text: str) -> str:
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
-    name: str, pages: dict[str, Path], runs: dict[str, Opened]
+    name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
     reader, found = plain(pages[name]), made.gathered(runs[name])
     assert found.sources is not None
@@ -103,7 +103,7 @@ def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_harmful_samples_are_shown_with_their_last_use(
-    name: str, pages: dict[str, Path], runs: dict[str, Opened]
+    name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
     reader, hurt = plain(pages[name]), made.gathered(runs[name]).hurt
     assert words.lateness(hurt) in words_of(reader.text)
@@ -114,7 +114,7 @@ def test_harmful_samples_are_shown_with_their_last_use(
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_each_checkpoint_has_its_own_loss(name: str, pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+def test_each_checkpoint_has_its_own_loss(name: str, pages: dict[str, Path], runs: dict[str, State]) -> None:
     losses = [written(a.query.loss) for a in made.gathered(runs[name]).answers]
     assert len(set(losses)) > 1
     raw = pages[name].read_text(encoding="utf-8")
@@ -144,37 +144,37 @@ def test_all_figures_are_in_it(pages: dict[str, Path]) -> None:
     assert digits == [f"figure-{name}" for name in FIGURES if name not in none]
 
 
-def test_sources_are_valued_as_on_the_page(runs: dict[str, Opened]) -> None:
-    for opened in runs.values():
-        with TestClient(make_app(opened, warm=False), base_url="http://127.0.0.1") as client:
+def test_sources_are_valued_as_on_the_page(runs: dict[str, State]) -> None:
+    for state in runs.values():
+        with TestClient(make_app(state, warm=False), base_url="http://127.0.0.1") as client:
             shown = client.get("/sources").json()
-        opened.stopping.clear()
-        found = made.gathered(opened).sources
+        state.stopping.clear()
+        found = made.gathered(state).sources
         assert found is not None
         assert found.model_dump() == shown
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_one_question_is_answered_at_every_checkpoint(name: str, runs: dict[str, Opened]) -> None:
-    opened, found = runs[name], made.gathered(runs[name])
-    assert [a.at for a in found.answers] == opened.checkpoints
-    asked = views_ask.stored(opened, found.timeline.queries, 0)
+def test_one_question_is_answered_at_every_checkpoint(name: str, runs: dict[str, State]) -> None:
+    state, found = runs[name], made.gathered(runs[name])
+    assert [a.at for a in found.answers] == state.checkpoints
+    asked = views_ask.stored(state, found.timeline.queries, 0)
     for answer in found.answers:
-        expected = views_ask.answer(opened, asked, answer.at, made.BEST, False)
+        expected = views_ask.answer(state, asked, answer.at, made.BEST, False)
         assert ids(answer.helpful) == ids(expected.helpful)
         assert ids(answer.harmful) == ids(expected.harmful)
-    assert [r.at for r in found.answer.replay or []] == opened.checkpoints
+    assert [r.at for r in found.answer.replay or []] == state.checkpoints
 
 
-def test_samples_are_followed_and_harmful_ones_are_those_of_the_page(runs: dict[str, Opened]) -> None:
-    opened, found = runs["text"], made.gathered(runs["text"])
-    assert ids(found.hurt.items) == ids(views.harmful(opened, None, made.WORST, None).items)
+def test_samples_are_followed_and_harmful_ones_are_those_of_the_page(runs: dict[str, State]) -> None:
+    state, found = runs["text"], made.gathered(runs["text"])
+    assert ids(found.hurt.items) == ids(views.harmful(state, None, made.WORST, None).items)
     assert list(found.followed) == ids([*found.helpful[: made.FOLLOWED], *found.harmful[: made.FOLLOWED]])
     for name, values in found.followed.items():
-        evolution = views_samples.life(opened, name, None, False).evolution
+        evolution = views_samples.life(state, name, None, False).evolution
         assert_alike([x.model_dump() for x in values], [x.model_dump() for x in evolution], rel=1e-5)
     assert found.life is not None
-    again = views_samples.life(opened, found.helpful[0].sample.id, None, True)
+    again = views_samples.life(state, found.helpful[0].sample.id, None, True)
     assert_alike(found.life.model_dump(), again.model_dump(), rel=1e-5, abs=1e-7)
 
 
@@ -189,7 +189,7 @@ def test_pictures_are_in_the_file(pages: dict[str, Path]) -> None:
     assert all(src is not None and src.startswith("data:image/png;base64,") for src in found)
 
 
-def test_the_query_set_can_be_chosen(runs: dict[str, Opened]) -> None:
+def test_the_query_set_can_be_chosen(runs: dict[str, State]) -> None:
     found = made.gathered(runs["text"], "poems")
     assert (found.timeline.queries, found.answer.query.set) == ("poems", "poems")
     assert found.helpful[0].influence > 0 > found.harmful[0].influence
@@ -224,7 +224,7 @@ def test_keys_lead_nowhere_in_a_file(pages: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_the_slider_works_in_the_file_alone(name: str, pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+def test_the_slider_works_in_the_file_alone(name: str, pages: dict[str, Path], runs: dict[str, State]) -> None:
     answers = made.gathered(runs[name]).answers
     with chromium() as browser:
         visitor = Visitor(browser, pages[name].parent.as_uri())
@@ -247,7 +247,7 @@ def test_the_slider_works_in_the_file_alone(name: str, pages: dict[str, Path], r
         visitor.close()
 
 
-def test_without_a_script_every_checkpoint_is_there(pages: dict[str, Path], runs: dict[str, Opened]) -> None:
+def test_without_a_script_every_checkpoint_is_there(pages: dict[str, Path], runs: dict[str, State]) -> None:
     moments = [a["data-moment"] for _, a in plain(pages["text"]).elements if "data-moment" in a]
     steps = [f"step {c:,}" for c in runs["text"].checkpoints]
     assert moments == [*steps[:-1], f"{steps[-1]} (final)"]

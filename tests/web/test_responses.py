@@ -9,11 +9,10 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 from tests.web.conftest import BASE
 
-from backstory.web import pages
-from backstory.web import responses as faces
+from backstory.web import pages, responses
 from backstory.web.app import make_app
 from backstory.web.responses import wants_html
-from backstory.web.state import Opened
+from backstory.web.state import State
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
@@ -49,7 +48,7 @@ def test_json_is_preferred(accept: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/timeline", "/samples", "/ask", "/harmful", "/sources", "/samples/tags", "/queries/law/0"]
+    "path", ["/", "/timeline", "/samples", "/query", "/harmful", "/sources", "/samples/tags", "/queries/law/0"]
 )
 def test_every_page_has_a_twin(client: TestClient, path: str) -> None:
     page = client.get(path, headers={"accept": BROWSER})
@@ -66,9 +65,9 @@ def test_an_error_has_two_faces_too(client: TestClient) -> None:
     assert client.get("/samples/nobody").json()["error"]["code"] == 404
 
 
-def test_a_weight_that_only_looks_like_a_number_is_none(opened: Opened) -> None:
+def test_a_weight_that_only_looks_like_a_number_is_none(state: State) -> None:
     async def main() -> None:  # not by TestClient, which encodes headers anew
-        carrier = httpx.ASGITransport(make_app(opened, warm=False))
+        carrier = httpx.ASGITransport(make_app(state, warm=False))
         async with httpx.AsyncClient(transport=carrier, base_url=BASE) as client:
             for path, code in (("/health", 200), ("/nothing", 404)):
                 found = await client.get(path, headers=[(b"accept", b"text/html;q=\xb2")])
@@ -79,12 +78,12 @@ def test_a_weight_that_only_looks_like_a_number_is_none(opened: Opened) -> None:
 
 def test_the_page_of_an_error_keeps_what_was_typed(client: TestClient) -> None:
     typed = "\n<b>the court</b>" + "a" * 4000
-    page = client.post("/ask", data={"text": typed, "k": "3"}, headers={"accept": BROWSER})
+    page = client.post("/query", data={"text": typed, "top": "3"}, headers={"accept": BROWSER})
     assert page.status_code == 422
     assert "found text of 4,017 characters; expected at most 4000 characters" in page.text
-    assert '<form class="card stack" action="/ask" method="post"' in page.text
+    assert '<form class="card stack" action="/query" method="post"' in page.text
     assert f'name="text">\n\n{html.escape(typed[1:])}</textarea>' in page.text
-    assert 'name="k" type="text" value="3"' in page.text
+    assert 'name="top" type="text" value="3"' in page.text
 
 
 def test_the_page_of_an_error_keeps_a_search_and_an_upload(client: TestClient) -> None:
@@ -93,7 +92,7 @@ def test_the_page_of_an_error_keeps_a_search_and_an_upload(client: TestClient) -
     for name, value in (("text", "court"), ("page", "9")):
         assert f'name="{name}" type="text" value="{value}"' in page
     assert 'name="format"' not in page
-    sent = client.post("/ask/image", data={"label": "seven"}, files={"other": b"x"}, headers={"accept": BROWSER})
+    sent = client.post("/query/image", data={"label": "seven"}, files={"other": b"x"}, headers={"accept": BROWSER})
     assert sent.status_code == 422
     assert 'enctype="multipart/form-data"' in sent.text
     assert 'type="file" name="image"' in sent.text
@@ -101,7 +100,10 @@ def test_the_page_of_an_error_keeps_a_search_and_an_upload(client: TestClient) -
 
 
 def test_an_error_without_a_form_has_none(client: TestClient) -> None:
-    for page in (client.get("/nothing", headers={"accept": BROWSER}), client.put("/ask", headers={"accept": BROWSER})):
+    for page in (
+        client.get("/nothing", headers={"accept": BROWSER}),
+        client.put("/query", headers={"accept": BROWSER}),
+    ):
         assert "That did not work" in page.text
         assert "Send again" not in page.text
 
@@ -133,4 +135,4 @@ def test_the_path_of_a_page_is_as_it_was_meant() -> None:
         "server": ("a", 80),
         "scheme": "http",
     }
-    assert faces._where(Request(scope)) == {"path": "/samples/a?b#c", "params": {"x": "1"}}
+    assert responses._where(Request(scope)) == {"path": "/samples/a?b#c", "params": {"x": "1"}}

@@ -1,27 +1,34 @@
-"""Shapes hold finite numbers and known fields only, and a question has its bounds."""
+"""The shapes describe: frozen, with known fields and finite numbers only, and every result carries its sign and caveats."""
 
 import pytest
 from pydantic import ValidationError
 
-from backstory.web import schemas as shapes
+from backstory.web import schemas
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(ValidationError):
-        shapes.AtCheckpoint(at=1, influence=value)
+        schemas.Neighbour(sample="a", similarity=value)
+
+
+def test_an_unknown_field_is_refused_and_nothing_can_be_changed() -> None:
     with pytest.raises(ValidationError):
-        shapes.Question(gradient=[0.0, value])
-
-
-def test_an_unknown_field_is_refused() -> None:
+        schemas.QuerySet.model_validate({"name": "a", "count": 1, "path": "/etc/passwd"})
+    queries = schemas.QuerySet(name="a", count=1)
     with pytest.raises(ValidationError):
-        shapes.Question.model_validate({"text": "a", "path": "/etc/passwd"})
+        queries.count = 2
 
 
-@pytest.mark.parametrize(
-    "bad", [{"k": 0}, {"k": shapes.MOST_HITS + 1}, {"text": ""}, {"text": "a" * (shapes.LONGEST_TEXT + 1)}, {"index": -1}, {"at": 0}]
-)  # fmt: skip
-def test_a_question_has_bounds(bad: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        shapes.Question.model_validate({"text": "a", **bad})
+def test_every_result_has_what_every_result_has() -> None:
+    for name in (
+        "Timeline",
+        "Evolution",
+        "Overwriting",
+        "Sources",
+        "Harmful",
+        "QueryResult",
+        "Occurrences",
+        "Neighbours",
+    ):
+        assert issubclass(getattr(schemas, name), schemas.Result), name

@@ -14,7 +14,7 @@ from .options import Json, RecipeName, RunPath, TrustRecipe
 
 if TYPE_CHECKING:
     from ..web.limits import Limits
-    from ..web.state import Opened
+    from ..web.state import State
 
 TOKEN = "BACKSTORY_TOKEN"
 SHORTEST = 16  # characters of a token
@@ -33,11 +33,11 @@ def report(
     """Write a run's report as one HTML file that needs no network. The file contains training data."""
     output.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
     from ..web import report as made
-    from ..web.state import Opened
+    from ..web.state import State
 
     output.writable(out)
-    opened = Opened(run, recipes.confirm(run, recipe, trust_recipe))
-    out.write_text(made.report(made.gathered(opened, queries)), encoding="utf-8")
+    state = State(run, recipes.confirm(run, recipe, trust_recipe))
+    out.write_text(made.render_report(made.gather(state, queries)), encoding="utf-8")
     if json:
         output.emit({"report": str(out)})
         return
@@ -93,36 +93,36 @@ def _listen(
     from ..web.app import make_app
 
     place = bound(host, port)  # before anything is loaded: what cannot be served need not be
-    opened = _open(run, recipe, required, room)
-    for line in opened.missing():
+    state = _open(run, recipe, required, room)
+    for line in state.missing():
         _note(line)
     config = uvicorn.Config(
-        make_app(opened, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
+        make_app(state, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
     name = f"[{host}]" if ":" in host else host
-    output.line(f"{opened.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)")
+    output.line(f"{state.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)")
     try:
         uvicorn.Server(config).run(sockets=[place])
     finally:
-        opened.stopping.set()  # also where the service has not come up: Python waits for its threads
+        state.stopping.set()  # also where the service has not come up: Python waits for its threads
 
 
-def _open(run: Path, recipe: str | None, required: bool, room: int) -> "Opened":
+def _open(run: Path, recipe: str | None, required: bool, room: int) -> "State":
     """The run with its recipe; where that cannot be had and is not required, without it."""
     from ..run.run import Run
-    from ..web.state import Opened
+    from ..web.state import State
 
     config = Run(run).config
     if recipe is None and config.get("recipe") is not None:
         _note(f"{recipes.described(config)}, was not imported.")
     try:
-        return Opened(run, recipe, room=room)
+        return State(run, recipe, room=room)
     except BackstoryError as error:
         if required or recipe is None:
             raise
         _note(f"{recipes.described(config)}, cannot be used: {error}")
-        return Opened(run, None, room=room)
+        return State(run, None, room=room)
 
 
 def _note(text: str) -> None:

@@ -46,6 +46,12 @@ LOOSE = {"int8": 0.1}  # how far a stored row may be from the replayed one, as a
 LOOSE_ELSE = 1e-2
 
 
+CAVEAT = (
+    "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
+    "of deleting the token"
+)
+
+
 @dataclass(frozen=True)
 class TokenInfluence:
     """One occurrence of a sequence, position by position; positive: that token's part helped."""

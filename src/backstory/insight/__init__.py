@@ -6,6 +6,7 @@ Every function returns a `backstory.results.Result`. Each has a twin `…_of` fo
 from .evolution import Evolution, evolution, evolution_of
 from .harmful import Harmful, RankedSample, harmful, harmful_of
 from .memorisation import Memorisation, memorisation, memorisation_of
+from .neighbours import Neighbours, OnQueries, neighbours, on_queries, on_queries_of
 from .overwriting import Overwriter, Overwriting, overwriting, overwriting_of
 from .phases import Phases, phases
 from .sources import Sources, sources, sources_of
@@ -15,6 +16,8 @@ __all__ = [
     "Evolution",
     "Harmful",
     "Memorisation",
+    "Neighbours",
+    "OnQueries",
     "Overwriter",
     "Overwriting",
     "Phases",
@@ -27,6 +30,9 @@ __all__ = [
     "harmful_of",
     "memorisation",
     "memorisation_of",
+    "neighbours",
+    "on_queries",
+    "on_queries_of",
     "overwriting",
     "overwriting_of",
     "phases",

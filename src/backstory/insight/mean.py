@@ -3,8 +3,11 @@
 The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that the mean costs one query, however large the set.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack, cast
 
+import torch
 from torch import Tensor, nn
 
 from ..results.influence import Influence
@@ -37,7 +40,11 @@ def mean_gradient(
 ) -> tuple[Tensor, list[str]]:
     """`(gradient (1, p) of the queries' mean loss, caveats)`."""
     v, caveats = compute_query_gradients(run.store, model, loss, batch, at, unverified=unverified)
-    return v.mean(0, keepdim=True), [*caveats, f"the mean over {len(v)} {'query' if len(v) == 1 else 'queries'}"]
+    return v.mean(0, keepdim=True), [*caveats, _about_mean(len(v))]
+
+
+def _about_mean(queries: int) -> str:
+    return f"the mean over {queries} {'query' if queries == 1 else 'queries'}"
 
 
 def mean_influence(
@@ -47,3 +54,18 @@ def mean_influence(
     step = run.step_of(at)
     v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
     return run.query_gradients(v, step, caveats=caveats, **sweep_options(options))
+
+
+def mean_influences(
+    run: Run,
+    gradients: Mapping[str, tuple[Tensor, Sequence[str]]],
+    at: int | str = "final",
+    **options: Unpack[SweepOptions],
+) -> dict[str, Influence]:
+    """The same for several query sets by name, each given by its queries' gradients (Q, p) and their caveats: one sweep for all."""
+    means = [v.mean(0, keepdim=True) for v, _ in gradients.values()]
+    every = run.query_gradients(torch.cat(means), at, **options)
+    out = {}
+    for i, (name, (v, caveats)) in enumerate(gradients.items()):
+        out[name] = replace(every.only(i), caveats=(*caveats, _about_mean(len(v)), *every.caveats))
+    return out

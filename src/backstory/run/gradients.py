@@ -6,9 +6,9 @@ of the rows with autograd's. Otherwise each entry gets a backward pass of its ow
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from ..store import RunStore
 from ..store.bases import load_bases, load_scales
 
 LossFn = Callable[..., Tensor]  # (model) or (model, batch) to a scalar, or to one loss for each query (Q,)
+T = TypeVar("T")
 
 
 def query_rows(
@@ -217,6 +218,46 @@ def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[Non
             p.requires_grad_(False)
 
 
+class ModelAt:
+    """The model of one step in the run's coordinates: checked once, and its projection read once, for many queries."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        model: nn.Module,
+        step: int,
+        *,
+        unverified: bool = False,
+        bases: Sequence[Basis] | None = None,
+    ) -> None:
+        self._model, self._blocks = model, blocks_of(store, model)
+        self.bases = bases_of(store) if bases is None else bases
+        self._checked = check_model(store, model, step, unverified)
+        self._scales = load_scales(store, step)
+
+    def gradients(self, loss: LossFn, batch: Any = None, mode: str = "eval") -> tuple[Tensor, list[str]]:
+        """`(query gradients (Q, dims), caveats)`."""
+        v = query_rows(self._model, loss, batch, self._blocks, self.bases, self._scales, mode=mode)
+        return v, [*self._checked, f"the model was evaluated in {mode} mode"]
+
+    def total_gradient(self, loss: LossFn, pieces: Iterable[Any]) -> tuple[Tensor, list[str]]:
+        """`(gradient (1, dims) of the sum of all losses of some batches, caveats)`, one batch at a time."""
+        sizes, out, caveats = list[int](), list[Tensor](), list[str]()
+
+        def total(model: nn.Module, batch: Any) -> Tensor:
+            losses = loss(model, batch)
+            sizes[-1] = losses.numel()
+            return losses.sum()
+
+        for batch in pieces:
+            sizes.append(0)
+            v, caveats = self.gradients(total, batch)
+            out.append(v)
+        count = sum(sizes)
+        more = [f"the text was cut into {count} pieces; influence is on the sum of their losses"] if count > 1 else []
+        return torch.cat(out).sum(0, keepdim=True), [*caveats, *more]
+
+
 def compute_query_gradients(
     store: RunStore,
     model: nn.Module,
@@ -227,10 +268,14 @@ def compute_query_gradients(
     mode: str = "eval",
     unverified: bool = False,
 ) -> tuple[Tensor, list[str]]:
-    """`(query gradients (Q, dims), notes for the result)`; a model that is not the one of `step` is refused."""
-    blocks, bases = blocks_of(store, model), bases_of(store)
-    notes = [*check_model(store, model, step, unverified), f"the model was evaluated in {mode} mode"]
-    return query_rows(model, loss, batch, blocks, bases, load_scales(store, step), mode=mode), notes
+    """`(query gradients (Q, dims), caveats)`; a model that is not the one of `step` is refused."""
+    return ModelAt(store, model, step, unverified=unverified).gradients(loss, batch, mode)
+
+
+def evaluate(model: nn.Module, function: Callable[[nn.Module, Any], T], batch: Any) -> T:
+    """`function(model, batch)` in eval mode and without gradients; every flag is put back afterwards."""
+    with in_mode(model), torch.no_grad():
+        return function(model, batch)
 
 
 def check_model(store: RunStore, model: nn.Module, step: int, unverified: bool = False) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..results.influence import SampleIndex
 from ..store import RunStore
-from ..store.run_store import Labels
 
 
 class Embedded(NamedTuple):
@@ -24,6 +24,7 @@ class Embedded(NamedTuple):
     E: Tensor  # (N, p) float32
     samples: np.ndarray[Any, Any]  # (N,) ids as text
     steps: np.ndarray[Any, Any]  # (N,)
+    sample_index: SampleIndex
 
 
 class Memory:
@@ -41,8 +42,10 @@ class Memory:
         if self.get(store, at) is None:
             n = store.rows_before(at)
             E = store.read_embeddings(at, 0, n).float().contiguous()
+            samples, steps = store.occurrences(n)
+            index = SampleIndex(*np.unique(samples, return_inverse=True))
             with self._lock:
-                self._embedded[at] = Embedded(settings, E, *store.occurrences(n))
+                self._embedded[at] = Embedded(settings, E, samples, steps, index)
         return True
 
     def get(self, store: RunStore, at: int) -> Embedded | None:
@@ -55,11 +58,6 @@ class Memory:
         """Forget the embeddings of a step."""
         with self._lock:
             self._embedded.pop(at, None)
-
-    def labels(self, store: RunStore, at: int, n_rows: int) -> Labels:
-        """Ids and steps of all rows before `at`, (N,) each."""
-        embedded = self.get(store, at)
-        return store.occurrences(n_rows) if embedded is None else (embedded.samples, embedded.steps)
 
 
 def embedding_bytes(store: RunStore, at: int) -> int:

@@ -27,7 +27,7 @@ from ..store import RunStore
 from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Progress, check_asked, contraction_of, embed
-from .gradients import LossFn, compute_query_gradients
+from .gradients import LossFn, ModelAt, compute_query_gradients
 from .memory import Memory
 from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
@@ -82,7 +82,10 @@ class Run:
 
     def occurrences(self, at: int | str = "final") -> Labels:
         """`(sample ids as text, steps)` of all occurrences before `at`, (N,) each, in the order of training."""
-        return self.store.occurrences(self.store.rows_before(self.step_of(at)))
+        step = self.step_of(at)
+        if (embedded := self._memory.get(self.store, step)) is not None:
+            return embedded.samples, embedded.steps
+        return self.store.occurrences(self.store.rows_before(step))
 
     @property
     def checkpoints(self) -> list[int]:
@@ -173,6 +176,19 @@ class Run:
         parts = dict(vectors_at(self.store, path_to(self.store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
 
+    def has_embeddings(self, at: int | str = "final") -> bool:
+        """Whether queries at `at` are answered from stored embeddings or segments, without a sweep."""
+        return self._method("auto", self.step_of(at), False, self.form()) != "adjoint"
+
+    def sample_embeddings(self, sample: int | str, at: int | str = "final") -> Tensor | None:
+        """The embeddings (n, dims) of a sample's occurrences before `at`, where `load_embeddings` holds them; else None."""
+        embedded, (name,) = self._memory.get(self.store, self.step_of(at)), as_text([sample])[0]
+        return None if embedded is None else embedded.E[torch.from_numpy(np.flatnonzero(embedded.samples == name))]
+
+    def model_at(self, model: nn.Module, at: int | str = "final", *, like: ModelAt | None = None) -> ModelAt:
+        """A model of the run, ready to give gradients for `query_gradients` many times; `like` shares its projection."""
+        return ModelAt(self.store, model, self.step_of(at), bases=None if like is None else like.bases)
+
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
         """Hold the embeddings that `embed` has stored for `at` in memory: queries at that step then read no disk.
 
@@ -258,7 +274,7 @@ class Run:
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
         contraction = self.form(contraction)
         how = self._method(method, step, per_layer, contraction)
-        n_rows = self.store.rows_before(step)
+        n_rows, embedded = self.store.rows_before(step), self._memory.get(self.store, step)
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self.store, step) if how == "adjoint" else None
         spans = path_to(self.store, step, per_layer, contraction) if how == "segments" else []
@@ -269,7 +285,6 @@ class Run:
         elif spans:
             scores = by_segments(self.store, spans, v, per_layer, progress)
         else:
-            embedded = self._memory.get(self.store, step)
             scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
         said = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
         common = {
@@ -280,9 +295,9 @@ class Run:
             "lookup": self.content,
         }
         if keep is None:
-            values = collect(scores, len(v), n_rows)
-            samples, steps = self._memory.labels(self.store, step, n_rows)
-            return Influence(values, samples, steps, quality=self._quality(watch, step, spans), **common)
+            values, labels = collect(scores, len(v), n_rows), self.occurrences(step)
+            index = None if embedded is None else embedded.sample_index
+            return Influence(values, *labels, index=index, quality=self._quality(watch, step, spans), **common)
         values, rows = collect_best(scores, len(v), keep)
         samples, steps = self.store.labels(rows)
         best, report = keep if values.shape[1] < n_rows else None, self._quality(watch, step, spans)
@@ -353,8 +368,10 @@ class Run:
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
     def quality(self, at: int | str = "final") -> Quality:
-        """The quality of the recording before `at`: one pass over the rows."""
-        return quality(self.store, self.step_of(at))
+        """The quality of the recording before `at`: as it is stored beside the embeddings, else by one pass over the rows."""
+        step = self.step_of(at)
+        stored = self.store.embeddings().get(step, {}).get("quality")
+        return quality(self.store, step) if stored is None else Quality.from_dict(stored)
 
     def caveats(self) -> tuple[str, ...]:
         """What every result of this run must say."""

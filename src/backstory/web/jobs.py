@@ -1,9 +1,9 @@
 """A queue with a limit: what costs time runs in threads beside the event loop, and only so much of it.
 
-Four lanes, so that nobody waits for something short behind something long: look-ups and questions to the model share a few
+Four lanes, so that nobody waits for something short behind something long: look-ups and queries of the model share a few
 threads each, what sweeps over the run takes turns in one, what replays training in another. A job that could not be done in its time, for
-what is before it in its lane takes too long, is told to come later. One that takes too long is told so: what it finds is kept for the next who
-asks and it goes on, or nothing is kept and it is given up.
+what is before it in its lane takes too long, is refused. One that takes too long is answered with an error: its result is cached for the next who
+asks and it goes on, or nothing is kept and it is cancelled: it carries a flag in its thread, which its parts look at between them.
 """
 
 import asyncio
@@ -12,17 +12,53 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from threading import Event, Lock
 from typing import Any, TypeVar
 
-from .cancellation import Stopped, carrying
-from .errors import Refused
+from .errors import Refusal
 
-QUICK, ASK, SWEEP, REPLAY = "quick", "ask", "sweep", "replay"
-THREADS = {QUICK: 2, ASK: 2, SWEEP: 1, REPLAY: 1}
-KEPT = "Ask again: what was computed meanwhile is kept. Start the service with a larger --timeout for slow questions."
-LOST = "It was given up. Ask for less: a shorter text, the final model, no replay; or start the service with a larger --timeout."
+QUICK, QUERY, SWEEP, REPLAY = "quick", "query", "sweep", "replay"
+THREADS = {QUICK: 2, QUERY: 2, SWEEP: 1, REPLAY: 1}
+CACHED = "Try again: what was computed meanwhile is cached. Start the service with a larger --timeout for slow queries."
+LOST = "It was cancelled. Query less: a shorter text, the final model, no replay; or start the service with a larger --timeout."
 T = TypeVar("T")
+_flag: ContextVar[Event | None] = ContextVar("backstory_cancelled", default=None)
+
+
+class Stopping(Refusal):
+    """The service stops; work in progress is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the service is stopping.", "Try again once it is back.", {"Retry-After": "5"})
+
+
+class Cancelled(Refusal):
+    """The time of a query has passed; nobody waits for its result."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the query was cancelled: its time had passed.", "Query less, or try again.")
+
+
+def cancel_on(flag: Event, job: Callable[[], T]) -> Callable[[], T]:
+    """The job, cancelled at its next `check_cancelled` once the flag is set."""
+
+    def run() -> T:
+        before = _flag.set(flag)
+        try:
+            check_cancelled()
+            return job()
+        finally:
+            _flag.reset(before)
+
+    return run
+
+
+def check_cancelled() -> None:
+    """Called between the parts of some work: ends it where nobody waits for it."""
+    flag = _flag.get()
+    if flag is not None and flag.is_set():
+        raise Cancelled
 
 
 class Lane:
@@ -59,13 +95,13 @@ class Lane:
 
     def expected(self, key: Hashable | None) -> float:
         """Seconds until a job that comes now would be done, as far as is known; 0 where a thread is free for it."""
-        others = len({found for found in self._jobs.values() if found != key})
+        others = len({job for job in self._jobs.values() if job != key})
         if others < self._threads:
             return 0.0
         running = max((self._clock() - began for began in list(self._began.values())), default=0.0)
         usual = sum(self._took) / len(self._took) if self._took else running
-        own = 0.0 if key is not None and key in self._jobs.values() else usual
-        return others // self._threads * max(running, usual) + own
+        mine = 0.0 if key is not None and key in self._jobs.values() else usual
+        return others // self._threads * max(running, usual) + mine
 
 
 class Work:
@@ -95,7 +131,7 @@ class Work:
         `keeps`: whether what it computes is kept, so that it is worth going on with; `key` names what it computes.
         """
         wait, flag = self.timeout if timeout is None else timeout, Event()
-        future = self._submit(job if keeps else carrying(flag, job), lane, wait, key)
+        future = self._submit(job if keeps else cancel_on(flag, job), lane, wait, key)
         waiting = asyncio.wrap_future(future)
         done, _ = await asyncio.wait({waiting}, timeout=wait)
         if done:
@@ -106,30 +142,30 @@ class Work:
         raise _too_long(wait, keeps)
 
     def _submit(self, job: Callable[[], T], lane: str, wait: float, key: Hashable | None) -> Future[T]:
-        found = self._lanes[lane]
+        queue = self._lanes[lane]
         with self._lock:
             if self._closed:
-                raise Stopped
-            self._need_room(found.expected(key), wait)
-            place = found.enter(key)
-            future = found.pool.submit(found.timed(place, job))
+                raise Stopping
+            self._need_room(queue.expected(key), wait)
+            place = queue.enter(key)
+            future = queue.pool.submit(queue.timed(place, job))
             self._busy += 1
-        future.add_done_callback(lambda _: self._ended(found, place))
+        future.add_done_callback(lambda _: self._ended(queue, place))
         return future
 
     def _need_room(self, expected: float, wait: float) -> None:
         if self._busy >= self.limit:
-            raise Refused(
+            raise Refusal(
                 429,
-                f"{self._busy} questions are being answered or wait; the limit is {self.limit}.",
-                "Ask again in a moment, or start the service with a larger --queue.",
+                f"{self._busy} requests are queued or running (limit {self.limit}).",
+                "Try again in a moment, or start the service with a larger --queue.",
                 {"Retry-After": "1"},
             )
         if expected > wait:
-            raise Refused(
+            raise Refusal(
                 429,
-                f"what is being computed takes about {expected:.0f} s with this; a question has {wait:g} s.",
-                "Ask again when the others are done, or start the service with a larger --timeout.",
+                f"busy: about {expected:.0f} s of work is queued (limit {wait:g} s).",
+                "Try again later, or start the service with a larger --timeout.",
                 {"Retry-After": str(max(1, math.ceil(expected - wait)))},
             )
 
@@ -146,9 +182,9 @@ class Work:
             lane.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _too_long(wait: float, keeps: bool) -> Refused:
+def _too_long(wait: float, keeps: bool) -> Refusal:
     headers = {"Retry-After": "5"} if keeps else {}
-    return Refused(503, f"the answer was not ready within {wait:g} s.", KEPT if keeps else LOST, headers)
+    return Refusal(503, f"the result was not ready within {wait:g} s.", CACHED if keeps else LOST, headers)
 
 
 def _quiet(future: asyncio.Future[Any]) -> None:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import Refused, refused
+from .errors import Refusal, refuse
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -60,7 +60,7 @@ def foreign(headers: Headers) -> bool:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin", "none"):
         return True
-    if origin == "null":  # also of our own forms, for they tell no referrer; then the site is said
+    if origin == "null":  # also of our own forms, for they send no referrer; then the site is given
         return site is None
     return origin is not None and _host_of(origin) != headers.get("host", "").lower()
 
@@ -76,7 +76,7 @@ def _host_of(origin: str) -> str | None:
 class Guard:
     """ASGI around the application."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, say: Callable[[Request, Refused], Response]) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, say: Callable[[Request, Refusal], Response]) -> None:
         self.app, self.limits, self.say = app, limits, say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,20 +89,20 @@ class Guard:
             self._check(scope)
             await self.app({**scope, **_filled(scope)}, await self._whole(scope, receive), sender)
         except Exception as error:
-            found = refused(error)
+            refusal = refuse(error)
             if not sender.began:
-                await self.say(Request(scope), found)(scope, receive, sender)
+                await self.say(Request(scope), refusal)(scope, receive, sender)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if not self.limits.any_host and not loopback(name):
-            raise Refused(
+            raise Refusal(
                 400, "the request names a host that is not this machine.", "Use the address that the service printed."
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS") and foreign(headers):
-            raise Refused(
+            raise Refusal(
                 403,
                 "the request comes from the page of another site.",
                 "Ask from the service's own page, or from a program that sends no Origin.",
@@ -110,7 +110,7 @@ class Guard:
         path = scope["path"]
         free = path == OPEN[0] or path.startswith(OPEN[1])
         if self.limits.token is not None and not free and not _same(headers.get("authorization"), self.limits.token):
-            raise Refused(
+            raise Refusal(
                 401,
                 "the token is missing or wrong.",
                 "Send the header `Authorization: Bearer TOKEN`; in a browser, any name and the token as password.",
@@ -119,13 +119,13 @@ class Guard:
 
     async def _whole(self, scope: Scope, receive: Receive) -> Receive:
         """The body, read within its bounds, for the application to read again."""
-        told = Headers(scope=scope).get("content-length", "0")
-        if told.isdecimal() and (len(told) > 18 or int(told) > self.limits.most_bytes):
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and (len(length) > 18 or int(length) > self.limits.most_bytes):
             raise self._too_large()
         try:
             body = await asyncio.wait_for(self._read(receive), self.limits.body_seconds)
         except TimeoutError:
-            raise Refused(
+            raise Refusal(
                 400, f"the body did not come within {self.limits.body_seconds:g} s.", "Send it again, faster."
             ) from None
         return _again(body, receive)
@@ -135,7 +135,7 @@ class Guard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refused(400, "the connection ended before the body.", "Send the request again.")
+                raise Refusal(400, "the connection ended before the body.", "Send the request again.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.limits.most_bytes:
@@ -143,9 +143,9 @@ class Guard:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self) -> Refused:
+    def _too_large(self) -> Refusal:
         most = self.limits.most_bytes
-        return Refused(
+        return Refusal(
             413,
             f"the request's body has more than {most:,} bytes.",
             "Send less, or start the service with a larger --max-bytes.",
@@ -170,7 +170,7 @@ class _Sender:
 
 
 def _filled(scope: Scope) -> dict[str, bytes]:
-    """The query string without fields that a form has sent empty: they mean nothing was said."""
+    """The query string without fields that a form has sent empty: they mean nothing."""
     parts = [part for part in scope["query_string"].split(b"&") if part.partition(b"=")[2]]
     return {"query_string": b"&".join(parts)}
 

@@ -1,12 +1,12 @@
-"""Pages out of shapes: Jinja2 templates in which everything is escaped, and the files that they need.
+"""Pages out of views: Jinja2 templates in which everything is escaped, and the files that they need.
 
-render("answer", shape, prefix={...})        the HTML of a path
+render("result", view, prefix={...})         the HTML of a path
 static()                                     style sheet, script and Plotly, by name
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from importlib import resources
@@ -15,42 +15,48 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
-from pydantic import BaseModel
 
-from ..results.figures import HELPED, HURT, Figure
-from ..results.words import WORD
-from . import figures, words
-from . import schemas as shapes
-from .ranking import last_use
-from .schemas_run import MOST_EACH
-from .words import labelled
+from ..results.sign import verb
+from ..results.words import common_words, mark_words, name_label
+from .state import MOST_EACH
+from .views import View
 
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
     "timeline": "/",
     "phases": "/",
     "overview": "/",
+    "evolution": "/",
     "samples": "/samples",
     "sample": "/samples",
+    "overwriting": "/samples",
     "sources": "/sources",
 }
-HERE |= {"harmful": "/harmful", "ask": "/ask", "answer": "/ask", "compare": "/ask", "tokens": "/ask"}
+HERE |= {"harmful": "/harmful", "query": "/query", "result": "/query", "compare": "/query", "tokens": "/query"}
 TWINS = frozenset(HERE) - {"tokens"} | {"health"}
 TIMELINE = (
-    "Mean over the occurrences of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
+    "Mean over the uses of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
     "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. The dotted line is their mean size without the sign. The "
     "pattern over time is sought in it, and the coloured bands are the three phases, where they were found."
 )
 
 
-def render(name: str, shape: BaseModel, *, prefix: Mapping[str, Any]) -> str:
-    """The page `name` for a shape; `prefix` says which run and which request it belongs to."""
+class Templates(Environment):
+    """Templates in which `it.items` is a value of that name before it is a method of a dictionary."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A key of a mapping, or an attribute."""
+        return obj[attribute] if isinstance(obj, Mapping) and attribute in obj else super().getattr(obj, attribute)
+
+
+def render(name: str, view: View, *, prefix: Mapping[str, Any]) -> str:
+    """The page `name` for a view; `prefix` says which run and which request it belongs to."""
     prefix = {**prefix, "params": {k: _single(v) for k, v in prefix.get("params", {}).items()}}
-    own = OWN[name](shape, prefix) if name in OWN else {}
-    drawn = {k: f for k, f in FIGURES.get(name, lambda _: {})(shape).items() if f is not None}
-    place = {"prefix": prefix, "params": prefix["params"], "sets": _names(prefix), "here": HERE.get(name)}
-    more = {"figures": drawn, "timeline_words": TIMELINE, "twin": _twin(name, prefix)}
-    return environment().get_template(f"{name}.html").render(it=shape, **place, **more, **own)
+    more = EXTRAS[name](view.data, prefix) if name in EXTRAS else {}
+    sets = [x["name"] for x in prefix.get("query_sets", ())]
+    place = {"prefix": prefix, "params": prefix["params"], "sets": sets, "here": HERE.get(name)}
+    place |= {"figures": view.figures, "timeline_words": TIMELINE, "twin": _twin(name, prefix)}
+    return environment().get_template(f"{name}.html").render(it=view.data, **place, **more)
 
 
 def static() -> dict[str, tuple[str, bytes]]:
@@ -67,7 +73,7 @@ def static() -> dict[str, tuple[str, bytes]]:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Templates with escaping always on."""
-    made = Environment(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made = Templates(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= FILTERS
     return made
@@ -96,11 +102,6 @@ def _power(found: re.Match[str]) -> str:
     return f" × 10{'⁻' if found[1] == '-' else ''}{raised}"
 
 
-def sign_words(x: float) -> str:
-    """The sign in a word."""
-    return "helped" if x > 0 else "hurt" if x < 0 else "had no influence"
-
-
 def count(n: int) -> str:
     """1234 as 1,234."""
     return f"{n:,}"
@@ -120,19 +121,15 @@ def shortened(text: str, longest: int = LONG) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def marked(text: str, common: Iterable[str]) -> Markup:
-    """The text, escaped, with the words in common with the query marked."""
-    known, out, end = {w.casefold() for w in common}, Markup(), 0
-    for found in WORD.finditer(text):
-        if found[0].casefold() in known:
-            out += escape(text[end : found.start()]) + Markup("<mark>{}</mark>").format(found[0])
-            end = found.end()
-    return out + escape(text[end:])
+def marked(text: str, query: str | None) -> Markup:
+    """The text, escaped, with the words in common with the query's text marked."""
+    pieces = mark_words(text, common_words(text, query or ""))
+    return Markup("").join(Markup("<mark>{}</mark>").format(p.text) if p.common else escape(p.text) for p in pieces)
 
 
 def most(items: Sequence[Any]) -> float:
     """The largest size of an influence."""
-    return max((abs(x.influence) for x in items), default=0.0)
+    return max((abs(x["influence"]) for x in items), default=0.0)
 
 
 def share(x: float, largest: float) -> str:
@@ -141,93 +138,51 @@ def share(x: float, largest: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (signed, plain, labelled, sign_words, count, when, shortened, marked, most, share, last_use)
+    f.__name__: f for f in (signed, plain, name_label, verb, common_words, count, when, shortened, marked, most, share)
 }
 
 
-# -- what a page needs beside its shape ---------------------------------------------------------------------------
+# -- what a page needs beside its view ------------------------------------------------------------------------------
 
 
-def _of_timeline(it: shapes.Timeline) -> dict[str, Figure | None]:
-    return {"timeline": figures.timeline(it), "loss": figures.loss(it.loss)}
-
-
-def _of_overview(it: shapes.Overview) -> dict[str, Figure | None]:
-    return {"timeline": None if it.timeline is None else figures.timeline(it.timeline), "loss": figures.loss(it.loss)}
-
-
-def _of_answer(it: shapes.Answer) -> dict[str, Figure | None]:
-    replay = it.replay or []
-    helpful = figures.places(it.helpful, replay, "helpful", HELPED)
+def _samples(it: Mapping[str, Any], prefix: Mapping[str, Any]) -> dict[str, Any]:
+    params = {k: v for k, v in prefix["params"].items() if v not in ("", None)}
     return {
-        "pace": figures.pace(it.timeline),
-        "replay_helpful": helpful,
-        "replay_harmful": figures.places(it.harmful, replay, "harmful", HURT),
+        "last_page": max(1, math.ceil(it["total"] / it["per"])),
+        "at_page": lambda page: "/samples?" + urlencode({**params, "page": page}, doseq=True),
     }
 
 
-def _of_sample(it: shapes.Life) -> dict[str, Figure | None]:
-    return {
-        "evolution": figures.evolution(it.evolution),
-        "occurrences": figures.occurrences(it.occurrences),
-        "erasers": figures.erasers(it.erased_by or []),
-    }
+def _result(it: Mapping[str, Any], prefix: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the query that is sent again for single tokens; none where these are not available."""
+    names = {"stored": ("set", "index"), "text": ("text",)}.get(it["input"]["kind"], ())
+    fields = {**{k: it["input"][k] for k in names}, "at": it["at"]}
+    texts = any(sample["text"] for sample in it["samples"].values())
+    return {"shade": fields if names and texts and prefix.get("can_shade") else {}}
 
 
-FIGURES: dict[str, Callable[[Any], dict[str, Figure | None]]] = {
-    "overview": _of_overview,
-    "timeline": _of_timeline,
-    "answer": _of_answer,
-    "sample": _of_sample,
-    "sources": lambda it: {"sources": figures.sources(it), "matrix": figures.matrix(it)},
-    "harmful": lambda it: {"harmful": figures.harmful(it.items)},
-    "compare": lambda it: {"compare": figures.compared(it.left.timeline, it.right.timeline)},
-}
+def _sample(it: Mapping[str, Any], prefix: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {x["name"]: x["count"] for x in prefix.get("query_sets", ()) if x["count"] > MOST_EACH}
+    first = f" (of the first {MOST_EACH} of {counts[it['queries']]:,})" if it["queries"] in counts else ""
+    return {"of_first": first, "overwriting_query": urlencode({**prefix["params"], "overwriting": "true"}, doseq=True)}
 
 
-def _samples(it: shapes.Samples, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in prefix["params"].items() if v not in ("", None)}
-    return {
-        "last_page": max(1, math.ceil(it.total / it.per)),
-        "at_page": lambda page: "/samples?" + urlencode({**kept, "page": page}, doseq=True),
-    }
+def _sources(it: Mapping[str, Any], prefix: Mapping[str, Any]) -> dict[str, Any]:
+    return {"csv_query": "?" + urlencode({"queries": it["domains"], "by": it["by"]}, doseq=True)}
 
 
-def _answer(it: shapes.Answer, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the question that is asked again for single tokens; none where that cannot be asked."""
-    asked: dict[str, Any] = {"set": it.query.set, "index": it.query.index, "text": it.query.text, "at": it.at}
-    wanted = {"stored": ("set", "index", "at"), "text": ("text", "at")}.get(it.query.kind, ())
-    return {"shade": {k: asked[k] for k in wanted} if prefix.get("can_shade") else {}}
-
-
-def _sample(it: shapes.Life, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: n for name, n in _counts(prefix) if n > MOST_EACH}
-    first = f" (of the first {MOST_EACH} of {known[it.queries]:,})" if it.queries in known else ""
-    said = {"of_first": first, "evolution_words": words.evolution(it), "occurrences_words": words.occurrences(it)}
-    return {"erasers_query": urlencode({**prefix["params"], "erasers": "true"}, doseq=True), **said}
-
-
-def _sources(it: shapes.Sources, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    return {"csv_query": "?" + urlencode({"queries": it.domains, "by": it.by}, doseq=True)}
-
-
-def _harmful(it: shapes.Harmful, prefix: Mapping[str, Any]) -> dict[str, Any]:
-    return {"lateness": words.lateness(it)}
-
-
-OWN: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
+EXTRAS: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "samples": _samples,
-    "answer": _answer,
+    "result": _result,
     "sample": _sample,
     "sources": _sources,
-    "harmful": _harmful,
 }
 
 
 def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
-    """The same page as JSON; None where it was asked for by POST."""
+    """The same page as JSON; None where it came from a POST."""
     path = prefix.get("path")
-    if not path or name not in TWINS or (path.startswith("/ask") and name != "ask"):
+    if not path or name not in TWINS or (path.startswith("/query") and name != "query"):
         return None
     if name == "compare" and "set" not in prefix["params"]:
         return None
@@ -236,16 +191,6 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
 
 def _single(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-def _counts(prefix: Mapping[str, Any]) -> list[tuple[str, int]]:
-    return [
-        (q["name"], q["count"]) if isinstance(q, Mapping) else (q.name, q.count) for q in prefix.get("query_sets", ())
-    ]
-
-
-def _names(prefix: Mapping[str, Any]) -> list[str]:
-    return [q["name"] if isinstance(q, Mapping) else getattr(q, "name", q) for q in prefix.get("query_sets", ())]
 
 
 def _file(name: str) -> bytes:

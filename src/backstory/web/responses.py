@@ -1,25 +1,24 @@
-"""The two faces of a path: a page where the request prefers HTML, JSON otherwise."""
+"""The two formats of a path: a page where the request prefers HTML, JSON otherwise."""
 
+import json
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from . import pages
-from .errors import Refused, failure, log
-from .fields import NAMES
-from .state import Opened
-from .views import query_sets
+from .errors import NAMES, Refusal, failure, log
+from .state import State
+from .views import View, about
 
-UPLOAD, ONLY_PROGRAMS = "/ask/image", ("/ask/tokens", "/sources.csv")
+UPLOAD, ONLY_PROGRAMS = "/query/image", ("/query/tokens", "/sources.csv")
 
 
 def wants_html(request: Request) -> bool:
     """Whether the request prefers text/html, unless format= says otherwise."""
-    if (asked := request.query_params.get("format")) in ("json", "html"):
-        return asked == "html"
+    if (chosen := request.query_params.get("format")) in ("json", "html"):
+        return chosen == "html"
     weights = _accepted(request.headers.get("accept", "*/*"))
     return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
 
@@ -34,38 +33,35 @@ def _accepted(header: str) -> dict[str, float]:
     return out
 
 
-class Faces:
-    """Makes responses out of shapes, for one opened run."""
+class Responses:
+    """Makes responses out of views, for one run."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._prefix: dict[str, Any] = {
-            "run": opened.name,
-            "query_sets": query_sets(opened),
-            "checkpoints": opened.checkpoints,
-            "has": opened.catalogue.has,
-            "can_type": opened.can_type,
-            "can_upload": opened.can_upload,
-            "can_shade": opened.can_shade,
-        }
+    def __init__(self, state: State) -> None:
+        self._prefix: dict[str, Any] = {"run": state.name, **about(state)}
 
-    def response(self, request: Request, page: str, shape: BaseModel, code: int = 200) -> Response:
-        """The shape as the page `page`, or as JSON."""
+    def make(self, request: Request, page: str, view: View, code: int = 200) -> Response:
+        """The view as the page `page`, or as JSON."""
         if not wants_html(request):
-            return Response(shape.model_dump_json(), code, media_type="application/json")
-        known = {} if code == 401 else self._prefix  # who has no token is told nothing of the run
+            return Response(to_json(view.data), code, media_type="application/json")
+        known = {} if code == 401 else self._prefix  # who has no token learns nothing of the run
         again = {"again": sent_again(request)} if page == "error" and code != 401 else {}
-        return HTMLResponse(pages.render(page, shape, prefix={**known, **_where(request), **again}), code)
+        return HTMLResponse(pages.render(page, view, prefix={**known, **_where(request), **again}), code)
 
-    def error(self, request: Request, error: Refused) -> Response:
-        """An error, in the face that was asked for."""
-        shape = failure(error)
+    def error(self, request: Request, error: Refusal) -> Response:
+        """An error, in the format that was asked for."""
+        data = failure(error)
         try:
-            made = self.response(request, "error", shape, error.code)
+            made = self.make(request, "error", View(data), error.code)
         except Exception:
             log.exception("the page of an error failed")
-            made = Response(shape.model_dump_json(), error.code, media_type="application/json")
+            made = Response(to_json(data), error.code, media_type="application/json")
         made.headers.update(error.headers)
         return made
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """Compact JSON of plain values; a number that is not finite is a defect."""
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def sent_again(request: Request) -> dict[str, Any] | None:
@@ -81,6 +77,6 @@ def sent_again(request: Request) -> dict[str, Any] | None:
 
 
 def _where(request: Request) -> dict[str, Any]:
-    found = request.query_params
-    every = {key: found.getlist(key) for key in found}
+    params = request.query_params
+    every = {key: params.getlist(key) for key in params}
     return {"path": request.scope["path"], "params": {k: v if len(v) > 1 else v[0] for k, v in every.items()}}

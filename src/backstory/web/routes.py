@@ -1,33 +1,42 @@
-"""Paths that show the run: overview, timeline, samples, sources, harmful data, and the files of the pages."""
+"""Every path: what it takes, which view it shows, and in which lane of the queue that is computed."""
 
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Query
-from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from . import schemas as shapes
-from . import views, views_samples
-from .errors import ERRORS, RESPONSES, Refused
-from .jobs import ASK, QUICK, SWEEP, Work
-from .responses import Faces
+from . import queries as q
+from . import requests, schemas, views
+from .errors import ERRORS, RESPONSES, Refusal
+from .jobs import QUERY, QUICK, REPLAY, SWEEP, Work
+from .requests import IMAGES, MOST_TOKENS, Pair, QueryBody, TokensBody
+from .responses import Responses
 from .schemas import LONGEST_NAME, LONGEST_TEXT, MOST_A_PAGE, MOST_HITS
-from .state import Opened
+from .state import State
+from .views import View
 
+REPLAYS = 20  # times the time-out: training is replayed
 Name = Annotated[str | None, Query(max_length=LONGEST_NAME)]
 Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]] | None, Query(max_length=50)]
 At = Annotated[int | None, Query(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
 Step = Annotated[int | None, Query(ge=0, le=10**9)]
-K = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Top = Annotated[int, Query(ge=1, le=MOST_HITS, description="samples on either side")]
 Last = Annotated[int, Query(ge=0, le=10**9, description="leave out uses in so many of the last steps")]
-Format = Annotated[Literal["json", "html"] | None, Query(description="a face, whatever the Accept header prefers")]
+Format = Annotated[Literal["json", "html"] | None, Query(description="a format, whatever the Accept header prefers")]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
 By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
+Groups = Annotated[Literal["thirds", "steps", "source", "label"], Query(description="what to group by")]
 Value = Annotated[float | None, Query(allow_inf_nan=False, description="a bound of the value; needs queries")]
 Sort = Annotated[Literal["id", "step", "value"], Query(description="value: most negative first")]
+Text = Annotated[str | None, Query(min_length=1, max_length=LONGEST_TEXT)]
+Set = Annotated[str, Query(alias="set", max_length=LONGEST_NAME)]
+Index = Annotated[int, Query(ge=0, le=10**9)]
+Ids = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(min_length=1, max_length=MOST_TOKENS)]
+Steps = Annotated[list[Annotated[int, Query(ge=0, le=10**9)]], Query(min_length=1, max_length=MOST_TOKENS)]
 PNG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}, "description": "the image"}
 }
@@ -36,79 +45,129 @@ CSV: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Served:
-    """What every path needs: the run, the two faces, and the queue."""
+class Service:
+    """What every path needs: the run, the responses, and the queue."""
 
-    def __init__(self, opened: Opened, faces: Faces, work: Work) -> None:
-        self.opened, self.faces, self.work = opened, faces, work
+    def __init__(self, state: State, responses: Responses, work: Work) -> None:
+        self.state, self.responses, self.work = state, responses, work
 
-    async def shown(
+    async def respond(
         self,
         request: Request,
         page: str,
-        view: Callable[[], BaseModel],
+        view: Callable[[], View],
         *,
         lane: str = QUICK,
         timeout: float | None = None,
-        keeps: bool = True,
+        cached: bool = True,
     ) -> Response:
-        """A view's shape in the face that was asked for, both made beside the event loop; `keeps`: what it finds is kept."""
+        """A view in the format that was asked for, made beside the event loop; `cached`: whether its result is."""
         key = str(request.url) if request.method == "GET" else None
-        made = lambda: self.faces.response(request, page, view())  # noqa: E731
-        return await self.work.do(made, lane=lane, timeout=timeout, keeps=keeps, key=key)
+        make = lambda: self.responses.make(request, page, view())  # noqa: E731
+        return await self.work.do(make, lane=lane, timeout=timeout, keeps=cached, key=key)
 
-    def lane(self, known: bool) -> str:
-        """Where something is made that takes a sweep over the run unless it is known."""
+    def sweep_unless(self, known: bool) -> str:
+        """The lane of what takes a sweep over the run unless it is known."""
         return QUICK if known else SWEEP
 
-    def asking(self, at: int | None) -> str:
-        """The lane of a question at a checkpoint."""
-        return ASK if self.opened.quick(self.opened.step(at)) else SWEEP
+    def query_lane(self, at: int | None) -> str:
+        """The lane of a query at a checkpoint."""
+        return QUERY if self.state.step(at) in self.state.embedded else SWEEP
 
-    def valued(self, queries: str | None, at: int | None) -> str:
+    def mean_lane(self, queries: str | None, at: int | None) -> str:
         """The lane of what needs the mean of a query set at a checkpoint."""
-        return QUICK if self.opened.mean_known(queries, at) else self.asking(at)
+        return QUICK if self.state.mean_known(queries, at) else self.query_lane(at)
 
 
-def add_paths(app: FastAPI, served: Served) -> None:
+def add_routes(app: FastAPI, service: Service) -> None:
     """All of them."""
-    for add in (_add_run, _add_samples, _add_values, _add_files):
-        add(app, served)
+    for add in (_add_run, _add_insight, _add_samples, _add_stored, _add_queries, _add_tokens, _add_files):
+        add(app, service)
 
 
-def _add_run(app: FastAPI, served: Served) -> None:
-    opened = served.opened
+def _add_run(app: FastAPI, service: Service) -> None:
+    state = service.state
 
-    @app.get("/", response_model=shapes.Overview, responses=RESPONSES)
+    @app.get("/", response_model=schemas.Overview, responses=RESPONSES)
     async def overview(request: Request, format: Format = None) -> Response:
         """What was trained, when, on what; with the timeline of the default query set."""
-        drawn = opened.default is None or opened.timeline_known(None, None)
-        lane = served.lane(drawn and opened.validity_known())
-        return await served.shown(request, "overview", lambda: views.overview(opened), lane=lane)
+        lane = service.sweep_unless(state.timeline_known(None, None) and state.quality_known())
+        return await service.respond(request, "overview", lambda: views.overview(state), lane=lane)
 
-    @app.get("/timeline", response_model=shapes.Timeline, responses=RESPONSES)
+    @app.get("/health", response_model=schemas.Health, responses=RESPONSES)
+    async def health(request: Request, format: Format = None) -> Response:
+        """Liveness check, and how many requests are queued or running; needs no token."""
+        data = {"ok": True, "busy": service.work.busy, "limit": service.work.limit}
+        return service.responses.make(request, "health", View(data))
+
+
+def _add_insight(app: FastAPI, service: Service) -> None:
+    state = service.state
+
+    @app.get("/timeline", response_model=schemas.Timeline, responses=RESPONSES)
     async def timeline(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
         """When did data matter for a query set? With the phases of training."""
-        lane = served.lane(opened.timeline_known(queries, at))
-        return await served.shown(request, "timeline", lambda: views.timeline(opened, queries, at), lane=lane)
+        lane = service.sweep_unless(state.timeline_known(queries, at))
+        return await service.respond(request, "timeline", lambda: views.timeline(state, queries, at), lane=lane)
 
-    @app.get("/phases", response_model=shapes.Phases, responses=RESPONSES)
+    @app.get("/phases", response_model=schemas.Phases, responses=RESPONSES)
     async def phases(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
         """The phases of training alone."""
-        lane = served.lane(opened.timeline_known(queries, at))
-        return await served.shown(request, "phases", lambda: views.phases(opened, queries, at), lane=lane)
+        lane = service.sweep_unless(state.timeline_known(queries, at))
+        return await service.respond(request, "phases", lambda: views.phases(state, queries, at), lane=lane)
 
-    @app.get("/health", response_model=shapes.Health, responses=RESPONSES)
-    async def health(request: Request, format: Format = None) -> Response:
-        """Whether the service lives, and how many questions it has; needs no token."""
-        found = shapes.Health(ok=True, busy=served.work.busy, limit=served.work.limit)
-        return served.faces.response(request, "health", found)
+    @app.get("/evolution", response_model=schemas.Evolution, responses=RESPONSES)
+    async def evolution(
+        request: Request, queries: Name = None, by: Groups = "thirds", sample: Name = None, format: Format = None
+    ) -> Response:
+        """How did the influence of groups of samples, or of one sample, go from checkpoint to checkpoint?"""
+        view = lambda: views.evolution(state, queries or None, by, sample or None)  # noqa: E731
+        return await service.respond(request, "evolution", view, lane=service.sweep_unless(state.means_known(queries)))
+
+    @app.get("/overwriting", response_model=schemas.Overwriting, responses=RESPONSES)
+    async def overwriting(
+        request: Request,
+        sample: Annotated[str, Query(max_length=LONGEST_NAME)],
+        queries: Name = None,
+        at: At = None,
+        format: Format = None,
+    ) -> Response:
+        """Which later samples overwrote a sample's influence?"""
+        view = lambda: views.overwriting(state, queries or None, sample, at)  # noqa: E731
+        return await service.respond(request, "overwriting", view, lane=SWEEP)
+
+    @app.get("/sources", response_model=schemas.Sources, responses=RESPONSES)
+    async def sources(
+        request: Request, queries: Names = None, by: By = None, at: At = None, format: Format = None
+    ) -> Response:
+        """What is each source worth, for which query sets? With 95 % intervals."""
+        return await service.respond(request, "sources", lambda: views.sources(state, queries, by, at), lane=SWEEP)
+
+    @app.get("/sources.csv", responses={**ERRORS, **CSV}, response_class=Response)
+    async def sources_csv(request: Request, queries: Names = None, by: By = None, at: At = None) -> Response:
+        """The same as a table."""
+        make = lambda: views.sources_csv(views.sources(state, queries, by, at).data)  # noqa: E731
+        name = {"Content-Disposition": 'attachment; filename="sources.csv"'}
+        return Response(await service.work.do(make, lane=SWEEP), headers=name, media_type="text/csv")
+
+    @app.get("/harmful", response_model=schemas.Harmful, responses=RESPONSES)
+    async def harmful(
+        request: Request,
+        queries: Name = None,
+        top: Top = 50,
+        at: At = None,
+        without_last: Last = 0,
+        format: Format = None,
+    ) -> Response:
+        """The samples that hurt most over a query set, and those that helped most."""
+        view = lambda: views.harmful(state, queries or None, top, at, without_last)  # noqa: E731
+        return await service.respond(request, "harmful", view, lane=service.mean_lane(queries, at))
 
 
-def _add_samples(app: FastAPI, served: Served) -> None:
-    opened = served.opened
+def _add_samples(app: FastAPI, service: Service) -> None:
+    state = service.state
 
-    @app.get("/samples", response_model=shapes.Samples, responses=RESPONSES)
+    @app.get("/samples", response_model=schemas.Samples, responses=RESPONSES)
     async def samples(
         request: Request,
         text: Annotated[str | None, Query(max_length=LONGEST_TEXT, description="letters in the text or the id")] = None,
@@ -126,63 +185,155 @@ def _add_samples(app: FastAPI, served: Served) -> None:
     ) -> Response:
         """Samples by text, source, label, step and value, sorted; with their values where a query set is named."""
 
-        def view() -> shapes.Samples:
-            return views_samples.samples(
-                opened, text=text, source=source, label=label, first_step=first_step, last_step=last_step,
+        def view() -> View:
+            return views.samples(
+                state, text=text, source=source, label=label, first_step=first_step, last_step=last_step,
                 sort=sort, queries=queries or None, min_value=min_value, max_value=max_value, page=page, per=per,
             )  # fmt: skip
 
-        lane = served.valued(queries, None) if queries or sort == "value" else QUICK
-        return await served.shown(request, "samples", view, lane=lane)
+        lane = service.mean_lane(queries, None) if queries or sort == "value" else QUICK
+        return await service.respond(request, "samples", view, lane=lane)
 
-    @app.get("/samples/{id:path}", response_model=shapes.Life, responses=RESPONSES)
-    async def life(
-        request: Request, id: Id, queries: Name = None, erasers: bool = False, format: Format = None
+    @app.get("/samples/{id:path}", response_model=schemas.SamplePage, responses=RESPONSES)
+    async def sample(
+        request: Request, id: Id, queries: Name = None, overwriting: bool = False, format: Format = None
     ) -> Response:
-        """One sample over all of training; `erasers`: also which later samples took over its influence."""
-        view = lambda: views_samples.life(opened, id, queries or None, erasers)  # noqa: E731
-        lane = served.lane(not erasers and opened.means_known(queries) and opened.each_known(queries))
-        return await served.shown(request, "sample", view, lane=lane)
+        """One sample over all of training; `overwriting`: also which later samples took over its influence."""
+        view = lambda: views.sample(state, id, queries or None, overwriting)  # noqa: E731
+        lane = service.sweep_unless(not overwriting and state.means_known(queries) and state.each_known(queries))
+        return await service.respond(request, "sample", view, lane=lane)
 
     @app.get("/images/{id:path}", responses={**ERRORS, **PNG}, response_class=Response)
     async def image(request: Request, id: Id) -> Response:
         """The PNG of a sample."""
-        return Response(await served.work.do(lambda: views_samples.image(opened, id)), media_type="image/png")
+        return Response(await service.work.do(lambda: views.image(state, id)), media_type="image/png")
 
 
-def _add_values(app: FastAPI, served: Served) -> None:
-    opened = served.opened
+def _add_stored(app: FastAPI, service: Service) -> None:
+    state = service.state
 
-    @app.get("/sources", response_model=shapes.Sources, responses=RESPONSES)
-    async def sources(
-        request: Request, queries: Names = None, by: By = None, at: At = None, format: Format = None
-    ) -> Response:
-        """What is each source worth, for which query sets? With 95 % intervals."""
-        view = lambda: views.sources(opened, queries, by, at)[1]  # noqa: E731
-        return await served.shown(request, "sources", view, lane=SWEEP)
-
-    @app.get("/sources.csv", responses={**ERRORS, **CSV}, response_class=Response)
-    async def sources_csv(request: Request, queries: Names = None, by: By = None, at: At = None) -> Response:
-        """The same as a table."""
-        made = lambda: views.sources_csv(views.sources(opened, queries, by, at)[0])  # noqa: E731
-        name = {"Content-Disposition": 'attachment; filename="sources.csv"'}
-        return Response(await served.work.do(made, lane=SWEEP), headers=name, media_type="text/csv")
-
-    @app.get("/harmful", response_model=shapes.Harmful, responses=RESPONSES)
-    async def harmful(
+    @app.get("/queries/{set:path}/{index}", response_model=schemas.QueryResult, responses=RESPONSES)
+    async def stored(
         request: Request,
-        queries: Name = None,
-        k: K = 50,
+        name: Annotated[str, Path(alias="set", max_length=LONGEST_NAME)],
+        index: Annotated[int, Path(ge=0, le=10**9)],
         at: At = None,
-        without_last: Last = 0,
+        top: Top = 10,
+        replay: bool = False,
         format: Format = None,
     ) -> Response:
-        """The samples that hurt most over a query set."""
-        view = lambda: views.harmful(opened, queries or None, k, at, without_last)  # noqa: E731
-        return await served.shown(request, "harmful", view, lane=served.valued(queries, at))
+        """Which samples helped and which hurt on a stored query?"""
+        view = lambda: q.show_influence(state, q.parse_stored(state, name, index), at, top, replay)  # noqa: E731
+        return await service.respond(request, "result", view, lane=SWEEP if replay else service.query_lane(at))
+
+    @app.get("/queries", include_in_schema=False)
+    async def numbered(request: Request, name: Set, index: Index) -> Response:
+        """The fields of a form lead to the query's own path."""
+        number = await service.work.do(lambda: q.need_index(state, state.named(name), index))
+        return RedirectResponse(f"/queries/{quote(name, safe='')}/{number}", 303)
+
+    @app.get("/compare", response_model=schemas.Comparison, responses=RESPONSES)
+    async def compare(
+        request: Request,
+        name: Set,
+        index: Index,
+        set2: Annotated[str, Query(max_length=LONGEST_NAME)],
+        index2: Index,
+        at: At = None,
+        top: Top = 10,
+        format: Format = None,
+    ) -> Response:
+        """Two stored queries side by side."""
+
+        def view() -> View:
+            left, right = q.parse_stored(state, name, index), q.parse_stored(state, set2, index2)
+            return q.show_comparison(state, left, right, at, top)
+
+        return await service.respond(request, "compare", view, lane=service.query_lane(at))
+
+    @app.post(
+        "/compare",
+        response_model=schemas.Comparison,
+        responses=RESPONSES,
+        openapi_extra=requests.document(Pair, IMAGES),
+    )
+    async def compare_any(request: Request, format: Format = None) -> Response:
+        """Two queries of any kind side by side: typed text, images, ready gradients, stored queries."""
+        body = await requests.read_pair(request)
+        view = lambda: q.show_comparison(state, *q.parse_pair(state, body), body.at, body.top)  # noqa: E731
+        cached = body.set is not None and body.set2 is not None
+        return await service.respond(request, "compare", view, lane=service.query_lane(body.at), cached=cached)
 
 
-def _add_files(app: FastAPI, served: Served) -> None:
+def _add_queries(app: FastAPI, service: Service) -> None:
+    state = service.state
+
+    @app.get("/query", response_model=schemas.QueryForm, responses=RESPONSES)
+    async def form(request: Request, mistakes: bool = False, format: Format = None) -> Response:
+        """What can be queried; `mistakes`: of the stored queries those that the model gets wrong."""
+        lane = QUICK if state.evaluations_known() else QUERY
+        return await service.respond(request, "query", lambda: views.form(state, mistakes), lane=lane)
+
+    @app.post(
+        "/query", response_model=schemas.QueryResult, responses=RESPONSES, openapi_extra=requests.document(QueryBody)
+    )
+    async def query(request: Request, format: Format = None) -> Response:
+        """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
+        body = await requests.read(request, QueryBody)
+        view = lambda: q.show_influence(state, q.parse_query(state, body), body.at, body.top, body.replay)  # noqa: E731
+        lane = SWEEP if body.replay else service.query_lane(body.at)
+        return await service.respond(request, "result", view, lane=lane, cached=body.set is not None)
+
+    @app.post(
+        "/query/image",
+        response_model=schemas.QueryResult,
+        responses=RESPONSES,
+        openapi_extra=requests.document_upload(),
+    )
+    async def upload(request: Request, format: Format = None) -> Response:
+        """The same for a PNG image, with a label or for what the model predicts."""
+        data, body = await requests.read_upload(request)
+        view = lambda: q.show_influence(state, q.parse_image(state, data, body.label), body.at, body.top, body.replay)  # noqa: E731
+        lane = SWEEP if body.replay else service.query_lane(body.at)
+        return await service.respond(request, "result", view, lane=lane, cached=False)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    state = service.state
+
+    async def respond(request: Request, body: TokensBody) -> Response:
+        if len(body.sample) != len(body.step):
+            raise Refusal(422, "expected one step for each sample.", "Send sample and step in pairs.")
+        hits = list(zip(body.sample, body.step, strict=True))
+        view = lambda: q.show_tokens(state, q.parse_query(state, body), hits, body.at)  # noqa: E731
+        return await service.respond(request, "tokens", view, lane=REPLAY, timeout=REPLAYS * service.work.timeout)
+
+    @app.get("/query/tokens", response_model=schemas.TokensResult, responses=RESPONSES)
+    async def tokens(
+        request: Request,
+        sample: Ids,
+        step: Steps,
+        name: Annotated[str | None, Query(alias="set", max_length=LONGEST_NAME)] = None,
+        index: Annotated[int | None, Query(ge=0, le=10**9)] = None,
+        text: Text = None,
+        at: At = None,
+        format: Format = None,
+    ) -> Response:
+        """Which tokens of these occurrences carried their influence? Replays training; send several at once."""
+        return await respond(request, TokensBody(sample=sample, step=step, set=name, index=index, text=text, at=at))
+
+    @app.post(
+        "/query/tokens",
+        response_model=schemas.TokensResult,
+        responses=RESPONSES,
+        openapi_extra=requests.document(TokensBody),
+    )
+    async def tokens_of_body(request: Request, format: Format = None) -> Response:
+        """The same for a query that does not fit into an address."""
+        return await respond(request, await requests.read(request, TokensBody))
+
+
+def _add_files(app: FastAPI, service: Service) -> None:
     @cache
     def files() -> dict[str, tuple[str, bytes]]:
         from .pages import static
@@ -193,6 +344,6 @@ def _add_files(app: FastAPI, served: Served) -> None:
     async def static_file(name: str) -> Response:
         """A file of the pages, from a fixed table."""
         if name not in files():
-            raise Refused(404, "there is no such file.", f"The files are {', '.join(files())}.")
+            raise Refusal(404, "there is no such file.", f"The files are {', '.join(files())}.")
         kind, body = files()[name]
         return Response(body, media_type=kind, headers={"Cache-Control": "max-age=3600"})

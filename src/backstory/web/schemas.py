@@ -1,175 +1,332 @@
-"""What every path takes and returns, once: the same shapes are the JSON, the OpenAPI document, and what pages are made of.
+"""The shapes of what the service sends, for its OpenAPI document: the `as_dict()` of results, and what pages have beside them.
 
-Here are questions, answers and errors; those that show the run are taken from `shapes_run`, so that all have one name.
+They describe and convert nothing. All numbers are finite or null. Influence is in the units of the query's loss. `samples` are
+the samples that a result names, by id as text.
 """
 
-from typing import Annotated, Any
+from pydantic import BaseModel, ConfigDict, Field
 
-from pydantic import BeforeValidator, Field
-
-from .schemas_run import (
-    HELPED,
-    HURT,
-    LONGEST_NAME,
-    LONGEST_TEXT,
-    MOST_A_PAGE,
-    MOST_HITS,
-    MOST_PIECES,
-    SIGN,
-    AtCheckpoint,
-    Eraser,
-    Has,
-    Life,
-    Neighbour,
-    Number,
-    Occurrence,
-    OnQuery,
-    Overview,
-    Phases,
-    QuerySet,
-    Sample,
-    Samples,
-    Saturation,
-    Shape,
-    Side,
-    Sources,
-    SourceValue,
-    Timeline,
-    Trust,
-    Window,
-)
-
-__all__ = [
-    "HELPED",
-    "HURT",
-    "LONGEST_NAME",
-    "LONGEST_TEXT",
-    "MOST_A_PAGE",
-    "MOST_HITS",
-    "SIGN",
-    "Answer",
-    "AskForm",
-    "AtCheckpoint",
-    "Comparison",
-    "Eraser",
-    "Failure",
-    "Harmful",
-    "Has",
-    "Health",
-    "Hit",
-    "Life",
-    "Neighbour",
-    "Number",
-    "Occurrence",
-    "OnQuery",
-    "Overview",
-    "Pace",
-    "Phases",
-    "Piece",
-    "Problem",
-    "Query",
-    "QuerySet",
-    "Question",
-    "Ranking",
-    "Sample",
-    "Samples",
-    "Saturation",
-    "Shading",
-    "Shape",
-    "Side",
-    "SourceValue",
-    "Sources",
-    "Stored",
-    "StoredSet",
-    "Timeline",
-    "Tokens",
-    "Trust",
-    "Window",
-]
+MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
+MOST_PIECES = 64  # contexts of the model that a typed text may fill
+Number = float | None
+Id = int | str
 
 
-class Piece(Shape):
+class Shape(BaseModel):
+    """Frozen, with no unknown fields, and without NaN or Inf."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+class Quality(Shape):
+    """The quality of the recording: a verdict with its reason, everything that was measured in words and in numbers."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    verdict: str = Field(description="good, fair, weak or not known; it judges what was recorded")
+    reason: str
+    early: str = Field(description="what holds for samples that were used early")
+    words: list[str]
+
+
+class Result(Shape):
+    """What every result has."""
+
+    headline: str
+    words: list[str] = Field(description="what the numbers show, in sentences")
+    at: int = Field(description="the step whose model was queried")
+    sign: str
+    unit: str
+    caveats: list[str]
+    quality: Quality | None
+
+
+class Hit(Shape):
+    """A sample, all its occurrences together, and its influence."""
+
+    sample: Id
+    step: int = Field(description="where it was used; of several occurrences, where it mattered most")
+    influence: float
+    occurrences: int
+    words: str
+
+
+class RankedSample(Hit):
+    """A sample of a ranking, with its content."""
+
+    last: int = Field(description="the last step that counted in which it was used")
+    text: str | None
+    label: str | None
+    source: str | None
+
+
+class Side(Shape):
+    """One side of the valley: the fall of the warm-up, or the rise of the ascent."""
+
+    present: bool
+    p: float
+    level: Number
+    boundary: int | None
+
+
+class Window(Shape):
+    """Steps first … last−1 in which influence is high."""
+
+    name: str
+    first: int
+    last: int
+    level: Number
+    times_basin: Number
+
+
+class Phases(Shape):
+    """Whether the three phases of training are there, and where; else the pattern that there is, if one is clear."""
+
+    present: bool
+    shape: str
+    words: str
+    warm_up: Side
+    ascent: Side
+    basin: Number
+    windows: list[Window]
+    steps: int
+
+
+class Timeline(Result):
+    """One number of each kind for each step before `at`."""
+
+    queries: str
+    influence: list[Number]
+    rate: list[Number]
+    per_rate: list[Number]
+    size: list[Number]
+    loss: list[Number]
+    phases: Phases
+
+
+class EvolutionResult(Result):
+    """Mean influence of one sample of each group on the model at each checkpoint."""
+
+    checkpoints: list[int]
+    mean: dict[str, list[Number]]
+    samples: dict[str, list[float]]
+    method: list[str]
+
+
+class Evolution(EvolutionResult):
+    """The same, with what was queried."""
+
+    queries: str
+    by: str
+
+
+class Overwriter(Shape):
+    """A later sample that took over some of a sample's influence."""
+
+    sample: Id
+    overwritten: float
+    step: int
+    occurrences: int
+
+
+class TopStep(Shape):
+    """A step that overwrote much."""
+
+    step: int
+    overwritten: float
+
+
+class OverwritingResult(Result):
+    """Where a sample's influence went: influence = just_after + momentum − overwritten − decay."""
+
+    queries: str
+    sample: Id
+    steps: list[int]
+    just_after: float
+    momentum: float
+    overwritten: float
+    decay: float
+    influence: float
+    lost: float
+    unexplained: float
+    overwritten_by: list[Overwriter]
+    by_step: list[Number]
+    top_steps: list[TopStep]
+
+
+class Value(Shape):
+    """What one source is worth for one domain, or for all."""
+
+    source: str
+    domain: str
+    samples: int
+    queries: int
+    value: float
+    low: float
+    high: float
+    per_sample: float
+    words: str = Field(description="helps or hurts; not clear where the interval includes 0")
+
+
+class Sources(Result):
+    """Values of all sources, and of each source for each query set."""
+
+    by: str
+    sources: list[str]
+    domains: list[str]
+    total: list[Value]
+    cells: list[list[Value]]
+    matrix: list[list[float]] = Field(description="one line for each source, one number for each domain")
+    clear: list[list[bool]] = Field(description="of each number of the matrix: whether its interval leaves 0 out")
+    interval: str
+    paths: dict[str, str] = Field(description="the samples of each source")
+
+
+class Occurrences(Result):
+    """The influence of each single use of a sample."""
+
+    sample: Id
+    steps: list[int]
+    influence: list[Number]
+
+
+class Neighbour(Shape):
+    """A sample whose embedding points the same way."""
+
+    sample: Id
+    similarity: float
+
+
+class Neighbours(Result):
+    """The samples that are most like one sample."""
+
+    sample: Id
+    neighbours: list[Neighbour]
+
+
+class QueryInfluence(Shape):
+    """The influence of a sample on one query of a set."""
+
+    query: int
+    influence: float
+
+
+class OnQueries(Result):
+    """The single queries that one sample helped most and hurt most."""
+
+    sample: Id
+    queries: int
+    helped: list[QueryInfluence]
+    hurt: list[QueryInfluence]
+
+
+# -- what pages have beside results ------------------------------------------------------------------------------------
+
+
+class Sample(Shape):
+    """A training sample, as far as the run holds what to show."""
+
+    id: str
+    path: str = Field(description="where its page is: /samples/… with the id quoted")
+    text: str | None
+    image: str | None = Field(description="path of its PNG, or null")
+    label: str | None
+    source: str | None
+    steps: list[int] = Field(description="the steps in which it was used")
+
+
+class ValuedSample(Sample):
+    """The same with its influence on the mean loss of a query set."""
+
+    value: Number
+
+
+Shown = dict[str, Sample]
+
+
+class Overwriting(OverwritingResult):
+    """Where a sample's influence went, and what the run holds of the samples that took it."""
+
+    samples: Shown
+
+
+class Harmful(Result):
+    """Both ends of the ranking of samples by their influence on the mean loss of a query set."""
+
+    queries: str
+    harmful: list[RankedSample]
+    helpful: list[RankedSample]
+    without_last: int
+    late: int = Field(description="how many of `harmful` were last used in the last tenth of training")
+    late_from: int
+    samples: Shown
+
+
+class Input(Shape):
+    """What was queried."""
+
+    kind: str = Field(description="stored, text, image or gradient")
+    set: str | None
+    index: int | None
+    text: str | None
+    image: str | None = Field(description="a data URL, or null")
+    label: str | None
+    model_image: str | None = Field(description="an uploaded image as the model gets it: a data URL, or null")
+    prediction: str | None = Field(description="the model's prediction, where the recipe can tell")
+    loss: Number = Field(description="the model's own loss on it at this checkpoint")
+    tokens: int | None = Field(description="over how many tokens that loss is summed, where the recipe can tell")
+
+
+class ByStep(Shape):
+    """The influence of each step's occurrences on the query: their sum, and their mean size."""
+
+    steps: list[int]
+    influence: list[Number]
+    size: list[Number]
+
+
+class Ranking(Shape):
+    """The ids that a query names at one checkpoint, most first."""
+
+    at: int
+    hits: list[str]
+    harmful: list[str]
+
+
+class QueryResult(Result):
+    """Which samples helped and which hurt, for one query at one checkpoint."""
+
+    method: str
+    queries: int
+    occurrences: int
+    query: int | str
+    per: str
+    hits: list[Hit] = Field(description="most helpful first")
+    harmful: list[Hit] = Field(description="most harmful first")
+    input: Input
+    by_step: ByStep
+    checkpoints: list[int]
+    rankings: list[Ranking] | None = Field(description="at every checkpoint, with replay=true")
+    samples: Shown
+    seconds: float
+
+
+class Comparison(Shape):
+    """Two results side by side."""
+
+    left: QueryResult
+    right: QueryResult
+    both: list[str] = Field(description="ids that both name on the same side")
+
+
+class Token(Shape):
     """A token of a training sequence, and its part of the influence; positive: it helped."""
 
     text: str
     influence: float
-
-
-class Hit(Shape):
-    """A sample, all its occurrences together, and its influence on the query."""
-
-    sample: Sample
-    step: int = Field(description="where it was used; of several occurrences, where it mattered most")
-    influence: float
-    words: str
-    occurrences: int
-    common: list[str] = Field(description="words of its text that are in the query's text too")
-
-
-class Harmful(Shape):
-    """The samples with the most negative influence on the mean loss of a query set."""
-
-    queries: str
-    at: int
-    without_last: int = Field(default=0, description="uses in so many of the last steps before `at` are left out")
-    late: int = Field(
-        default=0, description="how many of the items were last used in the last tenth of the steps before `at`"
-    )
-    late_from: int = Field(default=0, description="the first step of that last tenth")
-    items: list[Hit]
-    quality: Trust = Trust(words=[])
-    notes: list[str]
-    sign: str = SIGN
-    unit: str
-
-
-class Query(Shape):
-    """What was asked."""
-
-    kind: str = Field(description="stored, text, image or gradient")
-    set: str | None = None
-    index: int | None = None
-    text: str | None = None
-    image: str | None = Field(default=None, description="a data URL, or null")
-    label: str | None = None
-    seen: str | None = Field(default=None, description="an uploaded image as the model sees it: a data URL, or null")
-    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
-    loss: Number = Field(default=None, description="the model's own loss on it at this checkpoint")
-    loss_words: str | None = Field(default=None, description="what that loss is")
-
-
-class Pace(Shape):
-    """The query's own timeline: the summed influence of each step's occurrences."""
-
-    steps: list[int]
-    influence: list[Number]
-    size: list[Number] = Field(description="mean |influence| of the step's occurrences; clipped steps add up to 0")
-
-
-class Ranking(Shape):
-    """The ids that a question names at one checkpoint, most first."""
-
-    at: int
-    helpful: list[str]
-    harmful: list[str]
-
-
-class Answer(Shape):
-    """Which samples helped and which hurt, for one query at one checkpoint."""
-
-    query: Query
-    at: int
-    checkpoints: list[int]
-    helpful: list[Hit]
-    harmful: list[Hit]
-    timeline: Pace
-    replay: list[Ranking] | None = Field(description="rankings at every checkpoint, where replay=true was asked for")
-    method: str = Field(description="embeddings, segments or adjoint")
-    quality: Trust
-    notes: list[str]
-    sign: str = SIGN
-    unit: str
-    seconds: float
 
 
 class Tokens(Shape):
@@ -177,65 +334,132 @@ class Tokens(Shape):
 
     sample: str
     step: int
-    tokens: list[Piece]
+    tokens: list[Token]
     total: float = Field(description="influence of this occurrence: the tokens' parts add up to it")
 
 
-class Shading(Shape):
-    """The tokens of the occurrences that were asked about, in their order; one replay of training for all of them."""
+class TokensResult(Shape):
+    """The tokens of some occurrences, in their order; one replay of training for all of them."""
 
     items: list[Tokens]
-    notes: list[str]
-    sign: str = SIGN
+    caveats: list[str]
+    sign: str
 
 
-class Stored(Shape):
+class QuerySet(Shape):
+    """A set of queries by name."""
+
+    name: str
+    count: int
+
+
+class About(Shape):
+    """What can be queried."""
+
+    checkpoints: list[int] = Field(description="steps at which the model can be queried; the last is the final one")
+    has: dict[str, bool] = Field(description="what the run holds of its samples: text, image, source, label")
+    can_type: bool
+    can_upload: bool
+    can_shade: bool = Field(description="whether single tokens can be queried: /query/tokens")
+
+
+class Overview(About):
+    """What was trained, when, on what; and what can be queried."""
+
+    name: str
+    created: str | None
+    model: str
+    optimizer: str
+    steps: int
+    occurrences: int
+    samples: int
+    dims: int
+    curvature: str
+    projection: str
+    recipe: str | None
+    query_sets: list[QuerySet]
+    default_queries: str | None
+    loss: list[Number] = Field(description="training loss of each step, null where it was not recorded")
+    quality: Quality
+    caveats: list[str]
+    missing: list[str] = Field(description="what is not available, and how to get it")
+    sign: str
+    timeline: Timeline | None
+
+
+class StoredQuery(Shape):
     """A stored query, as far as the recipe can show it."""
 
     index: int
     label: str
-    text: str | None = None
-    image: str | None = None
-    path: str = Field(description="where its answer is")
-    says: str | None = Field(default=None, description="the model's own answer, where the recipe can tell")
-    mistake: bool | None = Field(default=None, description="whether that is not its label; null where it is not known")
+    text: str | None
+    image: str | None
+    path: str = Field(description="where its result is")
+    prediction: str | None
+    mistake: bool | None = Field(description="whether the prediction is not its label; null where that is not known")
 
 
-class StoredSet(Shape):
+class StoredSet(QuerySet):
     """A set of queries with what can be shown of each; at most 50."""
 
-    name: str
-    count: int
-    fits: int = Field(default=0, description="how many of them fit: all, or the mistakes that were asked for")
-    items: list[Stored]
+    fits: int = Field(description="how many of them fit: all, or the mistakes")
+    items: list[StoredQuery]
 
 
-class AskForm(Shape):
-    """What can be asked."""
+class QueryForm(About):
+    """What can be queried."""
 
     query_sets: list[StoredSet]
-    checkpoints: list[int]
-    can_type: bool
-    can_upload: bool
-    can_tell: bool = Field(default=False, description="whether the recipe can tell the model's mistakes: mistakes=true")
-    mistakes: bool = Field(default=False, description="whether only mistakes are listed")
+    can_predict: bool = Field(description="whether the recipe can tell the model's mistakes: mistakes=true")
+    mistakes: bool
     longest_text: int
-    most_pieces: int = Field(default=MOST_PIECES, description="contexts of the model that a typed text may fill")
-    most_hits: int = MOST_HITS
+    most_pieces: int = Field(description="contexts of the model that a typed text may fill")
+    most_hits: int
     dims: int = Field(description="length of a ready gradient")
     missing: list[str]
 
 
-class Comparison(Shape):
-    """Two answers side by side."""
+class Samples(Shape):
+    """A page of the samples that fit."""
 
-    left: Answer
-    right: Answer
-    both: list[str] = Field(description="ids that are in both helpful or in both harmful lists")
+    total: int
+    page: int
+    per: int
+    sort: str
+    queries: str | None
+    items: list[ValuedSample]
+    sources: list[str] = Field(description="all sources of the run, to choose from; at most 200")
+    labels: list[str] = Field(description="all labels of the run, to choose from; at most 200")
+    caveats: list[str]
+    sign: str
+
+
+class QueryLabel(Shape):
+    """A stored query in a few words, and where its result is."""
+
+    label: str
+    path: str
+
+
+class SamplePage(Shape):
+    """One sample over all of training."""
+
+    sample: Sample
+    queries: str | None
+    at: int
+    value: Number = Field(description="its influence on the mean loss of the query set")
+    occurrences: Occurrences | None
+    evolution: EvolutionResult | None
+    on_queries: OnQueries | None
+    query_labels: dict[str, QueryLabel]
+    overwriting: OverwritingResult | None = Field(description="null unless overwriting=true")
+    neighbours: Neighbours | None
+    samples: Shown
+    missing: list[str]
 
 
 class Health(Shape):
-    """Whether the service lives, and how many questions it has."""
+    """Whether the service is up, and how many requests it has."""
 
     ok: bool
     busy: int
@@ -254,28 +478,3 @@ class Failure(Shape):
     """The one shape of every error."""
 
     error: Problem
-
-
-def _numbers(value: Any) -> Any:
-    """A list up to its first entry that is no number: one error says as much as a million, which would take seconds."""
-    for i, x in enumerate(value if isinstance(value, list) else ()):
-        try:
-            float(x)
-        except (TypeError, ValueError):
-            return value[: i + 1]
-    return value
-
-
-Gradient = Annotated[list[float], BeforeValidator(_numbers), Field(min_length=1, max_length=1_000_000)]
-
-
-class Question(Shape):
-    """A question: exactly one of `text`, `gradient`, or `set` with `index`."""
-
-    text: Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)] | None = None
-    gradient: Gradient | None = None
-    set: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
-    index: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    at: Annotated[int, Field(ge=1, le=10**9)] | None = Field(default=None, description="a checkpoint; null: final")
-    k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
-    replay: bool = False

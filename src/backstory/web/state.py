@@ -1,290 +1,358 @@
-"""A run opened for a service: recipe, models, embeddings and samples in memory once, and what was computed from them.
+"""A run opened for a service: recipe, models, embeddings and samples in memory once, and the results that were computed from them.
 
-Everything here may be called from several threads. What sweeps over the run uses a model of its own, `spare`, so that quick
-questions need not wait for it; sweeps take turns.
+Everything here may be called from several threads: each has the run open for itself, and all share its embeddings. What sweeps over
+the run uses a model of its own, `spare`, so that quick queries need not wait for it; sweeps take turns.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from threading import Event, Lock
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from typing import Any, NamedTuple, TypeVar
 
 from .. import insight
-from ..replay.queries import QuerySets, part, size
-from ..replay.recipe import Recipe, load_recipe, stored_args
-from ..run.gradients import bases_of
+from ..insight.domains import domains
+from ..insight.evolution import evolution_of
+from ..insight.harmful import harmful_of
+from ..insight.mean import mean_influences
+from ..insight.timeline import timeline_of
+from ..replay.queries import QuerySets, part, parts, size
+from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
+from ..results.influence import Influence
+from ..results.quality import Quality
+from ..run.catalogue import Catalogue
+from ..run.gradients import ModelAt, evaluate
+from ..run.memory import embedding_bytes
 from ..run.run import Run
-from . import cancellation as wanted
-from .cache import Kept
-from .cancellation import Stopped
-from .catalogue import Catalogue
-from .checkpoint import Checkpoint, Floats, Gradients, Own, Scored
-from .errors import Refused
-from .reader import Reader
-from .schemas_run import MOST_EACH
+from .cache import Cache
+from .errors import Refusal
+from .jobs import Stopping, check_cancelled
 
-__all__ = ["MOST_EACH", "MOST_QUERIES", "NEEDS_RECIPE", "ROOM", "Opened", "Stopped", "size"]
+AT_ONCE = 8  # pieces of a text whose losses are summed in one pass
 MOST_QUERIES = 1000  # of a set
+MOST_EACH = 200  # queries of a set, where each is looked at
 ROOM = 4 << 30  # bytes of embeddings and weights in memory
+RESULTS = 256  # in the cache
+SCORES = 256 << 20  # bytes of influences in the cache
 NEEDS_RECIPE = (
-    "Questions about query sets, and everything made from them, need the model: start the service with --trust-recipe, if you "
+    "Query sets, and everything made from them, need the model: start the service with --trust-recipe, if you "
     "trust the code that the run names, or with --recipe package.module:function."
 )
 
 
-class Opened:
-    """One run, ready to be asked."""
+T = TypeVar("T")
+
+
+class Evaluation(NamedTuple):
+    """What the model itself makes of some queries: its losses, and its predictions where the recipe can tell."""
+
+    losses: list[float]
+    predictions: list[str]
+
+
+class Checkpoint:
+    """The recipe's model with the weights of one step; one query at a time, for hooks belong to the model."""
+
+    def __init__(self, run: Run, recipe: Recipe, step: int, like: "Checkpoint | None" = None) -> None:
+        self.model = run.load_weights(copy.deepcopy(recipe.model), step)
+        self.ready: ModelAt = run.model_at(self.model, step, like=None if like is None else like.ready)
+        self._recipe, self._lock = recipe, threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its weights."""
+        return sum(int(x.nbytes) for x in self.model.state_dict().values())
+
+    def gradients(self, batch: Any) -> tuple[Any, list[str]]:
+        """`(v (Q, p), caveats)` of the queries in a batch."""
+        with self._lock:
+            return self.ready.gradients(self._recipe.loss, batch)
+
+    def total_gradient(self, batch: Any, progress: Any) -> tuple[Any, list[str]]:
+        """`(v (1, p), caveats)` of the sum of their losses; `progress` may end it between some of them and the next."""
+
+        def pieces() -> Iterator[Any]:
+            for done, few in enumerate(parts(batch, AT_ONCE)):
+                progress(done * AT_ONCE, size(batch))
+                yield few
+
+        with self._lock:
+            return self.ready.total_gradient(self._recipe.loss, pieces())
+
+    def evaluate(self, batch: Any) -> Evaluation:
+        """The model's own losses and predictions."""
+        predict = self._recipe.page.predict
+        with self._lock:
+            losses = evaluate(self.model, self._recipe.loss, batch).reshape(-1).double().tolist()
+            return Evaluation(losses, [] if predict is None else [*map(str, evaluate(self.model, predict, batch))])
+
+
+class State:
+    """One run, ready to be queried."""
 
     def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
-        self._reader = Reader(path)
-        folder = self.run.path.resolve()
+        self._first, self._local = Run(path), threading.local()
+        config, folder = self.run.config, self.run.path.resolve()
         self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
-        self.recipe_name = recipe
-        self.final = self.run.step_of("final")
-        args = stored_args(self.run.config, recipe)
-        self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, args)
-        self.bases = None if self.recipe is None else bases_of(self.run.store)
-        self.catalogue = Catalogue(self._reader)
-        self.checkpoints = sorted({c for c in self.run.checkpoints if c > 0} | {self.final})
-        self.asked_at = [c for c in self.checkpoints if c in self.run.checkpoints]  # those whose model can be asked
-        self._reports = {at: found.get("quality") for at, found in self.run.store.embeddings().items()}
-        self.stopping = Event()
-        self._sweeping, self._spare = Lock(), None if self.recipe is None else copy.deepcopy(self.recipe.model)
-        self._final = Checkpoint(self._reader, self.final, self._asked(self.final), self.bases, room)
-        self._room = max(0, room - self._final.nbytes)
-        self._checkpoints: Kept[Checkpoint] = Kept(self._room, lambda c: c.nbytes)
-        self.results: Kept[Any] = Kept(256)
-        self._vectors: Kept[Tensor] = Kept(256 << 20, lambda v: v.nbytes)
-        self._scores: Kept[Scored] = Kept(256 << 20, lambda s: s.scores.nbytes)
-        self.sets = self._sets()
+        self.recipe_name, self.final = recipe, self.run.step_of("final")
+        self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, stored_args(config, recipe))
+        self.catalogue = Catalogue(self.run)
+        stored = self.run.checkpoints
+        self.checkpoints = sorted({c for c in stored if c > 0} | {self.final})
+        self.queryable = (
+            [] if self.recipe is None else [c for c in self.checkpoints if c in stored]
+        )  # whose model is there
+        self.stopping = threading.Event()
+        self._sweeping, self._spare = (
+            threading.Lock(),
+            None if self.recipe is None else copy.deepcopy(self.recipe.model),
+        )
+        self._final = self._load(self.final) if self.final in self.queryable else None
+        left = max(0, room - (0 if self._final is None else self._final.nbytes))
+        self.in_memory: list[int] = []  # checkpoints whose embeddings are
+        for step in reversed(self.checkpoints):
+            if self.run.load_embeddings(step, room=left):
+                self.in_memory.append(step)
+                left -= embedding_bytes(self.run.store, step)
+        self.embedded = [
+            c for c in self.checkpoints if self.run.has_embeddings(c)
+        ]  # in memory or not: no sweep is needed
+        self._models: Cache[Checkpoint] = Cache(left, lambda c: c.nbytes)
+        self.results: Cache[Any] = Cache(RESULTS)
+        self._vectors: Cache[tuple[Any, list[str]]] = Cache(SCORES, lambda v: int(v[0].nbytes))
+        self._influences: Cache[dict[str, Influence]] = Cache(
+            SCORES, lambda x: sum(int(i.scores.nbytes) for i in x.values())
+        )
+        self.sets = {name: part(batch, 0, MOST_QUERIES) for name, batch in QuerySets(self.run, self.recipe).items()}
 
     @property
     def run(self) -> Run:
-        """The run, as this thread may read it."""
-        return self._reader.run
+        """The run, as this thread may read it: two threads cannot read one table at once."""
+        if not hasattr(self._local, "run"):
+            self._local.run = self._first.reopen()
+        run: Run = self._local.run
+        return run
 
-    def _sets(self) -> dict[str, Any]:
-        """Query sets by name: those of the recipe first, in its order, then those that only the run has."""
-        return {name: part(batch, 0, MOST_QUERIES) for name, batch in QuerySets(self.run, self.recipe).items()}
-
-    def _asked(self, step: int) -> Recipe | None:
-        """The recipe, where the run has the weights of this step to ask it with."""
-        return self.recipe if step in self.run.checkpoints else None
+    # -- what can be queried ---------------------------------------------------------------------------------------
 
     @property
-    def can_ask(self) -> bool:
+    def page(self) -> Presentation:
+        """How the recipe shows queries and takes people's own; nothing without a model."""
+        return Presentation() if self.recipe is None or self._final is None else self.recipe.page
+
+    @property
+    def has_model(self) -> bool:
         """Whether the final model is there."""
-        return self._final.gradients is not None
-
-    @property
-    def can_type(self) -> bool:
-        """Whether text can be typed."""
-        return self.can_ask and self.recipe is not None and self.recipe.page.text is not None
-
-    @property
-    def can_upload(self) -> bool:
-        """Whether images can be brought."""
-        return self.can_ask and self.recipe is not None and self.recipe.page.image is not None
-
-    @property
-    def can_shade(self) -> bool:
-        """Whether single tokens can be asked about."""
-        return self.can_ask and self.recipe is not None and self.recipe.page.pieces is not None
-
-    @property
-    def can_tell(self) -> bool:
-        """Whether the model's own answers are known, and with them its mistakes."""
-        return self.can_ask and self.recipe is not None and self.recipe.page.predict is not None
+        return self._final is not None
 
     @property
     def default(self) -> str | None:
         """The query set that is meant where none is named."""
-        return next(iter(self.sets), None) if self.can_ask else None
+        return next(iter(self.sets), None) if self.has_model else None
 
     def missing(self) -> list[str]:
-        """What cannot be asked, and how to get it."""
+        """What is not available, and how to get it."""
         out = []
         if self.recipe is None:
             out.append(NEEDS_RECIPE)
-        elif not self.can_ask:
+        elif not self.has_model:
             out.append(
-                "The run stores no weights of its end, so its model cannot be asked: record with steps=…, checkpoints=K."
+                "The run stores no weights of its end, so its model cannot be queried: record with steps=…, checkpoints=K."
             )
         if self.recipe is not None and self.recipe.page.text is None:
-            out.append(
-                "Typed text cannot be asked about: the recipe has no page.text, a function from text to a batch."
-            )
+            out.append("Typed text: the recipe's page has no text=, a function from text to a batch.")
         if self.recipe is not None and self.recipe.page.image is None:
-            out.append(
-                "Images cannot be uploaded: the recipe has no page.image, a function from a PNG file to a batch."
-            )
-        if self._final.E is None:
-            why = (
-                "they do not fit into --memory"
-                if self.final in self.run.store.embeddings()
-                else "run `backstory embed RUN`"
-            )
-            out.append(
-                f"The final model's embeddings are not in memory ({why}): questions read the run; no neighbours."
-            )
+            out.append("Uploaded images: the recipe's page has no image=, a function from a PNG file to a batch.")
+        if self.final not in self.in_memory:
+            stored = self.final in self.run.store.embeddings()
+            why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
+            out.append(f"Embeddings of the final model in memory ({why}): queries read the run; no neighbours.")
         return out
 
     def step(self, at: int | None) -> int:
-        """A checkpoint that can be asked; None is the final one."""
+        """A checkpoint that can be queried; None is the final one."""
         step = self.final if at is None else at
         if step not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints))
-            raise Refused(422, f"found at={step}; the run can be asked at the steps {known}.", "Choose one of them.")
+            raise Refusal(422, f"found at={step}; the run can be queried at the steps {known}.", "Choose one of them.")
         return step
-
-    def checkpoint(self, step: int) -> Checkpoint:
-        """The model and embeddings of a checkpoint."""
-        if step == self.final:
-            return self._final
-        return self._checkpoints.get(
-            step, lambda: Checkpoint(self._reader, step, self._asked(step), self.bases, self._room)
-        )
-
-    def quick(self, step: int) -> bool:
-        """Whether a question at a checkpoint needs no sweep, as far as is known."""
-        found = self._final if step == self.final else self._checkpoints.peek(step)
-        return found is not None and found.ready
 
     def named(self, name: str | None) -> str:
         """A query set that exists; None is the default one."""
-        if not self.can_ask:
-            raise Refused(422, "the service runs without a model that can be asked.", " ".join(self.missing()[:1]))
-        found = self.default if name is None else name
-        if found is None or found not in self.sets:
+        if not self.has_model:
+            raise Refusal(422, "the service runs without a model that can be queried.", " ".join(self.missing()[:1]))
+        queries = self.default if name is None else name
+        if queries is None or queries not in self.sets:
             known = ", ".join(self.sets) or "none"
-            raise Refused(
+            raise Refusal(
                 404, f"there is no such query set; the run and its recipe have: {known}.", "Name one of them."
             )
-        return found
+        return queries
 
-    def gradients(self, step: int) -> Gradients:
-        """The model of a checkpoint, to be asked."""
-        found = self.checkpoint(step).gradients
-        if found is None:
-            raise Refused(422, f"the model at step {step} cannot be asked.", " ".join(self.missing()[:1]))
-        return found
+    def sample_id(self, name: str) -> str:
+        """The id of a sample that exists."""
+        if name not in self.catalogue:
+            raise Refusal(404, "the run has no sample of this id.", "Look for samples at /samples.")
+        return name
 
-    def vectors(self, name: str, step: int) -> Tensor:
-        """v (Q, p) of a query set."""
-        return self._vectors.get((name, step), lambda: self.gradients(step).of(self.sets[name]))
+    # -- the model at a checkpoint ------------------------------------------------------------------------------------
 
-    def own(self, name: str, step: int) -> Own:
-        """The model's own losses on a query set, and its answers where the recipe can tell."""
-        found: Own = self.results.get(("own", name, step), lambda: self.gradients(step).own(self.sets[name]))
-        return found
+    def _load(self, step: int) -> Checkpoint:
+        assert self.recipe is not None
+        return Checkpoint(self.run, self.recipe, step, getattr(self, "_final", None))
 
-    def own_known(self) -> bool:
-        """Whether what the model says of every query set is known, or can never be."""
-        able = self.can_ask and self.recipe is not None and self.recipe.page.predict is not None
-        return not able or all(("own", name, self.final) in self.results for name in self.sets)
-
-    def mean(self, name: str, step: int) -> Scored:
-        """Influence of every occurrence on the mean loss of a query set, (1, N); a sweep answers for all sets at once."""
-        if self.checkpoint(step).ready:
-            return self._scores.get(("mean", name, step), lambda: self._means([name], step))
-        found = self._scores.get(("means", step), lambda: self._means(list(self.sets), step))
-        which = list(self.sets).index(name)
-        return found._replace(scores=found.scores[which : which + 1])
-
-    def _means(self, names: list[str], step: int) -> Scored:
-        v = torch.cat([self.gradients(step).of_mean(self.sets[name]) for name in names])  # (sets, p)
-        return self.checkpoint(step).scores(v, self.going_on)
-
-    def each(self, name: str, rows: Any) -> Floats:
-        """Influence of some occurrences together on each of the first queries of a set at the end, (Q,)."""
-        v, E = self.vectors(name, self.final)[:MOST_EACH], self._final.E
-        if E is not None:
-            out: Floats = (v @ E[torch.from_numpy(rows)].sum(0)).double().numpy()
-            return out
-        found = self._scores.get(("each", name), lambda: self._final.scores(v, self.going_on))
-        summed: Floats = found.scores[:, rows].sum(1)
-        return summed
-
-    def value(self, name: str, step: int) -> Floats:
-        """Influence of each sample, its occurrences summed, on the mean loss of a query set, (M,)."""
-        return self.summed(self.mean(name, step).scores[0])
-
-    def summed(self, scores: Floats) -> Floats:
-        """Scores of the first occurrences (n,) summed over each sample's, (M,)."""
-        inverse = self.catalogue.inverse[: len(scores)]
-        return np.bincount(inverse, weights=scores, minlength=len(self.catalogue)).astype(np.float64)
-
-    def scored(self, key: Any, v: Tensor, step: int) -> Scored:
-        """Influence on one query v (1, p); kept under `key` where it took a sweep."""
-        if self.checkpoint(step).E is not None:
-            return self.checkpoint(step).scores(v)
-        return self._scores.get(("one", key, step), lambda: self.checkpoint(step).scores(v, self.going_on))
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The model of a checkpoint."""
+        if step not in self.queryable:
+            raise Refusal(422, f"the model at step {step} cannot be queried.", " ".join(self.missing()[:1]))
+        if step == self.final and self._final is not None:
+            return self._final
+        return self._models.get(step, lambda: self._load(step))
 
     @contextmanager
-    def spare(self, step: int) -> Iterator[tuple[nn.Module, Any]]:
+    def spare(self, step: int) -> Iterator[tuple[Any, Any]]:
         """`(model, loss)` at a checkpoint for work that takes long; one at a time."""
         with self._sweeping:
-            if self._spare is None or self.recipe is None or step not in self.run.checkpoints:
-                raise Refused(422, f"the model at step {step} cannot be asked.", " ".join(self.missing()[:1]))
+            if self._spare is None or self.recipe is None or step not in self.queryable:
+                raise Refusal(422, f"the model at step {step} cannot be queried.", " ".join(self.missing()[:1]))
             yield self.run.load_weights(self._spare, step), self.recipe.loss
+
+    def gradients(self, name: str, step: int) -> tuple[Any, list[str]]:
+        """`(v (Q, p), caveats)` of a query set."""
+        return self._vectors.get((name, step), lambda: self.checkpoint(step).gradients(self.sets[name]))
+
+    def evaluation(self, name: str, step: int) -> Evaluation:
+        """The model's own losses and predictions on a query set."""
+        return self._cached(("evaluation", name, step), lambda: self.checkpoint(step).evaluate(self.sets[name]))
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def influence(self, key: Any, v: Any, caveats: Sequence[str], step: int) -> Influence:
+        """Influence on one query v (1, p); cached under `key` where it took a sweep."""
+        query = partial(self.run.query_gradients, v, step, caveats=caveats)
+        if step in self.embedded:
+            return query()
+        return self._influences.get(("one", key, step), lambda: {"": query(progress=self.proceed)})[""]
+
+    def mean(self, name: str, step: int) -> Influence:
+        """Influence of every occurrence on the mean loss of a query set; a sweep is made for all sets at once."""
+        names = [name] if step in self.embedded else list(self.sets)
+
+        def compute() -> dict[str, Influence]:
+            gradients = {n: self.checkpoint(step).gradients(self.sets[n]) for n in names}
+            return mean_influences(self.run, gradients, step, progress=self.proceed)
+
+        return self._influences.get(("mean", *names, step), compute)[name]
+
+    def values(self, name: str) -> dict[str, float]:
+        """Influence of each sample, its occurrences summed, on the mean loss of a query set at the end."""
+
+        def compute() -> dict[str, float]:
+            ids, values = self.mean(name, self.final).per_sample()
+            return dict(zip(map(str, ids), values[0].tolist(), strict=True))
+
+        return self._cached(("values", name), compute)
 
     def timeline(self, name: str, step: int) -> insight.Timeline:
         """When data mattered for a query set."""
+        return self._cached(("timeline", name, step), lambda: timeline_of(self.run, self.mean(name, step)))
 
-        def ask() -> insight.Timeline:
+    def harmful(self, name: str, step: int, top: int, without_last: int = 0) -> insight.Harmful:
+        """The samples that hurt a query set most, and that helped most."""
+        return harmful_of(self.run, self.mean(name, step), top=top, without_last=without_last)
+
+    def evolution(self, name: str, by: str | Mapping[str, Sequence[int | str]]) -> insight.Evolution:
+        """How the influence of groups or samples went from checkpoint to checkpoint."""
+        return evolution_of(self.run, [self.mean(name, step) for step in self.queryable], by=by)
+
+    def overwriting(self, name: str, sample: str, step: int) -> insight.Overwriting:
+        """Which later samples overwrote a sample's influence on a query set."""
+
+        def compute() -> insight.Overwriting:
             with self.spare(step) as (model, loss):
-                return insight.timeline(self.run, model, loss, self.sets[name], step, progress=self.going_on)
+                who = self.catalogue.recorded_id(sample)
+                return insight.overwriting(self.run, model, loss, self.sets[name], who, step, progress=self.proceed)
 
-        found: insight.Timeline = self.results.get(("timeline", name, step), ask)
-        return found
+        return self._cached(("overwriting", name, sample, step), compute)
+
+    def sources(self, names: Sequence[str] | None, by: str, step: int) -> insight.Sources:
+        """What each source is worth for query sets; for all domains where none is named."""
+        chosen: Sequence[str | None] = names or self._cached("domains", lambda: domains(self.sets)) or [None]
+        sets = {self.named(name): self.sets[self.named(name)] for name in chosen}
+
+        def compute() -> insight.Sources:
+            with self.spare(step) as (model, loss):
+                return insight.sources(self.run, model, loss, sets, step, by=by, progress=self.proceed)
+
+        return self._cached(("sources", tuple(sets), by, step), compute)
+
+    def neighbours(self, sample: str, top: int) -> insight.Neighbours | None:
+        """The samples that are most like one; None where embeddings are not in memory."""
+        who = self.catalogue.recorded_id(sample)
+        return insight.neighbours(self.run, who, self.final, top=top) if self.final in self.in_memory else None
+
+    def on_queries(self, name: str, sample: str, top: int) -> insight.OnQueries:
+        """The first queries of a set that a sample helped and hurt most."""
+        v, caveats = self.gradients(name, self.final)
+        first, who = v[:MOST_EACH], self.catalogue.recorded_id(sample)
+        if self.final in self.in_memory:
+            return insight.on_queries(self.run, first, who, self.final, top=top, caveats=caveats)
+
+        def compute() -> dict[str, Influence]:
+            return {"": self.run.query_gradients(first, self.final, caveats=caveats, progress=self.proceed)}
+
+        return insight.on_queries_of(self._influences.get(("each", name), compute)[""], who, top=top)
+
+    def quality(self, step: int) -> Quality:
+        """The quality of the recording before a checkpoint."""
+        return self._cached(("quality", step), lambda: self.run.quality(step))
+
+    def _cached(self, key: Any, compute: Callable[[], T]) -> T:
+        made: T = self.results.get(key, compute)
+        return made
+
+    # -- what is known already, so that it takes no sweep ------------------------------------------------------------
 
     def timeline_known(self, name: str | None, at: int | None) -> bool:
-        """Whether the timeline of a query set has been computed."""
-        return ("timeline", name or self.default, at or self.final) in self.results
-
-    def means_known(self, name: str | None) -> bool:
-        """Whether the means of a query set are known at every checkpoint, or can never be."""
-        return all(self.mean_known(name, c) for c in self.asked_at) if self.can_ask else True
+        """Whether the timeline of a query set has been computed, or can never be."""
+        return self.default is None or ("timeline", name or self.default, at or self.final) in self.results
 
     def mean_known(self, name: str | None, at: int | None) -> bool:
         """Whether the mean of a query set is known at a checkpoint."""
         step = at or self.final
-        return ("mean", name or self.default, step) in self._scores or ("means", step) in self._scores
+        return any(("mean", *names, step) in self._influences for names in ([name or self.default], self.sets))
+
+    def means_known(self, name: str | None) -> bool:
+        """Whether the means of a query set are known at every checkpoint, or can never be."""
+        return not self.has_model or all(self.mean_known(name, step) for step in self.queryable)
 
     def each_known(self, name: str | None) -> bool:
         """Whether influence on the single queries of a set takes no sweep and no pass through the model."""
-        found = name or self.default
-        held = self._final.E is not None and (found, self.final) in self._vectors
-        return not self.can_ask or held or ("each", found) in self._scores
+        queries = name or self.default
+        ready = self.final in self.in_memory and (queries, self.final) in self._vectors
+        return not self.has_model or ready or ("each", queries) in self._influences
 
-    def quality(self, step: int | None = None) -> Mapping[str, Any]:
-        """How far answers about the model at a checkpoint can be trusted; None is the final one."""
-        at = self.final if step is None else step
-        return self._report(at) or self.results.get(("quality", at), lambda: self.run.quality(at).as_dict())
+    def evaluations_known(self) -> bool:
+        """Whether what the model predicts for every query set is known, or can never be."""
+        return self.page.predict is None or all(("evaluation", n, self.final) in self.results for n in self.sets)
 
-    def _report(self, at: int) -> Mapping[str, Any]:
-        return self._reports.get(at) or (self._final.quality if at == self.final else {})
+    def quality_known(self) -> bool:
+        """Whether the quality before the final model takes no pass over the run."""
+        return self.final in self.embedded or ("quality", self.final) in self.results
 
-    def validity_known(self) -> bool:
-        """Whether the report on the final model takes no pass over the run."""
-        return bool(self._report(self.final)) or ("quality", self.final) in self.results
+    # -- work in the background --------------------------------------------------------------------------------------
 
-    def going_on(self, done: int, total: int) -> None:
-        """Called by work in progress: gives it up where the service ends, or where nobody waits for it."""
+    def proceed(self, done: int, total: int) -> None:
+        """Called by work in progress: ends it where the service stops, or where nobody waits for it."""
         if self.stopping.is_set():
-            raise Stopped
-        wanted.look()
+            raise Stopping
+        check_cancelled()
 
     def warm(self) -> None:
-        """What most pages need, before somebody asks; the latest checkpoints first."""
-        if self.default is None:
-            return
-        self.timeline(self.default, self.final)
-        for step in reversed(self.asked_at):
-            self.mean(self.default, step)
+        """What most pages need, before somebody wants it; the latest checkpoints first."""
+        if self.default is not None:
+            self.timeline(self.default, self.final)
+            for step in reversed(self.queryable):
+                self.mean(self.default, step)

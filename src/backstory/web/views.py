@@ -1,143 +1,145 @@
-"""The run as a whole: what was trained, when data mattered, what sources are worth, what hurts."""
+"""What the pages of the run and of its samples show: results as they are, with the content of samples, links and figures beside them."""
 
+import base64
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-from urllib.parse import urlencode
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
-import numpy as np
-
-from .. import insight
-from ..insight.harmful import UNIT as HARM_UNIT
-from ..insight.timeline import UNIT as TIME_UNIT
 from ..insight.timeline import losses
-from . import schemas as shapes
-from .domains import domains
-from .errors import Refused
-from .ranking import both, last_use, without_last
-from .state import Opened, size
-from .trust import trust
-from .words import LATE
+from ..replay.queries import size
+from ..results import figures
+from ..results.figures import Figure
+from ..results.influence import Influence
+from ..results.result import plain
+from .errors import Refusal
+from .schemas import LONGEST_TEXT, MOST_HITS, MOST_PIECES
+from .state import State
+
+MOST_ON = 10  # queries shown that a sample helped, and that it hurt
+MOST_NEIGHBOURS = 10
+MOST_OVERWRITERS = 20  # whose content is shown
+SHOWN = 50  # queries of a set in the form
 
 
-def overview(opened: Opened) -> shapes.Overview:
+class View(NamedTuple):
+    """What a path gives: plain values, which JSON sends as they are, and the figures that its page draws."""
+
+    data: dict[str, Any]
+    figures: Mapping[str, Figure] = {}
+
+
+# -- the run -------------------------------------------------------------------------------------------------------
+
+
+def overview(state: State) -> View:
     """What was trained, when, on what; with the timeline of the default query set."""
-    config, run, name = opened.run.config, opened.run, opened.default
-    blocks = config["blocks"]
-    return shapes.Overview(
-        name=opened.name,
-        created=config.get("provenance", {}).get("began"),
-        model=_model(opened, blocks),
-        optimizer=config["optimizer"]["class"],
-        steps=opened.final,
-        occurrences=len(opened.catalogue.steps),
-        samples=len(opened.catalogue),
-        dims=run.store.width,
-        curvature=config["settings"]["curvature"],
-        projection=config["settings"]["projection"],
-        recipe=config.get("recipe"),
-        checkpoints=opened.checkpoints,
-        query_sets=query_sets(opened),
-        default_queries=name,
-        can_type=opened.can_type,
-        can_upload=opened.can_upload,
-        can_shade=opened.can_shade,
-        has=opened.catalogue.has,
-        loss=opened.results.get("loss", lambda: numbers(losses(run.store, opened.final))),
-        quality=trust(opened.quality()),
-        notes=list(run.caveats()),
-        missing=opened.missing(),
-        timeline=None if name is None else timeline(opened, name, opened.final),
-    )
+    run, config, name = state.run, state.run.config, state.default
+    when = None if name is None else timeline(state, name, state.final)
+    loss = state.results.get("loss", lambda: losses(run.store, state.final))
+    drawn = {} if when is not None or (curve := figures.loss(loss)) is None else {"loss": curve}
+    data = {
+        "name": state.name,
+        "created": config.get("provenance", {}).get("began"),
+        "model": _model(state, config["blocks"]),
+        "optimizer": config["optimizer"]["class"],
+        "steps": state.final,
+        "occurrences": state.catalogue.n_occurrences,
+        "samples": len(state.catalogue),
+        "dims": run.store.width,
+        "curvature": config["settings"]["curvature"],
+        "projection": config["settings"]["projection"],
+        "recipe": config.get("recipe"),
+        **about(state),
+        "default_queries": name,
+        "loss": plain(loss),
+        "quality": state.quality(state.final).as_dict(),
+        "caveats": list(run.caveats()),
+        "missing": state.missing(),
+        "sign": Influence.sign,
+        "timeline": None if when is None else when.data,
+    }
+    return View(data, drawn if when is None else when.figures)
 
 
-def _model(opened: Opened, blocks: Sequence[Mapping[str, Any]]) -> str:
+def about(state: State) -> dict[str, Any]:
+    """What can be queried: what every page knows."""
+    return {
+        "checkpoints": state.checkpoints,
+        "query_sets": [{"name": name, "count": size(batch)} for name, batch in state.sets.items()],
+        "has": state.catalogue.has,
+        "can_type": state.page.text is not None,
+        "can_upload": state.page.image is not None,
+        "can_shade": state.page.pieces is not None,
+    }
+
+
+def _model(state: State, blocks: Sequence[Mapping[str, Any]]) -> str:
     count = sum(b["shape"][0] * (b["shape"][1] or 1) for b in blocks)
-    kind = "" if opened.recipe is None else f"{type(opened.recipe.model).__name__}, "
+    kind = "" if state.recipe is None else f"{type(state.recipe.model).__name__}, "
     return f"{kind}{len(blocks)} recorded parameters of {count:,} numbers"
 
 
-def query_sets(opened: Opened) -> list[shapes.QuerySet]:
-    """Names and sizes."""
-    return [shapes.QuerySet(name=name, count=size(batch)) for name, batch in opened.sets.items()]
-
-
-def timeline(opened: Opened, queries: str | None, at: int | None) -> shapes.Timeline:
+def timeline(state: State, queries: str | None, at: int | None) -> View:
     """When data mattered for a query set."""
-    name, step = opened.named(queries), opened.step(at)
-    found = opened.timeline(name, step)
-    return shapes.Timeline(
-        queries=name,
-        at=step,
-        influence=numbers(found.influence),
-        rate=numbers(found.rate),
-        per_rate=numbers(found.per_rate),
-        size=numbers(found.size),
-        loss=numbers(found.loss),
-        phases=_phases(found.phases),
-        notes=[*found.caveats, *(found.quality.words if found.quality else ())],
-        unit=TIME_UNIT,
-    )
+    name, step = state.named(queries), state.step(at)
+    result = state.timeline(name, step)
+    return View({**result.as_dict(), "queries": name}, result.drawings())
 
 
-def phases(opened: Opened, queries: str | None, at: int | None) -> shapes.Phases:
+def phases(state: State, queries: str | None, at: int | None) -> View:
     """The phases of training alone."""
-    return _phases(opened.timeline(opened.named(queries), opened.step(at)).phases)
+    return View(plain(state.timeline(state.named(queries), state.step(at)).phases))
 
 
-def _phases(found: insight.Phases) -> shapes.Phases:
-    return shapes.Phases.model_validate(plain(found.as_dict()))
+def evolution(state: State, queries: str | None, by: str, sample: str | None) -> View:
+    """How the influence of groups of samples, or of one against the others, went from checkpoint to checkpoint."""
+    name = state.named(queries)
+    groups = by if sample is None else {sample: [state.catalogue.recorded_id(state.sample_id(sample))]}
+    result = state.evolution(name, groups)
+    return View({**result.as_dict(), "queries": name, "by": by if sample is None else "sample"}, result.drawings())
 
 
-def sources(
-    opened: Opened, queries: Sequence[str] | None, by: str | None, at: int | None
-) -> tuple[insight.Sources, shapes.Sources]:
+def overwriting(state: State, queries: str | None, sample: str, at: int | None) -> View:
+    """Which later samples overwrote a sample's influence."""
+    name, step = state.named(queries), state.step(at)
+    result = state.overwriting(name, state.sample_id(sample), step)
+    shown = show_samples(state, [x.sample for x in result.overwritten_by[:MOST_OVERWRITERS]])
+    drawn = result.drawings()
+    if "overwriters" in drawn:
+        _link(drawn["overwriters"], [sample_path(str(x.sample)) for x in result.overwritten_by])
+    return View({**result.as_dict(), "queries": name, "samples": shown}, drawn)
+
+
+def sources(state: State, queries: Sequence[str] | None, by: str | None, at: int | None) -> View:
     """What each source is worth for these query sets; for all domains where none is named."""
-    wanted: Sequence[str | None] = queries or opened.results.get("domains", lambda: domains(opened.sets)) or [None]
-    names = list(dict.fromkeys(opened.named(q) for q in wanted))
-    step, kind = opened.step(at), _kind(opened, by)
-
-    def ask() -> insight.Sources:
-        with opened.spare(step) as (model, loss):
-            batches = {name: opened.sets[name] for name in names}
-            return insight.sources(opened.run, model, loss, batches, step, by=kind, progress=opened.going_on)
-
-    found: insight.Sources = opened.results.get(("sources", tuple(names), kind, step), ask)
-    values = [
-        shapes.SourceValue(
-            name=v.source, samples=v.samples, value=v.value, low=v.low, high=v.high,
-            path=f"/samples?{urlencode({kind: v.source, 'sort': 'value', 'queries': names[0]})}",
-        )
-        for v in found.total
-    ]  # fmt: skip
-    shape = shapes.Sources(
-        by=kind, at=step, sources=values, domains=list(found.domains), matrix=found.matrix.tolist(), interval="95 %",
-        clear=[[not cell.low <= 0 <= cell.high for cell in line] for line in found.cells],
-        quality=trust(opened.quality(step)), notes=list(found.caveats), unit=found.as_dict()["unit"],
-    )  # fmt: skip
-    return found, shape
+    kind, step = _column(state, by), state.step(at)
+    result = state.sources([state.named(name) for name in queries or ()], kind, step)
+    paths = {
+        x: f"/samples?{urlencode({kind: x, 'sort': 'value', 'queries': result.domains[0]})}" for x in result.sources
+    }
+    drawn = result.drawings()
+    if "sources" in drawn:
+        _link(drawn["sources"], list(paths.values()))
+    return View({**result.as_dict(), "paths": paths}, drawn)
 
 
-def _kind(opened: Opened, by: str | None) -> str:
-    has = opened.catalogue.has
-    found = by or ("source" if has.source else "label")
-    if not getattr(has, found):
-        raise Refused(
-            422,
-            f"the run holds no {found} of its samples.",
-            f"Give it with run.describe(ids, {found}=…), or ask by=label.",
-        )
-    return found
+def _column(state: State, by: str | None) -> str:
+    column = by or ("source" if state.catalogue.has["source"] else "label")
+    if not state.catalogue.has[column]:
+        hint = f"Give it with run.describe(ids, {column}=…), or group by another column."
+        raise Refusal(422, f"the run holds no {column} of its samples.", hint)
+    return column
 
 
-def sources_csv(found: insight.Sources) -> str:
+def sources_csv(data: Mapping[str, Any]) -> str:
     """One line for each source: its value over all domains with its interval, and its value for each domain."""
     file = io.StringIO()
     out = csv.writer(file)
-    out.writerow([found.by, "samples", "value", "low", "high", *found.domains])
-    for total, line in zip(found.total, found.matrix.tolist(), strict=True):
-        out.writerow([_cell(total.source), total.samples, total.value, total.low, total.high, *line])
+    out.writerow([data["by"], "samples", "value", "low", "high", *data["domains"]])
+    for total, line in zip(data["total"], data["matrix"], strict=True):
+        out.writerow([_cell(total["source"]), *(total[k] for k in ("samples", "value", "low", "high")), *line])
     return file.getvalue()
 
 
@@ -146,39 +148,217 @@ def _cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def harmful(opened: Opened, queries: str | None, k: int, at: int | None, without: int = 0) -> shapes.Harmful:
-    """The samples with the most negative influence on a query set; uses in the last `without` steps do not count."""
-    name, step = opened.named(queries), opened.step(at)
-    need_steps(without, step)
-    found = opened.mean(name, step)
-    _, worst = both(without_last(found.scores[0], opened.catalogue, step, without), opened.catalogue, k, None)
-    items, late_from = [h for h in worst if h.influence < 0], step - max(1, step // LATE)
-    return shapes.Harmful(
-        queries=name, at=step, without_last=without, items=items, late_from=late_from,
-        late=sum(last_use(h, step - without) >= late_from for h in items), quality=trust(found.quality),
-        notes=[*found.notes, *found.quality.get("words", ())], unit=HARM_UNIT,
-    )  # fmt: skip
+def harmful(state: State, queries: str | None, top: int, at: int | None, without_last: int = 0) -> View:
+    """The samples that hurt a query set most; uses in the last `without_last` steps do not count."""
+    name, step = state.named(queries), state.step(at)
+    result = state.harmful(name, step, top, without_last)
+    drawn = result.drawings()
+    for side, figure in drawn.items():
+        _link(figure, [sample_path(str(x.sample)) for x in getattr(result, side)])
+    shown = show_samples(state, [x.sample for x in (*result.harmful, *result.helpful)])
+    return View({**result.as_dict(), "queries": name, "samples": shown}, drawn)
 
 
-def need_steps(without: int, step: int) -> None:
-    """Some steps must be left."""
-    if not 0 <= without < step:
-        raise Refused(
-            422,
-            f"without_last (steps to leave out): found {without}; expected 0 to {step - 1}, for the model has taken {step} steps.",
-            "Leave out fewer steps.",
+def _link(figure: Figure, paths: Sequence[str]) -> None:
+    """A click on a bar leads to a page."""
+    figure["layout"]["meta"]["links"] = list(paths)
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+def sample_path(name: str) -> str:
+    """Where the page of a sample is."""
+    return f"/samples/{quote(name, safe='')}"
+
+
+def show_sample(state: State, name: str) -> dict[str, Any]:
+    """A sample, as far as the run holds what to show."""
+    sample, path = state.catalogue.sample(name), sample_path(name)
+    image = f"/images/{quote(name, safe='')}" if sample.pop("has_image") else None
+    return {**sample, "path": path, "image": image}
+
+
+def show_samples(state: State, ids: Iterable[int | str]) -> dict[str, dict[str, Any]]:
+    """The content of some samples, by id."""
+    return {str(name): show_sample(state, str(name)) for name in ids}
+
+
+def samples(
+    state: State,
+    *,
+    text: str | None = None,
+    source: str | None = None,
+    label: str | None = None,
+    first_step: int | None = None,
+    last_step: int | None = None,
+    sort: str = "id",
+    queries: str | None = None,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    page: int = 1,
+    per: int = 50,
+) -> View:
+    """A page of the samples that fit; with values where a query set is named, or sorted by."""
+    _need_bounds(queries, min_value, max_value, first_step, last_step)
+    name = state.named(queries) if queries is not None or sort == "value" else None
+    values = {} if name is None else state.values(name)
+    fits = state.catalogue.find(text, source, label, first_step, last_step)
+    if min_value is not None:
+        fits = [x for x in fits if values[x] >= min_value]
+    if max_value is not None:
+        fits = [x for x in fits if values[x] <= max_value]
+    _need_page(page, per, len(fits))
+    chosen = state.catalogue.sort(fits, sort, values)[(page - 1) * per : page * per]
+    mean = None if name is None else state.mean(name, state.final)
+    data = {
+        "total": len(fits),
+        "page": page,
+        "per": per,
+        "sort": sort,
+        "queries": name,
+        "items": [{**show_sample(state, x), "value": values.get(x)} for x in chosen],
+        "sources": state.catalogue.values("source"),
+        "labels": state.catalogue.values("label"),
+        "caveats": [] if mean is None else list(mean.caveats),
+        "sign": Influence.sign,
+    }
+    return View(data)
+
+
+def _need_bounds(
+    queries: str | None, low: float | None, high: float | None, first: int | None, last: int | None
+) -> None:
+    if queries is None and (low is not None or high is not None):
+        message = "min_value and max_value are bounds of the influence on a query set; found no queries."
+        raise Refusal(422, message, "Name a query set with queries=, or leave both out.")
+    if first is not None and last is not None and first > last:
+        message = (
+            f"found first_step (from step) {first} after last_step (to step) {last}; expected the earlier step first."
         )
+        raise Refusal(422, message, "Exchange them.")
 
 
-def numbers(values: Iterable[float]) -> list[float | None]:
-    """Finite numbers; what is not one is None."""
-    return [x if np.isfinite(x) else None for x in map(float, values)]
+def _need_page(page: int, per: int, total: int) -> None:
+    last = max(1, -(-total // per))
+    if page > last:
+        message = f"page (the page): found {page}; expected at most {last}, for {total:,} samples fit."
+        raise Refusal(404, message, "Go to an earlier page.")
 
 
-def plain(value: Any) -> Any:
-    """Nested values with None for what is not a finite number."""
-    if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+def sample(state: State, name: str, queries: str | None, with_overwriting: bool) -> View:
+    """One sample over all of training, for a query set; without a model, what needs none."""
+    who, step = state.catalogue.recorded_id(state.sample_id(name)), state.final
+    chosen = state.named(queries) if state.has_model or queries is not None else None
+    near = state.neighbours(name, MOST_NEIGHBOURS)
+    data: dict[str, Any] = {
+        "sample": show_sample(state, name),
+        "queries": chosen,
+        "at": step,
+        "missing": state.missing()[:1],
+    }
+    data |= dict.fromkeys(("value", "occurrences", "evolution", "on_queries", "overwriting"))
+    data |= {"query_labels": {}, "neighbours": None if near is None else near.as_dict()}
+    shown = show_samples(state, () if near is None else (x.sample for x in near.neighbours))
+    drawn: dict[str, Figure] = {}
+    if chosen is not None:
+        mean = state.mean(chosen, step)
+        uses, went, each = (
+            mean.occurrences(who),
+            state.evolution(chosen, {name: [who]}),
+            state.on_queries(chosen, name, MOST_ON),
+        )
+        indices = [x.query for x in (*each.helped, *each.hurt)]
+        data |= {"value": state.values(chosen)[name], "occurrences": uses.as_dict(), "evolution": went.as_dict()}
+        data |= {"on_queries": each.as_dict(), "query_labels": {str(q): _query_link(state, chosen, q) for q in indices}}
+        drawn = {**uses.drawings(), **went.drawings()}
+    if chosen is not None and with_overwriting:
+        over = overwriting(state, chosen, name, step)
+        shown |= over.data.pop("samples")
+        data["overwriting"] = over.data
+        drawn |= {"overwriters": over.figures["overwriters"]} if "overwriters" in over.figures else {}
+    return View({**data, "samples": shown}, drawn)
+
+
+def image(state: State, name: str) -> bytes:
+    """The PNG of a sample."""
+    data = state.catalogue.image(state.run, state.sample_id(name))
+    if data is None:
+        raise Refusal(404, "the run holds no image of this sample.", "Its text and label are at /samples.")
+    return data
+
+
+# -- stored queries ----------------------------------------------------------------------------------------------------
+
+
+def form(state: State, mistakes: bool = False) -> View:
+    """What can be queried; with `mistakes`, of the stored queries those alone that the model gets wrong."""
+    predicts = state.page.predict is not None
+    if mistakes and not predicts:
+        hint = "Give the recipe's page predict=, and start the service with the recipe."
+        raise Refusal(422, "this service does not know the model's mistakes.", hint)
+    data = {
+        **about(state),
+        "query_sets": [_stored_set(state, name, mistakes) for name in state.sets] if state.has_model else [],
+        "can_predict": predicts,
+        "mistakes": mistakes,
+        "longest_text": LONGEST_TEXT,
+        "most_pieces": MOST_PIECES,
+        "most_hits": MOST_HITS,
+        "dims": state.run.store.width,
+        "missing": state.missing(),
+    }
+    return View(data)
+
+
+def _stored_set(state: State, name: str, mistakes: bool) -> dict[str, Any]:
+    count, known = size(state.sets[name]), present_queries(state, name)
+    predictions = [] if state.page.predict is None else state.evaluation(name, state.final).predictions
+    wrong = [_mistake(known[q] if known else {}, predictions, q) for q in range(count)]
+    fits = [q for q in range(count) if wrong[q] or not mistakes]
+    items = []
+    for q in fits[:SHOWN]:
+        shown = known[q] if known else {}
+        text = None if shown.get("text") is None else str(shown["text"])
+        more = {"prediction": predictions[q] if predictions else None, "mistake": wrong[q]}
+        items.append(
+            {"index": q, **_query_link(state, name, q), "text": text, "image": data_url(shown.get("image")), **more}
+        )
+    return {"name": name, "count": count, "fits": len(fits), "items": items}
+
+
+def _mistake(shown: Mapping[str, Any], predictions: Sequence[str], q: int) -> bool | None:
+    """Whether the model predicts something else than the label; None where one of them is not known."""
+    return predictions[q] != str(shown["label"]) if q < len(predictions) and shown.get("label") is not None else None
+
+
+def _query_link(state: State, name: str, index: int) -> dict[str, str]:
+    return {"label": label_query(state, name, index), "path": f"/queries/{quote(name, safe='')}/{index}"}
+
+
+def label_query(state: State, name: str, index: int) -> str:
+    """A query in a few words."""
+    known = present_queries(state, name)
+    if index >= len(known):
+        return f"{name} {index}"
+    label = known[index].get("label")
+    text = known[index].get("text") or (None if label is None else f"label {label}")
+    line = " ".join(str(text or "").split())
+    return f"{name} {index}" + (f": {line[:60]}" if line else "")
+
+
+def present_queries(state: State, name: str) -> list[dict[str, Any]]:
+    """What the recipe can show of each query of a set; nothing where it cannot."""
+
+    def compute() -> list[dict[str, Any]]:
+        show = state.page.show
+        shown = [] if show is None else [dict(x) for x in show(state.sets[name])]
+        return shown if len(shown) == size(state.sets[name]) else []
+
+    made: list[dict[str, Any]] = state.results.get(("shown", name), compute)
+    return made
+
+
+def data_url(data: object) -> str | None:
+    """PNG bytes as an address that holds them."""
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}" if isinstance(data, bytes) else None

@@ -38,9 +38,9 @@ def paths(visitor: Visitor) -> list[str]:
     """One address of each page."""
     name = visitor.json("/")["default_queries"]
     answer = visitor.json(f"/queries/{name}/0")
-    sample, other = answer["helpful"][0]["sample"]["path"], f"set={name}&index=0&set2={name}&index2=1"
-    fixed = ["/", "/timeline", "/phases", "/ask", "/samples", "/sources", "/harmful", "/health"]
-    return [*fixed, f"{sample}?erasers=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
+    sample, other = answer["hits"][0]["sample"]["path"], f"set={name}&index=0&set2={name}&index2=1"
+    fixed = ["/", "/timeline", "/phases", "/query", "/samples", "/sources", "/harmful", "/health"]
+    return [*fixed, f"{sample}?overwriting=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
 
 
 def shown(page: Page, side: str) -> list[str | None]:
@@ -93,12 +93,12 @@ def test_phases_are_shaded_where_they_were_found_and_nowhere_else(run: str, visi
 
 def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None:
     visitor = visit("digits")
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.locator("summary", has_text="demo").click()
     page.locator("a[href='/queries/demo/0']").click()
     visitor.drawn()
     found = visitor.json("/queries/demo/0")
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
+    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
     hit = page.locator("[data-side=helpful] > li").first
     for words in (HELPED, f"step {found['helpful'][0]['step']}", f"label {found['helpful'][0]['sample']['label']}"):
         expect(hit).to_contain_text(words)
@@ -122,7 +122,7 @@ def test_sides_stand_beside_each_other_and_below_on_a_phone(visit: Visit) -> Non
 
 def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> None:
     visitor = visit("text")
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your text").fill("The court denied the appeal.\nA witness held the contract. <b>x</b>")
     page.locator("form", has=page.get_by_label("Your text")).get_by_label("Samples on either side").fill("20")
     page.get_by_role("button", name="Ask", exact=True).click()
@@ -142,7 +142,7 @@ def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> N
 def test_an_image_is_uploaded_and_asked_at_an_earlier_checkpoint(visit: Visit, tmp_path: Path) -> None:
     file = drawn_digit(tmp_path / "digit.png", 0)
     visitor = visit("digits")
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(file)
     page.get_by_label("Its label").fill("3")
     page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
@@ -171,7 +171,7 @@ def test_the_slider_replays_the_ranking(run: str, visit: Visit) -> None:
     for step in (steps[-2], steps[-3]):
         move(page, "ArrowLeft")
         found = visitor.json(f"{path}?at={step}")
-        assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
+        assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
         expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
         expect(slider).to_have_attribute("aria-valuetext", f"step {step}")
     visitor.drawn()
@@ -203,7 +203,7 @@ def test_the_places_at_every_checkpoint_are_drawn_on_demand(visit: Visit) -> Non
     )
     assert len(lines) >= 6
     for name, places in lines:
-        known = [r["helpful"].index(name) + 1 if name in r["helpful"] else None for r in rankings]
+        known = [r["hits"].index(name) + 1 if name in r["hits"] else None for r in rankings]
         assert places == known
 
 
@@ -211,12 +211,12 @@ def test_the_places_at_every_checkpoint_are_drawn_on_demand(visit: Visit) -> Non
 def test_tokens_are_shaded_on_demand(typed: bool, visit: Visit) -> None:
     visitor = visit("text")
     if typed:
-        page = visitor.see("/ask")
+        page = visitor.see("/query")
         page.get_by_label("Your text").fill("The moon sang to the river.")
         page.get_by_role("button", name="Ask", exact=True).click()
         visitor.drawn()
     else:
-        page = visitor.see("/queries/poems/0?k=3")
+        page = visitor.see("/queries/poems/0?top=3")
     before = page.locator("[data-side=helpful] .text").first.inner_text()
     page.get_by_role("button", name="Shade the tokens").click()
     page.wait_for_selector(".hit .tokens span.helped")
@@ -230,14 +230,14 @@ def test_tokens_are_shaded_on_demand(typed: bool, visit: Visit) -> None:
 
 def test_two_queries_are_compared(visit: Visit) -> None:
     visitor = visit("text")
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("First set").select_option("law")
     page.get_by_label("Second set").select_option("poems")
     page.get_by_role("button", name="Compare").click()
     visitor.drawn()
     found = visitor.json("/compare?set=law&index=0&set2=poems&index2=0")
     hits = [h.get_attribute("data-id") for h in page.locator("section.side").first.locator(".hit").all()]
-    assert hits == ids(found["left"]["helpful"]) + ids(found["left"]["harmful"])
+    assert hits == ids(found["left"]["hits"]) + ids(found["left"]["harmful"])
     assert page.locator(".hit.both").count() == 2 * len(found["both"])
     assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
 
@@ -257,19 +257,19 @@ def sides(page: Page) -> list[list[str | None]]:
 
 
 def compared(found: dict[str, Any]) -> list[list[str]]:
-    return [ids(found[x]["helpful"]) + ids(found[x]["harmful"]) for x in ("left", "right")]
+    return [ids(found[x]["hits"]) + ids(found[x]["harmful"]) for x in ("left", "right")]
 
 
 def test_two_texts_are_compared_and_one_with_a_stored_query(visit: Visit) -> None:
     visitor, texts = visit("text"), {"text": "the court denied the appeal", "text2": "the moon sang"}
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("First text").fill(texts["text"])
     page.get_by_label("Second text").fill(texts["text2"])
     page.get_by_role("button", name="Both texts side by side").click()
     visitor.drawn()
     assert sides(page) == compared(visitor.context.request.post(f"{visitor.address}/compare", data=texts).json())
     assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your text").fill(texts["text"])
     page.get_by_role("button", name="Ask", exact=True).click()
     visitor.drawn()
@@ -283,7 +283,7 @@ def test_two_texts_are_compared_and_one_with_a_stored_query(visit: Visit) -> Non
 def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_path: Path) -> None:
     files = [drawn_digit(tmp_path / f"{seed}.png", seed) for seed in (0, 1)]
     visitor = visit("digits")
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     for place, file in zip(("First", "Second"), files, strict=True):
         page.get_by_label(f"{place} image").set_input_files(file)
         page.get_by_label(f"{place} label").fill("3")
@@ -292,7 +292,7 @@ def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_p
     both = sides(page)
     assert [len(x) for x in both] == [20, 20]
     assert both[0] != both[1]
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(files[0])
     page.get_by_label("Its label").fill("3")
     page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
@@ -301,7 +301,7 @@ def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_p
     page.get_by_role("button", name="Compare", exact=True).click()
     visitor.drawn()
     stored = visitor.json(f"/queries/{visitor.json('/')['default_queries']}/1")
-    assert sides(page) == [both[0], ids(stored["helpful"]) + ids(stored["harmful"])]
+    assert sides(page) == [both[0], ids(stored["hits"]) + ids(stored["harmful"])]
 
 
 def drawn_digit(file: Path, seed: int) -> Path:
@@ -370,7 +370,7 @@ def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -
     page.get_by_role("link", name="Find out").click()
     page.wait_for_selector("#erasers table")
     visitor.drawn()
-    left = visitor.json(f"{path}?erasers=true")["saturation"]["left"]
+    left = visitor.json(f"{path}?overwriting=true")["saturation"]["left"]
     expect(page.locator("#erasers tbody tr").last).to_contain_text(f"{abs(left):.3g}"[:6])
     expect(page).to_have_url(visitor.address + path)
 
@@ -407,7 +407,7 @@ def test_sources_are_downloaded_as_csv(visit: Visit) -> None:
 
 def test_harmful_samples_are_selected_and_their_ids_exported(visit: Visit) -> None:
     visitor = visit("text", permissions=["clipboard-read", "clipboard-write"])
-    page, found = visitor.see("/harmful?k=6"), visitor.json("/harmful?k=6")["items"]
+    page, found = visitor.see("/harmful?top=6"), visitor.json("/harmful?top=6")["items"]
     button = page.get_by_role("button", name="Export ids as CSV")
     expect(button).to_be_disabled()
     for hit in (found[0], found[2]):
@@ -456,7 +456,7 @@ def test_the_theme_follows_the_system_until_somebody_chooses(visit: Visit) -> No
 def test_keys_lead_to_pages_but_not_while_somebody_types(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/")
-    for key, path in (("a", "/ask"), ("s", "/samples"), ("r", "/sources"), ("h", "/harmful"), ("o", "/")):
+    for key, path in (("a", "/query"), ("s", "/samples"), ("r", "/sources"), ("h", "/harmful"), ("o", "/")):
         page.keyboard.press(key)
         expect(page).to_have_url(visitor.address + path)
         visitor.drawn()
@@ -534,7 +534,7 @@ def test_a_service_that_does_not_answer_is_said(visit: Visit) -> None:
 def test_ids_are_copied_only_where_the_browser_can(visit: Visit) -> None:
     visitor = visit("text")
     visitor.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page = visitor.see("/harmful?k=6")
+    page = visitor.see("/harmful?top=6")
     expect(page.get_by_role("button", name="Export ids as CSV")).to_be_visible()
     expect(page.locator("[data-copy]")).to_be_hidden()
 

@@ -68,7 +68,7 @@ def test_a_source_whose_interval_includes_zero_is_grey_and_not_clear(visit: Visi
 
 def test_an_error_keeps_the_form_and_what_was_typed(visit: Visit) -> None:
     visitor = visit()
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your text").fill("   ")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator(".problem")).to_contain_text("found only white space")

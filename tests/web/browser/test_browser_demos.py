@@ -102,14 +102,14 @@ def test_the_overview_has_timeline_loss_trust_and_phases(visitor: Visitor) -> No
 def test_a_stored_query_is_answered_replayed_and_compared(visitor: Visitor) -> None:
     path = f"/queries/{of(visitor)}/0"
     page, found = visitor.see(path), visitor.json(path)
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
+    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
     expect(page.locator("[data-side=helpful] > li").first).to_contain_text(HELPED)
     expect(page.locator("[data-side=harmful] > li").first).to_contain_text(HURT)
     expect(page.locator("[data-figure=figure-pace] .bars .point").first).to_be_attached()
     move(page, "ArrowLeft")
     step = found["checkpoints"][-2]
     earlier = visitor.json(f"{path}?at={step}")
-    assert shown(page, "helpful") == ids(earlier["helpful"])
+    assert shown(page, "helpful") == ids(earlier["hits"])
     assert plain(earlier["query"]["loss"]) != plain(found["query"]["loss"])
     expect(page.get_by_label("The query", exact=True)).to_contain_text(
         f"Its own loss on this: {plain(earlier['query']['loss'])} ("
@@ -130,13 +130,13 @@ def test_a_stored_query_is_answered_replayed_and_compared(visitor: Visitor) -> N
 @on_domains
 def test_typed_text_is_answered_shaded_and_compared(visitor: Visitor) -> None:
     text = "The court held that the defendant was liable."
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your text").fill(text)
     page.get_by_role("button", name="Ask", exact=True).click()
     visitor.drawn()
-    found = post(visitor, "/ask", {"text": text})
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["helpful"]), ids(found["harmful"]))
-    common = {w for h in (*found["helpful"], *found["harmful"]) for w in h["common"]}
+    found = post(visitor, "/query", {"text": text})
+    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    common = {w for h in (*found["hits"], *found["harmful"]) for w in h["common"]}
     assert {m.casefold() for m in page.locator(".hit mark").all_inner_texts()} == common
     page.get_by_role("button", name="Shade the tokens").click()
     expect(page.locator("#ranking .tokens")).to_have_count(20)
@@ -144,8 +144,8 @@ def test_typed_text_is_answered_shaded_and_compared(visitor: Visitor) -> None:
     page.get_by_label("The other text").fill(other)
     page.get_by_role("button", name="Side by side with this text").click()
     visitor.drawn()
-    answers = [found, post(visitor, "/ask", {"text": other})]
-    assert sides(page) == [ids(x["helpful"]) + ids(x["harmful"]) for x in answers]
+    answers = [found, post(visitor, "/query", {"text": other})]
+    assert sides(page) == [ids(x["hits"]) + ids(x["harmful"]) for x in answers]
 
 
 @on_mnist
@@ -154,7 +154,7 @@ def test_an_image_is_uploaded_and_compared(visitor: Visitor, tmp_path: Path) -> 
     file.write_bytes(
         visitor.context.request.get(visitor.address + visitor.json("/samples?per=1")["items"][0]["image"]).body()
     )
-    page = visitor.see("/ask")
+    page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(file)
     page.get_by_label("Its label").fill("3")
     page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
@@ -207,7 +207,7 @@ def test_sources_have_a_heat_map_where_there_are_domains_and_come_as_csv(visitor
 
 @each
 def test_harmful_ids_are_exported(visitor: Visitor) -> None:
-    page, found = visitor.see("/harmful?k=8"), visitor.json("/harmful?k=8")["items"]
+    page, found = visitor.see("/harmful?top=8"), visitor.json("/harmful?top=8")["items"]
     page.get_by_label(f"Select sample {found[1]['sample']['id']}", exact=True).check()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export ids as CSV").click()

@@ -1,5 +1,5 @@
 // The little that a page does by itself: theme, figures, keys, the checkpoint slider, token shading, selection of ids.
-// Everything else works without it. Knows nothing of any framework, and asks nobody but its own service.
+// Everything else works without it. It uses no framework, and makes requests of its own service only.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -30,18 +30,18 @@
     const probe = document.createElement("span");
     probe.style.color = `var(${name})`;
     document.body.append(probe);
-    const found = getComputedStyle(probe).color;
+    const match = getComputedStyle(probe).color;
     probe.remove();
-    return found;
+    return match;
   }
-  function coloured(value, seen = {}) {
+  function coloured(value, known = {}) {
     if (typeof value === "string") {
-      const found = /^var\((--[a-z-]+)\)$/.exec(value);
-      return found ? (seen[found[1]] ??= colour(found[1])) : value;
+      const match = /^var\((--[a-z-]+)\)$/.exec(value);
+      return match ? (known[match[1]] ??= colour(match[1])) : value;
     }
-    if (Array.isArray(value)) return value.map((x) => coloured(x, seen));
+    if (Array.isArray(value)) return value.map((x) => coloured(x, known));
     if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v, seen)]));
+    return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v, known)]));
   }
   let loading = null;
   function plotly() {
@@ -71,8 +71,8 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
 
   // -- a part of the page replaced by what the service says -----------------------------------------------------
-  const SILENT = '<p class="banner problem">The service does not answer.</p>';
-  async function asked(url, options = {}) {
+  const SILENT = '<p class="banner problem">The service does not respond.</p>';
+  async function fetchPage(url, options = {}) {
     const read = (text) => new DOMParser().parseFromString(text, "text/html");
     try {
       const answer = await fetch(url, { ...options, headers: { Accept: "text/html", ...(options.headers ?? {}) } });
@@ -81,18 +81,18 @@
       return read(SILENT);
     }
   }
-  function say(words) { const place = one("#said"); if (place) place.textContent = words; }
+  function say(words) { const place = one("#status"); if (place) place.textContent = words; }
   function complain(place, page) {
     one(":scope > .problem", place)?.remove();
-    place.prepend(document.adoptNode(one(".problem", page) ?? document.createTextNode("No answer.")));
-    say(one(".problem", place)?.textContent.trim() ?? "No answer.");
+    place.prepend(document.adoptNode(one(".problem", page) ?? document.createTextNode("No response.")));
+    say(one(".problem", place)?.textContent.trim() ?? "No response.");
   }
-  const latest = {}; // of several questions for one place, only the last may fill it
+  const latest = {}; // of several requests for one place, only the last may fill it
   async function replace(id, url, options, also = () => {}) {
     const mine = (latest[id] = Symbol(id));
     one(`#${id}`).setAttribute("aria-busy", "true");
     try {
-      const page = await asked(url, options);
+      const page = await fetchPage(url, options);
       if (latest[id] !== mine) return;
       const old = one(`#${id}`), fresh = one(`#${id}`, page);
       if (!fresh) {
@@ -107,20 +107,20 @@
     }
   }
 
-  // -- the checkpoint slider: the same question to the model as it was ----------------------------------------
-  function question(form) {
+  // -- the checkpoint slider: the same query of the model as it was ----------------------------------------
+  function request(form) {
     const kind = form.dataset.kind;
     if (form.method === "get") return [`${form.getAttribute("action")}?${new URLSearchParams(new FormData(form))}`, {}];
     const body = new FormData(form);
-    const picture = kind === "image" ? one("img[data-asked]") : null;
+    const picture = kind === "image" ? one("img[data-input]") : null;
     if (picture) body.set("image", pictureFile(picture.src));
     return [form.getAttribute("action"), { method: "POST", body: picture ? body : new URLSearchParams(body) }];
   }
   function pictureFile(url) {
     const bytes = Uint8Array.from(atob(url.split(",")[1]), (c) => c.charCodeAt(0));
-    return new File([bytes], "asked.png", { type: url.slice(5, url.indexOf(";")) });
+    return new File([bytes], "query.png", { type: url.slice(5, url.indexOf(";")) });
   }
-  // what stands outside the ranking and belongs to the same checkpoint: the query's card, later questions, the JSON
+  // what stands outside the ranking and belongs to the same checkpoint: the query's card, later queries, the JSON
   function follow(page) {
     one("[data-card]").replaceWith(document.adoptNode(one("[data-card]", page)));
     for (const field of all("input[type=hidden][name=at]")) field.value = one("#ranking", page).dataset.at;
@@ -134,12 +134,12 @@
     one("[data-plain]", form).hidden = true;
     range.max = steps.length - 1;
     range.value = select.selectedIndex;
-    const told = one("output", form);
-    const show = () => { told.textContent = range.ariaValueText = steps[range.value].textContent; };
+    const output = one("output", form);
+    const show = () => { output.textContent = range.ariaValueText = steps[range.value].textContent; };
     const ask = () => {
       select.selectedIndex = Number(range.value);
       say(`Ranking at ${steps[range.value].textContent}`);
-      return replace("ranking", ...question(form), follow);
+      return replace("ranking", ...request(form), follow);
     };
     range.addEventListener("input", show);
     range.addEventListener("change", ask);
@@ -161,15 +161,15 @@
   }
   // the same in a report, which asks nobody: it holds the answers at all checkpoints
   function moments(form) {
-    const parts = all("[data-moment]"), range = one("input[type=range]", form), told = one("output", form);
+    const parts = all("[data-moment]"), range = one("input[type=range]", form), output = one("output", form);
     one("[data-slider]", form).hidden = false;
     range.value = range.max = parts.length - 1;
     const show = () => {
       parts.forEach((x, k) => { x.hidden = k !== Number(range.value); });
-      told.textContent = range.ariaValueText = parts[range.value].dataset.moment;
+      output.textContent = range.ariaValueText = parts[range.value].dataset.moment;
     };
     range.addEventListener("input", show);
-    one("[data-play]", form).addEventListener("click", (event) => play(event.currentTarget, range, show, () => say(`Ranking at ${told.textContent}`)));
+    one("[data-play]", form).addEventListener("click", (event) => play(event.currentTarget, range, show, () => say(`Ranking at ${output.textContent}`)));
     show();
   }
   // -- token shading, on demand ------------------------------------------------------------------------------------
@@ -177,13 +177,13 @@
     form.setAttribute("aria-busy", "true");
     say("Asking which tokens mattered: training is played again, which may take a while.");
     try {
-      const page = await asked(...question(form));
-      const found = all(".hit[data-id]", page);
-      for (const item of found) {
+      const page = await fetchPage(...request(form));
+      const match = all(".hit[data-id]", page);
+      for (const item of match) {
         const text = all("#ranking .hit").find((x) => x.dataset.id === item.dataset.id)?.querySelector(".text");
         text?.replaceWith(document.adoptNode(one(".tokens", item)));
       }
-      if (!found.length) {
+      if (!match.length) {
         complain(form, page);
         return;
       }
@@ -197,10 +197,10 @@
 
   // -- selection and export of ids -------------------------------------------------------------------------------
   function selection(form) {
-    const ticks = all("input[name=id]", form), every = one("[data-all]", form), told = one("[data-count]", form);
+    const ticks = all("input[name=id]", form), every = one("[data-all]", form), output = one("[data-count]", form);
     const chosen = () => ticks.filter((x) => x.checked);
     const show = () => {
-      told.textContent = `${chosen().length} of ${ticks.length} selected`;
+      output.textContent = `${chosen().length} of ${ticks.length} selected`;
       every.checked = chosen().length === ticks.length;
       every.indeterminate = chosen().length > 0 && !every.checked;
       for (const x of ticks) x.closest("tr").classList.toggle("chosen", x.checked);
@@ -231,7 +231,7 @@
   }
 
   // -- keys: single letters, unless somebody types or has switched them off ---------------------------------------
-  const GO = { o: "/", a: "/ask", s: "/samples", r: "/sources", h: "/harmful" };
+  const GO = { o: "/", q: "/query", s: "/samples", r: "/sources", h: "/harmful" };
   const RANGE = "[data-slider] input[type=range]";
   const keysOn = () => memory.get("keys") !== "off";
   function typing(target) { return target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]"); }
@@ -262,12 +262,12 @@
 
   // -- all of it ---------------------------------------------------------------------------------------------------
   async function begin(inside) {
-    all("form[data-question]", inside).forEach(slider);
+    all("form[data-query]", inside).forEach(slider);
     all("form[data-moments]", inside).forEach(moments);
     all("form[data-selection]", inside).forEach(selection);
     all("form[data-shade]", inside).forEach((x) => x.addEventListener("submit", (e) => { e.preventDefault(); shade(x); }));
     all("a[data-replace]", inside).forEach((x) => x.addEventListener("click", (e) => { e.preventDefault(); replace(x.dataset.replace, x.getAttribute("href")); }));
-    all("form[data-replace]", inside).forEach((x) => x.addEventListener("submit", (e) => { e.preventDefault(); replace(x.dataset.replace, ...question(x)); }));
+    all("form[data-replace]", inside).forEach((x) => x.addEventListener("submit", (e) => { e.preventDefault(); replace(x.dataset.replace, ...request(x)); }));
     await drawAll(inside);
   }
   document.addEventListener("DOMContentLoaded", () => {

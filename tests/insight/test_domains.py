@@ -2,7 +2,7 @@
 
 import torch
 
-from backstory.web.domains import domains
+from backstory.insight.domains import domains
 
 
 def rows(*numbers: int) -> torch.Tensor:

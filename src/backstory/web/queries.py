@@ -1,0 +1,247 @@
+"""Queries and their results: by a stored query, typed text, an image, or a ready gradient; single tokens; two results compared."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import exact
+from ..errors import UsageError
+from ..exact.tokens import CAVEAT
+from ..replay.queries import part, size
+from ..results import figures
+from ..results.figures import HELPED, HURT
+from ..results.influence import Influence
+from ..results.result import plain
+from .errors import Refusal
+from .requests import Pair, QueryBody, side
+from .schemas import MOST_PIECES
+from .state import NEEDS_RECIPE, State
+from .views import View, data_url, label_query, present_queries, show_samples
+
+RANKED = 10  # ids at each checkpoint
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, ready for any checkpoint: a batch for the model, a row of a stored set, or a gradient of the final model."""
+
+    input: dict[str, Any]  # as it is shown
+    key: str  # the same for the same query
+    batch: Any = None
+    row: int | None = None
+    gradient: Any = None  # (1, p)
+
+
+def parse_stored(state: State, name: str, index: int) -> Query:
+    """A query of a stored set."""
+    queries, index = state.named(name), need_index(state, state.named(name), index)
+    known = present_queries(state, queries)
+    shown = known[index] if known else {"label": label_query(state, queries, index)}
+    text, label = (None if shown.get(k) is None else str(shown[k]) for k in ("text", "label"))
+    fields = {"set": queries, "index": index, "label": label, "text": text, "image": data_url(shown.get("image"))}
+    return Query(_input("stored", **fields), f"stored/{queries}/{index}", row=index)
+
+
+def parse_text(state: State, text: str) -> Query:
+    """Text that somebody typed."""
+    if state.page.text is None:
+        raise Refusal(422, "this service takes no typed text.", how(state, "text="))
+    if not text.strip():
+        raise Refusal(422, "your text (text): found only white space; expected words.", "Type some text.")
+    batch = state.page.text(text)
+    if (n := size(batch)) > MOST_PIECES:
+        raise Refusal(
+            422,
+            f"your text (text): found a text that fills the model's context {n} times; expected at most {MOST_PIECES} times.",
+            f"Send a part of it: about {len(text) * MOST_PIECES // n:,} characters.",
+        )
+    return Query(_input("text", text=text), _digest(b"text", text.encode()), batch=batch)
+
+
+def parse_image(state: State, data: bytes, label: str | None) -> Query:
+    """An image that somebody sent, with its label; None: what the model predicts."""
+    if state.page.image is None:
+        raise Refusal(422, "this service takes no images.", how(state, "image="))
+    batch, show = state.page.image(data, label), state.page.show
+    resized = next(iter([] if show is None else show(batch)), {}).get("image")
+    fields = {"image": data_url(data), "label": label, "model_image": data_url(resized)}
+    return Query(_input("image", **fields), _digest(b"image", (label or "").encode(), data), batch=batch)
+
+
+def parse_gradient(state: State, gradient: Sequence[float]) -> Query:
+    """A gradient in the run's coordinates."""
+    width = state.run.store.width
+    hint = (
+        f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
+        "`v, caveats = run.model_at(model).gradients(loss, batch)`; each row of v is one query."
+    )
+    if len(gradient) != width:
+        raise Refusal(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", hint)
+    v = torch.tensor(gradient, dtype=torch.float32)[None]
+    if not bool(v.isfinite().all()):
+        raise Refusal(422, "the gradient has numbers that float32 cannot hold.", "Send finite numbers below 1e38.")
+    if not bool(v.any()):
+        message = (
+            "the gradient is 0 everywhere, so all influence on it is 0; expected a loss that the model can change."
+        )
+        raise Refusal(422, message, hint)
+    return Query(_input("gradient"), _digest(b"gradient", v.numpy().tobytes()), gradient=v)
+
+
+def parse_query(state: State, body: QueryBody) -> Query:
+    """Whichever query it is; exactly one of them."""
+    given = [body.text is not None, body.gradient is not None, body.set is not None or body.index is not None]
+    if sum(given) != 1 or (given[2] and (body.set is None or body.index is None)):
+        raise Refusal(422, "expected exactly one of text, gradient, or set with index.", "Send one query at a time.")
+    if body.text is not None:
+        return parse_text(state, body.text)
+    if body.gradient is not None:
+        return parse_gradient(state, body.gradient)
+    assert body.set is not None
+    assert body.index is not None
+    return parse_stored(state, body.set, body.index)
+
+
+def parse_pair(state: State, pair: Pair) -> tuple[Query, Query]:
+    """Two queries, whatever each of them is."""
+    left, right = (side(pair, end) for end in ("", "2"))
+    return _either(state, *left), _either(state, *right)
+
+
+def _either(state: State, fields: dict[str, Any], image: bytes | None, label: str | None) -> Query:
+    return parse_query(state, QueryBody(**fields)) if image is None else parse_image(state, image, label)
+
+
+def need_index(state: State, name: str, index: int) -> int:
+    """The index of a query of a set that exists."""
+    count = size(state.sets[name])
+    if not 0 <= index < count:
+        raise Refusal(404, f"the query set has {count} queries; found index {index}.", "Count from 0.")
+    return index
+
+
+def how(state: State, what: str) -> str:
+    """What to do where a query of this kind is not available."""
+    return NEEDS_RECIPE if state.recipe is None else f"Give the recipe's page {what}, and start the service again."
+
+
+def _input(kind: str, **fields: Any) -> dict[str, Any]:
+    names = ("set", "index", "text", "image", "label", "model_image", "prediction", "loss", "tokens")
+    return {"kind": kind, **dict.fromkeys(names), **fields}
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def gradient(state: State, query: Query, step: int) -> tuple[Any, list[str]]:
+    """`(v (1, p), caveats)` of a query at a checkpoint; the losses of a batch's rows add up."""
+    if query.gradient is not None:
+        return query.gradient, []
+    if query.row is None:
+        return state.checkpoint(step).total_gradient(query.batch, state.proceed)
+    rows, caveats = state.gradients(query.input["set"], step)
+    if query.row >= len(rows):
+        raise Refusal(404, f"the query set gives {len(rows)} losses; found index {query.row}.", "Count from 0.")
+    return rows[query.row : query.row + 1], caveats
+
+
+def influence_of(state: State, query: Query, step: int) -> Influence:
+    """The influence on a query at a checkpoint."""
+    return state.influence(query.key, *gradient(state, query, step), step)
+
+
+def show_influence(state: State, query: Query, at: int | None, top: int, replay: bool = False) -> View:
+    """Which samples helped and which hurt; with `replay`, the rankings at every checkpoint."""
+    began, step = time.perf_counter(), state.step(at)
+    if replay and query.gradient is not None:
+        raise Refusal(422, "a ready gradient belongs to one model; it cannot be replayed.", "Send it without replay.")
+    influence = influence_of(state, query, step)
+    result = influence.as_dict(top=top)
+    rankings = [_ranking(influence_of(state, query, c)) for c in state.queryable] if replay else None
+    drawn = influence.drawings()
+    for name, colour in (("hits", HELPED), ("harmful", HURT)):
+        now = [str(hit["sample"]) for hit in result[name]]
+        if rankings and (places := figures.places(now, state.queryable, [r[name] for r in rankings], colour)):
+            drawn[f"places_{name}"] = places
+    page = {
+        "input": _evaluated(state, query, step),
+        "by_step": plain(influence.by_step()._asdict()),
+        "checkpoints": state.checkpoints,
+        "rankings": rankings,
+        "samples": show_samples(state, (hit["sample"] for name in ("hits", "harmful") for hit in result[name])),
+        "seconds": time.perf_counter() - began,
+    }
+    return View({**result, **page}, drawn)
+
+
+def _ranking(influence: Influence) -> dict[str, Any]:
+    sides = {"hits": influence.top(RANKED), "harmful": influence.bottom(RANKED)}
+    return {"at": influence.at, **{name: [str(hit.sample) for hit in hits] for name, hits in sides.items()}}
+
+
+def _evaluated(state: State, query: Query, step: int) -> dict[str, Any]:
+    """The query's input, with the model's own loss on it, over how many tokens, and its prediction."""
+    if query.gradient is not None:
+        return query.input
+    if query.row is not None:
+        rows, name = slice(query.row, query.row + 1), query.input["set"]
+        evaluation, batch = state.evaluation(name, step), part(state.sets[name], rows.start, rows.stop)
+    else:
+        rows, evaluation, batch = slice(None), state.checkpoint(step).evaluate(query.batch), query.batch
+    predictions, count = evaluation.predictions[rows], None if state.recipe is None else state.recipe.tokens
+    more = {
+        "prediction": predictions[0] if len(predictions) == 1 else None,
+        "loss": plain(sum(evaluation.losses[rows])),
+        "tokens": None if count is None else int(count(batch).sum()),
+    }
+    return {**query.input, **more}
+
+
+def show_comparison(state: State, left: Query, right: Query, at: int | None, top: int) -> View:
+    """Two results side by side, and the samples that both name on the same side."""
+    one, two = (show_influence(state, query, at, top).data for query in (left, right))
+    both = {
+        str(hit["sample"])
+        for name in ("hits", "harmful")
+        for hit in one[name]
+        if hit["sample"] in {other["sample"] for other in two[name]}
+    }
+    drawn = figures.compared(*((x["by_step"]["steps"], x["by_step"]["influence"]) for x in (one, two)))
+    data = {"left": one, "right": two, "both": sorted(both)}
+    return View(data, {} if drawn is None else {"compare": drawn})
+
+
+def show_tokens(state: State, query: Query, hits: Sequence[tuple[str, int]], at: int | None) -> View:
+    """Each token's part of the influence of these occurrences, (sample, step) each; one replay of training."""
+    recipe, step = state.recipe, state.step(at)
+    if recipe is None or state.recipe_name is None or state.page.pieces is None:
+        raise Refusal(422, "this service cannot show single tokens.", how(state, "pieces="))
+    occurrences = [(state.catalogue.recorded_id(state.sample_id(x)), t) for x, t in hits]
+    v, _ = gradient(state, query, step)
+
+    name = state.recipe_name
+
+    def compute() -> list[exact.TokenInfluence]:
+        return exact.tokens(state.run, name, None, occurrences, step, vectors=v, progress=state.proceed)
+
+    parts = state.results.get(("tokens", query.key, tuple(hits), step), compute)
+    items = [_tokens(recipe.batches[x.step], x, state.page.pieces) for x in parts]
+    return View({"items": items, "caveats": [CAVEAT], "sign": Influence.sign})
+
+
+def _tokens(batch: tuple[Sequence[int | str], Any], found: exact.TokenInfluence, pieces: Any) -> dict[str, Any]:
+    texts, values = pieces(batch[1], [str(x) for x in batch[0]].index(str(found.sample))), found.scores[0].tolist()
+    if len(texts) != len(values):
+        raise UsageError(
+            f"the recipe's pieces= gives {len(texts)} texts; expected {len(values)}, one for each position."
+        )
+    tokens = [{"text": text, "influence": x} for text, x in zip(texts, values, strict=True)]
+    return {"sample": str(found.sample), "step": found.step, "tokens": tokens, "total": float(found.total[0])}
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
