@@ -93,8 +93,8 @@ def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
 
 
 def frozen_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update._clip_factor
-    monkeypatch.setattr(update, "_clip_factor", lambda *a: original(*a).detach())
+    original = update._clip_factors
+    monkeypatch.setattr(update, "_clip_factors", lambda *a: [c.detach() for c in original(*a)])
 
 
 def frozen_second_moment(monkeypatch: pytest.MonkeyPatch) -> None:

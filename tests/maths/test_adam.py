@@ -12,7 +12,7 @@ from tests.support.oracles import assert_close, assert_same
 from torch import Tensor
 
 from backstory.maths import adam as preconditioner
-from backstory.maths.adam import Scale, drift, factored, scaled, scaled_dense, size
+from backstory.maths.adam import Scale, drift, factor_scale, scale_contribution, scale_dense, size
 from backstory.maths.adjoint import Adjoint
 from backstory.maths.blocked import Propagator
 from backstory.maths.layers import Contribution, Dense, Outer, Sum
@@ -48,7 +48,7 @@ def test_a_diagonal_of_rank_one_is_exact(size: tuple[int, ...], eps: float) -> N
     u = torch.outer(positive(shape.d_out), positive(shape.d_in, seed=1))
     assert u.sqrt().min() > eps
     v_hat = (u.sqrt() - eps).square()
-    found = written_out(factored(v_hat.reshape(size), eps, shape))
+    found = written_out(factor_scale(v_hat.reshape(size), eps, shape))
     causes = "A common factor: (Σr)^¼ left out or on both sides; ratios that vary by row or column: the exponent."
     assert_close(found.square(), 1 / (v_hat.sqrt() + eps), 1e-12, causes)
 
@@ -58,7 +58,7 @@ def test_any_other_diagonal_is_adafactors() -> None:
     v_hat, eps = positive(D_OUT, D_IN), 0.1
     u = (v_hat.sqrt() + eps) ** 2
     expected = [[(u.sum() / (u[i].sum() * u[:, j].sum())).sqrt() for j in range(D_IN)] for i in range(D_OUT)]
-    found = written_out(factored(v_hat, eps, MATRIX))
+    found = written_out(factor_scale(v_hat, eps, MATRIX))
     assert_close(found.square(), torch.tensor(expected, dtype=torch.float64), 1e-12)
     assert not torch.allclose(found.square(), 1 / u.sqrt(), rtol=0.05), "too close to rank one to show anything"
 
@@ -68,25 +68,25 @@ def test_pieces_add_up(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     """Matrices are read some rows at a time; 7 rows in pieces of 1, 2 and 3."""
     v, gradient = positive(D_OUT, D_IN), normal(D_OUT, D_IN, seed=2)
     v[2] = v[:, 1] = 0.0
-    whole = factored(v, 0.1, MATRIX)
+    whole = factor_scale(v, 0.1, MATRIX)
     length = size(gradient, whole, MATRIX)
     assert_same(length, (gradient * written_out(whole)).square().sum(), 2 * D_OUT * D_IN)
     monkeypatch.setattr(preconditioner, "PIECE", piece)
-    assert_same(written_out(factored(v, 0.1, MATRIX)), written_out(whole), D_OUT * D_IN)
+    assert_same(written_out(factor_scale(v, 0.1, MATRIX)), written_out(whole), D_OUT * D_IN)
     assert_same(size(gradient, whole, MATRIX), length, D_OUT * D_IN)
 
 
 @pytest.mark.parametrize("shape", [MATRIX, VECTOR], ids=["matrix", "vector"])
 def test_adams_correction_divides_v(shape: Shape) -> None:
     v = positive(*((D_OUT, D_IN) if shape.d_in else (D_OUT,)))
-    found, expected = factored(v, 0.1, shape, 0.271), factored(v / 0.271, 0.1, shape)
+    found, expected = factor_scale(v, 0.1, shape, 0.271), factor_scale(v / 0.271, 0.1, shape)
     assert_close(written_out(found), written_out(expected), 1e-13)
 
 
 @pytest.mark.parametrize("size", [(9,), ()], ids=["vector", "scalar"])
 def test_a_vector_keeps_its_exact_diagonal(size: tuple[int, ...]) -> None:
     v_hat = positive(*size)
-    left, right = factored(v_hat, 0.3, shape_of(torch.Size(size), None))
+    left, right = factor_scale(v_hat, 0.3, shape_of(torch.Size(size), None))
     assert right is None
     assert_close(left.square(), (1 / (v_hat.sqrt() + 0.3)).reshape(-1), 1e-13)
 
@@ -96,12 +96,12 @@ def test_a_vector_keeps_its_exact_diagonal(size: tuple[int, ...]) -> None:
 def test_what_never_had_a_gradient_gives_zero(eps: float, dtype: torch.dtype) -> None:
     v_hat = positive(D_OUT, D_IN).to(dtype)
     v_hat[2] = v_hat[5] = v_hat[:, 1] = 0.0
-    left, right = factored(v_hat, eps, MATRIX)
+    left, right = factor_scale(v_hat, eps, MATRIX)
     assert right is not None
     assert [i for i, x in enumerate(left.tolist()) if x == 0] == [2, 5]
     assert [i for i, x in enumerate(right.tolist()) if x == 0] == [1]
-    alone = factored(v_hat[2], eps, Shape(D_IN, 0, D_IN, 0))
-    nothing = factored(torch.zeros(D_OUT, D_IN, dtype=dtype), eps, MATRIX)
+    alone = factor_scale(v_hat[2], eps, Shape(D_IN, 0, D_IN, 0))
+    nothing = factor_scale(torch.zeros(D_OUT, D_IN, dtype=dtype), eps, MATRIX)
     for x in (left, right, alone.left, *nothing):
         assert x is not None
         assert x.isfinite().all()
@@ -115,10 +115,10 @@ def test_half_precision_is_widened_before_anything_is_done(size: tuple[int, ...]
     """ε = 1e-8 and sums of squares do not exist in float16."""
     v_hat = (1e-4 * positive(*size)).to(dtype)
     shape = shape_of(torch.Size(size), None)
-    found = factored(v_hat, 1e-8, shape)
+    found = factor_scale(v_hat, 1e-8, shape)
     assert found.left.dtype == torch.float32
-    assert_close(written_out(found), written_out(factored(v_hat.double(), 1e-8, shape)), 1e-6)
-    assert factored(v_hat.double(), 1e-8, shape).left.dtype == torch.float64
+    assert_close(written_out(found), written_out(factor_scale(v_hat.double(), 1e-8, shape)), 1e-6)
+    assert factor_scale(v_hat.double(), 1e-8, shape).left.dtype == torch.float64
 
 
 def contributions() -> dict[str, tuple[Contribution, Tensor, Shape]]:
@@ -145,12 +145,14 @@ def contributions() -> dict[str, tuple[Contribution, Tensor, Shape]]:
 @pytest.mark.parametrize("name", contributions())
 def test_scaled_contributions_are_scaled_gradients(name: str) -> None:
     part, gradients, shape = contributions()[name]
-    scale = factored(positive(*gradients.shape[1:], seed=3), 1e-3, shape)
+    scale = factor_scale(positive(*gradients.shape[1:], seed=3), 1e-3, shape)
     half = written_out(scale).reshape(gradients.shape[1:])
     expected = torch.stack([half * g for g in gradients]).reshape(B, -1)
     whole = Basis(None, None)
-    assert_close(project(scaled(part, scale, shape), shape, whole), expected, 1e-12, "Left and right swapped?")
-    assert_close(scaled_dense(gradients, scale, shape).reshape(B, -1), expected, 1e-12)
+    assert_close(
+        project(scale_contribution(part, scale, shape), shape, whole), expected, 1e-12, "Left and right swapped?"
+    )
+    assert_close(scale_dense(gradients, scale, shape).reshape(B, -1), expected, 1e-12)
 
 
 def test_scaling_keeps_the_dtype_of_the_rows() -> None:
@@ -158,7 +160,7 @@ def test_scaling_keeps_the_dtype_of_the_rows() -> None:
         if not isinstance(part, Outer):
             low = type(part)(part[0].float())
             scale = Scale(positive(shape.d_out), positive(shape.d_in, seed=1) if shape.d_in else None)
-            assert {x.dtype for x in scaled(low, scale, shape)} == {torch.float32}
+            assert {x.dtype for x in scale_contribution(low, scale, shape)} == {torch.float32}
 
 
 # drift
@@ -230,10 +232,10 @@ def rows(count: int, seed: int) -> Rows:
     """Two positions for each sample."""
     outer, values = Outer(normal(count, 2, 2, seed=seed), normal(count, 2, 2, seed=seed + 1)), Sum(normal(count, 2, 2, seed=seed + 2))  # fmt: skip
     v_matrix, v_vector = second_moments()
-    scales = factored(v_matrix, EPS, LITTLE), factored(v_vector, EPS, SHORT)
+    scales = factor_scale(v_matrix, EPS, LITTLE), factor_scale(v_vector, EPS, SHORT)
     whole = Basis(None, None)
     raw = [project(outer, LITTLE, whole), project(values, SHORT, whole)]
-    preconditioned = [project(scaled(outer, scales[0], LITTLE), LITTLE, whole), project(scaled(values, scales[1], SHORT), SHORT, whole)]  # fmt: skip
+    preconditioned = [project(scale_contribution(outer, scales[0], LITTLE), LITTLE, whole), project(scale_contribution(values, scales[1], SHORT), SHORT, whole)]  # fmt: skip
     return Rows(torch.cat(raw, 1), torch.cat(preconditioned, 1))
 
 

@@ -12,10 +12,10 @@ from backstory.maths.encoding import (
     check,
     decode,
     encode,
-    factored,
-    multiplied,
+    multiply_factors,
     parts,
     sizes,
+    split_factors,
     spread,
     worth_it,
 )
@@ -126,10 +126,10 @@ def products(n: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 def test_factors_multiply_to_the_row() -> None:
     rows = products(7)
-    kept = factored(rows, BLOCKS)
+    kept = split_factors(rows, BLOCKS)
     assert (sizes(BLOCKS), parts(BLOCKS)) == ([12, 5, 12], [4, 3, 5, 2, 6])
     assert kept.shape == (7, 20)
-    assert_close(multiplied(kept, BLOCKS), rows, 1e-13, "Factors changed places, or u is not M v / ⟨v, v⟩.")
+    assert_close(multiply_factors(kept, BLOCKS), rows, 1e-13, "Factors changed places, or u is not M v / ⟨v, v⟩.")
 
 
 def test_zeros_and_single_precision() -> None:
@@ -137,7 +137,7 @@ def test_zeros_and_single_precision() -> None:
     rows[1] = 0
     rows[2, :12] *= 1e-30  # squares of such numbers are 0 in single precision
     rows[0, 17:] *= 1e-42  # and these have hardly a digit left
-    found = multiplied(factored(rows, BLOCKS), BLOCKS)
+    found = multiply_factors(split_factors(rows, BLOCKS), BLOCKS)
     assert not found[1].any()
     assert_close(found[0, :17], rows[0, :17], 1e-6)
     assert_close(found[2, :12] * 1e30, rows[2, :12] * 1e30, 1e-5)
@@ -145,15 +145,15 @@ def test_zeros_and_single_precision() -> None:
 
 def test_rows_without_factors_are_left_alone() -> None:
     rows = products(2)
-    assert factored(rows, [29]) is rows
-    assert multiplied(rows, [12, 17]) is rows
+    assert split_factors(rows, [29]) is rows
+    assert multiply_factors(rows, [12, 17]) is rows
 
 
 def test_what_is_no_outer_product_is_refused() -> None:
     rows = products(3)
     rows[1, 0] += 1.0
     with pytest.raises(UsageError, match=r"4 × 3 numbers that is not the product.*projection='learned'"):
-        factored(rows, BLOCKS)
+        split_factors(rows, BLOCKS)
 
 
 def test_where_factors_are_smaller() -> None:

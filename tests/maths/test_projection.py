@@ -17,10 +17,12 @@ from backstory.maths.projection import (
     LONG,
     Basis,
     Shape,
-    allocated,
+    allocate,
     compact,
+    count_sufficient,
     densify,
     energy,
+    fix_signs,
     group_edges,
     group_sums,
     learned_basis,
@@ -34,12 +36,10 @@ from backstory.maths.projection import (
     random_basis,
     random_matrix,
     shape_of,
-    signed,
     spectrum,
     spectrum_of_rows,
     split_groups,
-    sufficient,
-    widened,
+    widen,
 )
 
 B, S, D_OUT, D_IN = 3, 4, 7, 5
@@ -87,10 +87,10 @@ BASES = {
     "random, left side whole": (NARROW, random_basis(NARROW, seed=0, name="layer")),
     "mask, right side whole": (LOW, mask_basis(LOW, seed=0, name="layer")),
     "random, with a core": (
-        SMALL._replace(kept=4),
+        SMALL._replace(core=4),
         random_basis(SMALL, seed=0, name="layer")._replace(core=normal(6, 4, seed=5)),
     ),
-    "full, with a core": (WHOLE._replace(kept=2), Basis(None, None, normal(D_OUT * D_IN, 2, seed=5))),
+    "full, with a core": (WHOLE._replace(core=2), Basis(None, None, normal(D_OUT * D_IN, 2, seed=5))),
 }
 
 
@@ -269,7 +269,7 @@ def test_a_learned_basis_holds_the_top_eigenvectors() -> None:
         vectors = torch.from_numpy(np.linalg.svd(moment.numpy())[0])[:, :r]  # largest first
         signs = (vectors * side).sum(0).sign()
         assert_close(side, vectors * signs, 1e-9, "The smallest, or in the wrong order?")
-        assert torch.equal(signed(-side), side), "signs are not fixed"
+        assert torch.equal(fix_signs(-side), side), "signs are not fixed"
 
 
 def test_a_learned_basis_does_not_count_data_twice() -> None:
@@ -421,7 +421,7 @@ def basis_of(kind: str, shape: Shape) -> tuple[Shape, Basis]:
         return shape._replace(r_out=shape.d_out, r_in=shape.d_in), Basis(None, None)
     if kind == "core":
         sides = random_basis(shape, seed=0, name="layer")
-        return shape._replace(kept=2), sides._replace(core=normal(shape.product, 2, seed=8))
+        return shape._replace(core=2), sides._replace(core=normal(shape.product, 2, seed=8))
     return shape, (random_basis if kind == "random" else mask_basis)(shape, seed=0, name="layer")
 
 
@@ -531,7 +531,7 @@ def kept(C: Tensor, vectors: Tensor, k: int) -> float:
     ],
 )
 def test_sides_are_three_times_as_wide_and_no_wider_than_the_parameter(shape: Shape, expected: Shape) -> None:
-    assert widened(shape) == expected
+    assert widen(shape) == expected
 
 
 def test_a_spectrum_is_that_of_numpy_largest_first() -> None:
@@ -565,7 +565,7 @@ def test_signs_are_fixed_and_nothing_is_drawn_from_the_global_generator(
     again = spectrum(C, 12)
     assert_same(again.vectors, first.vectors, 60 * 60)  # 60 terms; neighbouring eigenvalues are a 60th apart
     assert_same(again.values, first.values, 60)
-    assert torch.equal(signed(-first.vectors), first.vectors)
+    assert torch.equal(fix_signs(-first.vectors), first.vectors)
 
 
 @pytest.mark.parametrize("ends", [(1.0, -1.0), (-1.0, 1.0), (2.0, -1.0, -1.0), (1.0, 0.0, 0.0, -1.0)])
@@ -573,8 +573,8 @@ def test_rounding_does_not_decide_a_sign(ends: tuple[float, ...]) -> None:
     """Gradients of two classes' biases are (1, −1) times something: neither entry is the largest."""
     vector = torch.tensor(ends, dtype=torch.float64)[:, None]
     near = torch.cat([vector * (1 + 1e-15 * torch.eye(len(vector), dtype=torch.float64)), vector], 1)
-    for found in (signed(near), signed(-near)):
-        assert_same(found, signed(vector).expand_as(near), 20)
+    for found in (fix_signs(near), fix_signs(-near)):
+        assert_same(found, fix_signs(vector).expand_as(near), 20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -624,7 +624,7 @@ SPECTRA = st.lists(
 @given(SPECTRA, st.data())
 def test_no_other_way_of_sharing_holds_more(values: list[list[int]], data: st.DataObject) -> None:
     budget = data.draw(st.integers(len(values), sum(map(len, values))))
-    found = allocated([torch.tensor(v, dtype=torch.float64) for v in values], budget)
+    found = allocate([torch.tensor(v, dtype=torch.float64) for v in values], budget)
     ways = [way for way in product(*(range(1, len(v) + 1) for v in values)) if sum(way) == budget]
     assert tuple(found) in ways, "at least one each, no more than there are, the budget in all"
     energy = {way: sum(sum(v[:k]) for v, k in zip(values, way, strict=True)) for way in ways}
@@ -633,9 +633,9 @@ def test_no_other_way_of_sharing_holds_more(values: list[list[int]], data: st.Da
 
 def test_of_equal_eigenvalues_the_first_parameters_come_first() -> None:
     ones = torch.ones(3, dtype=torch.float64)
-    assert allocated([ones, ones, ones], 6) == [3, 2, 1]
+    assert allocate([ones, ones, ones], 6) == [3, 2, 1]
     many = [torch.ones(40, dtype=torch.float64)] * 3  # more than a sort that is stable by chance would keep in order
-    assert allocated(many, 70) == [40, 29, 1]
+    assert allocate(many, 70) == [40, 29, 1]
 
 
 @pytest.mark.parametrize("budget", [1, 6])
@@ -643,7 +643,7 @@ def test_a_budget_that_cannot_be_shared_out_is_refused(budget: int) -> None:
     with pytest.raises(
         ValueError, match=rf"{budget} coordinates cannot be shared out among 2 parameters of sizes \[2, 3\]"
     ):
-        allocated([torch.ones(2), torch.ones(3)], budget)
+        allocate([torch.ones(2), torch.ones(3)], budget)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -661,7 +661,7 @@ def test_few_rows_have_the_spectrum_of_numpys_svd(most: int, dtype: torch.dtype)
     assert_close(V.T @ V, torch.eye(m, dtype=torch.float64), tolerance, "not orthonormal")
     cosines = (V * torch.from_numpy(Vt[:m].T.copy())).sum(0).abs()
     assert_close(cosines, torch.ones(m, dtype=torch.float64), tolerance)
-    assert torch.equal(signed(-V), V), "the sign is free"
+    assert torch.equal(fix_signs(-V), V), "the sign is free"
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -676,7 +676,7 @@ def test_rows_of_nothing_have_one_coordinate(rows: int) -> None:
 def test_no_fewer_coordinates_hold_the_energy(values: list[list[int]], share: float, more: int) -> None:
     """Against every way of keeping some of each, in whole numbers, so that nothing is rounded."""
     wanted, most = share * sum(map(sum, values)), len(values) + more
-    found = sufficient([torch.tensor(v, dtype=torch.float64) for v in values], wanted, most)
+    found = count_sufficient([torch.tensor(v, dtype=torch.float64) for v in values], wanted, most)
     ways = list(product(*(range(1, len(v) + 1) for v in values)))
     enough = [sum(w) for w in ways if sum(sum(v[:k]) for v, k in zip(values, w, strict=True)) >= wanted]
     useful = sum(max(1, sum(x > 0 for x in v)) for v in values)  # all that is not zero, and one of each
@@ -686,8 +686,8 @@ def test_no_fewer_coordinates_hold_the_energy(values: list[list[int]], share: fl
 def test_rounding_is_not_taken_for_energy() -> None:
     """Half of the energy lies outside of all sides: what is kept ends where the eigenvalues are noise."""
     values = torch.tensor([4.0, 1.0, 1e-8, 1e-9], dtype=torch.float64)
-    assert sufficient([values], 10.0, 4) == 2
-    assert sufficient([values], 5.0 + 1e-8, 4) == 3, "where they do add up to it, they are taken"
+    assert count_sufficient([values], 10.0, 4) == 2
+    assert count_sufficient([values], 5.0 + 1e-8, 4) == 3, "where they do add up to it, they are taken"
 
 
 @pytest.mark.parametrize("kind", ["outer", "tokens", "dense", "vector", "sum"])

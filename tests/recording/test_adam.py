@@ -307,13 +307,13 @@ def test_p_is_read_at_every_step_at_first_and_then_as_often_as_it_changes(
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     read: list[int] = []
-    plain = preconditioner.factored
+    plain = preconditioner.factor_scale
 
     def counted(*args: Any) -> Scale:
         read.append(int(next(iter(optimizer.state.values()))["step"]))
         return plain(*args)
 
-    monkeypatch.setattr(adaptive, "factored", counted)
+    monkeypatch.setattr(adaptive, "factor_scale", counted)
     train(tmp_path / "run", model, optimizer, 130, projection="random", rank=3)
     steps = sorted(set(read))
     assert steps[:39] == list(range(1, 40))
@@ -327,13 +327,13 @@ def test_p_that_forgets_quickly_is_read_at_every_step(tmp_path: Path, monkeypatc
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     read: list[int] = []
-    plain = preconditioner.factored
+    plain = preconditioner.factor_scale
 
     def counted(*args: Any) -> Scale:
         read.append(0)
         return plain(*args)
 
-    monkeypatch.setattr(adaptive, "factored", counted)
+    monkeypatch.setattr(adaptive, "factor_scale", counted)
     train(tmp_path / "run", model, optimizer, 60, projection="random", rank=3)
     assert len(read) == 60 * len(list(model.parameters()))
 

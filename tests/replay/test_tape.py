@@ -13,7 +13,7 @@ from torch import Tensor
 
 from backstory import Recipe
 from backstory.errors import UsageError
-from backstory.replay.tape import Removal, Tape, convert, in_precision, index, own_randomness, places, thinned
+from backstory.replay.tape import Removal, Tape, convert, in_precision, index, own_randomness, places, thin_out
 
 
 def test_any_kept_state_leads_to_the_same_end() -> None:
@@ -68,8 +68,8 @@ def test_at_beyond_the_recipe_is_refused() -> None:
 
 
 def test_thinned_steps_are_spread_and_begin_with_the_first() -> None:
-    assert thinned([5, 1, 1, 9], 5) == [1, 5, 9]
-    assert thinned(range(100), 4) == [0, 25, 50, 75]
+    assert thin_out([5, 1, 1, 9], 5) == [1, 5, 9]
+    assert thin_out(range(100), 4) == [0, 25, 50, 75]
 
 
 IDS = [["a", "b"], ["c", "a"], ["b", "c"]]

@@ -23,7 +23,7 @@ def test_both_forms_take_the_optimizers_steps(kind: str, clip: float | None) -> 
         coefficients = update.coefficients(recipe.optimizer)
         recipe.model.zero_grad()
         recipe.loss(recipe.model, recipe.batches[t][1]).mean().backward()
-        grads = [p.grad.clone() for p in update.trained(recipe.optimizer) if p.grad is not None]
+        grads = [p.grad.clone() for p in update.trained_parameters(recipe.optimizer) if p.grad is not None]
         take_step(recipe, t)
         now = update.update(now, grads, coefficients, clip)
         scales = torch.tensor([0.5, 1.0, 2.0], dtype=D)
@@ -38,7 +38,7 @@ def test_both_forms_take_the_optimizers_steps(kind: str, clip: float | None) -> 
 
 def test_a_stack_is_clipped_replica_by_replica() -> None:
     grads = [torch.tensor([[3.0], [0.3]], dtype=D), torch.tensor([[4.0], [0.4]], dtype=D)]
-    a, b = update.clipped(grads, 1.0, lead=1)
+    a, b = update.clip(grads, 1.0, lead=1)
     torch.testing.assert_close(torch.cat([a, b], 1), torch.tensor([[0.6, 0.8], [0.3, 0.4]], dtype=D), rtol=1e-6, atol=0)
 
 

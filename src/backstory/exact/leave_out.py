@@ -12,7 +12,6 @@ no replica depends on another. Random draws (dropout) are those of the run. The 
 Shapes:  R replicas, B samples, Q queries.
 """
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UnsupportedError, UsageError
 from ..replay import update
-from ..replay.tape import Places, Progress, RecipeSource, Removal, Tape, index, own_randomness, places, seed, thinned
-from ..replay.update import Slots
+from ..replay.tape import Places, Progress, RecipeSource, Removal, Tape, index, own_randomness, places, seed, thin_out
+from ..replay.update import Slots, distance
 from ..run.workers import spread
 from .cache import Rows
 from .losses import QueryLoss, QuerySet, losses
@@ -37,6 +36,7 @@ SAVED_BYTES = 512 << 20  # what the backward pass of a stack may keep
 MOST = 256
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2}  # of the first steps' displacement
 Cut = tuple[Places, float]  # where a removal bites, and its share
+Theta = tuple[Tensor, ...]
 
 
 def leave_out(
@@ -65,7 +65,7 @@ def leave_out(
         tape = Tape(recipe, args=args, dtype=dtype)
         occurrences = index(tape.ids)
         cuts = [(places(removal, occurrences), removal.share) for removal in removals]
-        tape.record(thinned([min(gone) for gone, _ in cuts], tape.affordable()))
+        tape.record(thin_out([min(gone) for gone, _ in cuts], tape.affordable()))
         base = losses(tape.recipe, query_loss)
         rows = Rows(cache, (tape.start, tape.end), base)
         return _all(tape, cuts, query_loss, rows, vectorised, progress)
@@ -190,7 +190,7 @@ class Replicas:
             known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
             update.advance_(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
 
-    def theta(self, r: int) -> tuple[Tensor, ...]:
+    def theta(self, r: int) -> Theta:
         """The parameters of replica r."""
         return tuple(x[r].detach() for x in self.slots.theta)
 
@@ -208,7 +208,7 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
     if len({id(p) for p in tape.parameters}) < sum(p.requires_grad for p in tape.recipe.model.parameters()):
         return "the optimizer does not hold all trainable parameters"
     end = min(first + 3, tape.length)
-    plain = _displaced(tape, cut, first, end)
+    before, plain = _displaced(tape, cut, first, end)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # torch would loop inside
@@ -218,8 +218,8 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
                 stack.step(t)
     except Exception as error:  # whatever torch.func cannot do; the plain replay gives the same numbers
         return f"torch.func cannot stack this model ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
-    wrong = max(_distance(stack.theta(r), plain[r]) for r in (0, 1))
-    size = _distance(plain[0], tuple(tape.states[start]["m"][n] for n in _names(tape)))
+    wrong = max(distance(stack.theta(r), plain[r]) for r in (0, 1))
+    size = distance(plain[0], before)
     if wrong <= TOLERANCE.get(tape.parameters[0].dtype, 1e-1) * size:
         return None
     return f"stacked and plain replays differ by {wrong / max(size, 1e-300):.1e} of the first steps' displacement"
@@ -237,23 +237,16 @@ class _Losses(nn.Module):
         return self._of(self.model, batch)
 
 
-def _displaced(tape: Tape, cut: Cut, first: int, end: int) -> list[tuple[Tensor, ...]]:
-    """Parameters before step `end`, without and with the removal, by plain replays."""
+def _displaced(tape: Tape, cut: Cut, first: int, end: int) -> tuple[Theta, list[Theta]]:
+    """Parameters at the state that replays start from, and before step `end`, without and with the removal, by plain replays."""
     out = []
     for gone, share in (({}, 1.0), cut):
-        for t in range(tape.rewind(first), end):
+        start = tape.rewind(first)
+        before = update.slots(tape.optimizer).theta
+        for t in range(start, end):
             tape.step(t, tape.without(t, gone, share))
-        out.append(tuple(p.detach().clone() for p in tape.parameters))
-    return out
-
-
-def _names(tape: Tape) -> list[str]:
-    names = {id(p): name for name, p in tape.recipe.model.named_parameters()}
-    return [names[id(p)] for p in tape.parameters]
-
-
-def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float((x - y).double().square().sum()) for x, y in zip(a, b, strict=True)))
+        out.append(update.slots(tape.optimizer).theta)
+    return before, out
 
 
 def _saved_bytes(tape: Tape) -> int:

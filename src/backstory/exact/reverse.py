@@ -31,7 +31,7 @@ from ..replay import update
 from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness
-from ..replay.update import Slots
+from ..replay.update import Slots, distance
 from ..results.influence import Influence
 from ..run.run import Run
 from .cache import ProgressFile
@@ -145,14 +145,12 @@ def _pulled(after: Slots, leaves: Sequence[tuple[Tensor, ...]], x: Slots) -> lis
 
 def _check(after: Slots, moment: Moment, t: int) -> None:
     """The step that is differentiated must be the step that torch took."""
-    wrong, size = 0.0, 0.0
-    for x, y, z in zip(after.theta, moment.after.theta, moment.before.theta, strict=True):
-        wrong += float((x.detach() - y).double().square().sum())
-        size += float((y - z).double().square().sum())
-    if wrong**0.5 > TOLERANCE.get(after.theta[0].dtype, 1e-1) * size**0.5 + 1e-300:
+    wrong = distance(after.theta, moment.after.theta)
+    size = distance(moment.after.theta, moment.before.theta)
+    if wrong > TOLERANCE.get(after.theta[0].dtype, 1e-1) * size + 1e-300:
         raise NumericalError(
             f"step {t} as differentiated is not the step that the optimizer took: they differ by "
-            f"{(wrong / max(size, 1e-300)) ** 0.5:.1e} of its length. Does every trained parameter get a gradient in each "
+            f"{wrong / max(size, 1e-300):.1e} of its length. Does every trained parameter get a gradient in each "
             "step, and does the loss depend on nothing but the model, the batch and torch's generator?"
         )
 

@@ -32,7 +32,7 @@ from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
 from ..recording.step import safe_inverse
 from ..replay.recipe import stored_args
-from ..replay.reproduction import Reproduction, fingerprints, judged
+from ..replay.reproduction import Reproduction, fingerprints, judge
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..results.influence import Hit
 from ..run.embed import ContractionChoice
@@ -95,7 +95,7 @@ def tokens(
         tape = Tape(recipe, args=args, length=step if vectors is None else last + 1)
         watcher = _Positions(run, tape, _places(tape, pairs), positions)
         if check:
-            watcher.compare(run, lambda t: judged(run, recipe, t, args=args, until=tape.length))
+            watcher.compare(run, lambda t: judge(run, recipe, t, args=args, until=tape.length))
         tape.record((), progress, watcher.watch)
         v = vectors
         if v is None:

@@ -31,7 +31,7 @@ class Scale(NamedTuple):
     right: Tensor | None  # (d_in,)
 
 
-def factored(v: Tensor, eps: float, shape: Shape, correction: float = 1.0) -> Scale:
+def factor_scale(v: Tensor, eps: float, shape: Shape, correction: float = 1.0) -> Scale:
     """P^½ from v̂ = v / `correction` and ε, in at least float32."""
     v = v.to(torch.promote_types(v.dtype, torch.float32))
     if not shape.d_in:
@@ -72,13 +72,13 @@ def _power(x: Tensor, v: Tensor, exponent: float) -> Tensor:
     return torch.where(v > 0, x**exponent, 0.0)
 
 
-def scaled(part: Contribution, scale: Scale, shape: Shape) -> Contribution:
+def scale_contribution(part: Contribution, scale: Scale, shape: Shape) -> Contribution:
     """ĝ = P^½ g of one call's contribution."""
     left, right = scale
     if isinstance(part, Sum):
         return Sum(part.values * left.to(part.values.dtype))
     if isinstance(part, Dense):
-        return Dense(scaled_dense(part.grads, scale, shape))
+        return Dense(scale_dense(part.grads, scale, shape))
     assert right is not None
     a = part.right * right.to(part.right.dtype)
     if part.left.is_floating_point():
@@ -86,7 +86,7 @@ def scaled(part: Contribution, scale: Scale, shape: Shape) -> Contribution:
     return Outer(part.left, a * left.to(a.dtype)[part.left][..., None])
 
 
-def scaled_dense(grads: Tensor, scale: Scale, shape: Shape) -> Tensor:
+def scale_dense(grads: Tensor, scale: Scale, shape: Shape) -> Tensor:
     """The same for gradients (B, *parameter.shape) written out: (B, d_out, d_in), or (B, d_out)."""
     left, right = (None if x is None else x.to(grads.dtype) for x in scale)
     assert left is not None
@@ -95,7 +95,7 @@ def scaled_dense(grads: Tensor, scale: Scale, shape: Shape) -> Tensor:
     return grads.reshape(-1, shape.d_out, shape.d_in) * left[:, None] * right
 
 
-def absorbed(basis: Basis, scale: Scale) -> Basis:
+def absorb_scale(basis: Basis, scale: Scale) -> Basis:
     """The basis that takes a row g where `basis` would take ĝ = P^½ g: far fewer numbers to scale than the row's factors."""
     left, right = scale
     return basis._replace(left=_times(left, basis.left), right=None if right is None else _times(right, basis.right))
@@ -104,7 +104,7 @@ def absorbed(basis: Basis, scale: Scale) -> Basis:
 def dual(whole: Tensor, basis: Basis, scale: Scale, shape: Shape) -> Tensor:
     """L̃ᵀ G R̃ with L̃ = P_L^{−½} L, R̃ likewise: (product,), whose product with Lᵀ ĥ R is ⟨h, G⟩ as far as the sides hold h."""
     inverse = Scale(_inverse(scale.left), None if scale.right is None else _inverse(scale.right))
-    return project_dense(whole[None], shape, absorbed(basis._replace(core=None), inverse))[0]
+    return project_dense(whole[None], shape, absorb_scale(basis._replace(core=None), inverse))[0]
 
 
 def _inverse(x: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def worth_it(m: int, n: int) -> bool:
     return m + n < m * n
 
 
-def factored(rows: Tensor, blocks: Sequence[Block]) -> Tensor:
+def split_factors(rows: Tensor, blocks: Sequence[Block]) -> Tensor:
     """Rows (N, p) -> (N, Σ parts); raises where a block is no outer product."""
     if all(isinstance(b, int) for b in blocks):
         return rows
@@ -131,11 +131,11 @@ def _or_one(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, 1.0)
 
 
-def multiplied(kept: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """The inverse of `factored`: (N, Σ parts) -> (N, p)."""
+def multiply_factors(factors: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """The inverse of `split_factors`: (N, Σ parts) -> (N, p)."""
     if all(isinstance(b, int) for b in blocks):
-        return kept
-    cut, out = iter(kept.split(parts(blocks), 1)), []
+        return factors
+    cut, out = iter(factors.split(parts(blocks), 1)), []
     for block in blocks:
         first = next(cut)
         out.append(first if isinstance(block, int) else (first[:, :, None] * next(cut)[:, None]).flatten(1))

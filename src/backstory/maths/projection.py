@@ -35,7 +35,7 @@ Shapes:  d original, r kept of a side, q = 2 r, B samples, S positions.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -73,7 +73,7 @@ class Shape(NamedTuple):
     d_in: int
     r_out: int
     r_in: int
-    kept: int = 0  # columns of the core, 0 where there is none
+    core: int = 0  # columns of the core, 0 where there is none
 
     @property
     def product(self) -> int:
@@ -83,7 +83,7 @@ class Shape(NamedTuple):
     @property
     def dims(self) -> int:
         """How many numbers a row has."""
-        return self.kept or self.product
+        return self.core or self.product
 
 
 def shape_of(shape: torch.Size, rank: tuple[int, int] | None) -> Shape:
@@ -102,23 +102,22 @@ def random_matrix(d: int, r: int, *, seed: int, name: str) -> Tensor:
 
 
 def random_basis(shape: Shape, *, seed: int, name: str) -> Basis:
-    """Seeded Gaussian sides; a side that keeps everything is the identity."""
-
-    def side(which: str, d: int, r: int) -> Side:
-        return None if r >= d else random_matrix(d, r, seed=seed, name=f"{name}/{which}")
-
-    return Basis(side("left", shape.d_out, shape.r_out), side("right", shape.d_in, shape.r_in))
+    """Seeded Gaussian sides."""
+    return _basis(shape, lambda side, d, r: random_matrix(d, r, seed=seed, name=f"{name}/{side}"))
 
 
 def mask_basis(shape: Shape, *, seed: int, name: str) -> Basis:
     """Seeded choice of coordinates on each side."""
+    return _basis(
+        shape,
+        lambda side, d, r: torch.randperm(d, generator=_generator(seed, f"{name}/{side}", d, r))[:r].sort().values,
+    )
 
-    def side(which: str, d: int, r: int) -> Side:
-        if r >= d:
-            return None
-        return torch.randperm(d, generator=_generator(seed, f"{name}/{which}", d, r))[:r].sort().values
 
-    return Basis(side("left", shape.d_out, shape.r_out), side("right", shape.d_in, shape.r_in))
+def _basis(shape: Shape, side: Callable[[str, int, int], Tensor]) -> Basis:
+    """`side(name, d, r)` for both sides; one that keeps everything is the identity."""
+    both = ("left", shape.d_out, shape.r_out), ("right", shape.d_in, shape.r_in)
+    return Basis(*(None if r >= d else side(name, d, r) for name, d, r in both))
 
 
 def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
@@ -319,10 +318,10 @@ def learned_basis(
 def _top(moment: Tensor, omega: Tensor | None, r: int) -> Tensor:
     """(d, r), largest first."""
     vectors = torch.linalg.eigh(moment.double())[1].flip(1) if omega is None else _nystrom(moment, omega)
-    return signed(vectors[:, :r]).to(moment.dtype).contiguous()
+    return fix_signs(vectors[:, :r]).to(moment.dtype).contiguous()
 
 
-def signed(vectors: Tensor) -> Tensor:
+def fix_signs(vectors: Tensor) -> Tensor:
     """Eigenvectors (d, r) with a sign that rounding does not decide: all on one side of a plane without symmetry.
 
     The sign of the largest entry would not do. Where two classes are learned, an eigenvector is (1, −1)/√2.
@@ -352,13 +351,11 @@ class Spectrum(NamedTuple):
     vectors: Tensor  # (n, m)
 
 
-def widened(shape: Shape) -> Shape:
+def widen(shape: Shape) -> Shape:
     """The same parameter with wider sides."""
     if not shape.d_in:
         return shape
-    return Shape(
-        shape.d_out, shape.d_in, min(shape.d_out, WIDER * shape.r_out), min(shape.d_in, WIDER * shape.r_in)
-    )  # fmt: skip
+    return shape._replace(r_out=min(shape.d_out, WIDER * shape.r_out), r_in=min(shape.d_in, WIDER * shape.r_in))
 
 
 def spectrum(C: Tensor, most: int) -> Spectrum:
@@ -369,7 +366,7 @@ def spectrum(C: Tensor, most: int) -> Spectrum:
         Q = _leading(C, most)  # (n, m)
         values, inner = torch.linalg.eigh(Q.T @ (C @ Q))
         vectors = Q @ inner
-    return Spectrum(values.flip(0).clamp_min(0).double(), signed(vectors.flip(1)))
+    return Spectrum(values.flip(0).clamp_min(0).double(), fix_signs(vectors.flip(1)))
 
 
 def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
@@ -381,7 +378,7 @@ def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
     if not m:
         return Spectrum(values.new_zeros(1), torch.eye(X.shape[1], 1, dtype=X.dtype))
     vectors = wide.T @ (U[:, :m] * values[:m].rsqrt())  # (n, m)
-    return Spectrum(values[:m], signed(vectors).to(X.dtype))
+    return Spectrum(values[:m], fix_signs(vectors).to(X.dtype))
 
 
 def _leading(C: Tensor, m: int) -> Tensor:
@@ -392,7 +389,7 @@ def _leading(C: Tensor, m: int) -> Tensor:
     return Q
 
 
-def allocated(values: Sequence[Tensor], budget: int) -> list[int]:
+def allocate(values: Sequence[Tensor], budget: int) -> list[int]:
     """How many coordinates each parameter keeps: at least one, `budget` in all, the largest eigenvalues first."""
     sizes = [len(v) for v in values]
     if not len(sizes) <= budget <= sum(sizes):
@@ -403,7 +400,7 @@ def allocated(values: Sequence[Tensor], budget: int) -> list[int]:
     return (1 + torch.bincount(owner[chosen], minlength=len(sizes))).tolist()
 
 
-def sufficient(values: Sequence[Tensor], wanted: float, most: int) -> int:
+def count_sufficient(values: Sequence[Tensor], wanted: float, most: int) -> int:
     """The fewest coordinates, at least one of each parameter, that hold the energy `wanted`; at most `most`.
 
     Where the eigenvalues do not add up to it, all of them that are more than rounding.

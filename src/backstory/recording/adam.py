@@ -14,7 +14,7 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..capture.updates import OptimizerReader, Reading
 from ..errors import UnsupportedError
-from ..maths.adam import Scale, drift, dual, factored, size
+from ..maths.adam import Scale, drift, dual, factor_scale, size
 from ..maths.projection import Basis, project_dense
 from ..store.bases import PRECONDITIONED, RAW
 
@@ -91,7 +91,7 @@ class Adaptive:
 
     def _scale(self, block: Block) -> Scale:
         second = self._reader.second_moment(block.parameter)
-        return factored(second.v, second.eps, block.shape, second.correction)
+        return factor_scale(second.v, second.eps, block.shape, second.correction)
 
     def _diagonal(self, block: Block, basis: Basis) -> Tensor:
         second = self._reader.second_moment(block.parameter)

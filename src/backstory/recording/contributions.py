@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..capture.modules import Block
 from ..errors import UsageError
-from ..maths.adam import Scale, absorbed, scaled
+from ..maths.adam import Scale, absorb_scale, scale_contribution
 from ..maths.layers import Contribution, Outer, Terms, terms
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
@@ -68,7 +68,7 @@ class Gathered:
         self._check_unchanged()
         for (slot, b), parts in self._waiting.items():
             sides = bases[b]._replace(core=None)
-            sides = sides if scales is None else absorbed(sides, scales[b])
+            sides = sides if scales is None else absorb_scale(sides, scales[b])
             wide = reduce(
                 torch.add, (self._projected(part, group, b, sides) for part, group in parts)
             )  # (B, K, product)
@@ -126,7 +126,7 @@ class Gathered:
             shape = self._blocks[b].shape
             for k, parts in _by_group(waiting, self.groups).items():
                 merged = merge(parts, shape)
-                moved = merged if scales is None else scaled(merged, scales[b], shape)
+                moved = merged if scales is None else scale_contribution(merged, scales[b], shape)
                 small = compact(moved, shape)
                 out[k, slot, b] = type(small)(*(x.cpu() for x in small))
         return out

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..capture import find_blocks
 from ..maths.blocked import chunk_rows
 from ..maths.encoding import DTYPES, SCALED, parts
-from ..maths.projection import Shape, widened
+from ..maths.projection import Shape, widen
 from ..replay.recipe import Recipe
 from ..run.compress import OCCURRENCES, RANK
 from .plan_trial import Trial
@@ -186,9 +186,9 @@ def _basis_bytes(kind: str, shapes: list[Shape]) -> int:
         return 0
     if kind == "mask":
         return 8 * sum(r for s in shapes for _, r in _sides(s))
-    if any(s.kept for s in shapes):  # as a warm-up has left them
-        return 4 * sum(s.product * s.kept + sum(d * r for d, r in _sides(s)) for s in shapes)
-    wide = [widened(s) for s in shapes] if kind == "learned" else shapes
+    if any(s.core for s in shapes):  # as a warm-up has left them
+        return 4 * sum(s.product * s.core + sum(d * r for d, r in _sides(s)) for s in shapes)
+    wide = [widen(s) for s in shapes] if kind == "learned" else shapes
     cored = sum(s.dims for s in wide) > sum(s.dims for s in shapes)
     sides = 4 * sum(d * r for s in wide for d, r in _sides(s))
     return sides + (_core_bytes(wide, sum(s.dims for s in shapes)) if cored else 0)

@@ -19,7 +19,8 @@ from ..maths.projection import (
     Basis,
     Shape,
     Spectrum,
-    allocated,
+    allocate,
+    count_sufficient,
     energy,
     learned_basis,
     mask_basis,
@@ -29,8 +30,7 @@ from ..maths.projection import (
     random_basis,
     spectrum,
     spectrum_of_rows,
-    sufficient,
-    widened,
+    widen,
 )
 
 LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
@@ -63,7 +63,7 @@ class Learned(NamedTuple):
 
 def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learned:
     """As many coordinates as `layout` has, or the fewest that hold `share` of the rows' energy, and no more than these."""
-    wide = [(name, widened(shape)) for name, shape in layout]
+    wide = [(name, widen(shape)) for name, shape in layout]
     budget = sum(shape.dims for _, shape in layout)
     if share is None and sum(shape.dims for _, shape in wide) <= budget:  # everything fits
         return Learned([_laid_out(x) for x in _sides(rows, layout, seed)], [shape for _, shape in layout])
@@ -71,11 +71,11 @@ def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learn
     bases = _sides(rows, wide, seed)
     spectra = list(_spectra(rows, wide, bases, [LEADING * shape.dims for _, shape in layout], counts))
     values = [x.values for x in spectra]
-    sizes = allocated(values, budget if share is None else sufficient(values, share * whole, budget))
+    sizes = allocate(values, budget if share is None else count_sufficient(values, share * whole, budget))
     cores = [
         _laid_out(x._replace(core=s.vectors[:, :n].float())) for x, s, n in zip(bases, spectra, sizes, strict=True)
     ]
-    shapes = [shape._replace(kept=n) for (_, shape), n in zip(wide, sizes, strict=True)]
+    shapes = [shape._replace(core=n) for (_, shape), n in zip(wide, sizes, strict=True)]
     return Learned(cores, shapes, None if share is None else _share(values, sizes, whole))
 
 

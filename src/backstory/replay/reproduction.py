@@ -134,7 +134,7 @@ def reproduction(
             raise UsageError(f"the recipe has {tape.length} steps, the run {run.n_steps}; give the run's own recipe.")
         for t in _side_by_side((tape,), progress):
             if t in known and fingerprint(tape.recipe.model) != known[t]:
-                return judged(run, recipe, t, args=args, until=until, progress=progress)
+                return judge(run, recipe, t, args=args, until=until, progress=progress)
     return Reproduction(tuple(t for t in known if t <= tape.length))
 
 
@@ -148,7 +148,7 @@ def fingerprints(run: Run) -> dict[int, str]:
     return {int(t): word for t, word in sorted(run.config.get("fingerprints", {}).items(), key=lambda x: int(x[0]))}
 
 
-def judged(
+def judge(
     run: Run,
     recipe: RecipeSource,
     step: int,

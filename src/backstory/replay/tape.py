@@ -139,7 +139,7 @@ class Tape:
     ) -> None:
         torch.manual_seed(0)
         self.recipe = in_precision(build_recipe(recipe, args), dtype)
-        self.parameters = update.trained(self.recipe.optimizer)
+        self.parameters = update.trained_parameters(self.recipe.optimizer)
         self.obstacle = update.obstacle(self.recipe.optimizer)
         self.length = _length(self.recipe, length)
         self.start, self.end = fingerprint(self.recipe.model), ""
@@ -264,7 +264,7 @@ def restore(recipe: Recipe, state: State) -> None:
         recipe.schedule.load_state_dict(copied["s"])
 
 
-def thinned(steps: Collection[int], count: int) -> list[int]:
+def thin_out(steps: Collection[int], count: int) -> list[int]:
     """At most `count` of the steps, evenly spread, the first among them."""
     ordered = sorted(set(steps))
     if len(ordered) <= count:

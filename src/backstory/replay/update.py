@@ -12,6 +12,7 @@ Written from torch's documentation, apart from `capture.optimizers`: an oracle o
 Shapes:  parameters keep their shapes; with lead = 1 all tensors have R replicas in front.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def obstacle(optimizer: Optimizer) -> str | None:
     return None
 
 
-def trained(optimizer: Optimizer) -> list[Tensor]:
+def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
     """The parameters in the order of all tuples here."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
@@ -78,7 +79,7 @@ def slots(optimizer: Optimizer) -> Slots:
     """Detached copies of θ, m and v."""
     names = ("momentum_buffer", "") if isinstance(optimizer, SGD) else ("exp_avg", "exp_avg_sq")
     first = [c.momentum for c in coefficients(optimizer)]
-    parameters = trained(optimizer)
+    parameters = trained_parameters(optimizer)
 
     def read(name: str, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
         states = [optimizer.state.get(p, {}).get(name) for p in parameters]
@@ -91,12 +92,17 @@ def slots(optimizer: Optimizer) -> Slots:
     return Slots(tuple(p.detach().clone() for p in parameters), read(names[0], first), read(names[1], second))
 
 
+def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """‖a − b‖ over all tensors, in float64."""
+    return math.sqrt(sum(float((x.detach() - y).double().square().sum()) for x, y in zip(a, b, strict=True)))
+
+
 def update(
     now: Slots, grads: Sequence[Tensor], steps: Sequence[Coefficients], max_norm: float | None, lead: int = 0
 ) -> Slots:
     """The state after the step."""
     if max_norm is not None:
-        grads = clipped(grads, max_norm, lead)
+        grads = clip(grads, max_norm, lead)
     moved = [_one(*args) for args in zip(now.theta, now.m, now.v, grads, steps, strict=True)]
     theta, m, v = zip(*moved, strict=True)
     return Slots(theta, m, v)
@@ -107,26 +113,22 @@ def advance_(
 ) -> None:
     """The same in place, without derivatives; the gradients' memory is used up."""
     if max_norm is not None:
-        _clip_(grads, max_norm, lead)
-    for theta, m, v, g, c in zip(now.theta, now.m, now.v, grads, steps, strict=True):
-        _one_(theta, m, v, g, c)
+        for g, c in zip(grads, _clip_factors(grads, max_norm, lead), strict=True):
+            g.mul_(c)
+    for args in zip(now.theta, now.m, now.v, grads, steps, strict=True):
+        _one_(*args)
 
 
-def clipped(grads: Sequence[Tensor], max_norm: float, lead: int = 0) -> list[Tensor]:
+def clip(grads: Sequence[Tensor], max_norm: float, lead: int = 0) -> list[Tensor]:
     """torch's clip_grad_norm_ over all parameters, for each replica on its own."""
-    c = _clip_factor(grads, max_norm, lead)
-    return [g * c.reshape(c.shape + (1,) * (g.dim() - lead)) for g in grads]
+    return [g * c for g, c in zip(grads, _clip_factors(grads, max_norm, lead), strict=True)]
 
 
-def _clip_(grads: Sequence[Tensor], max_norm: float, lead: int) -> None:
-    c = _clip_factor(grads, max_norm, lead)
-    for g in grads:
-        g.mul_(c.reshape(c.shape + (1,) * (g.dim() - lead)))
-
-
-def _clip_factor(grads: Sequence[Tensor], max_norm: float, lead: int) -> Tensor:
+def _clip_factors(grads: Sequence[Tensor], max_norm: float, lead: int) -> list[Tensor]:
+    """One number for each replica, shaped to scale each of the gradients."""
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(*g.shape[:lead], -1), dim=-1) for g in grads])
-    return torch.clamp(max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
+    c = torch.clamp(max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
+    return [c.reshape(c.shape + (1,) * (g.dim() - lead)) for g in grads]
 
 
 def _one(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: Coefficients) -> tuple[Tensor, Tensor, Tensor]:

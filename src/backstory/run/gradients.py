@@ -18,7 +18,7 @@ from ..capture.model_state import in_mode
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
 from ..errors import BackstoryError, MismatchError, NumericalError, StoreError, UsageError
-from ..maths.adam import Scale, scaled
+from ..maths.adam import Scale, scale_contribution
 from ..maths.layers import Contribution, Dense, Rule, rule_for
 from ..maths.projection import Basis, Shape, project, shape_of
 from ..store import RunStore
@@ -98,7 +98,7 @@ class _Place:
 
     def rows(self, part: Contribution) -> Tensor:
         """(Q, dims)."""
-        moved = part if self._scale is None else scaled(part, self._scale, self.block.shape)
+        moved = part if self._scale is None else scale_contribution(part, self._scale, self.block.shape)
         return project(moved, self.block.shape, self._basis)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..maths import encoding as enc
-from ..maths.encoding import Block, factored, multiplied, parts, sizes
+from ..maths.encoding import Block, multiply_factors, parts, sizes, split_factors
 from .records import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
 from .tables import Table
 
@@ -45,7 +45,7 @@ def tensor(column: pa.Array | pa.ChunkedArray) -> Tensor:
 
 def encoded(rows: Tensor, dims: Sequence[Block], encoding: str) -> list[Tensor]:
     """`[codes (n, Σp)]` or `[codes, scales (n, L)]`, on the CPU."""
-    codes, scales = enc.encode(factored(rows.detach().cpu(), dims), parts(dims), encoding)
+    codes, scales = enc.encode(split_factors(rows.detach().cpu(), dims), parts(dims), encoding)
     return [codes] if scales is None else [codes, scales]
 
 
@@ -54,7 +54,7 @@ def decoded(columns: Sequence[pa.Array], dims: Sequence[Block], dtype: torch.dty
     codes = tensor(columns[0])
     codes = codes.clone() if codes.dtype == dtype else codes
     found = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
-    return multiplied(found, dims)
+    return multiply_factors(found, dims)
 
 
 def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:
