@@ -11,6 +11,7 @@ from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 import backstory
 from backstory.errors import UsageError
 from backstory.insight.evolution import evolution
+from backstory.results.words import describe_change
 
 EARLY = list(dict.fromkeys(i for t in range(3) for i in ids_of(t)))
 
@@ -63,3 +64,17 @@ def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 3)
     with pytest.raises(UsageError, match="record with checkpoints=K"):
         evolution(backstory.open(tmp_path / "run"), model, loss, batch_of([1]))
+
+
+def test_the_life_of_one_sample_up_to_a_checkpoint(plain: Small) -> None:
+    sample = EARLY[0]
+    model = plain.run.load_weights(mlp(), 8)
+    found = evolution(plain.run, model, loss, plain.queries, 8, by={"it": [sample]})
+    assert (found.checkpoints, found.at, found.groups) == ((4, 8), 8, ("it", "(others)"))
+    expected = float(plain.run.query(model, loss, plain.queries, 8).sum_over([sample]).mean())
+    alone = found.only("it")
+    assert alone.mean[0, 1] == pytest.approx(expected, rel=1e-9)
+    assert len(alone.draw()["data"]) == 1
+    assert alone.words == found.words == (describe_change(found.mean[0].tolist()),)
+    thirds = evolution(plain.run, model, loss, plain.queries, 8)
+    assert [w.split(":")[0] for w in thirds.words] == ["early", "middle", "late"]

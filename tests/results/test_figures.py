@@ -123,3 +123,119 @@ def test_numbers_that_are_none_are_gaps() -> None:
     drawn = drawing.timeline(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
     assert drawn["data"][0]["y"] == [1.0, None]
     valid(drawn)
+
+
+BANDS = [("warm-up", 0, 20), ("basin", 20, 90), ("ascent", 90, 120)]
+
+
+def test_the_phases_are_shaded_and_named() -> None:
+    y = [0.01 * (k % 5) for k in range(120)]
+    drawn = drawing.timeline(y, y, BANDS, 120)
+    assert [(s["x0"], s["x1"]) for s in drawn["layout"]["shapes"]] == [(0, 20), (20, 90), (90, 120)]
+    assert [a["text"] for a in drawn["layout"]["annotations"]] == ["warm-up", "basin", "ascent"]
+    assert drawn["data"][0]["y"] == y
+    assert len(valid(drawn).data) == 3
+    narrow = drawing.timeline(y, y, [*BANDS[:1], ("basin", 20, 22), ("ascent", 22, 120)], 120)
+    assert [a["text"] for a in narrow["layout"]["annotations"]] == ["warm-up", "ascent"]
+    assert len(narrow["layout"]["shapes"]) == 3
+    assert drawing.timeline(y, y)["layout"]["shapes"] == []
+
+
+def test_one_far_step_does_not_flatten_the_timeline() -> None:
+    near = [0.001 * (1 + k % 3) for k in range(200)]
+    drawn = drawing.timeline([*near, -4.0], [*near, 0.01])
+    assert drawn["data"][0]["y"][-1] == -4.0
+    assert -0.001 < drawn["layout"]["yaxis"]["range"][0] < 0
+    assert (drawn["data"][-1]["x"], drawn["data"][-1]["customdata"]) == ([200], [-4.0])
+
+
+def test_losses_that_nobody_recorded_are_not_drawn() -> None:
+    assert drawing.loss([None, float("nan")]) is drawing.loss([]) is None
+    drawn = drawing.loss([2.0, 1.0])
+    assert valid(drawn).data[0].y == (2.0, 1.0)
+
+
+def test_the_timeline_of_a_query_has_the_sign_in_colour_and_keeps_its_steps() -> None:
+    drawn = drawing.by_step([4, 5, 6], [0.5, -0.25, 0.0], [0.1, 0.2, 0.3])
+    assert drawn is not None
+    assert (drawn["data"][0]["x"], drawn["data"][0]["y"]) == ([4, 5, 6], [0.5, -0.25, 0.0])
+    assert drawn["data"][0]["marker"]["color"] == ["var(--helped)", "var(--hurt)", "var(--helped)"]
+    assert [k["name"] for k in drawn["layout"]["meta"]["key"]][:2] == ["step helped", "step hurt"]
+    assert drawing.by_step([], [], []) is None
+    valid(drawn)
+    long = drawing.by_step(range(100, 740), [1.0] * 640, [1.0] * 640)
+    assert long is not None
+    assert (len(long["data"][0]["x"]), long["data"][0]["x"][:2]) == (drawing.BARS, [101, 105])
+
+
+def test_places_are_those_of_the_rankings_and_gaps_stay_gaps() -> None:
+    rankings = [["b", "old", "a", "third"], ["b"], ["a", "b"]]
+    drawn = drawing.places(["a", "b", "x"], [40, 80, 120], rankings, "var(--ink)")
+    assert drawn is not None
+    assert [t["y"] for t in drawn["data"]] == [[3, None, 1], [1, 1, 2], [2, None, None]]
+    assert [t["text"] for t in drawn["data"]] == [["", "", "a"], ["", "", "b"], [""] * 3]
+    assert [t["opacity"] for t in drawn["data"]] == [1, 1, 0.4]
+    assert drawing.places(["x"], [40], [[]], "var(--ink)") is None
+    valid(drawn)
+
+
+def test_several_samples_are_followed_in_the_colour_of_their_sign() -> None:
+    drawn = drawing.evolution([40, 80], {"a": [0.3, 0.2], "<b>": [None, -0.1]}, signs=True)
+    assert drawn is not None
+    assert [t["y"] for t in drawn["data"]] == [[0.3, 0.2], [None, -0.1]]
+    assert [t["line"]["color"] for t in drawn["data"]] == ["var(--helped)", "var(--hurt)"]
+    assert [k["name"] for k in drawn["layout"]["meta"]["key"]] == ["a", "&lt;b&gt;"]
+    assert {t["mode"] for t in drawn["data"]} == {"lines+markers"}
+    assert drawn["layout"]["xaxis"]["tickvals"] == [40, 80]
+    assert drawing.evolution([40], {}) is drawing.evolution([], {"a": []}) is None
+    valid(drawn)
+
+
+def test_uses_and_overwriters_are_bars() -> None:
+    uses, later = drawing.occurrences([3, 9], [0.02, -0.005]), drawing.overwriters(["a"] * 12, [0.1] * 12)
+    assert later is not None
+    assert valid(uses).data[0].y == (0.02, -0.005)
+    assert len(valid(later).data[0].x) == drawing.MOST_BARS == len(later["layout"]["meta"]["items"])
+    assert drawing.occurrences([], []) is drawing.overwriters([], []) is None
+    left = drawing.overwritten(np.array([0.0, 0.25, 0.5]), 1.0)
+    assert left["data"][1]["y"] == [1.0, 0.75, 0.25]
+
+
+def test_sources_have_intervals_and_are_grey_where_these_include_zero() -> None:
+    rows, words = [(0.5, 0.2, 0.7), (-0.2, -0.5, 0.1)], ["helps", "not clear"]
+    drawn = drawing.sources(["<web>", "books"], rows, words)
+    assert drawn is not None
+    reach = drawn["data"][0]["error_x"]
+    assert (reach["arrayminus"], reach["array"]) == (pytest.approx([0.3, 0.3]), pytest.approx([0.2, 0.3]))
+    assert drawn["data"][0]["marker"]["color"] == ["var(--helped)", "var(--plain)"]
+    assert drawn["layout"]["meta"]["items"] == ["<web>", "books"]
+    assert drawn["data"][0]["y"] == ["&lt;web&gt;", "books"]
+    valid(drawn)
+
+
+def test_the_matrix_is_drawn_around_zero_and_grey_where_it_is_not_clear() -> None:
+    z = [[0.5, -0.1], [0.2, 0.3]]
+    drawn = drawing.matrix(["a", "b"], ["law", "news"], z, [[True, False], [False, True]])
+    assert drawn is not None
+    assert (drawn["data"][0]["z"], drawn["data"][0]["zmin"], drawn["data"][0]["zmax"]) == (z, -0.5, 0.5)
+    assert drawn["data"][1]["z"] == [[None, 0], [0, None]]
+    assert "not clear" in drawn["data"][1]["hovertemplate"]
+    assert {colour for _, colour in drawn["data"][1]["colorscale"]} == {"var(--plain)"}
+    assert drawing.matrix(["a"], ["law"], [[0.5]], [[True]]) is None
+    valid(drawn)
+
+
+def test_a_ranking_names_its_samples() -> None:
+    drawn = drawing.ranking(["a", "<b>"], [-0.2, -0.1])
+    assert drawn is not None
+    assert (drawn["data"][0]["x"], drawn["data"][0]["customdata"]) == ([1, 2], ["a", "&lt;b&gt;"])
+    assert drawn["layout"]["meta"]["items"] == ["a", "<b>"]
+    assert drawing.ranking([], []) is None
+    valid(drawn)
+
+
+def test_two_queries_are_compared_step_by_step() -> None:
+    drawn = drawing.compared((range(3), [0.1, 0.2, 0.3]), (range(3), [0.0, 0.1, 0.0]))
+    assert drawn is not None
+    assert [t["name"] for t in drawn["data"]] == ["first query", "second query"]
+    assert drawing.compared(([], []), (range(3), [0.0, 0.1, 0.0])) is None

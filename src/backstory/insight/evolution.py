@@ -6,7 +6,7 @@ else by one adjoint sweep for each checkpoint.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -57,6 +57,11 @@ class Evolution(Result):
         """How the influence of one group went, in a sentence."""
         return describe_change(figures.numbers(self.mean[self.groups.index(group)].tolist()))
 
+    def only(self, *groups: str) -> "Evolution":
+        """Some of the groups alone."""
+        rows = [self.groups.index(g) for g in groups]
+        return replace(self, groups=groups, mean=self.mean[rows], samples=self.samples[rows])
+
     def numbers(self) -> dict[str, Any]:
         """The means, and over how many samples they are, by group."""
         means, counts = (dict(zip(self.groups, x.tolist(), strict=True)) for x in (self.mean, self.samples))
@@ -102,15 +107,16 @@ def evolution(
 
 def evolution_of(run: Run, influences: Sequence[Influence], *, by: str | Ids = "thirds") -> Evolution:
     """The same from the influence on one query at each checkpoint."""
+    last = influences[-1]
     names, group = grouped(run, by)
     means, counts = [], []
     for influence in influences:
         of = group[: len(influence)]
         sums = np.bincount(of, weights=influence.only(None).scores[0].numpy(), minlength=len(names))
-        count = np.array([len(np.unique(influence.sample_ids[of == g])) for g in range(len(names))], dtype=float)
+        count = influence.count_samples(of, len(names)).astype(float)
         means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
         counts.append(count)
-    last, steps, methods = influences[-1], [x.at for x in influences], tuple(x.method for x in influences)
+    steps, methods = [x.at for x in influences], tuple(x.method for x in influences)
     return Evolution(
         last.at, tuple(steps), names, np.stack(means, 1), np.stack(counts, 1), methods, last.caveats, last.quality
     )

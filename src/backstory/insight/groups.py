@@ -58,10 +58,12 @@ def _named(samples: Texts, by: Ids) -> tuple[tuple[str, ...], NDArray[np.int64]]
     every = [x for ids in wanted.values() for x in ids]
     if not every or len(set(every)) < len(every):
         raise UsageError("a sample is in two groups, or there is none; give each group samples of its own.")
-    if unknown := set(every) - set(samples.tolist()):
+    present, inverse = np.unique(samples, return_inverse=True)
+    if unknown := set(every) - set(present.tolist()):
         raise UsageError(
             f"{len(unknown)} of the samples never occurred, e.g. {min(unknown)!r}; name samples of the run."
         )
-    number = {x: k for k, ids in enumerate(wanted.values()) for x in ids}
-    group = np.array([number.get(x, len(wanted)) for x in samples.tolist()])
-    return (*wanted, *([OTHERS] if (group == len(wanted)).any() else [])), group
+    numbers = np.full(len(present), len(wanted))
+    for k, ids in enumerate(wanted.values()):
+        numbers[np.searchsorted(present, ids)] = k
+    return (*wanted, *([OTHERS] if (numbers == len(wanted)).any() else [])), numbers[inverse]

@@ -243,6 +243,11 @@ class Influence(Result):
             )
         return at
 
+    def count_samples(self, group: Ints, n: int) -> Ints:
+        """How many different samples each of n groups has, given the group of each occurrence."""
+        names, inverse = self._index
+        return np.bincount(np.unique(group * len(names) + inverse) // max(1, len(names)), minlength=n)
+
     def by_step(self, query: int | str | None = None) -> ByStep:
         """The influence of each step's occurrences on a query: their sum, and their mean size."""
         self._need_all("by_step()")
