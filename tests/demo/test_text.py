@@ -99,5 +99,5 @@ def test_another_demo_s_run_is_left_alone(found: tuple[dict[str, Any], Path], tm
 
 
 def test_words_other_than_images_and_text_are_refused() -> None:
-    with pytest.raises(UsageError, match="expected images or text"):
+    with pytest.raises(UsageError, match="expected images, text or stories"):
         command.demo("poems")

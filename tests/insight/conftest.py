@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from tests.insight.runs import Small, small
 
-from backstory.store import files, spool, tables
+from backstory.store import files, tables
 
 
 def without_flush(patch: pytest.MonkeyPatch) -> None:
     def nothing(path: Path) -> None:
         """As if flushed."""
 
-    for module in (files, spool, tables):
+    for module in (files, tables):
         patch.setattr(module, "fsync", nothing)
 
 

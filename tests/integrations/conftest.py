@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backstory.store import files, spool, tables
+from backstory.store import files, tables
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -15,5 +15,5 @@ def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(path: Path) -> None:
         """As if flushed."""
 
-    for module in (files, spool, tables):
+    for module in (files, tables):
         monkeypatch.setattr(module, "fsync", nothing)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backstory.store import files, spool, tables
+from backstory.store import files, tables
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,7 @@ def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(path: Path) -> None:
         """As if flushed."""
 
-    for module in (files, spool, tables):
+    for module in (files, tables):
         monkeypatch.setattr(module, "fsync", nothing)
 
 

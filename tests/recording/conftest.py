@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backstory.store import files, spool, tables
+from backstory.store import files, tables
 
 
 @pytest.fixture(autouse=True)
@@ -12,5 +12,5 @@ def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(path: Path) -> None:
         """As if flushed."""
 
-    for module in (files, spool, tables):
+    for module in (files, tables):
         monkeypatch.setattr(module, "fsync", nothing)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import UsageError
-from backstory.store.ledger import Ledger
+from backstory.store import RunStore
 
 Trained = tuple[backstory.Run, nn.Module]
 
@@ -33,7 +33,7 @@ def both(tmp_path: Path, **settings: Any) -> tuple[Trained, Trained]:
     for name in ("plain", "factors"):
         with pytest.MonkeyPatch.context() as patch:
             if name == "plain":
-                patch.setattr(Ledger, "keep_factors", lambda self, factors: None)
+                patch.setattr(RunStore, "keep_factors", lambda self, factors: None)
             model = mlp(width=9)
             train(tmp_path / name, model, sgd(model, momentum=0.5), 6, **{**FULL, **settings})
         runs.append((backstory.open(tmp_path / name), model))

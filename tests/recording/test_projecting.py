@@ -273,10 +273,10 @@ from tests.recording import test_projecting
 from tests.support.loops import sgd, train
 from tests.recording.test_warmup import wide_batch, wide_net
 import backstory.recording.warmup as warmup
-import backstory.store.ledger as ledger
+import backstory.store.run_store as run_store
 
-place = {"learned": (warmup, "save_bases"), "basis": (warmup, "settle_layout"), "table": (ledger.tables, "commit_overwrite"),
-         "rows": (ledger.Ledger, "append")}[sys.argv[2]]
+place = {"learned": (warmup, "save_bases"), "basis": (warmup, "settle_layout"), "table": (run_store.tables, "commit_overwrite"),
+         "rows": (run_store.RunStore, "append")}[sys.argv[2]]
 done = getattr(*place)
 
 def dies(*args, **settings):

@@ -210,7 +210,7 @@ def test_the_diagonal_comes_back_in_float32(tmp_path: Path) -> None:
         none = store.diagonal(3, 3)
         assert none is not None
         assert none.shape == (0, 12)
-        with pytest.raises(UsageError, match="Ask within these"):
+        with pytest.raises(UsageError, match="Choose within these"):
             store.diagonal(0, 7)
         store.truncate(2)
         assert store.verify() == []

@@ -1,13 +1,17 @@
-"""Small files: atomic, durable, and clear about what went wrong."""
+"""Small files survive a crash; one writer at a time; steps that wait for their projection."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.store.builders import new_run, python
 
-from backstory.errors import DiskError, StoreError, UsageError
-from backstory.store import files
+from backstory.errors import DiskError, LockedError, StoreError, UsageError
+from backstory.store import RunStore, files
+from backstory.store.files import RunLock
 
 
 def test_json_and_tensors_come_back(tmp_path: Path) -> None:
@@ -80,3 +84,126 @@ def test_a_full_disk_is_known_by_number_and_by_text(code: int) -> None:
     assert files.disk_full(OSError(f"LanceError(IO): write failed (os error {code}), /x.rs:1"))
     assert not files.disk_full(OSError(2, "No such file"))
     assert not files.disk_full(OSError("(os error 2)"))
+
+
+def test_a_second_writer_in_this_process_is_refused(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 2):
+        with pytest.raises(LockedError, match=rf"written by process {os.getpid()} on .*choose another path"):
+            RunStore.open(tmp_path / "run", write=True)
+        assert RunStore.open(tmp_path / "run").n_steps() == 2
+    RunStore.open(tmp_path / "run", write=True).close()
+
+
+def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
+    code = "from backstory.store import RunStore\nRunStore.open(sys.argv[1], write=True)"
+    with new_run(tmp_path / "run"):
+        _, error = python(code, tmp_path / "run").communicate(timeout=60)
+    assert "LockedError" in error
+
+
+def test_the_lock_ends_with_its_process_even_if_a_forked_worker_lives_on(tmp_path: Path) -> None:
+    code = """
+import os, time, warnings
+from pathlib import Path
+from backstory.store.files import RunLock
+lock = RunLock(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    os.close(1); os.close(2)
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+    parent = python(code, tmp_path)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(LockedError):
+            RunLock(tmp_path)
+        parent.kill()
+        parent.communicate()
+        os.kill(child, 0)  # the worker is still there
+        _acquire_soon(tmp_path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def _acquire_soon(path: Path) -> RunLock:
+    """A just-killed process needs a moment to go."""
+    for _ in range(20):
+        try:
+            return RunLock(path)
+        except LockedError:
+            time.sleep(0.05)
+    return RunLock(path)
+
+
+def test_a_child_that_ends_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
+    code = """
+import os
+from pathlib import Path
+from backstory.errors import LockedError
+from backstory.store.files import RunLock
+lock = RunLock(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    lock.release()
+    os._exit(0)
+os.waitpid(child, 0)
+try:
+    RunLock(Path(sys.argv[1]))
+except LockedError:
+    print("still held")
+"""
+    out, _ = python(code, tmp_path).communicate(timeout=60)
+    assert out == "still held\n"
+
+
+def test_releasing_twice_is_fine(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    lock.release()
+    lock.release()
+    assert not lock.held
+    RunLock(tmp_path).release()
+
+
+def test_a_step_comes_back_with_its_facts(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        tensors = {"a": torch.randn(2, 3), "b/δ": torch.arange(4)}
+        size = store.spool(0, tensors, {"clip": 0.5, "ids": ["x", "ä"]})
+        assert size == (tmp_path / "run/spool/step-00000000.safetensors").stat().st_size
+        store.spool(1, tensors, {})
+    back, meta = RunStore.open(tmp_path / "run").read_spool(0)
+    assert meta == {"clip": 0.5, "ids": ["x", "ä"]}
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[k], tensors[k]) for k in tensors)
+
+
+def test_clearing_drops_the_later_steps_only(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        store.clear_spool()
+        for step in range(4):
+            store.spool(step, {"a": torch.zeros(1)}, {})
+        (tmp_path / "run/spool/step-00000009.safetensors.tmp").touch()
+        assert store.spooled() == [0, 1, 2, 3]
+        store.clear_spool(2)
+        assert store.spooled() == [0, 1]
+        assert len(list((tmp_path / "run/spool").iterdir())) == 2
+        store.clear_spool()
+        assert store.spooled() == []
+
+
+def test_an_unknown_step_says_which_there_are(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        store.spool(3, {"a": torch.zeros(1)}, {})
+        with pytest.raises(StoreError, match=r"step 5 is not in .*holds \[3\]"):
+            store.read_spool(5)
+
+
+def test_a_damaged_step_is_found_by_verify(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        store.spool(0, {"a": torch.zeros(9)}, {})
+        file = tmp_path / "run/spool/step-00000000.safetensors"
+        file.write_bytes(file.read_bytes()[:-4])
+        assert ["step-00000000" in line for line in store.verify()] == [True]

@@ -8,7 +8,7 @@ from tests.store.builders import record, split_record
 
 from backstory.maths.steps import NAMES
 from backstory.store import codec, layout
-from backstory.store.records import GROUP_KEYS, embeddings_schema, rows_schema, samples_schema, steps_schema
+from backstory.store.schema import GROUP_KEYS, embeddings_schema, rows_schema, samples_schema, steps_schema
 
 
 def text(schema: object) -> list[str]:

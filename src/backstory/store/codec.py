@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..maths import encoding as enc
 from ..maths.encoding import Block, multiply_factors, parts, sizes, split_factors
-from .records import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
+from .schema import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, rows_schema, steps_schema
 from .tables import Table
 
 SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once

@@ -19,7 +19,7 @@ from ..errors import NumericalError, StoreError, UsageError
 from ..maths import encoding as enc
 from .codec import encoded, read_vectors, vectors
 from .files import read_json, read_tensors, remove, write_json, write_tensors
-from .records import embeddings_schema
+from .schema import embeddings_schema
 from .tables import Table, commit_overwrite, write_fragment
 
 RowKeys = Callable[[int, int], tuple[Tensor, Tensor]]  # (lo, hi) -> step, pos of these rows
@@ -147,7 +147,7 @@ class Embeddings:
         n = table.count()
         if not 0 <= lo <= hi <= n:
             raise UsageError(
-                f"rows {lo} to {hi} were asked of the embedding for {self._of(at)}, which has {n}. Ask within these."
+                f"rows {lo} to {hi} are not all in the embedding for {self._of(at)}, which has {n}. Choose within these."
             )
         names = [name for name in ("e", "se") if name in table.schema.names]
         return read_vectors(table, names, self.dims, lo, hi, dtype)

@@ -1,13 +1,16 @@
-"""Small files of a run (JSON, safetensors), written so that a crash leaves the old one or the new one.
+"""Small files of a run (JSON, safetensors, the warm-up spool, the lock), written so that a crash leaves the old one or the new one.
 
 Every write goes to a temporary file in the same folder, is flushed to the disk, renamed over the
 old one, and the folder is flushed too. A full disk becomes a `DiskError`.
 """
 
 import errno
+import fcntl
 import json
 import os
 import re
+import socket
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +20,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ..errors import DiskError, StoreError, UsageError
+from ..errors import DiskError, LockedError, StoreError, UsageError
 
 TEMPORARY = ".tmp"
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_SPOOLED = re.compile(r"step-(\d{8,})\.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -163,3 +167,106 @@ def size_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+class Spool:
+    """The folder `spool` of a run: whole steps as files until their projection is known.
+
+    One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def put(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+        """Keep one step, durably; its size in bytes."""
+        if not self.folder.exists():
+            self.folder.mkdir()
+            fsync(self.folder.parent)
+        write_tensors(self._file(step), tensors, {"meta": json.dumps(dict(meta))})
+        return self._file(step).stat().st_size
+
+    def steps(self) -> list[int]:
+        """The steps kept, in order."""
+        names = [p.name for p in self.folder.iterdir()] if self.folder.exists() else []
+        return sorted(int(m[1]) for name in names if (m := _SPOOLED.fullmatch(name)))
+
+    def get(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What `put` was given."""
+        file = self._file(step)
+        if not file.exists():
+            raise StoreError(f"step {step} is not in {self.folder}; it holds {self.steps()}. Ask for one of these.")
+        return read_tensors(file), json.loads(read_metadata(file).get("meta", "{}"))
+
+    def clear(self, from_step: int = 0) -> None:
+        """Drop the steps from `from_step` on, last first: a crash leaves no gap."""
+        if not self.folder.exists():
+            return
+        for leftover in self.folder.glob(f"*{TEMPORARY}"):
+            leftover.unlink()
+        for step in reversed(self.steps()):
+            if step >= from_step:
+                self._file(step).unlink()
+        fsync(self.folder)
+
+
+class RunLock:
+    """One writer at a time: an exclusive `flock` on the file `lock` of a run; free it with `release`.
+
+    The kernel frees it when the process dies, even by `kill -9`. A forked child (a DataLoader worker)
+    would inherit the lock and keep it alive after its parent; so every child closes its copy at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lock"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
+            self._close()
+            raise LockedError(
+                f"{folder} is being written by {holder}; expected no other writer. "
+                "Wait until it ends, or stop it, or choose another path."
+            ) from error
+        self._sign()
+        _LOCKS.add(self)
+
+    def _sign(self) -> None:
+        """Leave a name in the file, for the message that another writer will see."""
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except OSError:
+            pass  # a full disk: the lock holds without the name
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds it."""
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Free the lock; safe to call twice."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._close()
+
+    def _close(self) -> None:
+        """Close this process's copy without unlocking: the parent of a forked child goes on holding it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_LOCKS: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_LOCKS):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

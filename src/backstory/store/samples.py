@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import UsageError
-from .records import SAMPLE_COLUMNS, samples_schema
+from .schema import SAMPLE_COLUMNS, samples_schema
 from .tables import Table
 
 _AT_ONCE = 500  # ids in one filter

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from .codec import SUMMED, checksum, slab_rows, tensor
-from .records import StepTable
+from .schema import StepTable
 from .tables import Table
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 
 from ..errors import BackstoryError, StoreError
-from .records import StepRecord
 from .run_store import RunStore
+from .schema import StepRecord
 
 Make = Callable[[], StepRecord]
 
