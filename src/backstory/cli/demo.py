@@ -10,8 +10,7 @@ from ..errors import UsageError
 from . import output
 from .options import Json
 
-DATA = "List and fetch the data sets of demos and experiments."
-data = typer.Typer(help=DATA, no_args_is_help=True)
+data = typer.Typer(help="List and fetch the data sets of demos and experiments.", no_args_is_help=True)
 
 
 def demo(
@@ -154,11 +153,6 @@ def _print_paths(result: Any, page: Path) -> None:
     times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
     output.line(f"Time: {times}.\nRun: {result.run}\nReport: {page}\nOpen it:  {program} serve {result.run}")
-
-
-@data.callback(help=DATA)
-def root() -> None:
-    """Hold the options of no command."""
 
 
 @data.command("list")

@@ -10,16 +10,10 @@ from .query import Request
 
 
 def timeline(
-    run: RunPath,
-    queries: Queries,
-    at: At = "final",
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    run: RunPath, queries: Queries, at: At = "final",
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """When did training data matter? Mean influence of each step by learning rate, and the phases of training."""
     from .. import insight
 
@@ -39,20 +33,14 @@ def timeline(
 
 
 def evolution(
-    run: RunPath,
-    queries: Queries,
-    at: At = "final",
+    run: RunPath, queries: Queries, at: At = "final",
     by: Annotated[
         str, typer.Option(help="thirds (samples by first use), steps (occurrences by step), source or label.")
     ] = "thirds",
     ids: Annotated[str | None, typer.Option(help="Comma-separated sample IDs to compare with the rest.")] = None,
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """How does the influence of groups of samples fade? Their mean influence on every stored checkpoint."""
     from .. import insight
 
@@ -78,19 +66,13 @@ TERMS = {
 
 
 def overwriting(
-    run: RunPath,
-    queries: Queries,
+    run: RunPath, queries: Queries,
     sample: Annotated[str, typer.Option(help="The sample whose influence is followed.")],
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
-    at: At = "final",
-    top: Top = 10,
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    at: At = "final", top: Top = 10,
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """Which later samples and steps overwrote a sample's influence?"""
     from .. import insight
 
@@ -117,13 +99,9 @@ def sources(
     ],
     by: Annotated[str, typer.Option(help="source or label.")] = "source",
     at: At = "final",
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """What is each source of data worth, and for which queries? With 95 % intervals."""
     from .. import insight
 
@@ -145,18 +123,12 @@ def sources(
 
 
 def harmful(
-    run: RunPath,
-    queries: Queries,
-    at: At = "final",
+    run: RunPath, queries: Queries, at: At = "final",
     top: Top = 10,
     without_last: Annotated[int, typer.Option(help="Leave out uses in so many of the last steps.", min=0)] = 0,
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """Which samples hurt most over a query set, and which helped? With their text if the run stores it."""
     from .. import insight
 

@@ -54,18 +54,10 @@ class Request(NamedTuple):
 
 
 def query(
-    run: RunPath,
-    queries: Queries,
-    at: At = "final",
-    top: Top = 5,
-    per: Per = "sample",
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    run: RunPath, queries: Queries, at: At = "final", top: Top = 5, per: Per = "sample",
+    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+) -> None:  # fmt: skip
     """Which training samples helped and hurt the model on a query?"""
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
     with request.opened("query") as (q, options):
