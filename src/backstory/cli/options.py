@@ -48,7 +48,7 @@ Contraction = Annotated[
     Any,
     typer.Option(
         parser=parse_contraction, metavar=f"{'|'.join(CONTRACTIONS)}|NUMBER",
-        help="Implicit damping of each step; never: the paper's recursion, which noisy curvature can expand.",
+        help="How far each step contracts; never: the paper's recursion, which noisy curvature can expand.",
     ),
 ]  # fmt: skip
 RecipeName = Annotated[
