@@ -1,179 +1,241 @@
-"""Shapes filled by hand, with hostile text in every place that a user can fill: what pages are made of, without a run."""
+"""Views of results filled by hand, with hostile text in every place that a user can fill: what pages are made of, without a run."""
 
 import base64
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+
+from backstory import insight
 from backstory.demo.digits import png
-from backstory.web import schemas as shapes
+from backstory.insight.neighbours import Neighbour, QueryInfluence
+from backstory.insight.phases import Phases, Side, Window
+from backstory.insight.sources import ALL, Value
+from backstory.results import figures
+from backstory.results.influence import Hit, Influence, Occurrences
+from backstory.results.quality import Quality
+from backstory.web.views import View, sample_path
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+QUALITY = Quality(steps=120, optimizer=f"Adam {HOSTILE}", curvature="empirical", projection="learned", retained=0.9)
+CHECKPOINTS = [40, 80, 120]
 PLACE: dict[str, Any] = {
     "run": "runs/exam<b>ple",
     "path": "/",
     "params": {},
     "query_sets": [{"name": "law", "count": 3}, {"name": "poems", "count": 2}],
-    "checkpoints": [40, 80, 120],
+    "checkpoints": CHECKPOINTS,
+    "has": {"text": True, "image": False, "source": True, "label": True},
     "can_type": True,
     "can_upload": True,
     "can_shade": True,
 }
+IDS = [f"law/{k}" for k in range(8)]
 
 
 def picture() -> str:
-    import torch
-
     return "data:image/png;base64," + base64.b64encode(png(torch.rand(8, 8))).decode()
 
 
-def sample(k: int, **more: Any) -> shapes.Sample:
+def sample(k: int, **more: Any) -> dict[str, Any]:
     text = f"The court held that sample {k}\nkeeps its line breaks. {HOSTILE}"
-    known = {"text": text, "label": f"label {k % 3}", "source": ("law", "poems")[k % 2], "value": 0.01 * (k - 2)}
-    return shapes.Sample(**{"id": f"law/{k}", "path": f"/samples/law%2F{k}", "steps": [k, k + 40], **known, **more})
+    known = {"text": text, "label": f"label {k % 3}", "source": ("law", "poems")[k % 2], "image": None}
+    return {"id": f"law/{k}", "path": sample_path(f"law/{k}"), "steps": [k, k + 40], **known, **more}
 
 
-def hit(k: int, influence: float, **more: Any) -> shapes.Hit:
-    words = shapes.HELPED if influence > 0 else shapes.HURT
-    known = {"sample": sample(k), "step": 40 + k, "influence": influence, "words": words, "occurrences": 2}
-    return shapes.Hit(**{**known, "common": ["court", "held"], **more})
+def samples_by_id() -> dict[str, Any]:
+    return {f"law/{k}": sample(k) for k in range(8)}
 
 
-def phases(present: bool = True) -> shapes.Phases:
-    side: dict[str, Any] = {"present": present, "p": 0.002, "level": 1.0}
-    windows = [shapes.Window(name="early", first=0, last=20, level=3.2, times_basin=4.0)] if present else []
-    three = "Three phases: warm-up until step 20, basin until step 90, then ascent."
-    return shapes.Phases(
-        present=present, shape="three phases" if present else "falls", basin=0.8, windows=windows, steps=120,
-        words=three if present else "Influence falls during training.",
-        warm_up=shapes.Side(**side, boundary=20 if present else None),
-        ascent=shapes.Side(**side, boundary=90 if present else None),
-    )  # fmt: skip
+def phases(present: bool = True) -> Phases:
+    side = Side(present, 0.002, 1.0 if present else None, 20 if present else None)
+    windows = (Window("early", 0, 20, 3.2, 4.0),) if present else ()
+    shape = "three phases" if present else "falls"
+    return Phases(present, shape, side, replace(side, boundary=90 if present else None), 0.8, windows, 120)
 
 
-def timeline(**more: Any) -> shapes.Timeline:
-    curve = [3 * math.exp(-t / 9) + 0.6 + 0.3 * math.sin(1.7 * t) + (0.03 * max(0, t - 90)) for t in range(120)]
-    gaps = [None if t % 10 == 3 else x for t, x in enumerate(curve)]
-    known = {"queries": "law", "at": 120, "influence": curve, "rate": [0.02] * 120, "per_rate": gaps, "size": curve}
-    loss = [2.3 * math.exp(-t / 30) + 0.2 for t in range(120)]
-    return shapes.Timeline(
-        **{**known, "loss": loss, "phases": phases(), "notes": ["the mean over 3 queries"], "unit": "loss", **more}
-    )
+def timeline(present: bool = True, **more: Any) -> View:
+    curve = np.array([3 * math.exp(-t / 9) + 0.6 + 0.3 * math.sin(1.7 * t) + 0.03 * max(0, t - 90) for t in range(120)])
+    gaps = np.where(np.arange(120) % 10 == 3, np.nan, curve)
+    loss = np.array([2.3 * math.exp(-t / 30) + 0.2 for t in range(120)])
+    known = (120, curve, np.full(120, 0.02), gaps, curve, loss, phases(present), ("the mean over 3 queries",), QUALITY)
+    result = insight.Timeline(*known)
+    return View({**result.as_dict(), "queries": "law", **more}, result.drawings())
 
 
-def trust() -> shapes.Trust:
-    return shapes.Trust(words=["SGD's steps are modelled exactly.", f"A weakness {HOSTILE}"])
-
-
-def overview(**more: Any) -> shapes.Overview:
+def overview(**more: Any) -> View:
+    when = more.pop("when", None) or timeline()
     known: dict[str, Any] = {
         "name": "example", "created": "2025-11-16T09:30:00+00:00", "model": "Sequential, 12,345 parameters", "optimizer": "AdamW", "steps": 120,
         "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "projection": "learned", "recipe": "a.b:c",
-        "checkpoints": [40, 80, 120], "query_sets": PLACE["query_sets"], "default_queries": "law", "can_type": True,
-        "can_upload": True, "can_shade": True, "has": shapes.Has(text=True, image=False, source=True, label=True),
-        "loss": timeline().loss, "quality": trust(), "notes": ["a note"], "missing": ["an image: the recipe has no page.image"],
-        "timeline": timeline(),
+        **{k: PLACE[k] for k in ("checkpoints", "query_sets", "has", "can_type", "can_upload", "can_shade")}, "default_queries": "law",
+        "loss": when.data["loss"], "quality": QUALITY.as_dict(), "caveats": ["a caveat"], "missing": ["an image: the recipe has no image="],
+        "sign": Influence.sign, "timeline": when.data,
     }  # fmt: skip
-    return shapes.Overview(**{**known, **more})
+    return View({**known, **more}, when.figures)
 
 
-def samples(**more: Any) -> shapes.Samples:
-    items = [sample(k, value=None if k == 3 else 0.01 * (k - 2)) for k in range(5)]
-    known = {"total": 123, "page": 2, "per": 5, "sort": "value", "queries": "law", "items": items}
-    return shapes.Samples(**{**known, "sources": ["law", "poems", HOSTILE], "labels": ["label 0", "label 1"], **more})
-
-
-def life(**more: Any) -> shapes.Life:
-    known: dict[str, Any] = {
-        "sample": sample(1), "queries": "law", "at": 120,
-        "occurrences": [shapes.Occurrence(step=s, influence=x, norm=1.5) for s, x in ((1, 0.02), (41, -0.005), (81, 0.01))],
-        "evolution": [shapes.AtCheckpoint(at=a, influence=x) for a, x in ((40, 0.04), (80, 0.02), (120, 0.015))],
-        "helped": [shapes.OnQuery(query=f"law 0 {HOSTILE}", index=0, path="/queries/law/0", influence=0.02)],
-        "hurt": [shapes.OnQuery(query="poems 1", index=1, path="/queries/poems/1", influence=-0.001)],
-        "erased_by": None, "lost": None, "saturation": None,
-        "neighbours": [shapes.Neighbour(sample=sample(k), similarity=0.9 - 0.2 * k) for k in range(6)],
-        "notes": ["a note"], "unit": "units of the queries' mean loss",
-    }  # fmt: skip
-    return shapes.Life(**{**known, **more})
-
-
-def saturated() -> shapes.Life:
-    terms = shapes.Saturation(just_after=0.05, momentum=0.01, erased=0.03, decay=0.005, left=0.025)
-    erasers = [shapes.Eraser(sample=sample(k), step=60 + k, erased=0.01 / (k + 1)) for k in range(4)]
-    return life(saturation=terms, erased_by=erasers, lost=0.025)
-
-
-def sources(**more: Any) -> shapes.Sources:
-    names = ("law", "poems", HOSTILE)
-    values = [
-        shapes.SourceValue(name=n, samples=320, value=0.4 - 0.3 * k, low=0.2 - 0.3 * k, high=0.7 - 0.3 * k, path=f"/samples?source={k}")
-        for k, n in enumerate(names)
-    ]  # fmt: skip
-    matrix = [[0.5, -0.1], [0.05, 0.3], [-0.2, -0.02]]
-    known = {"by": "source", "at": 120, "sources": values, "domains": ["law", "poems"], "matrix": matrix}
-    return shapes.Sources(**{**known, "interval": "95 %", "notes": [], "unit": "summed influence", **more})
-
-
-def harmful(**more: Any) -> shapes.Harmful:
-    items = [hit(k, -0.02 / (k + 1)) for k in range(4)]
-    return shapes.Harmful(**{"queries": "law", "at": 120, "items": items, "notes": [], "unit": "nats", **more})
-
-
-def answer(**more: Any) -> shapes.Answer:
-    query = shapes.Query(
-        kind="stored", set="law", index=0, text=f"The court held.\nA second line. {HOSTILE}", label="law 0"
+def evolution(**more: Any) -> View:
+    mean = np.array([[0.04, 0.02, 0.015], [0.001, np.nan, -0.002]])
+    groups = (f"early {HOSTILE}", "late")
+    result = insight.Evolution(
+        120, (40, 80, 120), groups, mean, np.full((2, 3), 3.0), ("adjoint",) * 3, ("a caveat",), QUALITY
     )
-    steps = list(range(120))
-    pace = shapes.Pace(steps=steps, influence=[math.sin(t / 9) / 50 for t in steps], size=[0.01] * 120)
-    known: dict[str, Any] = {
-        "query": query, "at": 120, "checkpoints": [40, 80, 120], "helpful": [hit(k, 0.05 / (k + 1)) for k in range(3)],
-        "harmful": [hit(k + 3, -0.03 / (k + 1)) for k in range(3)], "timeline": pace, "replay": None, "method": "segments",
-        "quality": trust(), "notes": ["a note"], "unit": "nats of the query's loss", "seconds": 0.123,
+    return View({**result.as_dict(), "queries": "law", "by": "thirds", **more}, result.drawings())
+
+
+def overwriting(nobody: bool = False) -> View:
+    who = tuple(insight.Overwriter(f"law/{k}", 0.01 / (k + 1), 60 + k, 2) for k in range(4))
+    numbers = (0.05, 0.01, 0.03, 0.005, 0.025)
+    result = insight.Overwriting(
+        "law/1", (1, 41), 120, *numbers, () if nobody else who, np.full(120, 1e-4), ("a caveat",), QUALITY
+    )
+    return View({**result.as_dict(), "queries": "law", "samples": samples_by_id()}, result.drawings())
+
+
+def samples(**more: Any) -> View:
+    items = [sample(k, value=None if k == 3 else 0.01 * (k - 2)) for k in range(5)]
+    known = {
+        "total": 123,
+        "page": 2,
+        "per": 5,
+        "sort": "value",
+        "queries": "law",
+        "items": items,
+        "caveats": ["a caveat"],
+    }
+    chosen = {"sources": ["law", "poems", HOSTILE], "labels": ["label 0", "label 1"], "sign": Influence.sign}
+    return View({**known, **chosen, **more})
+
+
+def one_sample(over: View | None = None) -> View:
+    uses = Occurrences("law/1", 120, (1, 41, 81), (0.02, -0.005, 0.01), ("a caveat",), QUALITY)
+    went, helped, hurt = evolution(), (QueryInfluence(0, 0.02),), (QueryInfluence(1, -0.001),)
+    near = insight.Neighbours(120, "law/1", tuple(Neighbour(f"law/{k}", 0.9 - 0.2 * k) for k in range(2, 8)), ())
+    each = insight.OnQueries(120, "law/1", 2, helped, hurt, ())
+    labels = {str(q): {"label": f"law {q} {HOSTILE}", "path": f"/queries/law/{q}"} for q in range(2)}
+    data = {
+        "sample": sample(1), "queries": "law", "at": 120, "value": 0.025, "occurrences": uses.as_dict(),
+        "evolution": {k: v for k, v in went.data.items() if k not in ("queries", "by")}, "on_queries": each.as_dict(), "query_labels": labels,
+        "overwriting": None if over is None else {k: v for k, v in over.data.items() if k != "samples"}, "neighbours": near.as_dict(),
+        "samples": samples_by_id(), "missing": [],
     }  # fmt: skip
-    return shapes.Answer(**{**known, **more})
+    drawn = {**uses.drawings(), **went.figures, **({} if over is None else over.figures)}
+    return View(data, {k: v for k, v in drawn.items() if k != "by_step"})
 
 
-def replayed() -> shapes.Answer:
-    ids = [f"law/{k}" for k in range(6)]
-    rankings = [shapes.Ranking(at=a, helpful=ids[k:3] + ids[:k], harmful=ids[3:]) for k, a in enumerate((40, 80, 120))]
-    return answer(replay=rankings)
+def sources(names: tuple[str, ...] = ("law", "poems", HOSTILE), by: str = "source") -> View:
+    ends = [(0.4, 0.2, 0.7), (0.1, -0.1, 0.4), (-0.2, -0.4, 0.1)]
+    total = tuple(Value(n, ALL, 320, 5, *x) for n, x in zip(names, ends, strict=True))
+    matrix = [[0.5, -0.1], [0.05, 0.3], [-0.2, -0.02]]
+    clear = [[True, False], [False, True], [True, False]]
+    cells = tuple(
+        tuple(Value(n, d, 320, 2, x, x - 0.01, x + 0.01) if sure else Value(n, d, 320, 2, x, -1.0, 1.0) for d, x, sure in zip(("law", "poems"), line, known, strict=True))
+        for n, line, known in zip(names, matrix, clear, strict=True)
+    )  # fmt: skip
+    result = insight.Sources(120, by, names, ("law", "poems"), total, cells, ("a caveat",), QUALITY)
+    return View(
+        {**result.as_dict(), "paths": {n: f"/samples?{by}={k}" for k, n in enumerate(names)}}, result.drawings()
+    )
 
 
-def ask(**more: Any) -> shapes.AskForm:
-    stored = [
-        shapes.Stored(index=k, label=f"law {k}", text=f"A text {HOSTILE}", path=f"/queries/law/{k}") for k in range(2)
-    ]
-    shown = [shapes.Stored(index=0, label="a seven", image=picture(), path="/queries/poems/0")]
+def harmful(count: int = 4, without_last: int = 0, last: int = 41) -> View:
+    ranked = [insight.RankedSample(f"law/{k}", 40 + k, -0.02 / (k + 1), 2, last + k) for k in range(count)]
+    helped = (insight.RankedSample("law/7", 3, 0.03, 1, 3),)
+    result = insight.Harmful(120, tuple(ranked), helped, without_last, ("a caveat",), QUALITY)
+    return View({**result.as_dict(), "queries": "law", "samples": samples_by_id()}, result.drawings())
+
+
+def shown_input(**more: Any) -> dict[str, Any]:
+    names = ("set", "index", "text", "image", "label", "model_image", "prediction", "loss", "tokens")
+    text = f"The court held.\nA second line. {HOSTILE}"
+    stored = {"kind": "stored", "set": "law", "index": 0, "text": text, "label": "law 0"}
+    return {**dict.fromkeys(names), **(more or stored)}
+
+
+def result(replayed: bool = False, **more: Any) -> View:
+    hits = [Hit(f"law/{k}", 40 + k, 0.05 / (k + 1), 2).as_dict() for k in range(3)]
+    worst = [Hit(f"law/{k + 3}", 43 + k, -0.03 / (k + 1), 2).as_dict() for k in range(3)]
+    steps, values = list(range(120)), [math.sin(t / 9) / 50 for t in range(120)]
+    rankings = [{"at": a, "hits": IDS[k:3] + IDS[:k], "harmful": IDS[3:6]} for k, a in enumerate(CHECKPOINTS)]
+    known: dict[str, Any] = {
+        "headline": "Influence", "words": [], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
+        "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
+        "harmful": worst, "input": shown_input(), "by_step": {"steps": steps, "influence": values, "size": [0.01] * 120}, "checkpoints": CHECKPOINTS,
+        "rankings": rankings if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
+    }  # fmt: skip
+    drawn = {"by_step": figures.by_step(steps, values, [0.01] * 120)}
+    for name in ("hits", "harmful") if replayed else ():
+        drawn[f"places_{name}"] = figures.places(IDS, CHECKPOINTS, [r[name] for r in rankings], figures.HELPED)
+    return View({**known, **more}, {k: v for k, v in drawn.items() if v is not None})
+
+
+def compared() -> View:
+    left, right = result().data, result(replayed=True).data
+    curve = (left["by_step"]["steps"], left["by_step"]["influence"])
+    drawn = figures.compared(curve, curve)
+    return View({"left": left, "right": right, "both": ["law/0"]}, {} if drawn is None else {"compare": drawn})
+
+
+def form(**more: Any) -> View:
+    def stored(k: int, **shown: Any) -> dict[str, Any]:
+        known = {"index": k, "label": f"law {k}", "text": None, "image": None, "prediction": None, "mistake": None}
+        return {**known, "path": f"/queries/law/{k}", **shown}
+
     sets = [
-        shapes.StoredSet(name="law", count=3, items=stored),
-        shapes.StoredSet(name="poems", count=1, items=shown),
+        {"name": "law", "count": 3, "fits": 3, "items": [stored(k, text=f"A text {HOSTILE}") for k in range(2)]},
+        {"name": "poems", "count": 1, "fits": 1, "items": [stored(0, label="a seven", image=picture())]},
     ]
-    known = {"query_sets": sets, "checkpoints": [40, 80, 120], "can_type": True, "can_upload": True}
-    return shapes.AskForm(**{**known, "longest_text": 20_000, "dims": 486, "missing": [], **more})
+    known = {k: PLACE[k] for k in ("checkpoints", "has", "can_type", "can_upload", "can_shade")}
+    limits = {"longest_text": 20_000, "most_pieces": 64, "most_hits": 200, "dims": 486, "missing": []}
+    return View({**known, "query_sets": sets, "can_predict": False, "mistakes": False, **limits, **more})
 
 
-def shading() -> shapes.Shading:
-    pieces = [shapes.Piece(text=t, influence=x) for t, x in (("The ", 0.01), ("<script>", -0.02), (" court", 0.0))]
-    return shapes.Shading(items=[shapes.Tokens(sample="law/0", step=40, tokens=pieces, total=-0.01)], notes=[])
+def tokens() -> View:
+    pieces = [{"text": t, "influence": x} for t, x in (("The ", 0.01), ("<script>", -0.02), (" court", 0.0))]
+    items = [{"sample": "law/0", "step": 40, "tokens": pieces, "total": -0.01}]
+    return View({"items": items, "caveats": [], "sign": Influence.sign})
 
 
-def failure() -> shapes.Failure:
-    return shapes.Failure(error=shapes.Problem(code=404, message=f"there is no {HOSTILE}", hint="name another."))
+def failure() -> View:
+    return View({"error": {"code": 404, "message": f"there is no {HOSTILE}", "hint": "name another."}})
 
 
 PAGES: dict[str, Any] = {
     "overview": overview,
     "timeline": timeline,
-    "phases": phases,
+    "phases": lambda: View(phases().as_dict()),
+    "evolution": evolution,
+    "overwriting": overwriting,
     "samples": samples,
-    "sample": life,
-    "sample saturated": saturated,
+    "sample": one_sample,
+    "sample overwritten": lambda: one_sample(overwriting()),
     "sources": sources,
     "harmful": harmful,
-    "ask": ask,
-    "answer": answer,
-    "answer replayed": replayed,
-    "compare": lambda: shapes.Comparison(left=answer(), right=replayed(), both=["law/0"]),
-    "tokens": shading,
-    "health": lambda: shapes.Health(ok=True, busy=1, limit=8),
+    "query": form,
+    "result": result,
+    "result replayed": lambda: result(replayed=True),
+    "compare": compared,
+    "tokens": tokens,
+    "health": lambda: View({"ok": True, "busy": 1, "limit": 8}),
     "error": failure,
+}
+SHAPES = {
+    "overview": "Overview",
+    "timeline": "Timeline",
+    "phases": "Phases",
+    "evolution": "Evolution",
+    "overwriting": "Overwriting",
+    "samples": "Samples",
+    "sample": "SamplePage",
+    "sources": "Sources",
+    "harmful": "Harmful",
+    "query": "QueryForm",
+    "result": "QueryResult",
+    "compare": "Comparison",
+    "tokens": "TokensResult",
+    "health": "Health",
+    "error": "Failure",
 }

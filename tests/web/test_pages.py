@@ -1,4 +1,4 @@
-"""Pages from shapes filled by hand: everything is escaped, signs are in words, and nothing leads outside."""
+"""Pages from results filled by hand: everything is escaped, signs are in words, and nothing leads outside."""
 
 import json
 import re
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tests.web import examples
 
-from backstory.web import pages
-from backstory.web import schemas as shapes
+from backstory.results.influence import Hit
+from backstory.results.sign import HELPED, HURT
+from backstory.web import pages, schemas
 from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
+from backstory.web.views import View
 
 VOID = {"meta", "link", "img", "input", "br"}
 
@@ -52,9 +54,14 @@ def read(html: str) -> Reader:
     return found
 
 
-def page(name: str, shape: Any = None, **place: Any) -> str:
-    made = examples.PAGES[name]() if shape is None else shape
+def page(name: str, view: View | None = None, **place: Any) -> str:
+    made = examples.PAGES[name]() if view is None else view
     return render(name.split()[0], made, prefix={**examples.PLACE, "path": f"/{name}", **place})
+
+
+@pytest.mark.parametrize("name", examples.PAGES)
+def test_examples_have_the_documented_shapes(name: str) -> None:
+    getattr(schemas, examples.SHAPES[name.split()[0]]).model_validate(examples.PAGES[name]().data)
 
 
 @pytest.fixture(params=examples.PAGES)
@@ -71,7 +78,7 @@ def test_what_users_can_fill_is_only_text(named: tuple[str, Reader]) -> None:
 
 
 def test_the_hostile_text_is_shown_as_it_is() -> None:
-    for name in ("overview", "samples", "sample", "sources", "harmful", "ask", "answer", "compare", "error"):
+    for name in ("overview", "samples", "sample", "sources", "harmful", "query", "result", "compare", "error"):
         assert examples.HOSTILE in read(page(name)).text, name
 
 
@@ -113,9 +120,9 @@ def test_nothing_leads_outside(named: tuple[str, Reader]) -> None:
 
 
 def test_signs_are_in_words_on_every_hit() -> None:
-    text = read(page("answer")).text
-    assert text.count(shapes.HELPED) == 3
-    assert text.count(shapes.HURT) == 3
+    text = read(page("result")).text
+    assert text.count(HELPED) == 3
+    assert text.count(HURT) == 3
     assert "+0.05" in text
     assert "−0.03" in text
     assert "nats of the query's loss" in text
@@ -123,27 +130,25 @@ def test_signs_are_in_words_on_every_hit() -> None:
 
 @pytest.mark.parametrize("name", ["timeline", "phases", "overview"])
 @pytest.mark.parametrize("present", [True, False])
-def test_what_was_found_over_time_is_one_sentence_with_advice_only_from_phases(name: str, present: bool) -> None:
-    found = examples.phases(present)
-    when = examples.timeline(phases=found)
-    shown = read(
-        page(name, {"timeline": when, "phases": found, "overview": examples.overview(timeline=when)}[name])
-    ).text
-    assert found.words in shown
+def test_the_pattern_over_time_is_one_sentence_with_advice_only_from_phases(name: str, present: bool) -> None:
+    pattern, when = examples.phases(present), examples.timeline(present)
+    views = {"timeline": when, "phases": View(pattern.as_dict()), "overview": examples.overview(when=when)}
+    shown = read(page(name, views[name])).text
+    assert pattern.words in shown
     assert ("Where influence is high" in shown) == (present and name != "overview")
     assert "chance" not in shown
 
 
 def test_words_in_common_are_marked_and_line_breaks_stay() -> None:
-    html = page("answer")
+    html = page("result")
     assert html.count("<mark>court</mark> <mark>held</mark>") == 6
-    assert "sample 0\nkeeps its line breaks" in html
+    assert "sample 0\nkeeps its <mark>line</mark> breaks" in html
 
 
 def test_marks_are_escaped_too() -> None:
-    assert marked("a <b> & c", ["b", "C"]) == "a &lt;<mark>b</mark>&gt; &amp; <mark>c</mark>"
-    assert marked("Straße", ["strasse"]) == "<mark>Straße</mark>"
-    assert marked("<", []) == "&lt;"
+    assert marked("a <body> & cave", "BODY Cave") == "a &lt;<mark>body</mark>&gt; &amp; <mark>cave</mark>"
+    assert marked("Straße", "strasse") == "<mark>Straße</mark>"
+    assert marked("<", None) == "&lt;"
 
 
 @pytest.mark.parametrize(
@@ -163,52 +168,52 @@ def test_numbers_have_their_sign(x: float | None, shown: str) -> None:
 
 def test_numbers_without_a_sign_and_labels_with_their_word() -> None:
     assert (plain(104.26), plain(None), plain(-1.5e-7)) == ("104", "not known", "−1.5 × 10⁻⁷")
-    html = page(
-        "sources",
-        examples.sources(by="label", sources=[s.model_copy(update={"name": "2"}) for s in examples.sources().sources]),
-    )
+    html = page("sources", examples.sources(("2", "3", "other"), by="label"))
     assert ">label 2</a>" in html
 
 
-def test_the_model_s_own_answer_and_loss_are_said() -> None:
-    known: dict[str, Any] = {
-        "kind": "image",
+def test_the_model_s_prediction_and_loss_are_shown() -> None:
+    known = {
         "image": examples.picture(),
-        "seen": examples.picture(),
-        "says": "7",
+        "model_image": examples.picture(),
+        "prediction": "7",
         "loss": 104.26,
-        "loss_words": "the sum",
+        "tokens": 12,
     }
-    html = page("answer", examples.answer(query=shapes.Query(**known)))
-    assert "The model says: label 7" in html
-    assert "Its own loss on this: 104 (the sum)" in html
-    assert html.count("data-asked") == 1
-    assert "as the model sees it" in html
-    assert "The model says" not in page("answer")
+    html = page("result", examples.result(input=examples.shown_input(kind="image", **known)))
+    assert "The model predicts label 7" in html
+    assert "Loss: 104 over 12 tokens" in html
+    assert html.count("data-input") == 1
+    assert "as the model gets it" in html
+    assert "The model predicts" not in page("result")
 
 
 def test_a_list_that_is_cut_says_so() -> None:
     many = [{"name": "law", "count": 1000}]
-    assert "Queries that it helped (of the first 200 of 1,000)" in page("sample", examples.life(), query_sets=many)
+    assert "Queries that it helped (of the first 200 of 1,000)" in page("sample", query_sets=many)
     assert "of the first" not in page("sample")
 
 
 def test_the_form_says_how_long_a_text_may_be() -> None:
-    assert "At most 20,000 characters, and 64 times the model's context" in page("ask").replace("&#39;", "'")
+    assert "At most 20,000 characters, and 64 times the model's context" in page("query").replace("&#39;", "'")
 
 
 def test_mistakes_are_listed_alone() -> None:
-    wrong = shapes.Stored(
-        index=4, label="test 4: label 2", image=examples.picture(), path="/queries/test/4", says="7", mistake=True
-    )
-    some = shapes.StoredSet(name="test", count=90, fits=60, items=[wrong])
-    html = page("ask", examples.ask(query_sets=[some], can_tell=True, mistakes=True))
+    wrong = {
+        "index": 4,
+        "label": "test 4: label 2",
+        "text": None,
+        "image": examples.picture(),
+        "path": "/queries/test/4",
+    }
+    some = {"name": "test", "count": 90, "fits": 60, "items": [{**wrong, "prediction": "7", "mistake": True}]}
+    html = page("query", examples.form(query_sets=[some], can_predict=True, mistakes=True))
     assert "60 of 90 queries" in html
-    assert "<strong>the model says 7</strong>" in html
+    assert "<strong>the model predicts 7</strong>" in html
     assert "These are the first 1 of 60." in html
     assert '<a href="/query">Show all</a>' in html
-    assert "/query?mistakes=true" in page("ask", examples.ask(can_tell=True))
-    assert "mistakes" not in page("ask")
+    assert "/query?mistakes=true" in page("query", examples.form(can_predict=True))
+    assert "mistakes" not in page("query")
 
 
 def test_small_filters() -> None:
@@ -221,30 +226,30 @@ def test_small_filters() -> None:
 
 
 def test_a_checkpoint_can_be_chosen_without_a_script() -> None:
-    found = read(page("answer"))
-    form = next(a for a in found.all("form") if "data-question" in a)
+    found = read(page("result"))
+    form = next(a for a in found.all("form") if "data-query" in a)
     assert (form["method"], form["action"]) == ("get", "/queries/law/0")
     steps = [a["value"] for a in found.all("option") if (a.get("value") or "").isdigit()]
     assert steps == ["40", "80", "120"]
 
 
-def test_a_typed_text_is_asked_again_by_post() -> None:
-    typed = examples.answer(query=shapes.Query(kind="text", text=examples.HOSTILE))
-    found = read(page("answer", typed))
-    form = next(a for a in found.all("form") if "data-question" in a)
+def test_a_typed_text_is_sent_again_by_post() -> None:
+    typed = examples.result(input=examples.shown_input(kind="text", text=examples.HOSTILE))
+    found = read(page("result", typed))
+    form = next(a for a in found.all("form") if "data-query" in a)
     assert (form["method"], form["action"]) == ("post", "/query")
     texts = [a["value"] for a in found.all("input") if a.get("name") == "text"]
     assert texts == [examples.HOSTILE] * 6  # the slider, the ranking at every checkpoint, the tokens; three comparisons
-    assert "This page as JSON" not in read(page("answer", typed, path="/query")).text
+    assert "This page as JSON" not in read(page("result", typed, path="/query")).text
 
 
-def test_tokens_can_be_asked_about_where_the_service_can() -> None:
-    found = read(page("answer"))
+def test_tokens_can_be_shaded_where_the_service_can() -> None:
+    found = read(page("result"))
     form = next(a for a in found.all("form") if "data-shade" in a)
     assert (form["method"], form["action"]) == ("get", "/query/tokens")
-    asked = [(a["name"], a["value"]) for a in found.all("input") if a.get("name") in ("sample", "step")]
-    assert asked[:2] == [("sample", "law/0"), ("step", "40")]
-    assert "data-shade" not in page("answer", can_shade=False)
+    pairs = [(a["name"], a["value"]) for a in found.all("input") if a.get("name") in ("sample", "step")]
+    assert pairs[:2] == [("sample", "law/0"), ("step", "40")]
+    assert "data-shade" not in page("result", can_shade=False)
 
 
 def test_tokens_are_shaded_by_sign_and_size() -> None:
@@ -275,15 +280,17 @@ def test_no_sample_is_said_in_words() -> None:
     assert "No sample fits" in text
 
 
-def test_what_saturated_a_sample_is_asked_for_by_a_link() -> None:
+def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
     found = read(page("sample", params={"queries": "law"}))
-    link = next(a for a in found.all("a") if a.get("data-replace") == "erasers")
-    assert link["href"] == "/samples/law%2F1?queries=law&erasers=true"
-    text = read(page("sample saturated")).text
-    assert "erased by later samples" in text
-    assert "took influence away, most at step 60" in text
-    alone = examples.saturated().model_copy(update={"erased_by": []})
-    assert "Nothing took its influence away." in read(page("sample saturated", alone)).text
+    link = next(a for a in found.all("a") if a.get("data-replace") == "overwriting")
+    assert link["href"] == "/samples/law%2F1?queries=law&overwriting=true"
+    for name in ("sample overwritten", "overwriting"):
+        text = read(page(name)).text
+        assert "overwritten by later samples" in text
+        assert "took influence away, most at step 60" in text
+    nobody = examples.overwriting(nobody=True)
+    for name, view in (("sample", examples.one_sample(nobody)), ("overwriting", nobody)):
+        assert "Nothing took its influence away." in read(page(name, view)).text
 
 
 def test_sources_come_as_csv_for_the_same_query_sets() -> None:
@@ -298,46 +305,45 @@ def test_harmful_samples_can_be_ticked() -> None:
     found = read(page("harmful"))
     ticks = [(a["value"], a["data-influence"]) for a in found.all("input") if a.get("name") == "id"]
     assert ticks[:2] == [("law/0", "-0.02"), ("law/1", "-0.01")]
-    assert read(page("harmful", examples.harmful(items=[]))).text.count("No sample hurt") == 1
+    assert read(page("harmful", examples.harmful(0))).text.count("No sample hurt") == 1
 
 
 def test_harmful_samples_say_when_they_were_last_used() -> None:
-    html = page("harmful", examples.harmful(late=3, late_from=108, without_last=5))
-    assert "3 of these 4 samples were last used in the last tenth" in html
+    html = page("harmful", examples.harmful(without_last=5, last=106))
+    assert "2 of these 4 samples were last used in the last tenth" in html
     assert "Uses from step 115 on are left out" in html
-    html = page("harmful", examples.harmful(late=0, late_from=108, without_last=20))
+    html = page("harmful", examples.harmful(without_last=20))
     assert "because it came last" not in html
     assert "Uses in the last tenth of training (from step 108), which weigh most, are left out." in html
-    assert '<td class="number" data-name="Last used">1</td>' in page("harmful", examples.harmful(at=41))
+    assert '<td class="number" data-name="Last used">41</td>' in page("harmful")
     assert 'name="without_last" type="number" min="0" max="119" value="20"' in html
 
 
 def test_a_side_with_samples_of_the_other_sign_says_so() -> None:
-    html = page("answer", examples.answer(harmful=[examples.hit(0, -0.1), examples.hit(1, 0.2)]))
-    assert "fewer samples hurt than were asked for" in html
+    html = page("result", examples.result(harmful=[Hit("law/0", 3, -0.1).as_dict(), Hit("law/1", 4, 0.2).as_dict()]))
+    assert "fewer samples hurt than are listed" in html
     assert "Without these the loss would be lower." not in html
     assert "Without these the loss would be higher." in html
 
 
-def test_a_comparison_says_what_it_is_about_and_how_far_to_trust_it() -> None:
+def test_a_comparison_says_what_it_is_about_and_how_reliable_it_is() -> None:
     html = page("compare")
     assert html.count("On the model at step") == 2
     assert html.count('class="badge') == 2
 
 
-@pytest.mark.parametrize("name", ["overview", "answer", "sources", "harmful"])
-def test_a_badge_says_how_far_to_trust_it_and_why(name: str) -> None:
-    known = shapes.Trust(
-        verdict="weak", reason="The projection keeps 13%.", early="Early steps are understated.", words=[]
-    )
-    html = page(name, examples.PAGES[name](quality=known))
-    assert 'data-verdict="weak"' in html
-    for said in ("Trust: weak", "The projection keeps 13%.", "Early steps are understated."):
-        assert said in html
+@pytest.mark.parametrize(
+    "name", ["overview", "result", "sources", "harmful", "timeline", "evolution", "overwriting", "sample"]
+)
+def test_a_badge_gives_the_recording_s_quality_and_its_reason(name: str) -> None:
+    text = " ".join(read(page(name)).text.split())
+    assert 'data-verdict="fair"' in page(name)
+    for words in ("Recording quality: fair", examples.QUALITY.reason, "Early steps are understated"):
+        assert words in text
 
 
 def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None:
-    html = page("sources", examples.sources(clear=[[True, False], [False, True], [True, False]]))
+    html = page("sources")
     table = html[html.index("<tbody>") : html.index("</tbody>")]
     assert table.count(">not clear<") == 2
     assert table.count(">helps<") == 1
@@ -347,10 +353,10 @@ def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None
     assert cells.count("hurt-ink") == 1
 
 
-def test_samples_in_both_answers_are_said() -> None:
+def test_samples_in_both_results_are_marked() -> None:
     text = read(page("compare")).text
-    assert "1 sample is in both answers" in text
-    assert text.count("in both answers") == 3
+    assert "1 sample is in both results" in text
+    assert text.count("in both results") == 3
 
 
 def test_a_page_has_its_twin() -> None:
@@ -359,23 +365,23 @@ def test_a_page_has_its_twin() -> None:
     assert twin == "/sources?queries=law&queries=poems&format=json"
 
 
-def test_two_questions_that_were_sent_have_no_twin() -> None:
+def test_two_queries_that_were_sent_have_no_twin() -> None:
     def twins(**place: Any) -> list[str | None]:
         found = read(page("compare", path="/compare", **place))
         return [a["href"] for a in found.all("a") if "format=json" in (a["href"] or "")]
 
     assert twins(params={}) == []
-    asked = {"set": "law", "index": "0", "set2": "poems", "index2": "0"}
-    assert twins(params=asked) == ["/compare?set=law&index=0&set2=poems&index2=0&format=json"]
+    chosen = {"set": "law", "index": "0", "set2": "poems", "index2": "0"}
+    assert twins(params=chosen) == ["/compare?set=law&index=0&set2=poems&index2=0&format=json"]
 
 
 @pytest.mark.parametrize(
     ("kind", "sent"), [("stored", {"set", "index"}), ("text", {"text"}), ("image", {"image", "label"})]
 )
-def test_an_answer_can_be_compared_whatever_was_asked(kind: str, sent: set[str]) -> None:
+def test_a_result_can_be_compared_whatever_was_queried(kind: str, sent: set[str]) -> None:
     more: dict[str, dict[str, Any]] = {"stored": {"set": "law", "index": 0}, "image": {"image": examples.picture()}}
-    query = shapes.Query(kind=kind, text="a text", label="seven", **more.get(kind, {}))
-    found = read(page("answer", examples.answer(query=query)))
+    shown = examples.shown_input(kind=kind, text="a text", label="seven", **more.get(kind, {}))
+    found = read(page("result", examples.result(input=shown)))
     hidden = [a["name"] for a in found.all("input") if a.get("type") == "hidden"]
     assert all(hidden.count(name) >= 3 for name in sent | {"at"})
     assert {"text2", "image2", "set2"} <= {
@@ -385,7 +391,8 @@ def test_an_answer_can_be_compared_whatever_was_asked(kind: str, sent: set[str])
 
 def test_images_are_shown_with_words() -> None:
     shown = examples.sample(1, text=None, image="/images/law%2F1")
-    found = read(page("sample", examples.life(sample=shown)))
+    view = examples.one_sample()
+    found = read(page("sample", View({**view.data, "sample": shown}, view.figures)))
     image = next(a for a in found.all("img") if a["src"] == "/images/law%2F1")
     assert image["alt"] == "Training image law/1, labelled label 1"
 

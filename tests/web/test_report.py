@@ -1,8 +1,9 @@
 """The report: one file that needs nothing else, says what it contains, and can be printed."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -13,18 +14,18 @@ from tests.web.browsing import FITS, Visitor, chromium
 from tests.web.test_pages import Reader, read
 
 from backstory.demo import digits, texts
+from backstory.insight.groups import OTHERS
 from backstory.web import report as made
-from backstory.web import schemas as shapes
-from backstory.web import views, views_samples, words
-from backstory.web import views_query as views_ask
+from backstory.web import views
 from backstory.web.app import make_app
 from backstory.web.pages import plain as written
 from backstory.web.pages import static
+from backstory.web.queries import parse_stored, show_influence
 from backstory.web.state import State
 
 FIGURES = (
-    "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "erasers", "pace", "replay_helpful", "replay_harmful",
-    "compare",
+    "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "overwriters", "by_step", "places_hits",
+    "places_harmful", "compare",
 )  # fmt: skip
 
 
@@ -42,12 +43,12 @@ def pages(runs: dict[str, State], tmp_path_factory: pytest.TempPathFactory) -> d
     out = {}
     for name, state in runs.items():
         out[name] = folder / f"{name}.html"
-        out[name].write_text(made.report(made.gathered(state)), encoding="utf-8")
+        out[name].write_text(made.render_report(made.gather(state)), encoding="utf-8")
     return out
 
 
-def ids(hits: Sequence[shapes.Hit]) -> list[str]:
-    return [h.sample.id for h in hits]
+def ids(hits: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(h["sample"]) for h in hits]
 
 
 def plain(file: Path) -> Reader:
@@ -68,18 +69,18 @@ def test_nothing_leads_outside(name: str, pages: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_it_says_what_it_contains_and_how_far_to_trust_it(
+def test_it_says_what_it_contains_and_how_reliable_it_is(
     name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
-    text = " ".join(plain(pages[name]).text.split())
-    found = made.gathered(runs[name])
+    text, data = words_of(plain(pages[name]).text), made.gather(runs[name]).data
     assert "This report contains training data." in text
     assert "The run was made on" in text
-    assert "positive: the sample helped" in text
-    assert all(" ".join(words.split()) in text for words in found.overview.quality.words)
-    assert found.timeline.phases.words in text
-    for hit in (found.helpful[0], found.harmful[0], found.answer.helpful[0], found.answer.harmful[0]):
-        assert f"sample {hit.sample.id}" in text
+    assert data["overview"]["sign"] in text
+    assert all(words_of(line) in text for line in (*data["overview"]["quality"]["words"], *data["timeline"]["caveats"]))
+    assert data["timeline"]["phases"]["words"] in text
+    last = data["results"][-1]
+    for hit in (data["harmful"]["helpful"][0], data["harmful"]["harmful"][0], last["hits"][0], last["harmful"][0]):
+        assert f"sample {hit['sample']}" in text
 
 
 def words_of(text: str) -> str:
@@ -90,38 +91,35 @@ def words_of(text: str) -> str:
 def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
     name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
-    reader, found = plain(pages[name]), made.gathered(runs[name])
-    assert found.sources is not None
-    answers = [a.quality for a in found.answers]
-    judged = [found.overview.quality, found.sources.quality, found.hurt.quality, *answers]
-    shown = [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a]
-    assert shown == [x.verdict for x in judged]
+    reader, data = plain(pages[name]), made.gather(runs[name]).data
+    judged = [x["quality"] for x in (data["overview"], data["sources"], data["harmful"], *data["results"])]
+    assert [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a] == [x["verdict"] for x in judged]
     text = words_of(reader.text)
     assert text.count("Early steps are understated") == len(judged)
-    assert all(words_of(f"Trust: {x.verdict} {x.reason}") in text for x in judged)
+    assert all(words_of(f"Recording quality: {x['verdict']} {x['reason']}") in text for x in judged)
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_harmful_samples_are_shown_with_their_last_use(
     name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
-    reader, hurt = plain(pages[name]), made.gathered(runs[name]).hurt
-    assert words.lateness(hurt) in words_of(reader.text)
+    reader, hurt = plain(pages[name]), made.gather(runs[name]).data["harmful"]
+    assert hurt["words"][0] in words_of(reader.text)
     raw = pages[name].read_text(encoding="utf-8")
     assert '<th scope="col" class="number">Last used</th>' in raw
     shown = re.findall(r'data-name="Last used">([\d,]+)</td>', raw)
-    assert shown == [f"{max(h.sample.steps):,}" for h in hurt.items]
+    assert shown == [f"{max(hurt['samples'][x]['steps']):,}" for x in ids(hurt["harmful"])]
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_each_checkpoint_has_its_own_loss(name: str, pages: dict[str, Path], runs: dict[str, State]) -> None:
-    losses = [written(a.query.loss) for a in made.gathered(runs[name]).answers]
+    losses = [written(x["input"]["loss"]) for x in made.gather(runs[name]).data["results"]]
     assert len(set(losses)) > 1
     raw = pages[name].read_text(encoding="utf-8")
-    worked = raw[raw.index("<h2>One question, worked</h2>") :].partition("<h2>Two questions compared</h2>")[0]
-    card, *moments = worked.split("<section data-moment=")
-    assert "Its own loss" not in card
-    assert [re.findall(r"Its own loss on this: (.+?) \(", x) for x in moments] == [[x] for x in losses]
+    part = raw[raw.index("<h2>One query, at every checkpoint</h2>") :].partition("<h2>Two queries compared</h2>")[0]
+    card, *moments = part.split("<section data-moment=")
+    assert "Loss:" not in card
+    assert [re.findall(r"<li>Loss: (.+?)(?: over [\d,]+ tokens)?</li>", x) for x in moments] == [[x] for x in losses]
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
@@ -149,33 +147,33 @@ def test_sources_are_valued_as_on_the_page(runs: dict[str, State]) -> None:
         with TestClient(make_app(state, warm=False), base_url="http://127.0.0.1") as client:
             shown = client.get("/sources").json()
         state.stopping.clear()
-        found = made.gathered(state).sources
-        assert found is not None
-        assert found.model_dump() == shown
+        assert made.gather(state).data["sources"] == shown
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_one_question_is_answered_at_every_checkpoint(name: str, runs: dict[str, State]) -> None:
-    state, found = runs[name], made.gathered(runs[name])
-    assert [a.at for a in found.answers] == state.checkpoints
-    asked = views_ask.stored(state, found.timeline.queries, 0)
-    for answer in found.answers:
-        expected = views_ask.answer(state, asked, answer.at, made.BEST, False)
-        assert ids(answer.helpful) == ids(expected.helpful)
-        assert ids(answer.harmful) == ids(expected.harmful)
-    assert [r.at for r in found.answer.replay or []] == state.checkpoints
+def test_one_query_at_every_checkpoint(name: str, runs: dict[str, State]) -> None:
+    state, data = runs[name], made.gather(runs[name]).data
+    assert [x["at"] for x in data["results"]] == state.checkpoints
+    query = parse_stored(state, data["queries"], 0)
+    for result in data["results"]:
+        expected = show_influence(state, query, result["at"], made.BEST).data
+        assert ids(result["hits"]) == ids(expected["hits"])
+        assert ids(result["harmful"]) == ids(expected["harmful"])
+    assert [r["at"] for r in data["results"][-1]["rankings"]] == state.checkpoints
 
 
 def test_samples_are_followed_and_harmful_ones_are_those_of_the_page(runs: dict[str, State]) -> None:
-    state, found = runs["text"], made.gathered(runs["text"])
-    assert ids(found.hurt.items) == ids(views.harmful(state, None, made.WORST, None).items)
-    assert list(found.followed) == ids([*found.helpful[: made.FOLLOWED], *found.harmful[: made.FOLLOWED]])
-    for name, values in found.followed.items():
-        evolution = views_samples.life(state, name, None, False).evolution
-        assert_alike([x.model_dump() for x in values], [x.model_dump() for x in evolution], rel=1e-5)
-    assert found.life is not None
-    again = views_samples.life(state, found.helpful[0].sample.id, None, True)
-    assert_alike(found.life.model_dump(), again.model_dump(), rel=1e-5, abs=1e-7)
+    state, view = runs["text"], made.gather(runs["text"])
+    ranking, followed = view.data["harmful"], view.data["followed"]["mean"]
+    assert ids(ranking["harmful"]) == ids(views.harmful(state, None, made.WORST, None).data["harmful"])
+    chosen = ids([*ranking["helpful"][: made.FOLLOWED], *ranking["harmful"][: made.FOLLOWED]])
+    assert [name for name in followed if name != OTHERS] == chosen
+    for name in chosen:
+        alone = views.sample(state, name, None, False).data["evolution"]["mean"][name]
+        assert_alike(followed[name], alone, rel=1e-5)
+    assert len(view.figures["followed"]["data"]) == len(chosen)
+    again = views.sample(state, str(ranking["helpful"][0]["sample"]), None, True).data
+    assert_alike(view.data["sample"], again, rel=1e-5, abs=1e-7)
 
 
 def test_hostile_text_is_only_text(pages: dict[str, Path]) -> None:
@@ -190,11 +188,10 @@ def test_pictures_are_in_the_file(pages: dict[str, Path]) -> None:
 
 
 def test_the_query_set_can_be_chosen(runs: dict[str, State]) -> None:
-    found = made.gathered(runs["text"], "poems")
-    assert (found.timeline.queries, found.answer.query.set) == ("poems", "poems")
-    assert found.helpful[0].influence > 0 > found.harmful[0].influence
-    assert found.sources is not None
-    assert found.sources.domains == ["code", "law", "poems"]  # passages holds the first of each
+    data = made.gather(runs["text"], "poems").data
+    assert (data["timeline"]["queries"], data["results"][-1]["input"]["set"]) == ("poems", "poems")
+    assert data["harmful"]["helpful"][0]["influence"] > 0 > data["harmful"]["harmful"][0]["influence"]
+    assert data["sources"]["domains"] == ["code", "law", "poems"]  # passages holds the first of each
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -213,7 +210,7 @@ def test_keys_lead_nowhere_in_a_file(pages: dict[str, Path]) -> None:
         visitor = Visitor(browser, pages["text"].parent.as_uri())
         page, asked = visitor.see("/text.html"), list[str]()
         page.on("request", lambda request: asked.append(request.url))
-        for key in "oasrh/t":
+        for key in "oqsrh/t":
             page.keyboard.press(key)
         expect(page.get_by_role("button", name="Theme: light")).to_be_visible()  # the last key has done its work
         page.keyboard.press("t")
@@ -225,25 +222,25 @@ def test_keys_lead_nowhere_in_a_file(pages: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_the_slider_works_in_the_file_alone(name: str, pages: dict[str, Path], runs: dict[str, State]) -> None:
-    answers = made.gathered(runs[name]).answers
+    results = made.gather(runs[name]).data["results"]
     with chromium() as browser:
         visitor = Visitor(browser, pages[name].parent.as_uri())
         page = visitor.see(f"/{name}.html")
         slider, seen = page.get_by_label("At checkpoint", exact=True), page.locator("[data-moment]:visible li.hit")
 
-        def agrees(answer: shapes.Answer) -> None:
-            expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^step {answer.at:,}"))
-            assert [x.get_attribute("data-id") for x in seen.all()] == ids([*answer.helpful, *answer.harmful])
+        def agrees(result: Mapping[str, Any]) -> None:
+            expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^step {result['at']:,}"))
+            assert [x.get_attribute("data-id") for x in seen.all()] == ids([*result["hits"], *result["harmful"]])
 
-        agrees(answers[-1])
+        agrees(results[-1])
         slider.press("ArrowLeft")
-        agrees(answers[-2])
+        agrees(results[-2])
         page.locator("main").click(position={"x": 1, "y": 1})
         page.keyboard.press("[")
-        agrees(answers[-3])
+        agrees(results[-3])
         page.get_by_role("button", name="Replay").click()
         expect(page.get_by_role("button", name="Replay")).to_have_attribute("aria-pressed", "false")
-        agrees(answers[-1])
+        agrees(results[-1])
         visitor.close()
 
 
