@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.support.loops import FULL, batch_of, cross_entropy, ids_of, mlp, same_numbers, sgd, stored, terms_of, train
 
 import backstory
 from backstory.errors import UsageError
-from backstory.integrations.recording import Recording, divisor
+from backstory.integrations.recording import Recording
 from backstory.store import RunStore
 
 
@@ -85,10 +84,3 @@ def test_defaults_follow_the_loss_that_was_named() -> None:
         Recording("x", "weights", None, {})
     with pytest.raises(UsageError, match="found resume=, which the trainer itself decides"):
         Recording("x", "mean", None, {"resume": True})
-
-
-def test_what_a_micro_batch_divides_by() -> None:
-    tokens = torch.tensor([3, 4])
-    assert [divisor(r, 2, tokens) for r in ("mean", "sum", "token-mean")] == [2, 1, 7]
-    with pytest.raises(UsageError, match="no token with a loss"):
-        divisor("token-mean", 2, torch.zeros(2))

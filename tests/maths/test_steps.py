@@ -9,6 +9,7 @@ from tests.maths.examples import DIAGONAL, P, adam, heavy, joined, nesterov, pla
 from tests.support.oracles import assert_close, assert_same, expands
 from torch import Tensor
 
+from backstory.errors import UsageError
 from backstory.maths import steps
 from backstory.maths.steps import (
     Coefficients,
@@ -20,6 +21,7 @@ from backstory.maths.steps import (
     damping,
     growth,
     implicit,
+    loss_divisor,
     squares,
 )
 
@@ -221,3 +223,10 @@ def test_clipping_takes_out_only_the_recorded_share_of_the_gradient() -> None:
     step = Step(G, w, k, clip=0.5, norm=norm, dot_g=G @ n, share=0.5)
     J = 0.5 * (torch.eye(4, dtype=torch.float64) - norm / (norm + 1e-6) * torch.outer(n, n) / norm**2)
     torch.testing.assert_close(clipped_gradients(step), G @ J.T, rtol=1e-12, atol=1e-14)
+
+
+def test_what_the_sum_of_losses_is_divided_by() -> None:
+    tokens = torch.tensor([3, 4])
+    assert [loss_divisor(r, 2, tokens) for r in ("mean", "sum", "token-mean")] == [2, 1, 7]
+    with pytest.raises(UsageError, match="no token with a loss"):
+        loss_divisor("token-mean", 2, torch.zeros(2))

@@ -51,7 +51,7 @@ def test_a_token_mean_needs_tokens() -> None:
         s.weights()
     empty = scope("token-mean")
     empty.batch([1], tokens=[0])
-    with pytest.raises(UsageError, match="step 7 has no token with a loss"):
+    with pytest.raises(UsageError, match="found no token with a loss"):
         empty.weights()
 
 

@@ -18,10 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..capture.ids import ID_KEY
 from ..errors import UnsupportedError, UsageError
+from ..maths.steps import loss_divisor
 from ..store import RunStore
 from .carry import Ids, carry, decoded
 from .labels import IGNORED, Scored, counts, field, scored, shifts, targets
-from .recording import Recording, Tokens, divisor
+from .recording import Recording, Tokens
 from .weighing import Part, fitting, weight
 
 try:
@@ -148,7 +149,7 @@ class BackstoryCallback(TrainerCallback):
                     f"found loss_reduction={self._run.reduction!r} and labels for {labels.shape[1]} tokens of each sample, whose "
                     "losses the model divides by the number of tokens: pass loss_reduction='token-mean'."
                 )
-            return divisor(self._run.reduction, samples, None)
+            return int(loss_divisor(self._run.reduction, samples))
         if self._run.tokens is not None:
             return int(self._run.tokens(inputs).sum())
         return None if labels is None else int(counts(labels).sum())

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..errors import UnsupportedError, UsageError
+from ..maths.steps import loss_divisor
 from .carry import Ids, queued
-from .recording import Recording, Tokens, divisor
+from .recording import Recording, Tokens
 
 try:
     from lightning.pytorch import Callback
@@ -120,7 +121,7 @@ class BackstoryCallback(Callback):  # type: ignore[misc]
             self._updates = int(trainer.global_step)
         names = self._names.popleft()
         tokens = None if self._run.tokens is None else self._run.tokens(batch)
-        by = trainer.accumulate_grad_batches * divisor(self._run.reduction, len(names), tokens)
+        by = trainer.accumulate_grad_batches * int(loss_divisor(self._run.reduction, len(names), tokens))
         self._run.batch(names, 1.0 / by)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

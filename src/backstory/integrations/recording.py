@@ -109,13 +109,3 @@ class Recording:
         finally:
             error = UsageError("training was interrupted") if failed else None
             recorder.__exit__(None if error is None else type(error), error, None)
-
-
-def divisor(reduction: str, samples: int, tokens: Tensor | None) -> int:
-    """What the sum of the samples' own losses is divided by to make the loss of a micro-batch."""
-    if reduction != "token-mean":
-        return samples if reduction == "mean" else 1
-    total = 0 if tokens is None else int(torch.as_tensor(tokens).sum())
-    if not total:
-        raise UsageError("a micro-batch has no token with a loss. Leave such samples out, or keep more of them.")
-    return total

@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
+
 Contraction = float | Literal["always", "never", "when_expanding"]  # strength of the implicit form, see `damping`
 DIRECT_ROWS = 128  # up to so many rows an eigenvalue is computed directly
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6)
@@ -66,6 +68,16 @@ class Step(NamedTuple):
         """α = c η P ((1−τ) a + n): the direct effect of the loss's gradient on θ."""
         k = self.coefficients
         return self.clip * k.pace * ((1 - k.tau) * k.a + k.n)
+
+
+def loss_divisor(reduction: str, samples: int, tokens: Tensor | None = None) -> float:
+    """d in L = Σ_z ℓ(z) / d, so that w_z = 1/d: the samples ("mean"), 1 ("sum"), or all tokens with a loss ("token-mean")."""
+    if reduction != "token-mean":
+        return float(samples) if reduction == "mean" else 1.0
+    total = 0.0 if tokens is None else float(torch.as_tensor(tokens).sum())
+    if total <= 0:
+        raise UsageError("found no token with a loss; leave such samples out, or keep more of their tokens.")
+    return total
 
 
 def curvature_rows(step: Step) -> Tensor:

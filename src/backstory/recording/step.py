@@ -23,6 +23,7 @@ from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
+from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
 from .contributions import Gathered, divided
@@ -151,25 +152,19 @@ class StepScope:
         n = len(self.ids)
         if self._reduction == "weights":
             return torch.cat([w for w in self._weights if w is not None])
-        if self._reduction == "sum":
-            return torch.ones(n, dtype=torch.float64)
-        if self._reduction == "mean":
-            if len(set(self.sizes)) > 1:
-                raise UsageError(
-                    f"step {self.number} accumulates micro-batches of {self.sizes} samples. A mean over unequal parts "
-                    "has no one weight: use loss_reduction='weights' and pass weights= with each batch."
-                )
-            return torch.full((n,), 1.0 / n, dtype=torch.float64)
-        known = [t for t in self._tokens if t is not None]
-        if len(known) < len(self.sizes):
+        if self._reduction == "mean" and len(set(self.sizes)) > 1:
+            raise UsageError(
+                f"step {self.number} accumulates micro-batches of {self.sizes} samples. A mean over unequal parts "
+                "has no one weight: use loss_reduction='weights' and pass weights= with each batch."
+            )
+        tokens = [t for t in self._tokens if t is not None]
+        if self._reduction == "token-mean" and len(tokens) < len(self.sizes):
             raise UsageError(
                 "loss_reduction='token-mean' needs the number of tokens of each sample: pass tokens= to s.batch(), "
                 "or mask= to s.outputs()."
             )
-        total = float(torch.cat(known).sum())
-        if total <= 0:
-            raise UsageError(f"step {self.number} has no token with a loss.")
-        return torch.full((n,), 1.0 / total, dtype=torch.float64)
+        divisor = loss_divisor(self._reduction, n, torch.cat(tokens) if tokens else None)
+        return torch.full((n,), 1.0 / divisor, dtype=torch.float64)
 
     def loss_column(self) -> Tensor:
         """Given losses, NaN where none were given: (B,)."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
+from ..maths.steps import loss_divisor
 
 REDUCTIONS = ("mean", "sum", "token-mean")
 
@@ -112,20 +113,17 @@ def _place(spec: ModuleSpec) -> str:
 def weights(recipe: Recipe, step: int) -> Tensor:
     """w_z of the samples of one step, (B,) float64."""
     ids, batch = recipe.batches[step]
-    if recipe.loss_reduction == "token-mean":
-        if recipe.tokens is None:
-            raise UsageError(
-                "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that gives how many tokens "
-                "of each sample have a loss, (B,)."
-            )
-        total = float(torch.as_tensor(recipe.tokens(batch)).sum())
-    elif recipe.loss_reduction in REDUCTIONS:
-        total = float(len(ids)) if recipe.loss_reduction == "mean" else 1.0
-    else:
+    if recipe.loss_reduction not in REDUCTIONS:
         raise UsageError(
             f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected one of {', '.join(REDUCTIONS)}."
         )
-    return torch.full((len(ids),), 1.0 / total, dtype=torch.float64)
+    if recipe.loss_reduction == "token-mean" and recipe.tokens is None:
+        raise UsageError(
+            "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that gives how many tokens "
+            "of each sample have a loss, (B,)."
+        )
+    divisor = loss_divisor(recipe.loss_reduction, len(ids), None if recipe.tokens is None else recipe.tokens(batch))
+    return torch.full((len(ids),), 1.0 / divisor, dtype=torch.float64)
 
 
 def take_step(recipe: Recipe, step: int, w: Tensor | None = None) -> Tensor:
