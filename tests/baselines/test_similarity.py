@@ -65,6 +65,7 @@ def test_answers_say_what_they_are() -> None:
     assert answer.method == "gradient dot product"
     assert "rank only" in text
     assert "the sample helped" in answer.sign
+    assert "rank only" in answer.unit
     assert answer.at == 10
     assert isinstance(answer.top(1, query=0)[0].sample, str)
 

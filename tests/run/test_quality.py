@@ -109,6 +109,7 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
         assert not any("proxy" in n for n in (*run.caveats(), *answer.caveats))
         return
     assert answer.quality.words[0] == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
+    assert (answer.quality.proxy, answer.quality.verdict) == (True, "weak")
     note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
     assert note in answer.caveats
     assert note in run.caveats()
@@ -140,6 +141,9 @@ def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path)
     assert (adjoint.method, embedded.method) == ("adjoint", "embeddings")
     same_report(embedded.quality, adjoint.quality)
     same_report(run.quality(), adjoint.quality)
+    assert adjoint.quality is not None
+    assert (adjoint.quality.verdict, adjoint.quality.proxy) == ("fair", False)
+    assert "empirical Fisher" in adjoint.quality.reason
 
 
 def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ..capture.modules import Blocks, Rank, Selection, find_blocks, taken_as_fro
 from ..errors import NumericalError, UsageError
 from ..maths.projection import Basis, random_basis
 from ..replay.recipe import Recipe
-from ..results.influence import Influence
+from ..results.influence import UNIT, Influence
 from ..run.gradients import LossFn, query_rows
 
 RANK_ONLY = "rank only: the scores order the samples, their size is no difference of losses"
@@ -78,6 +78,7 @@ def as_influence(recipe: Recipe, training: Training, scores: Tensor, method: str
         at=len(recipe.batches),
         method=method,
         caveats=tuple(caveats),
+        unit=RANK_ONLY if RANK_ONLY in caveats else UNIT,
     )
 
 

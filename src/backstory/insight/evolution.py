@@ -1,6 +1,6 @@
 """How the influence of groups of samples grows and fades from checkpoint to checkpoint (the paper's saturation figure).
 
-At each stored checkpoint c, the queries' mean loss is asked of the model at c, and the influence on it of all occurrences before c is averaged
+At each stored checkpoint c, the queries' mean loss is evaluated on the model at c, and the influence on it of all occurrences before c is averaged
 over the samples of each group that were used by then. From segments where the run is embedded in them (`run.embed(segments=K)`),
 else by one adjoint sweep for each checkpoint.
 """

@@ -40,10 +40,10 @@ def column(run: Run, samples: Texts, by: str) -> Texts:
         raise UsageError(f"found by={by!r}; expected {' or '.join(COLUMNS)}.")
     names, inverse = np.unique(samples, return_inverse=True)
     content = run.content(names.tolist())
-    found = [content.get(name, {}).get(by) for name in names.tolist()]
-    if all(x is None for x in found):
+    values = [content.get(name, {}).get(by) for name in names.tolist()]
+    if all(x is None for x in values):
         raise UsageError(f"the run holds no {by} of its samples: give it with run.describe(ids, {by}=…).")
-    return np.array([NONE if x is None else x for x in found])[inverse]
+    return np.array([NONE if x is None else x for x in values])[inverse]
 
 
 def _thirds(samples: Texts, steps: Any) -> NDArray[np.int64]:

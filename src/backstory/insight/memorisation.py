@@ -1,4 +1,4 @@
-"""Self-influence: does a training sample, asked about itself, name itself?
+"""Self-influence: is a training sample the first in the ranking for its own loss?
 
 Each query is a copy of a training sample; its rank is the place of that sample among all samples, by influence on the query, 1 being first.
 A sample that the model has memorised ranks first; one whose lesson others have taken over does not.

@@ -193,9 +193,9 @@ def _parts(steps: Steps, samples: Any) -> list[Steps]:
 
 def _tried(values: Curve, bins: int, noise: Chance) -> Tried:
     y, w = binned(values, bins)
-    found = errors(y, w)
-    fall, rise = (_p(gain, noise) for gain in _gains(found, noise.left))
-    is_valley = found.valley <= found.hill
+    fits = errors(y, w)
+    fall, rise = (_p(gain, noise) for gain in _gains(fits, noise.left))
+    is_valley = fits.valley <= fits.hill
     fit = valley(y, w) if is_valley else hill(y, w)
     turn = float(fit.min() if is_valley else fit.max())
     first, last = (_far(float(end), turn) for end in (fit[0], fit[-1]))
@@ -209,11 +209,11 @@ def _far(one: float, other: float) -> bool:
     return abs(one - other) >= LEAST * abs(min(one, other))
 
 
-def _gains(found: Errors, left: float) -> tuple[float, float]:
+def _gains(fits: Errors, left: float) -> tuple[float, float]:
     """The fall and the rise: how much closer the best valley or hill comes than a curve without them."""
-    least = min(found.valley, found.hill)
+    least = min(fits.valley, fits.hill)
     noise = max(1.0, least / left)
-    return (found.rising - least) / noise, (found.falling - least) / noise
+    return (fits.rising - least) / noise, (fits.falling - least) / noise
 
 
 def _p(gain: float, noise: Chance) -> float:
@@ -224,9 +224,9 @@ def _p(gain: float, noise: Chance) -> float:
 def chance(bins: int, each: int, seed: int, draws: int) -> Chance:
     """Normal noise around a level, `each` steps to a bin: the same for every curve, for gains have no unit."""
     y, w = binned(np.random.default_rng(seed).standard_normal((draws, bins * each)), bins)
-    found = [errors(*one) for one in zip(y, w, strict=True)]
-    left = float(np.mean([min(e.valley, e.hill) for e in found]))
-    return Chance(left, np.sort([gain for e in found for gain in _gains(e, left)]))
+    fits = [errors(*one) for one in zip(y, w, strict=True)]
+    left = float(np.mean([min(e.valley, e.hill) for e in fits]))
+    return Chance(left, np.sort([gain for e in fits for gain in _gains(e, left)]))
 
 
 def binned(values: Curve, bins: int) -> tuple[Curve, Curve]:

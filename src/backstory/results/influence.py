@@ -84,11 +84,11 @@ class Occurrences(Result):
         """How many helped and hurt; late ones have had nothing to overwrite them."""
         late = [step for step in self.steps if step >= late_from(self.at)]
         use, where = "Its uses" if len(late) > 1 else "Its use", ", ".join(f"{s:,}" for s in late[:6])
-        told = (
+        why = (
             f"{use} at step {where} came in the last tenth of training: little came after to overwrite or correct it, so it weighs more "
             "than an earlier one would.",
         )
-        return describe_signs(self.influence), *(told if late else ())
+        return describe_signs(self.influence), *(why if late else ())
 
     def numbers(self) -> dict[str, Any]:
         """The uses."""
@@ -326,9 +326,11 @@ class Influence(Result):
             hits = dict.fromkeys(
                 [*self.top(5, query=which, per=self._per), *self.bottom(5, query=which, per=self._per)[::-1]]
             )
-            told = f": the mean of {self.n_queries} queries" if which == "mean" else f": query 1 of {self.n_queries}"
+            which_words = (
+                f": the mean of {self.n_queries} queries" if which == "mean" else f": query 1 of {self.n_queries}"
+            )
             columns = {k: [h.as_dict()[k] for h in hits] for k in (*Hit.__dataclass_fields__, "words")}
-            return show_table(self.headline + told, frame(columns), self.remarks)
+            return show_table(self.headline + which_words, frame(columns), self.remarks)
         except BackstoryError:
             return None
 
