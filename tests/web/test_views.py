@@ -57,10 +57,10 @@ def test_the_timeline_and_its_phases(state: State) -> None:
 
 def test_evolution_of_groups_and_of_a_sample(state: State) -> None:
     run, model, loss, sets = python(state)
-    for by, name in (("thirds", None), ("source", None), ("sample", "tags")):
-        groups = by if name is None else {name: [name]}
+    for by, ids in (("thirds", None), ("source", None), ("ids", ["tags", "law/1/0"])):
+        groups = by if ids is None else {"named": ids}
         expected = insight.evolution(run, model, loss, sets["law"], by=groups).as_dict()
-        data = views.evolution(state, None, "thirds" if name else by, name).data
+        data = views.evolution(state, None, "thirds" if ids else by, ids).data
         schemas.Evolution.model_validate(data)
         assert (data["queries"], data["by"], data["checkpoints"]) == ("law", by, [8, 16, 24])
         for group, values in expected["mean"].items():

@@ -52,6 +52,7 @@ NAMES = {
     "page": "the page",
     "per": "samples a page",
     "sample": "the samples",
+    "ids": "the samples",
     "step": "the steps",
     "format": "the format",
 }

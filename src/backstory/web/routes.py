@@ -118,10 +118,10 @@ def _add_insight(app: FastAPI, service: Service) -> None:
 
     @app.get("/evolution", response_model=schemas.Evolution, responses=RESPONSES)
     async def evolution(
-        request: Request, queries: Name = None, by: Groups = "thirds", sample: Name = None, format: Format = None
+        request: Request, queries: Name = None, by: Groups = "thirds", ids: Names = None, format: Format = None
     ) -> Response:
-        """How did the influence of groups of samples, or of one sample, go from checkpoint to checkpoint?"""
-        view = lambda: views.evolution(state, queries or None, by, sample or None)  # noqa: E731
+        """How did the influence of groups of samples, or of some against the others, go from checkpoint to checkpoint?"""
+        view = lambda: views.evolution(state, queries or None, by, ids)  # noqa: E731
         return await service.respond(request, "evolution", view, lane=service.sweep_unless(state.means_known(queries)))
 
     @app.get("/overwriting", response_model=schemas.Overwriting, responses=RESPONSES)

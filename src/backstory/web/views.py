@@ -93,12 +93,12 @@ def phases(state: State, queries: str | None, at: int | None) -> View:
     return View(plain(state.timeline(state.named(queries), state.step(at)).phases))
 
 
-def evolution(state: State, queries: str | None, by: str, sample: str | None) -> View:
-    """How the influence of groups of samples, or of one against the others, went from checkpoint to checkpoint."""
+def evolution(state: State, queries: str | None, by: str, ids: Sequence[str] | None) -> View:
+    """How the influence of groups of samples, or of some against the others, went from checkpoint to checkpoint."""
     name = state.named(queries)
-    groups = by if sample is None else {sample: [state.catalogue.recorded_id(state.sample_id(sample))]}
+    groups = {"named": [state.catalogue.recorded_id(state.sample_id(x)) for x in ids]} if ids else by
     result = state.evolution(name, groups)
-    return View({**result.as_dict(), "queries": name, "by": by if sample is None else "sample"}, result.drawings())
+    return View({**result.as_dict(), "queries": name, "by": "ids" if ids else by}, result.drawings())
 
 
 def overwriting(state: State, queries: str | None, sample: str, at: int | None) -> View:

@@ -1,0 +1,135 @@
+"""One answer: Python, `--json` on the command line and the JSON of the service give the same numbers, words, caveats and order."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.testclient import TestClient
+from tests.support.plain import assert_alike
+from tests.web.recorded import digits_run
+from typer.testing import CliRunner
+
+import backstory
+from backstory import insight
+from backstory.cli.app import app
+from backstory.demo import digits
+from backstory.replay.queries import part
+from backstory.replay.recipe import load_recipe
+from backstory.web.app import make_app
+from backstory.web.state import State
+
+ROUNDING = 1e-4  # of float32, of sums over a whole training run
+SAID = ("headline", "words", "sign", "unit", "caveats", "quality", "at")
+
+
+class Faces(NamedTuple):
+    """One run, as it is opened in Python, on the command line and by the service."""
+
+    path: Path
+    python: tuple[backstory.Run, Any, Any, dict[str, Any]]  # run, model, loss, query sets
+    service: TestClient
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faces]:
+    path = digits_run(tmp_path_factory.mktemp("one") / "run")
+    run = backstory.open(path)
+    made = load_recipe(digits.RECIPE, run.config["recipe_args"])
+    sets = {"demo": run.queries("demo"), "test": made.queries["test"]}
+    with TestClient(make_app(State(path, digits.RECIPE), warm=False), base_url="http://127.0.0.1") as client:
+        yield Faces(path, (run, run.load_weights(made.model), made.loss, sets), client)
+
+
+def one_of(batch: Any) -> Any:
+    return part(batch, 1, 2)
+
+
+class Case(NamedTuple):
+    """The same in three ways."""
+
+    python: Callable[[backstory.Run, Any, Any, Any], dict[str, Any]]
+    command: list[str]
+    path: str
+
+
+SAMPLE = "7"
+CASES = {
+    "query": Case(
+        lambda run, model, loss, sets: run.query(model, loss, one_of(sets["demo"])).as_dict(top=4),
+        ["query", "--queries", "demo:1", "--top", "4"],
+        "/queries/demo/1?top=4",
+    ),
+    "timeline": Case(
+        lambda run, model, loss, sets: insight.timeline(run, model, loss, sets["demo"]).as_dict(),
+        ["timeline", "--queries", "demo"],
+        "/timeline?queries=demo",
+    ),
+    "evolution": Case(
+        lambda run, model, loss, sets: insight.evolution(run, model, loss, sets["demo"], by="label").as_dict(),
+        ["evolution", "--queries", "demo", "--by", "label"],
+        "/evolution?queries=demo&by=label",
+    ),
+    "evolution of samples": Case(
+        lambda run, model, loss, sets: insight.evolution(
+            run, model, loss, sets["demo"], by={"named": [int(SAMPLE), 9]}
+        ).as_dict(),
+        ["evolution", "--queries", "demo", "--ids", f"{SAMPLE},9"],
+        f"/evolution?queries=demo&ids={SAMPLE}&ids=9",
+    ),
+    "overwriting": Case(
+        lambda run, model, loss, sets: insight.overwriting(run, model, loss, sets["demo"], int(SAMPLE)).as_dict(),
+        ["overwriting", "--queries", "demo", "--sample", SAMPLE],
+        f"/overwriting?queries=demo&sample={SAMPLE}",
+    ),
+    "sources": Case(
+        lambda run, model, loss, sets: insight.sources(run, model, loss, {"demo": sets["demo"]}, by="label").as_dict(),
+        ["sources", "--queries", "demo", "--by", "label"],
+        "/sources?queries=demo&by=label",
+    ),
+    "harmful": Case(
+        lambda run, model, loss, sets: insight.harmful(run, model, loss, sets["demo"], top=6, without_last=2).as_dict(),
+        ["harmful", "--queries", "demo", "--top", "6", "--without-last", "2"],
+        "/harmful?queries=demo&top=6&without_last=2",
+    ),
+}
+
+
+def command_line(path: Path, command: list[str]) -> dict[str, Any]:
+    name, *options = command
+    result = CliRunner().invoke(app, [name, str(path), *options, "--json"])
+    assert result.exit_code == 0, result.output
+    out: dict[str, Any] = json.loads(result.stdout)
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
+    case = CASES[name]
+    python = json.loads(json.dumps(case.python(*faces.python), allow_nan=False))
+    command = command_line(faces.path, case.command)
+    response = faces.service.get(case.path)
+    assert response.status_code == 200, response.text
+    service = response.json()
+    assert list(command) == list(python)  # --json prints the result as it is
+    assert list(service)[: len(python)] == list(python)  # the service sends it first, then what only a page has
+    for face in (command, service):
+        for key in SAID:
+            assert face[key] == python[key], key
+        assert_alike({k: face[k] for k in python}, python, rel=ROUNDING, abs=ROUNDING * largest(python))
+
+
+def largest(value: Any) -> float:
+    """The largest influence in a result: numbers much smaller than it are rests of sums that cancel."""
+    keys = ("influence", "mean", "matrix", "just_after")
+    numbers = [x for key in keys if isinstance(value, dict) and key in value for x in floats(value[key])]
+    return max((abs(x) for x in numbers or floats(value.get("hits", value.get("harmful", [])))), default=0.0)
+
+
+def floats(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in floats(v)]
+    if isinstance(value, list):
+        return [x for v in value for x in floats(v)]
+    return [value] if isinstance(value, float) else []
