@@ -9,9 +9,9 @@ import typer
 
 from backstory.cli import output
 from backstory.errors import UsageError
-from experiments.cli import Json
+from experiments.cli import Json, app
 
-app = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
+bench = typer.Typer(help="Measure speed; one thread, medians of interleaved repeats.", no_args_is_help=True)
 Repeats = Annotated[int, typer.Option(help="Repeats of what is short.", min=1)]
 Scale = Annotated[str, typer.Option(help="full, or tiny to try the commands.", hidden=True)]
 Venvs = Annotated[Path, typer.Option(help="Folder for the rivals' virtual environments, made when they are missing.")]
@@ -20,9 +20,10 @@ Study = Annotated[
     typer.Option(help="Output of `python -m experiments gpt --json`, for the fidelity of each configuration."),
 ]
 PEERS = Path(".peers")
+app.add_typer(bench, name="bench")
 
 
-@app.command()
+@bench.command()
 def record(
     workloads: Annotated[str, typer.Option(help="Some of A, B and C.")] = "ABC",
     study: Study = None,
@@ -33,7 +34,7 @@ def record(
     _finish("record", _record(scale, workloads, study), json)
 
 
-@app.command()
+@bench.command()
 def embed(
     p: Annotated[int, typer.Option(help="Dimensions, in memory.", min=1)] = 1024,
     repeats: Repeats = 5,
@@ -44,25 +45,25 @@ def embed(
     _finish("embed", _embed(scale, repeats, p), json)
 
 
-@app.command()
+@bench.command()
 def query(repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
     """Index and ask, recording excluded."""
     _finish("query", _query(scale, repeats), json)
 
 
-@app.command()
+@bench.command()
 def store(scale: Scale = "full", json: Json = False) -> None:
     """Bytes per occurrence, and the paper's efficiency table."""
     _finish("store", _store(scale), json)
 
 
-@app.command()
+@bench.command()
 def peers(venvs: Venvs = PEERS, repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
     """Rivals on the same workloads, each in an environment of its own."""
     _finish("peers", _peers(scale, repeats, venvs), json)
 
 
-@app.command()
+@bench.command()
 def device(
     name: Annotated[str, typer.Argument(help="As torch calls it: cuda, cuda:1, mps.")] = "cuda",
     scale: Scale = "full",
@@ -80,7 +81,33 @@ def device(
         raise typer.Exit(1)
 
 
-@app.command(name="all")
+@bench.command()
+def serve(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run of text; without it one of 20,480 occurrences is made.", show_default=False),
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 32,
+    seconds: Annotated[float, typer.Option(help="How long they ask.", min=0.1)] = 60.0,
+    questions: Annotated[int, typer.Option(help="Questions one after the other.", min=1)] = 100,
+    starts: Annotated[int, typer.Option(help="Cold starts.", min=1)] = 5,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
+    """Typed text to ranked answer over HTTP: cold, warm, and many clients at once.
+
+    With RUN, the code of the recipe that the run names is imported.
+    """
+    output.need("fastapi", "uvicorn", extra="web")
+    from experiments.bench.serving import bench_serve
+
+    found = bench_serve(
+        run, scale=scale, clients=clients, seconds=seconds, questions=questions, starts=starts, say=_say
+    )
+    _finish("serve", found, json)
+
+
+@bench.command(name="all")
 def everything(
     write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,
     study: Study = None,

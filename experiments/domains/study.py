@@ -12,36 +12,19 @@ Shapes:  S sources, D domains, S = D.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backstory.errors import NumericalError, UsageError
-from backstory.exact.leave_out import leave_out
-from backstory.insight.sources import Sources
-from backstory.results.statistics import spearman
-from experiments.data.texts import PARTS, DomainSetup, recipe
-from experiments.domains.methods import PAPERS_INFLUENCE, ROWS, Matrices, Problem, trained
-from experiments.gpt.setups import domain_losses
-from experiments.statistics import Pair, difference, interval
+from experiments.data.texts import PARTS, DomainSetup
+from experiments.domains.methods import SOURCES, methods, problem_of
+from experiments.harness import Say, Seed, bounded, failures, names_of_all, run_seeds, select
+from experiments.statistics import Pair, difference, interval, mean, spearman
 
-Say = Callable[[str, int, int], None]
 REFERENCE, SWEPT = "tracin", "influence-best"
-
-
-@dataclass
-class Seed:
-    """Everything about one seed."""
-
-    names: list[str]
-    truth: Matrices
-    losses: Tensor  # (D,) at the end of the run
-    rows: dict[str, Matrices] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # group of rows -> why it has no numbers
-    said: dict[str, Sources] = field(default_factory=dict)
 
 
 def study(
@@ -53,79 +36,54 @@ def study(
     say: Say | None = None,
 ) -> dict[str, Any]:
     """Truth and every row's matrices for each seed, and how they agree, as plain values."""
-    chosen, tell = select(only), say or (lambda stage, done, total: None)
-    found = [one_seed(setup, seed, chosen, cache, tell) for seed in seeds]
-    names = [n for n in found[0].rows if all(n in seed.rows for seed in found)]
-    swept = [n for n in names if n.startswith("influence-")]
-    shown = [n for n in names if n not in swept or n == PAPERS_INFLUENCE]
-    rows = [{"method": n, **_compared(found, n)} for n in shown]
+    chosen, _ = select(methods(), only)
+    problems = (problem_of(setup, seed) for seed in seeds)
+    results = run_seeds(problems, chosen, ceiling=False, halves=False, cache=cache, say=say)
+    names = names_of_all(results, chosen)
+    shown = [name for name in names if name != SWEPT]
+    first = results[0].notes
     return {
         "setup": asdict(setup),
         "seeds": list(seeds),
-        "domains": found[0].names,
-        "losses": [seed.losses.tolist() for seed in found],
-        "rows": rows + ([{"method": SWEPT, **_best(found, swept)}] if swept else []),
-        "inside": {row: [_inside(seed, row) for seed in found] for row in found[0].said},
-        "halves": [spearman(*(seed.truth[p].flatten() for p in PARTS)) for seed in found],
-        "matrices": [_matrices(seed, shown) for seed in found],
-        "failed": [f"{name}: {why}" for seed in found for name, why in seed.failed.items()],
+        "domains": first["names"],
+        "losses": [seed.notes["losses"].tolist() for seed in results],
+        "rows": [{"method": n, **(_best(results, n) if n == SWEPT else _row(results, n))} for n in names],
+        "inside": {row: [share_inside(seed, row) for seed in results] for row in first[SOURCES]},
+        "halves": [spearman(*(seed.truth[p].flatten() for p in PARTS)) for seed in results],
+        "matrices": [_matrices(seed, shown) for seed in results],
+        "failed": failures(results),
     }
 
 
-def select(only: Sequence[str] | None) -> list[str]:
-    """The groups of rows to run, in the table's order."""
-    if unknown := [name for name in only or () if name not in ROWS]:
-        raise UsageError(f"found method {unknown[0]!r}; expected one of {', '.join(ROWS)}.")
-    return [name for name in ROWS if only is None or name in only]
+def _row(seeds: Sequence[Seed], name: str) -> dict[str, Any]:
+    return {p: compared(seeds, p, [seed.rows[name].values[p] for seed in seeds], name != REFERENCE) for p in PARTS}
 
 
-def one_seed(setup: DomainSetup, seed: int, chosen: Sequence[str], cache: Path | None, say: Say) -> Seed:
-    """Train, retrain without each group, and ask every method."""
-    problem = trained(setup, seed)
-    with torch.no_grad():
-        losses = domain_losses(problem.trained.model, problem.queries)
-    found = Seed(problem.names, retrained(problem, cache, say), losses)
-    for done, name in enumerate(chosen):
-        try:
-            found.rows.update(ROWS[name](problem))
-        except NumericalError as error:  # the literal recursion may expand without bound
-            found.failed[name] = str(error)
-        say(f"seed {seed}: methods", done + 1, len(chosen))
-    found.said.update(problem.said)
-    return found
-
-
-def retrained(problem: Problem, cache: Path | None, say: Say) -> Matrices:
-    """The change of each domain's loss by retraining without each group."""
-    groups = [problem.gone[p][s] for p in PARTS for s in problem.names]
-    rows = leave_out(
-        lambda: recipe(problem.setup, problem.seed), groups, lambda model: domain_losses(model, problem.queries),
-        lambda done, total: say(f"seed {problem.seed}: retrain", done, total), cache=cache,
-    )  # fmt: skip
-    return dict(zip(PARTS, rows.chunk(len(PARTS)), strict=True))
-
-
-def _compared(found: Sequence[Seed], name: str) -> dict[str, Any]:
-    """Both parts of one row, beside TracIn where that was asked."""
-    out: dict[str, Any] = {p: agreement([(seed.rows[name][p], seed.truth[p]) for seed in found]) for p in PARTS}
-    if name != REFERENCE and all(REFERENCE in seed.rows for seed in found):
-        for p in PARTS:
-            out[p]["minus_tracin"] = _minus([_pair(seed, name, p) for seed in found])
+def compared(seeds: Sequence[Seed], part: str, scores: Sequence[Tensor], paired: bool = True) -> dict[str, Any]:
+    """How one row's matrices agree with the truth; where TracIn was asked too, their difference to it."""
+    truth = [seed.truth[part] for seed in seeds]
+    out = agreement(list(zip(scores, truth, strict=True)))
+    if paired and all(REFERENCE in seed.rows for seed in seeds):
+        theirs = [seed.rows[REFERENCE].values[part] for seed in seeds]
+        pairs = [Pair(*three) for three in zip(truth, scores, theirs, strict=True)]
+        out["minus_tracin"] = {
+            kind: bounded(difference([Pair(*map(cells, pair)) for pair in pairs])) for kind, cells in CELLS.items()
+        }
     return out
 
 
 def agreement(matrices: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """How (score, truth) of each seed agree, (S, D) each: means over the seeds, intervals, and each seed."""
     out: dict[str, Any] = {}
-    for kind, cells in (("all", _flat), ("off", off_diagonal)):
+    for kind, cells in CELLS.items():
         points = [(cells(score), cells(truth)) for score, truth in matrices]
         each = [spearman(*x) for x in points]
         lower, upper = interval(points)
         signs = [float((x.sign() == y.sign()).double().mean()) for x, y in points]
-        out[kind] = {"mean": _mean(each), "lower": lower, "upper": upper, "seeds": each, "signs": _mean(signs)}
+        out[kind] = {"mean": mean(each), "lower": lower, "upper": upper, "seeds": each, "signs": mean(signs)}
     for name, of in FIGURES.items():
         out[f"{name}_seeds"] = [of(*x) for x in matrices]
-        out[name] = _mean(out[f"{name}_seeds"])
+        out[name] = mean(out[f"{name}_seeds"])
     return out
 
 
@@ -139,7 +97,7 @@ def within_domains(score: Tensor, truth: Tensor) -> float:
     """Mean over the domains of the rank correlation of all sources but the domain's own."""
     others = ~torch.eye(len(score), dtype=torch.bool)
     each = [spearman(score[others[:, d], d], truth[others[:, d], d]) for d in range(score.shape[1])]
-    return _mean(each)
+    return mean(each)
 
 
 def large_signs(score: Tensor, truth: Tensor) -> float:
@@ -168,47 +126,32 @@ def off_diagonal(matrix: Tensor) -> Tensor:
     return matrix[~torch.eye(len(matrix), dtype=torch.bool)]
 
 
-def _flat(matrix: Tensor) -> Tensor:
-    return matrix.flatten()
+CELLS: dict[str, Callable[[Tensor], Tensor]] = {"all": torch.flatten, "off": off_diagonal}
 
 
-def _pair(seed: Seed, name: str, part: str) -> tuple[Tensor, Tensor, Tensor]:
-    return seed.truth[part], seed.rows[name][part], seed.rows[REFERENCE][part]
-
-
-def _minus(triples: Sequence[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:
-    """Differences to the other method, with their paired intervals."""
-    out = {}
-    for kind, cells in (("all", _flat), ("off", off_diagonal)):
-        pairs = [Pair(*(cells(x) for x in triple)) for triple in triples]
-        out[kind] = dict(zip(("mean", "lower", "upper"), difference(pairs), strict=True))
-    return out
-
-
-def _best(found: Sequence[Seed], names: Sequence[str]) -> dict[str, Any]:
+def _best(seeds: Sequence[Seed], name: str) -> dict[str, Any]:
     """The setting with the highest mean correlation over all cells, for each part: chosen with the truth in hand."""
     out = {}
     for part in PARTS:
-        rows = {n: _compared(found, n)[part] for n in names}
-        best = max(rows, key=lambda n: rows[n]["all"]["mean"])
+        tables = {
+            s: [seed.rows[name].made.settings[s][part] for seed in seeds] for s in seeds[0].rows[name].made.settings
+        }
+        rows = {setting: compared(seeds, part, scores) for setting, scores in tables.items()}
+        best = max(rows, key=lambda setting: rows[setting]["all"]["mean"])
         out[part] = {**rows[best], "chosen": best}
     return out
 
 
-def _inside(seed: Seed, row: str) -> float:
+def share_inside(seed: Seed, row: str) -> float:
     """Share of the cells whose truth lies in the 95 % interval that `insight.sources` gave."""
-    told, count = seed.said[row], 0
-    for cells in told.cells:
+    names, count = seed.notes["names"], 0
+    for cells in seed.notes[SOURCES][row].cells:
         for cell in cells:
-            truth = float(seed.truth["whole"][seed.names.index(cell.source), seed.names.index(cell.domain)])
+            truth = float(seed.truth["whole"][names.index(cell.source), names.index(cell.domain)])
             count += cell.low <= truth <= cell.high
-    return count / len(seed.names) ** 2
+    return count / len(names) ** 2
 
 
 def _matrices(seed: Seed, names: Sequence[str]) -> dict[str, Any]:
-    tables = {"truth": seed.truth, **{n: seed.rows[n] for n in names}}
+    tables = {"truth": seed.truth, **{n: seed.rows[n].values for n in names}}
     return {n: {p: table[p].tolist() for p in PARTS} for n, table in tables.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

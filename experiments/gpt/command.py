@@ -1,4 +1,4 @@
-"""`python -m experiments gpt, projection`: a small GPT on four domains of text, fine-tuned or from scratch."""
+"""`python -m experiments gpt, projection, checkpoints`: a small GPT on four domains of text, fine-tuned or from scratch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,7 +6,25 @@ from typing import Annotated, Any
 import typer
 
 from backstory.cli import output
-from experiments.cli import Cache, Json, Markdown, Methods, Mode, Seeds, Sequences, app, names_of, seeds_of
+from experiments import tables
+from experiments.cli import (
+    Cache,
+    Json,
+    Markdown,
+    Methods,
+    Mode,
+    Seeds,
+    Sequences,
+    app,
+    begin,
+    finish,
+    names_of,
+    numbers_of,
+    seeds_of,
+    words_of,
+)
+
+Result = Mapping[str, Any]
 
 
 @app.command()
@@ -20,21 +38,15 @@ def gpt(
     json: Json = False,
 ) -> None:
     """Rank correlation of every method's scores with retraining on a small GPT, and the ceiling."""
-    import torch
-
     from experiments.gpt.setups import setup_named
-    from experiments.gpt.study import study as run
-    from experiments.gpt.text import markdown as as_markdown
+    from experiments.gpt.study import study
 
-    torch.set_num_threads(1)
+    begin(markdown=markdown)
     with output.progress() as say:
-        found = run(setup_named(mode), seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say)
-    if markdown is not None:
-        markdown.write_text(as_markdown(found), encoding="utf-8")
-    if json:
-        output.emit(found)
-    else:
-        _gpt_tables(found)
+        result = study(
+            setup_named(mode), seeds_of(seeds), count=removals, only=names_of(methods), cache=cache, say=say
+        )  # fmt: skip
+    finish(result, print_tables, json=json, files={markdown: as_markdown})
 
 
 @app.command()
@@ -50,92 +62,144 @@ def projection(
     json: Json = False,
 ) -> None:
     """Random projections against the largest one and against retraining, beside those of LoGRA."""
-    import torch
-
+    from experiments.gpt.projection import study
     from experiments.gpt.setups import setup_named
-    from experiments.gpt.study import projection as run
 
-    torch.set_num_threads(1)
+    begin()
+    chosen = numbers_of(ranks)
     with output.progress() as say:
-        found = run(
-            setup_named(mode), seeds_of(seeds), ranks=_ranks(ranks), curvature=curvature, count=removals,
-            cache=cache, say=say,
+        result = study(
+            setup_named(mode), seeds_of(seeds), ranks=chosen, curvature=curvature, count=removals, cache=cache, say=say
         )  # fmt: skip
-    if json:
-        output.emit(found)
-    else:
-        _projection_table(found)
+    finish(result, print_projection, json=json)
 
 
-def _ranks(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise typer.BadParameter(f"found ranks {text!r}; expected whole numbers with commas, such as 16,32.") from None
+@app.command()
+def checkpoints(
+    mode: Mode = "finetune",
+    seeds: Seeds = "0-2",
+    numbers: Annotated[str, typer.Option(help="Of checkpoints, with commas; all: one after every step.")] = "5,20,all",
+    removals: Sequences = 40,
+    rank: Annotated[int, typer.Option(help="Of the learned projection.", min=1)] = 16,
+    cache: Cache = None,
+    json: Json = False,
+) -> None:
+    """Rank correlation with retraining of runs made from checkpoints, beside the recorded run, on a small GPT."""
+    from experiments.gpt.checkpoints import study
+    from experiments.gpt.setups import setup_named
+
+    begin()
+    chosen = _checkpoints(numbers)
+    with output.progress() as say:
+        result = study(
+            setup_named(mode), seeds_of(seeds), numbers=chosen, count=removals, rank=rank, cache=cache, say=say
+        )  # fmt: skip
+    finish(result, print_checkpoints, json=json)
 
 
-def _gpt_tables(found: Mapping[str, Any]) -> None:
+def print_tables(result: Result) -> None:
     """Correlations, differences, and last the cost: the one table whose seconds differ from time to time."""
-    top, rows = found["ceiling"], found["rows"]
+    top, rows = result["ceiling"], result["rows"]
     title = (
-        f"GPT, {found['setup']['mode']}: Spearman with retraining, mean of four domains and of {len(found['seeds'])} "
-        f"seeds and its 95 % bootstrap interval, {found['removals']} removals each"
+        f"GPT, {result['setup']['mode']}: Spearman with retraining, mean of four domains and of {len(result['seeds'])} "
+        f"seeds and its 95 % bootstrap interval, {result['removals']} removals each"
     )
     columns = ("method", "projection", "curvature", "groups", "optimizer", "dims", "mean", "each seed")
-    lines: list[tuple[Any, ...]] = [("exact unrolling (ceiling)", "full", "Hessian", "", "adamw", "", *_agreement(top))]
     keys = ("projection", "curvature", "groups", "optimizer_model")
+    lines: list[tuple[Any, ...]] = [("exact unrolling (ceiling)", "full", "Hessian", "", "adamw", "", *_agreement(top))]
     lines += [(_name(r), *(r[k] for k in keys), f"{r['dims']:,}", *_agreement(r)) for r in rows]
     output.table(title, columns, lines)
-    against = [(_name(r), _interval(r["against_paper"])) for r in rows if r["against_paper"]]
-    against += [(f"{c['method']} − {c['against']}", _interval(c)) for c in found["contrasts"]]
+    against = [(_name(r), tables.signed(r["against_paper"])) for r in rows if r["against_paper"]]
+    against += [(f"{c['method']} − {c['against']}", tables.signed(c)) for c in result["contrasts"]]
     if against:
-        output.table(
-            "Minus the paper (or another row), with 95 % paired bootstrap intervals", ("method", "difference"), against
-        )
+        title = "Minus the paper (or another row), with 95 % paired bootstrap intervals"
+        output.table(title, ("method", "difference"), against)
+    number = tables.number
     cost = [
-        (_name(r), _number(r["recording_ratio"], ".1f"), _number(r["bytes_per_occurrence"], ",.0f"), f"{r['seconds']:.1f}")
+        (_name(r), number(r["recording_ratio"], ".1f"), number(r["bytes_per_occurrence"], ",.0f"), f"{r['seconds']:.1f}")
         for r in rows
     ]  # fmt: skip
-    output.table(
-        "Cost, mean of the seeds", ("method", "training, × plain", "bytes per occurrence", "seconds to ask"), cost
+    names = ("method", "training, × plain", "bytes per occurrence", "seconds to query")
+    output.table("Cost, mean of the seeds", names, cost)
+    tables.left_out(result["failed"])
+
+
+def _name(row: Result) -> str:
+    return f"{row['method']} (what record does by itself)" if row["default"] else str(row["method"])
+
+
+def _agreement(row: Result) -> tuple[str, str]:
+    return tables.bounded(row["mean"], row["interval"]), tables.each(row["seeds"])
+
+
+def as_markdown(result: Result) -> str:
+    """Agreement, difference to the paper's method, and cost, on one line each; then other differences."""
+    top, seeds = result["ceiling"], ", ".join(map(str, result["seeds"]))
+    columns = (
+        "row",
+        "form",
+        "dimensions",
+        "mean",
+        f"seeds {seeds}",
+        "− paper",
+        "recording",
+        "an occurrence",
+        "s to query",
     )
-    for line in found["failed"]:
-        output.out.print(f"left out: {line}", soft_wrap=True)
+    best = ("exact unrolling: **ceiling**", "–", "–", f"{top['mean']:.3f}", tables.each(top["seeds"]), *"––––")
+    parts = [tables.markdown(columns, [best, *map(_line, result["rows"])])]
+    if result["contrasts"]:
+        lines = [(f"`{c['method']}` − `{c['against']}`", tables.signed(c)) for c in result["contrasts"]]
+        parts.append(tables.markdown(("difference", "mean"), lines))
+    if result["failed"]:
+        parts.append("Left out: " + "; ".join(result["failed"]) + ".")
+    return "\n\n".join(parts) + "\n"
 
 
-def _projection_table(found: Mapping[str, Any]) -> None:
+def _line(row: Result) -> tuple[str, ...]:
+    name = f"`{row['method']}`" + (" (**the default**)" if row["default"] else "")
+    ratio, size = row["recording_ratio"], row["bytes_per_occurrence"]
+    agreement = f"{row['mean']:.3f}", tables.each(row["seeds"]), tables.signed(row["against_paper"])
+    cost = "–" if ratio is None else f"{ratio:.1f} ×", "–" if size is None else f"{size / 1000:.0f} kB"
+    return name, row["optimizer_model"], f"{row['dims']:,}", *agreement, *cost, f"{row['seconds']:.1f}"
+
+
+def print_projection(result: Result) -> None:
+    """One line for each method and rank."""
     title = (
-        f"GPT, {found['setup']['mode']}, random projections: Spearman with the largest one over all occurrences, and with "
-        f"retraining over {found['removals']} removals, mean of {len(found['seeds'])} seeds"
+        f"GPT, {result['setup']['mode']}, random projections: Spearman with the largest one over all occurrences, and with "
+        f"retraining over {result['removals']} removals, mean of {len(result['seeds'])} seeds"
     )
     lines = [
         (r["method"], f"{r['rank']}×{r['rank']}", f"{r['dims_per_layer']:,}", f"{r['dims']:,}", f"{r['largest']:.3f}",
-         _bounded(r["truth"], r["truth_interval"]), _each(r["truth_seeds"]))
-        for r in found["rows"]
+         tables.bounded(r["truth"], r["truth_interval"]), tables.each(r["truth_seeds"]))
+        for r in result["rows"]
     ]  # fmt: skip
     columns = ("method", "random", "dims a layer, at most", "dims", "with the largest", "with retraining", "each seed")
     output.table(title, columns, lines)
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['method']} (what record does by itself)" if row["default"] else str(row["method"])
+def _checkpoints(text: str) -> list[int | None]:
+    words = words_of(text)
+    if not words or not all(word == "all" or (word.isdigit() and int(word)) for word in words):
+        raise typer.BadParameter(f"found --numbers {text!r}; expected numbers with commas, or all, such as 5,20,all.")
+    return [None if word == "all" else int(word) for word in words]
 
 
-def _agreement(row: Mapping[str, Any]) -> tuple[str, str]:
-    return _bounded(row["mean"], row["interval"]), _each(row["seeds"])
+def print_checkpoints(result: Result) -> None:
+    """One line for each way to have the run."""
+    title = (
+        f"GPT, {result['mode']}: Spearman with retraining, mean of four domains and of {len(result['seeds'])} seeds, "
+        f"{result['removals']} removals each, learned {result['rank']}×{result['rank']}"
+    )
+    columns = ("checkpoints", "rows from", "Adam's second moment", "mean", "each seed")
+    output.table(title, columns, [_checkpoints_line(row, result["steps"]) for row in result["rows"]])
 
 
-def _bounded(mean: float, bounds: Mapping[str, float]) -> str:
-    return f"{mean:.3f} [{bounds['lower']:.3f}, {bounds['upper']:.3f}]"
-
-
-def _each(values: list[float]) -> str:
-    return " ".join(f"{x:.2f}" for x in values)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _interval(value: Mapping[str, float]) -> str:
-    return f"{value['mean']:+.3f} [{value['lower']:+.3f}, {value['upper']:+.3f}]"
+def _checkpoints_line(row: Result, steps: int) -> tuple[str, ...]:
+    scores = f"{row['mean']:.3f}", tables.each(row["each"])
+    if row["checkpoints"] is None:
+        return "–", "the recorded run", "as it was", *scores
+    number = "all" if row["checkpoints"] == steps else str(row["checkpoints"])
+    where = f"the checkpoint {row['nearest']} the step"
+    return number, where, "of the checkpoint" if row["moments"] else "estimated", *scores

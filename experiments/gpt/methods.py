@@ -1,4 +1,4 @@
-"""The rows of the GPT table: how each records, how it is asked, and what other methods say of the trained model.
+"""The rows of the GPT table: how each records, how it is queried, and what other methods make of the trained model.
 
 Recorded rows train in float32 as a user would, and read their description from the run's own config, so that the row
 `default` shows whatever the library's default is. Rows with the same recording stand side by side: it is made once.
@@ -6,7 +6,7 @@ Recorded rows train in float32 as a user would, and read their description from 
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,31 +14,43 @@ from typing import Any
 from torch import Tensor, nn
 
 from backstory.baselines.gradients import gradients
-from backstory.baselines.influence import influence_sweep
 from backstory.baselines.similarity import gradient_cosine, gradient_dot, representation_similarity
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
-from backstory.results.influence import Influence
 from backstory.run.embed import ContractionChoice, form_of
 from backstory.run.run import Run
-from experiments.gpt.problem import Method, Problem, Recording, Scores, Settings
-from experiments.gpt.setups import domain_losses
+from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, TEXT_RANK, at, influence, post_hoc
+from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
+from experiments.harness import Method, Problem, Recording, Scores
 
-DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # losses are sums over 48 tokens: the curvature is large
-INFLUENCE_RANK = 32  # 64 takes minutes more, and the sides of this model are 48
+Settings = Mapping[str, Any]  # arguments of `record`; "seed" is the study's own unless they are empty
+Row = Method[Problem]
+WHICH = "sequences"  # the one set of removals
 TRAK_RANK = 8  # fewer coordinates than sequences, as TRAK wants them
-PAPERS_DAMPING = 1e-3
 FULL: Settings = {"projection": "full", "curvature": "empirical"}
 GROUPS = (1, 2, 4, 6, 12)
 SIX = "empirical/6"
 
 
-def methods() -> list[Method]:
+def problem_of(setup: GptSetup, seed: int, count: int) -> Problem:
+    """The run of this seed, and `count` sequences that are removed."""
+    return Problem(
+        setup=setup, seed=seed, make=lambda: recipe(setup, seed), removals={WHICH: removals(setup, seed, count)},
+        loss=domain_losses, queries=draw(setup, seed).queries, keep=1,
+    )  # fmt: skip
+
+
+def recording(problem: Problem, settings: Settings) -> Recording:
+    """The same training with Backstory recording."""
+    return problem.recording(**({"seed": problem.seed, **settings} if settings else {}))
+
+
+def methods() -> list[Row]:
     """All rows, the paper's own method first."""
     return [*_full_rows(), *_learned_rows(), *_other_rows(), *_post_hoc_rows()]
 
 
-def _full_rows() -> list[Method]:
+def _full_rows() -> list[Row]:
     six, sampled = {**FULL, "curvature": SIX}, {**FULL, "curvature": "sampled:1/6"}
     return [
         row("paper", {**FULL, "optimizer_model": "sgd"}, contraction="never"),
@@ -54,7 +66,7 @@ def _full_rows() -> list[Method]:
     ]
 
 
-def _learned_rows() -> list[Method]:
+def _learned_rows() -> list[Row]:
     def learned(curvature: str) -> Settings:
         return {"projection": "learned", "rank": 16, "curvature": curvature}
 
@@ -70,7 +82,7 @@ def _learned_rows() -> list[Method]:
     return [*found, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
 
 
-def _other_rows() -> list[Method]:
+def _other_rows() -> list[Row]:
     def six(**settings: Any) -> Settings:
         return {"projection": "learned", "rank": 16, "curvature": SIX, **settings}
 
@@ -82,57 +94,60 @@ def _other_rows() -> list[Method]:
         row("random-32-empirical/6", six(projection="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
-        Method("default", lambda p, made: asked(p, made), {}, default=True),
+        row("default", {}),
         compressed_row("default-compressed", {}),
         compressed_row("int8-compressed", six(encoding="int8")),
     ]
 
 
-def _post_hoc_rows() -> list[Method]:
+def _post_hoc_rows() -> list[Row]:
     return [
-        Method("gradient-dot", lambda p, _: post_hoc(p, gradient_dot)),
-        Method("gradient-cosine", lambda p, _: post_hoc(p, gradient_cosine)),
-        Method("tracin", lambda p, _: post_hoc(p, tracin, checkpoints=p.thirds)),
-        Method("influence-1e-3", lambda p, _: influence_at(p, PAPERS_DAMPING)),
-        Method("influence-swept", lambda p, _: influence(p)),
-        Method("trak", lambda p, _: trak_scores(p, "margin")),
-        Method("trak-loss", lambda p, _: trak_scores(p, "loss")),
-        Method("representation", lambda p, _: representation(p)),
+        Row("gradient-dot", lambda p: _plain(p, post_hoc(p, gradient_dot))),
+        Row("gradient-cosine", lambda p: _plain(p, post_hoc(p, gradient_cosine))),
+        Row("tracin", lambda p: _plain(p, post_hoc(p, tracin, checkpoints=p.training.thirds), steps="sgd proxy")),
+        Row("influence-1e-3", lambda p: at(swept(p), PAPERS_DAMPING)),
+        Row("influence-swept", swept),
+        Row("trak", lambda p: trak_scores(p, "margin")),
+        Row("trak-loss", lambda p: trak_scores(p, "loss")),
+        Row("representation", representation),
     ]
 
 
-def row(name: str, settings: Settings, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> Method:
-    """A row that records with these settings and asks in this form."""
-    return Method(name, lambda p, made: asked(p, made, contraction=contraction, per_layer=per_layer), settings)
+def row(name: str, settings: Settings, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> Row:
+    """A row that records with these settings and is queried in this form."""
+
+    def scores(problem: Problem) -> Scores:
+        return queried(problem, recording(problem, settings), contraction=contraction, per_layer=per_layer)
+
+    return Row(name, scores, {"default": not settings, "recorded": True})
 
 
-def compressed_row(name: str, settings: Settings) -> Method:
-    """A row that records with these settings and asks the run after `compress`."""
-    return Method(name, compressed, settings)
+def compressed_row(name: str, settings: Settings) -> Row:
+    """A row that records with these settings and queries the run after `compress`."""
+    return Row(name, lambda p: compressed(p, recording(p, settings)), {"recorded": True})
 
 
-def compressed(problem: Problem, made: Recording | None) -> Scores:
-    """Ask a recorded run after `compress`; the seconds are of both."""
-    assert made is not None
+def compressed(problem: Problem, made: Recording) -> Scores:
+    """Query a recorded run after `compress`; the seconds are of both."""
     with tempfile.TemporaryDirectory() as folder:
         began, path = time.perf_counter(), Path(folder) / "run"
         made.run.compress(path)
         seconds = time.perf_counter() - began
-        found = asked(problem, replace(made, run=Run(path)))
-        return replace(found, seconds=found.seconds + seconds)
+        scores = queried(problem, replace(made, run=Run(path)))
+        return replace(scores, cost={**scores.cost, "seconds": scores.cost["seconds"] + seconds})
 
 
-def asked(problem: Problem, made: Recording | None, **asking: Any) -> Scores:
-    """Ask a recorded run about the four domains; `asking` are arguments of `run.query`."""
-    assert made is not None
+def queried(problem: Problem, made: Recording, **form: Any) -> Scores:
+    """A recorded run's scores on the four domains; `form` are arguments of `run.query`."""
     began = time.perf_counter()
-    answer = made.run.query(made.model, domain_losses, problem.queries, **asking)
-    values, seconds = problem.of(answer), time.perf_counter() - began
-    store = made.run.store
-    return Scores(
-        values, described(made.run, **asking), seconds,
-        recording_ratio=made.seconds / problem.seconds, bytes_per_occurrence=store.size_bytes() / store.n_rows(),
-    )  # fmt: skip
+    values = problem.of(made.run.query(made.model, problem.loss, problem.queries, **form))
+    seconds, store = time.perf_counter() - began, made.run.store
+    cost = {
+        "seconds": seconds,
+        "recording_ratio": made.seconds / problem.training.seconds,
+        "bytes_per_occurrence": store.size_bytes() / store.n_rows(),
+    }
+    return Scores(values, about=described(made.run, **form), cost=cost)
 
 
 def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> dict[str, Any]:
@@ -158,44 +173,20 @@ def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: b
     }
 
 
-def post_hoc(problem: Problem, method: Callable[..., Influence], **arguments: Any) -> Scores:
-    """A method that sees the trained model, or a few checkpoints, only."""
-    began = time.perf_counter()
-    answer = method(problem.trained, problem.queries, loss=domain_losses, **arguments)
-    steps = "sgd proxy" if method is tracin else "none"
-    return Scores(problem.of(answer), _about(problem, None, "none", steps), time.perf_counter() - began)
-
-
-def influence(problem: Problem) -> Scores:
-    """The influence function (LoGRA) at all dampings, from one pass; asked for twice, it is computed once."""
-    if "influence" not in problem.memo:
-        began = time.perf_counter()
-        answers = influence_sweep(
-            problem.trained, problem.queries, DAMPINGS, loss=domain_losses, rank=INFLUENCE_RANK, seed=problem.seed
-        )
-        found = {f"damping {d:g}": problem.of(a) for d, a in zip(DAMPINGS, answers, strict=True)}
-        problem.memo["influence"] = found, time.perf_counter() - began
-    settings, seconds = problem.memo["influence"]
-    about = _about(problem, INFLUENCE_RANK, "empirical", "none")
-    return Scores(settings[f"damping {PAPERS_DAMPING:g}"], about, seconds, settings=settings)
-
-
-def influence_at(problem: Problem, damping: float) -> Scores:
-    """The same at one damping; the seconds are those of all."""
-    swept = influence(problem)
-    return Scores(swept.settings[f"damping {damping:g}"], swept.about, swept.seconds)
+def swept(problem: Problem) -> Scores:
+    """The influence function (LoGRA) at all dampings."""
+    scores = influence(problem, TEXT_DAMPINGS, rank=TEXT_RANK, seed=problem.seed)
+    return _plain(problem, scores, TEXT_RANK, "empirical")
 
 
 def trak_scores(problem: Problem, target: str) -> Scores:
     """TRAK with one model; a sequence's margin is the mean of its tokens' margins."""
-    began = time.perf_counter()
-    loss = domain_losses if target == "loss" else None
+    loss = problem.loss if target == "loss" else None
     answer = trak(
         problem.trained, problem.queries, loss=loss, target=target, margin=mean_margins, damping=1e-6, rank=TRAK_RANK,
         seed=problem.seed,
     )  # fmt: skip
-    about = _about(problem, TRAK_RANK, "empirical", "none")
-    return Scores(problem.of(answer), about, time.perf_counter() - began)
+    return _plain(problem, Scores(problem.of(answer)), TRAK_RANK, "empirical")
 
 
 def mean_margins(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -207,18 +198,21 @@ def mean_margins(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def representation(problem: Problem) -> Scores:
     """Cosine of the head's inputs, averaged over positions; mean over each domain's sequences."""
-    began = time.perf_counter()
     answer = representation_similarity(problem.trained, problem.queries.flatten(0, 1))
-    values = problem.of(answer).unflatten(1, (len(problem.queries), -1)).mean(2)
+    values = {which: x.unflatten(1, (len(problem.queries), -1)).mean(2) for which, x in problem.of(answer).items()}
     about = {"projection": "head's input", "curvature": "none", "groups": 1, "optimizer_model": "none"}
-    return Scores(values, {**about, "dims": problem.setup.width}, time.perf_counter() - began)
+    return Scores(values, about={**about, "dims": problem.setup.width})
 
 
-def _about(problem: Problem, rank: int | None, curvature: str, steps: str) -> dict[str, Any]:
-    return {
+def _plain(
+    problem: Problem, scores: Scores, rank: int | None = None, curvature: str = "none", steps: str = "none"
+) -> Scores:
+    """Scores with what the table says of a method that sees the trained model, or a few checkpoints, only."""
+    about = {
         "projection": "full" if rank is None else f"random {rank}×{rank}",
         "curvature": curvature,
         "groups": 1,
         "optimizer_model": steps,
         "dims": gradients(problem.trained, rank=rank).width,
     }
+    return replace(scores, about=about)

@@ -1,13 +1,13 @@
 """`python -m experiments planted`: bad data planted in a run, and how well each method finds it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from backstory.cli import output
-from experiments.cli import Json, Mode, Seeds, app, seeds_of
+from experiments import tables
+from experiments.cli import Json, Mode, Plot, Seeds, app, begin, finish, seeds_of
 
 Images = Annotated[int, typer.Option(help="Training images, for --kind labels.", min=2)]
 
@@ -25,45 +25,38 @@ def planted(
     epochs: Annotated[int, typer.Option(help="For --kind labels.", min=1)] = 5,
     images: Images = 2000,
     seeds: Seeds = "0-2",
-    plot: Annotated[Path | None, typer.Option(help="Write a page with the figure, such as planted.html.")] = None,
+    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """How well each method finds spoiled passages or wrong labels, by their influence on clean queries."""
-    import torch
-
     from experiments.data.images import setup_of
     from experiments.data.texts import setup_named
     from experiments.planted.page import page
-    from experiments.planted.study import study as run
+    from experiments.planted.study import study
 
-    output.plotting(plot)
-    torch.set_num_threads(1)
+    begin(plot)
     labels = kind == "labels"
     setup = setup_of(model, "gelu", optimizer, epochs, images) if labels else setup_named(mode)
     part = (0.1 if labels else 0.05) if share is None else share
     with output.progress() as say:
-        found = run(setup, kind, seeds_of(seeds), share=part, say=say)
-    if plot is not None:
-        plot.write_text(page(found), encoding="utf-8")
-    if json:
-        output.emit(found)
-    else:
-        _table(found)
+        result = study(setup, kind, seeds_of(seeds), share=part, say=say)
+    finish(result, print_table, json=json, files={plot: page})
 
 
-def _table(found: Mapping[str, Any]) -> None:
+def print_table(result: Mapping[str, Any]) -> None:
+    """One line for each method, the best first."""
     title = (
-        f"{found['kind']}: {found['planted'][0]} of {found['samples'][0]:,} samples; finding them, mean of {len(found['seeds'])} seeds "
-        "and its 95 % interval"
+        f"{result['kind']}: {result['planted'][0]} of {result['samples'][0]:,} samples; finding them, mean of "
+        f"{len(result['seeds'])} seeds and its 95 % interval"
     )
-    columns = ("method", "AUROC", "each seed", "precision", "planted said to hurt", "clean said to hurt")
-    output.table(title, columns, [_line(row) for row in found["rows"]])
-    change = " ".join(f"{x:+.4f}" for x in found["change"])
+    columns = ("method", "AUROC", "each seed", "precision", "planted predicted to hurt", "clean predicted to hurt")
+    output.table(title, columns, [_line(row) for row in result["rows"]])
+    change = tables.each(result["change"], "+.4f")
     output.out.print(f"Retraining without all of them changes the clean queries' loss by {change}.", soft_wrap=True)
+    tables.left_out(result["failed"])
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     name = f"{row['method']} ({row['chosen']})" if "chosen" in row else str(row["method"])
-    score = f"{row['auroc']:.3f} [{row['lower']:.3f}, {row['upper']:.3f}]"
-    hurt = [f"{row[k]:.0%}" if k in row else "–" for k in ("hurt_planted", "hurt_clean")]
-    return name, score, " ".join(f"{x:.3f}" for x in row["seeds"]), f"{row['precision']:.2f}", *hurt
+    hurt = [tables.number(row.get(key), ".0%") for key in ("hurt_planted", "hurt_clean")]
+    return name, tables.bounded(row["auroc"], row), tables.each(row["seeds"], ".3f"), f"{row['precision']:.2f}", *hurt

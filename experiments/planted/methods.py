@@ -1,4 +1,4 @@
-r"""What each method says of every training sample: the higher, the more suspect.
+r"""The rows of the study of planted data: how suspect each method finds every training sample.
 
     influence             −influence of the sample on the clean queries' mean loss (it hurt them)
     influence function    −v (GᵀG + NλI)⁻¹ gᵀ towards the clean queries;   itself:  g (GᵀG + NλI)⁻¹ gᵀ
@@ -11,105 +11,111 @@ With GGᵀ = U μ Uᵀ both forms of the influence function come from one decomp
 Shapes:  N samples, p coordinates; all scores in the order of the ids as text.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backstory.baselines.curvature import products
 from backstory.baselines.gradients import Gradients, gradients
 from backstory.baselines.tracin import tracin
 from backstory.capture.model_state import in_mode
-from backstory.exact.reverse import reverse
 from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
 from backstory.run.run import Run
-from experiments.domains.methods import thirds
-from experiments.gpt.methods import DAMPINGS, PAPERS_DAMPING
-from experiments.planted.setups import Planted
-from experiments.recorded import recorded
+from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, at, setting
+from experiments.harness import Method, Recording, Scores, Table
+from experiments.planted.setups import PlantedProblem
 
-TOWARDS, ITSELF = "influence-function", "influence-function-self"  # the best of all dampings
-
-
-@dataclass(frozen=True)
-class Suspects:
-    """One method's suspicions, and its influences in units of the queries' loss where it has any."""
-
-    scores: Tensor  # (N,)
-    influences: Tensor | None = None
+SUSPICION, INFLUENCE = (
+    "suspicion",
+    "influence",
+)  # of each sample, (N,); influences only where they are changes of the loss
+FINER = "sampled:4"  # for classifiers: four more backward passes a step
+Row = Method[PlantedProblem]
 
 
-Found = dict[str, dict[str, Suspects]]  # method -> setting ("" where it has none) -> its suspicions
+def methods(labels: bool) -> list[Row]:
+    """All rows: a compressed run for text, a finer curvature for images."""
+    return [
+        Row("default", lambda p: queried(p, recorded(p))),
+        Row(f"curvature-{FINER}", lambda p: queried(p, recorded(p, curvature=FINER)))
+        if labels
+        else Row("default-compressed", compressed),
+        Row("tracin", lambda p: Scores({SUSPICION: hurt(traced(p)).values[SUSPICION]})),
+        Row(f"influence-function-{PAPERS_DAMPING:g}", lambda p: at(influence_functions(*of(p)[:2])[0], PAPERS_DAMPING)),
+        Row("influence-function", lambda p: influence_functions(*of(p)[:2])[0]),
+        Row("influence-function-self", lambda p: influence_functions(*of(p)[:2])[1]),
+        Row("gradient-norm", lambda p: Scores({SUSPICION: of(p).G.norm(dim=1).double()})),
+        Row("loss", lambda p: Scores({SUSPICION: of(p).losses})),
+        Row("exact", lambda p: hurt(p.exact())),
+    ]
 
 
-def all_scores(problem: Planted, tell: Callable[[int, int], None]) -> tuple[list[str], Found]:
-    """`(ids, every method's suspicions)`."""
-    found: Found = {}
-    for done, part in enumerate((by_recording, by_model, by_unrolling)):
-        found.update(part(problem))
-        tell(done + 1, 3)
-    ids = sorted({str(i) for names, _ in problem.make().batches for i in names})
-    return ids, found
+def hurt(answer: Influence) -> Scores:
+    """Suspect is what raised the queries' loss."""
+    scores = answer.per_sample()[1][0].double()
+    return Scores({SUSPICION: -scores, INFLUENCE: scores})
 
 
-def by_recording(problem: Planted) -> Found:
-    """The default recording, the same run compressed where that can be done, and a finer curvature where one is asked for."""
-    with TemporaryDirectory() as folder:
-        plan, out = problem.make(), Found()
-        run = recorded(plan, Path(folder) / "run", clip_norm=plan.clip_norm)
-        out["default"] = _asked(problem, run, plan.model)
-        if run.store.curvature_rows:
-            run.compress(Path(folder) / "compressed")
-            out["default-compressed"] = _asked(problem, Run(Path(folder) / "compressed"), plan.model)
-        if problem.finer is not None:
-            again = problem.make()
-            run = recorded(again, Path(folder) / "finer", clip_norm=plan.clip_norm, curvature=problem.finer)
-            out[f"curvature-{problem.finer}"] = _asked(problem, run, again.model)
-        return out
+def recorded(problem: PlantedProblem, **settings: str) -> Recording:
+    """The run recorded by default, but for these settings."""
+    return problem.recording(clip_norm=problem.trained.clip_norm, **settings)
 
 
-def _asked(problem: Planted, run: Run, model: nn.Module) -> dict[str, Suspects]:
-    return {"": _suspects(run.query(model, problem.asked, problem.queries))}
+def queried(problem: PlantedProblem, made: Recording) -> Scores:
+    """A recorded run's influences on the clean queries."""
+    return hurt(made.run.query(made.model, problem.loss, problem.queries))
 
 
-def by_unrolling(problem: Planted) -> Found:
-    """The exact derivative: what every influence estimates."""
-    answer = reverse(problem.make, lambda model: problem.asked(model, problem.queries), dtype=torch.float32)
-    return {"exact": {"": _suspects(answer)}}
+def compressed(problem: PlantedProblem) -> Scores:
+    """The default recording after `compress`."""
+    made = recorded(problem)
+    folder = made.run.path.parent / "compressed"
+    made.run.compress(folder)
+    return queried(problem, replace(made, run=Run(folder)))
 
 
-def by_model(problem: Planted) -> Found:
-    """Methods that see the trained model, or a few checkpoints, only."""
-    plan = problem.make()
-    kept = thirds(plan)
-    rows = gradients(plan)
-    order = np.argsort(np.array(rows.training.samples), kind="stable")
-    G, v = rows.stack()[order], rows.of(problem.queries, problem.asked)  # (N, p), (1, p)
-    traced = tracin(plan, problem.queries, kept, loss=problem.asked)
-    return {
-        "tracin": {"": Suspects(_suspects(traced).scores)},
-        **influence_functions(v, G),
-        "gradient-norm": {"": Suspects(G.norm(dim=1).double())},
-        "loss": {"": Suspects(final_losses(plan, rows)[order])},
-    }
+def traced(problem: PlantedProblem) -> Influence:
+    """TracIn from the weights after each third of the steps."""
+    return tracin(problem.trained, problem.queries, problem.training.thirds, loss=problem.loss)
 
 
-def influence_functions(v: Tensor, G: Tensor) -> Found:
+class Trained(NamedTuple):
+    """The samples on the trained model, in the order of their ids."""
+
+    v: Tensor  # (1, p) the queries' gradient
+    G: Tensor  # (N, p) each sample's gradient
+    losses: Tensor  # (N,)
+
+
+def of(problem: PlantedProblem) -> Trained:
+    """Gradients and losses, computed once."""
+
+    def make() -> Trained:
+        rows = gradients(problem.trained)
+        order = np.argsort(np.array(rows.training.samples), kind="stable")
+        v = rows.of(problem.queries, problem.loss)
+        return Trained(v, rows.stack()[order], final_losses(problem.trained, rows)[order])
+
+    trained: Trained = problem.once("trained", make)
+    return trained
+
+
+def influence_functions(v: Tensor, G: Tensor) -> tuple[Scores, Scores]:
     """Towards the queries (one row v) and of each sample on itself, at every damping."""
     mu, U = torch.linalg.eigh(products(G, G))  # (N,), (N, N)
     mu, b = mu.clamp(min=0), products(v, G)[0] @ U  # (N,)
-    towards, itself = dict[str, Suspects](), dict[str, Suspects]()
-    for damping in DAMPINGS:
-        below, name = mu + len(G) * damping, f"damping {damping:g}"
-        found = U @ (b / below)
-        towards[name], itself[name] = Suspects(-found, found), Suspects(U.square() @ (mu / below))
-    fixed = f"damping {PAPERS_DAMPING:g}"
-    return {f"{TOWARDS}-{PAPERS_DAMPING:g}": {"": towards[fixed]}, TOWARDS: towards, ITSELF: itself}
+    towards, itself = dict[str, Table](), dict[str, Table]()
+    for damping in TEXT_DAMPINGS:
+        below, name = mu + len(G) * damping, setting(damping)
+        scores = U @ (b / below)
+        towards[name] = {SUSPICION: -scores, INFLUENCE: scores}
+        itself[name] = {SUSPICION: U.square() @ (mu / below)}
+    first = setting(PAPERS_DAMPING)
+    return Scores(towards[first], towards), Scores(itself[first], itself)
 
 
 def final_losses(plan: Recipe, rows: Gradients) -> Tensor:
@@ -119,8 +125,3 @@ def final_losses(plan: Recipe, rows: Gradients) -> Tensor:
         for step, keep in rows.training.visits:
             out.append(plan.loss(plan.model, plan.batches[step][1])[keep].double())
     return torch.cat(out)
-
-
-def _suspects(answer: Influence) -> Suspects:
-    found = answer.per_sample()[1][0].double()
-    return Suspects(-found, found)

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe
+from backstory.replay.tape import Removal
 from backstory.run.gradients import LossFn
 from experiments.data import images
 from experiments.data import texts as text
+from experiments.harness import Problem
 
 CLASSES = 10
 REPEATED = 4  # bytes
-FINER = "sampled:4"  # for classifiers: four more backward passes a step
+PLANTED = "planted"  # the one removal
 SPOILS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "shuffled": lambda x, g: x[torch.randperm(len(x), generator=g)],
     "uniform": lambda x, g: torch.randint(256, x.shape, generator=g),
@@ -33,18 +35,19 @@ SPOILS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 KINDS = (*SPOILS, "labels")
 
 
-@dataclass(frozen=True)
-class Planted:
-    """One seed's run, what was planted in it, and the clean queries."""
+@dataclass(kw_only=True, eq=False)
+class PlantedProblem(Problem):
+    """One seed's run, what was planted in it, and the clean queries; its one removal is all that was planted."""
 
-    make: Callable[[], Recipe]
-    ids: frozenset[str]  # of the planted samples, as text
-    queries: Any
-    asked: LossFn  # the mean loss of the queries
-    finer: str | None = None  # a curvature that is recorded beside the default one
+    planted: frozenset[str]  # ids, as text
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all samples, in the order of scores."""
+        return sorted({str(i) for names, _ in self.trained.batches for i in names})
 
 
-def planted(setup: text.DomainSetup | images.Setup, kind: str, seed: int, share: float) -> Planted:
+def problem_of(setup: text.DomainSetup | images.Setup, kind: str, seed: int, share: float) -> PlantedProblem:
     """The run of this seed with `share` of its samples spoiled."""
     if kind not in KINDS or not 0 < share < 1:
         raise UsageError(
@@ -52,15 +55,28 @@ def planted(setup: text.DomainSetup | images.Setup, kind: str, seed: int, share:
         )
     if isinstance(setup, images.Setup) != (kind == "labels"):
         raise UsageError(f"found kind={kind!r}; wrong labels are planted among images, all else among passages.")
-    return _images(setup, seed, share) if isinstance(setup, images.Setup) else _text(setup, kind, seed, share)
+    if isinstance(setup, images.Setup):
+        make, planted, queries, loss = _images(setup, seed, share)
+    else:
+        make, planted, queries, loss = _text(setup, kind, seed, share)
+    gone = dict.fromkeys(i for names, _ in make().batches for i in names if str(i) in planted)
+    problem = PlantedProblem(
+        setup=setup, seed=seed, make=make, removals={PLANTED: [Removal(tuple(gone))]}, loss=loss, queries=queries,
+        dtype=torch.float32, planted=planted,
+    )  # fmt: skip
+    problem.notes["bad"] = torch.tensor([i in planted for i in problem.ids])  # (N,)
+    return problem
 
 
-def _text(setup: text.DomainSetup, kind: str, seed: int, share: float) -> Planted:
-    found = text.drawn(setup, seed)
-    ids = found.ids[setup.pretraining * setup.batch_size :]
+Parts = tuple[Callable[[], Recipe], frozenset[str], Any, LossFn]  # recipe, planted ids, queries and their mean loss
+
+
+def _text(setup: text.DomainSetup, kind: str, seed: int, share: float) -> Parts:
+    drawn = text.drawn(setup, seed)
+    ids = drawn.ids[setup.pretraining * setup.batch_size :]
     places = _places(len(ids), share, text.generator(seed, "planted"))
     make = partial(text.recipe, setup, seed, partial(spoiled, kind=kind, places=places, seed=seed))
-    return Planted(make, frozenset(ids[i] for i in places), found.asked.flatten(0, 1), mean_passage)
+    return make, frozenset(ids[i] for i in places), drawn.asked.flatten(0, 1), mean_passage
 
 
 def spoiled(tokens: Tensor, kind: str, places: list[int], seed: int) -> Tensor:
@@ -76,13 +92,12 @@ def mean_passage(model: nn.Module, tokens: Tensor) -> Tensor:
     return text.by_passage(model, tokens).mean()
 
 
-def _images(setup: images.Setup, seed: int, share: float) -> Planted:
+def _images(setup: images.Setup, seed: int, share: float) -> Parts:
     train, _ = images.split(setup, seed)
     g = images.generator(seed, "planted")
     wrong = {int(train[i]): int(torch.randint(1, CLASSES, (), generator=g)) for i in _places(len(train), share, g)}
     queries = images.recipe(setup, seed).queries["test"]
-    make = partial(_mislabelled, setup, seed, wrong)
-    return Planted(make, frozenset(map(str, wrong)), queries, images.mean_loss, FINER)
+    return partial(_mislabelled, setup, seed, wrong), frozenset(map(str, wrong)), queries, images.mean_loss
 
 
 def _mislabelled(setup: images.Setup, seed: int, wrong: dict[int, int]) -> Recipe:

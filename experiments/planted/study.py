@@ -9,64 +9,40 @@ The truth beside them is one retraining without all that was planted: whether it
 Shapes:  N samples, m planted, n clean.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backstory.exact.leave_out import leave_out
-from backstory.replay.tape import Removal
 from experiments.data.images import Setup
 from experiments.data.texts import DomainSetup
-from experiments.planted.methods import Found, Suspects, all_scores
-from experiments.planted.setups import Planted, planted
-from experiments.statistics import DRAWS, bounds
-
-Say = Callable[[str, int, int], None]
-
-
-@dataclass
-class Seed:
-    """Everything about one seed."""
-
-    bad: Tensor  # (N,) bool
-    found: Found
-    change: float  # of the queries' loss, by retraining without all that was planted
+from experiments.harness import Say, Seed, Table, failures, names_of_all, run_seeds
+from experiments.planted.methods import INFLUENCE, SUSPICION, methods
+from experiments.planted.setups import PLANTED, problem_of
+from experiments.statistics import DRAWS, bounds, mean
 
 
 def study(
     setup: DomainSetup | Setup, kind: str, seeds: Sequence[int], *, share: float, say: Say | None = None
 ) -> dict[str, Any]:
     """AUROC and precision of every method, as plain values."""
-    tell = say or (lambda stage, done, total: None)
-    found = [one_seed(planted(setup, kind, seed, share), seed, tell) for seed in seeds]
-    rows = [_row(name, found) for name in found[0].found]
+    chosen, problems = methods(kind == "labels"), (problem_of(setup, kind, seed, share) for seed in seeds)
+    results = run_seeds(problems, chosen, ceiling=False, halves=False, say=say)
+    rows = [_row(name, results) for name in names_of_all(results, chosen)]
+    masks = [seed.notes["bad"] for seed in results]
     return {
         "setup": asdict(setup),
         "kind": kind,
         "share": share,
         "seeds": list(seeds),
-        "samples": [len(seed.bad) for seed in found],
-        "planted": [int(seed.bad.sum()) for seed in found],
-        "change": [seed.change for seed in found],
+        "samples": [len(bad) for bad in masks],
+        "planted": [int(bad.sum()) for bad in masks],
+        "change": [float(seed.truth[PLANTED][0, 0]) for seed in results],  # negative: what was planted had hurt
         "rows": sorted(rows, key=lambda row: -row["auroc"]),
+        "failed": failures(results),
     }
-
-
-def one_seed(problem: Planted, seed: int, say: Say) -> Seed:
-    """Ask every method, and retrain without what was planted."""
-    ids, found = all_scores(problem, lambda done, total: say(f"seed {seed}: methods", done, total))
-    return Seed(torch.tensor([i in problem.ids for i in ids]), found, retrained(problem))
-
-
-def retrained(problem: Planted) -> float:
-    """How the queries' mean loss changes without all that was planted; negative: it had hurt."""
-    plan = problem.make()
-    gone = [i for names, _ in plan.batches for i in names if str(i) in problem.ids]
-    removal = Removal(tuple(dict.fromkeys(gone)))
-    return float(leave_out(problem.make, [removal], lambda model: problem.asked(model, problem.queries))[0, 0])
 
 
 def auroc(scores: Tensor, bad: Tensor) -> tuple[float, float]:
@@ -97,32 +73,31 @@ def interval(each: Sequence[tuple[float, float]], seed: int = 0) -> tuple[float,
     return bounds((mean + spread.sqrt() * noise).clamp(0, 1), g)
 
 
-def _row(name: str, found: Sequence[Seed]) -> dict[str, Any]:
+def _row(name: str, seeds: Sequence[Seed]) -> dict[str, Any]:
     """One method; of several settings, the one with the highest mean AUROC: chosen with the answer in hand."""
-    settings = list(found[0].found[name])
-    rows = [_scored([(seed.found[name][x], seed.bad) for seed in found]) for x in settings]
-    best = max(range(len(rows)), key=lambda k: float(rows[k]["auroc"]))
-    return {"method": name, **rows[best], **({"chosen": settings[best]} if len(rows) > 1 else {})}
+    masks, made = [seed.notes["bad"] for seed in seeds], [seed.rows[name].made for seed in seeds]
+    if not made[0].settings:
+        return {"method": name, **figures([scores.values for scores in made], masks)}
+    rows = {key: figures([scores.settings[key] for scores in made], masks) for key in made[0].settings}
+    best = max(rows, key=lambda key: float(rows[key]["auroc"]))
+    return {"method": name, **rows[best], "chosen": best}
 
 
-def _scored(said: Sequence[tuple[Suspects, Tensor]]) -> dict[str, Any]:
-    """Figures of one method with one setting, from its suspicions and what was planted, for each seed."""
-    each = [auroc(x.scores, bad) for x, bad in said]
+def figures(tables: Sequence[Table], masks: Sequence[Tensor]) -> dict[str, Any]:
+    """Figures of one method with one setting, from its scores and what was planted, for each seed."""
+    pairs = [(table[SUSPICION], bad) for table, bad in zip(tables, masks, strict=True)]
+    each = [auroc(*pair) for pair in pairs]
     lower, upper = interval(each)
-    hits = _mean([precision(x.scores, bad) for x, bad in said])
-    out = {"auroc": _mean([a for a, _ in each]), "lower": lower, "upper": upper, "seeds": [a for a, _ in each]}
-    known = [(x.influences, bad) for x, bad in said if x.influences is not None]
-    return {**out, "precision": hits, **(_signs(known) if known else {})}
+    out = {"auroc": mean([a for a, _ in each]), "lower": lower, "upper": upper, "seeds": [a for a, _ in each]}
+    out["precision"] = mean([precision(*pair) for pair in pairs])
+    known = [(table[INFLUENCE], bad) for table, bad in zip(tables, masks, strict=True) if INFLUENCE in table]
+    return {**out, **(_signs(known) if known else {})}
 
 
 def _signs(known: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """How many planted and clean samples are said to hurt, and what removing all planted would do."""
+    """How many planted and clean samples are predicted to hurt, and what removing all planted would do."""
     return {
-        "hurt_planted": _mean([float((x[bad] < 0).double().mean()) for x, bad in known]),
-        "hurt_clean": _mean([float((x[~bad] < 0).double().mean()) for x, bad in known]),
+        "hurt_planted": mean([float((x[bad] < 0).double().mean()) for x, bad in known]),
+        "hurt_clean": mean([float((x[~bad] < 0).double().mean()) for x, bad in known]),
         "predicted": [float(x[bad].sum()) for x, bad in known],
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

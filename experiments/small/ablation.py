@@ -5,35 +5,26 @@ occurrences' scores with full coordinates: the exact Gauss–Newton matrix for s
 for empirical ones. `single` and `all` are those with retraining. Bytes are what one occurrence takes on disk.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from backstory.errors import UsageError
-from backstory.exact.leave_out import leave_out
-from backstory.exact.losses import QuerySet
-from backstory.replay.recipe import Recipe
-from backstory.replay.tape import Removal, in_precision
-from backstory.results.statistics import spearman
-from experiments.data.images import Setup, mean_loss, recipe, removals
-from experiments.fidelity.full import Replay, influences, replayed
-from experiments.recorded import recorded
+from experiments.data.images import Setup
+from experiments.fidelity.full import influences
+from experiments.fidelity.methods import KINDS, WARMUP, ImageProblem, Row, problem_of
+from experiments.harness import Say, Scores, Seed, run_seeds
+from experiments.statistics import agreement, mean, spearman
 
-Say = Callable[[str, int, int], None]
-KINDS = ("single", "all")
-MEASURED = ("full", *KINDS)
-QUERY = QuerySet("test", mean=True)
 RANKS = (4, 8, 16, 32)
 PROJECTIONS = ("learned", "random", "mask")
 CURVATURES = ("empirical", "sampled:1", "sampled:4", "exact:10")
-WARMUP = 20  # steps: the default of `record`
 WARMUPS = ("20", "epoch")
+FORMS = {"empirical": "auto", "exact": "literal"}  # of full coordinates
 
 
 @dataclass(frozen=True)
@@ -44,15 +35,6 @@ class Cell:
     rank: int
     curvature: str
     warmup: str = ""  # a number of steps or "epoch"; only what is learned has one
-
-
-@dataclass(frozen=True)
-class Known:
-    """What every cell of one seed is compared with."""
-
-    truth: dict[str, Tensor]  # kind -> (n,)
-    places: dict[str, list[list[int]]]  # kind -> of each removal, which occurrences it takes away
-    full: dict[str, Tensor]  # "empirical" and "exact" -> (N,), all occurrences
 
 
 def study(
@@ -68,15 +50,16 @@ def study(
     say: Say | None = None,
 ) -> dict[str, Any]:
     """A row for each cell, and the full coordinates' own rows, as plain values."""
-    cells = list(grid(ranks, projections, curvatures, warmups))
-    tell = say or (lambda stage, done, total: None)
-    found = [_one_seed(setup, seed, cells, count, cache, tell) for seed in seeds]
+    full = [_full(curvature) for curvature in FORMS]
+    cells = [_recorded(cell) for cell in grid(ranks, projections, curvatures, warmups)]
+    problems = (problem_of(setup, seed, count) for seed in seeds)
+    results = run_seeds(problems, [*full, *cells], ceiling=False, cache=cache, say=say)
     return {
         "setup": asdict(setup),
         "seeds": list(seeds),
         "removals": count,
-        "full": [_mean_row(rows, {"curvature": name}) for name, rows in _columns([full for full, _ in found])],
-        "rows": [_mean_row([rows[k] for _, rows in found], asdict(cell)) for k, cell in enumerate(cells)],
+        "full": [_row(method, results) for method in full],
+        "rows": [{**_row(method, results), "bytes": _bytes(method, results)} for method in cells],
     }
 
 
@@ -97,70 +80,41 @@ def grid(
             yield Cell(projection, rank, curvature, warmup)
 
 
-def _one_seed(
-    setup: Setup, seed: int, cells: Sequence[Cell], count: int, cache: Path | None, say: Say
-) -> tuple[dict[str, dict[str, float]], list[dict[str, float]]]:
-    """`(rows of full coordinates by curvature, a row for each cell)`."""
-    replay = replayed(recipe(setup, seed))
-    known = _known(setup, seed, replay, count, cache, say)
-    full = {name: _against(known, scores, name) for name, scores in known.full.items()}
-    rows = []
-    for done, cell in enumerate(cells):
-        scores, bytes_ = _scores(setup, seed, cell)
-        reference = "empirical" if cell.curvature == "empirical" else "exact"
-        rows.append({**_against(known, scores, reference), "bytes": bytes_})
-        say(f"seed {seed}: cells", done + 1, len(cells))
-    return full, rows
+def full_scores(problem: ImageProblem, curvature: str) -> Tensor:
+    """All occurrences' scores (N,) in full coordinates."""
+    scores: Tensor = problem.once(curvature, lambda: influences(problem.replay, curvature, form=FORMS[curvature]))
+    return scores
 
 
-def _known(setup: Setup, seed: int, replay: Replay, count: int, cache: Path | None, say: Say) -> Known:
-    gone = dict(zip(KINDS, removals(setup, seed, count), strict=True))
-    truth = leave_out(
-        lambda: recipe(setup, seed), [*gone["single"], *gone["all"]], QUERY,
-        lambda done, total: say(f"seed {seed}: retrain", done, total), cache=cache, dtype=torch.float64,
-    )[:, 0]  # fmt: skip
-    full = {"empirical": influences(replay, "empirical", form="auto"), "exact": influences(replay, "exact")}
-    places = {kind: _places(replay.recipe, gone[kind]) for kind in KINDS}
-    return Known(dict(zip(KINDS, truth.split(count), strict=True)), places, full)
+def _full(curvature: str) -> Row:
+    def scores(problem: ImageProblem) -> Scores:
+        return Scores(problem.of_occurrences(full_scores(problem, curvature)), cost={"full": 1.0})
+
+    return Row(f"full, {curvature}", scores, {"curvature": curvature})
 
 
-def _scores(setup: Setup, seed: int, cell: Cell) -> tuple[Tensor, float]:
-    """`(scores (N,) of all occurrences, bytes of one)`."""
-    plan = in_precision(recipe(setup, seed), torch.float64)
-    steps = len(plan.batches)
-    warmup = steps // setup.epochs if cell.warmup == "epoch" else min(int(cell.warmup or WARMUP), steps)
-    with tempfile.TemporaryDirectory() as folder:
-        run = recorded(
-            plan, Path(folder) / "run", curvature=cell.curvature, projection=cell.projection, rank=cell.rank, seed=seed,
-            warmup_steps=warmup,
+def _recorded(cell: Cell) -> Row:
+    def scores(problem: ImageProblem) -> Scores:
+        steps = len(problem.trained.batches)
+        warmup = steps // problem.setup.epochs if cell.warmup == "epoch" else min(int(cell.warmup or WARMUP), steps)
+        made = problem.recording(
+            curvature=cell.curvature, projection=cell.projection, rank=cell.rank, seed=problem.seed, warmup_steps=warmup
         )  # fmt: skip
-        answer = run.query(plan.model, mean_loss, plan.queries["test"])
-        return answer.scores.mean(0), float(run.store.bytes_per_row)
+        every = made.run.query(made.model, problem.loss, problem.queries).scores.mean(0)  # (N,)
+        reference = full_scores(problem, "empirical" if cell.curvature == "empirical" else "exact")
+        cost = {"full": spearman(every, reference), "bytes": float(made.run.store.bytes_per_row)}
+        return Scores(problem.of_occurrences(every), cost=cost)
+
+    return Row(repr(cell), scores, asdict(cell))
 
 
-def _places(plan: Recipe, gone: Sequence[Removal]) -> list[list[int]]:
-    """Of each removal, the numbers of its occurrences in the order of the run."""
-    found: list[list[int]] = [[] for _ in gone]
-    at = 0
-    for t, (ids, _) in enumerate(plan.batches):
-        for place, removal in zip(found, gone, strict=True):
-            place += [at + i for i in removal.hits(t, ids)]
-        at += len(ids)
-    return found
+def _row(method: Row, seeds: Sequence[Seed]) -> dict[str, Any]:
+    """Correlations with full coordinates and with both truths: means, and each seed's."""
+    each = {"full": [seed.rows[method.name].made.cost["full"] for seed in seeds]}
+    each |= {kind: [agreement(*seed.points(method.name, kind)) for seed in seeds] for kind in KINDS}
+    means = {kind: mean(values) for kind, values in each.items()}
+    return {**method.about, **means, **{f"{kind}_seeds": values for kind, values in each.items()}}
 
 
-def _against(known: Known, scores: Tensor, reference: str) -> dict[str, float]:
-    """Correlations with full coordinates and with both truths."""
-    row = {"full": spearman(scores, known.full[reference])}
-    for kind in KINDS:
-        row[kind] = spearman(torch.stack([scores[p].sum() for p in known.places[kind]]), known.truth[kind])
-    return row
-
-
-def _columns(full: Sequence[dict[str, dict[str, float]]]) -> list[tuple[str, list[dict[str, float]]]]:
-    return [(name, [seed[name] for seed in full]) for name in full[0]]
-
-
-def _mean_row(rows: Sequence[dict[str, float]], about: dict[str, Any]) -> dict[str, Any]:
-    means = {kind: sum(row[kind] for row in rows) / len(rows) for kind in rows[0]}
-    return {**about, **means, **{f"{kind}_seeds": [row[kind] for row in rows] for kind in MEASURED}}
+def _bytes(method: Row, seeds: Sequence[Seed]) -> float:
+    return mean([seed.rows[method.name].made.cost["bytes"] for seed in seeds])

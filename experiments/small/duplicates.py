@@ -4,8 +4,7 @@ M samples of the run get one more occurrence in an early batch and one in a late
 Retraining without either copy is the truth. Methods that see only the trained model give both copies one number.
 """
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,18 @@ from torch import Tensor
 from backstory.baselines.influence import influence_function
 from backstory.baselines.similarity import gradient_dot
 from backstory.errors import UsageError
-from backstory.exact.leave_out import leave_out
-from backstory.exact.losses import QuerySet
-from backstory.exact.reverse import reverse
 from backstory.replay.recipe import Recipe
-from backstory.replay.tape import Removal, in_precision
-from backstory.results.influence import Influence
-from backstory.results.statistics import spearman
+from backstory.replay.tape import Removal
+from experiments.baselines import PAPERS_DAMPING, post_hoc
 from experiments.data.images import Setup, generator, mean_loss, recipe, split
 from experiments.fidelity.full import influences, replayed
-from experiments.recorded import recorded
+from experiments.fidelity.methods import EXACT, QUERY, ImageProblem, Row
+from experiments.harness import Say, Scores, Table, run_seeds
+from experiments.statistics import mean, spearman
 
-Say = Callable[[str, int, int], None]
-QUERY = QuerySet("test", mean=True)
 PART = 4  # early: the first quarter of the steps; late: the last
 EARLY, LATE = 1_000_000, 2_000_000  # added to a sample's number: the copies' ids
-DAMPING, RANK = 1e-3, 32  # of the influence function
-CLASSES = 10
+RANK = 32  # of the influence function
 
 Pair = tuple[Tensor, Tensor]  # values of the early and the late copies, (M,) each
 
@@ -47,15 +41,23 @@ def study(
     say: Say | None = None,
 ) -> dict[str, Any]:
     """Truth and each method's values of all copies, one entry for each seed, and what they have in common."""
-    found = [one_seed(setup, seed, count, rank, cache, say or (lambda stage, done, total: None)) for seed in seeds]
-    names = [name for name in found[0] if name != "truth"]
+    problems, rows = (problem_of(setup, seed, count) for seed in seeds), methods(rank)
+    results = run_seeds(problems, rows, ceiling=False, cache=cache, say=say)
+    truth = [_pair(seed.truth) for seed in results]
+    values = {row.name: [_pair(seed.rows[row.name].values) for seed in results] for row in rows}
     return {
         "setup": asdict(setup),
         "seeds": list(seeds),
         "copies": count,
-        "truth": _sizes([seed["truth"] for seed in found]),
-        "rows": [_row(name, found) for name in names],
-        "values": [{name: {"early": e.tolist(), "late": k.tolist()} for name, (e, k) in s.items()} for s in found],
+        "truth": _sizes(truth),
+        "rows": [_row(name, pairs, truth) for name, pairs in values.items()],
+        "values": [
+            {
+                name: {"early": pairs[k][0].tolist(), "late": pairs[k][1].tolist()}
+                for name, pairs in {"truth": truth, **values}.items()
+            }
+            for k in range(len(results))
+        ],
     }
 
 
@@ -87,78 +89,49 @@ def _longer(batch: Any, more: Sequence[tuple[int, int]], images: dict[Any, tuple
     return [*ids, *(sample + added for sample, added in more)], (torch.cat([x, xs]), torch.cat([y, ys]))
 
 
-def one_seed(setup: Setup, seed: int, count: int, rank: int, cache: Path | None, say: Say) -> dict[str, Pair]:
-    """The truth and every method's values."""
-
-    def make() -> Recipe:
-        return with_copies(setup, seed, count)[0]
-
-    ids = _ids(with_copies(setup, seed, count)[1])
-    truth = leave_out(
-        make, [Removal((i,)) for i in ids], QUERY, lambda done, total: say(f"seed {seed}: retrain", done, total),
-        cache=cache, dtype=torch.float64,
-    )[:, 0]  # fmt: skip
-    out = {"truth": _pair(truth)}
-    methods = _methods(make, seed, rank)
-    for done, (name, run) in enumerate(methods.items()):
-        out[name] = _pair(run(ids))
-        say(f"seed {seed}: methods", done + 1, len(methods))
-    return out
+def problem_of(setup: Setup, seed: int, count: int) -> ImageProblem:
+    """The run with copies; removed are the early ones, and the late ones."""
+    chosen, replay = with_copies(setup, seed, count)[1], replayed(with_copies(setup, seed, count)[0])
+    return ImageProblem(
+        setup=setup, seed=seed, make=lambda: with_copies(setup, seed, count)[0],
+        removals={"early": [Removal((i + EARLY,)) for i in chosen], "late": [Removal((i + LATE,)) for i in chosen]},
+        loss=mean_loss, queries=replay.recipe.queries["test"], query=QUERY, recorded_in=torch.float64, replay=replay,
+    )  # fmt: skip
 
 
-def _methods(make: Callable[[], Recipe], seed: int, rank: int) -> dict[str, Callable[[list[int]], Tensor]]:
-    """Name -> values of the copies with these ids."""
-    replay = replayed(make())
-    end, queries = replay.recipe, replay.recipe.queries["test"]
+def methods(rank: int) -> list[Row]:
+    """All rows of the table."""
 
-    def full(ids: list[int]) -> Tensor:
-        at = {name: k for k, name in enumerate(i for names, _ in end.batches for i in names)}
-        return influences(replay, "exact")[[at[i] for i in ids]]
+    def ours(problem: ImageProblem) -> Scores:
+        made = problem.recording(curvature=EXACT, rank=rank, seed=problem.seed)
+        return Scores(problem.of(made.run.query(made.model, problem.loss, problem.queries)))
 
-    def ours(ids: list[int]) -> Tensor:
-        plan = in_precision(make(), torch.float64)
-        with tempfile.TemporaryDirectory() as folder:
-            run = recorded(plan, Path(folder) / "run", curvature=f"exact:{CLASSES}", rank=rank, seed=seed)
-            return _of(run.query(plan.model, mean_loss, queries), ids)
-
-    return {
-        "exact unrolling": lambda ids: _of(reverse(make, QUERY), ids),
-        "full coordinates": full,
-        f"recorded, learned {rank}": ours,
-        "influence function": lambda ids: _of(
-            influence_function(end, queries, loss=mean_loss, damping=DAMPING, rank=RANK), ids
-        ),
-        "gradient dot": lambda ids: _of(gradient_dot(end, queries, loss=mean_loss), ids),
-    }
+    return [
+        Row("exact unrolling", lambda p: Scores(p.of(p.exact()))),
+        Row("full coordinates", lambda p: Scores(p.of_occurrences(influences(p.replay, "exact")))),
+        Row(f"recorded, learned {rank}", ours),
+        Row("influence function", lambda p: post_hoc(p, influence_function, damping=PAPERS_DAMPING, rank=RANK)),
+        Row("gradient dot", lambda p: post_hoc(p, gradient_dot)),
+    ]
 
 
-def _ids(chosen: Sequence[int]) -> list[int]:
-    return [i + added for added in (EARLY, LATE) for i in chosen]
+def _pair(table: Table) -> Pair:
+    return table["early"].flatten(), table["late"].flatten()
 
 
-def _of(answer: Influence, ids: Sequence[int]) -> Tensor:
-    return torch.stack([answer.sum_over([i]).mean() for i in ids])
-
-
-def _pair(values: Tensor) -> Pair:
-    early, late = values.chunk(2)
-    return early, late
-
-
-def _row(name: str, found: Sequence[dict[str, Pair]]) -> dict[str, Any]:
-    """Correlations with the truth (0 where a method says nothing), means and each seed's."""
+def _row(name: str, pairs: Sequence[Pair], truth: Sequence[Pair]) -> dict[str, Any]:
+    """Correlations with the truth (0 where a method makes no difference), means and each seed's."""
     each: dict[str, list[float]] = {"early": [], "late": [], "difference": []}
-    for seed in found:
-        (e, k), (true_e, true_k) = seed[name], seed["truth"]
-        each["early"].append(spearman(e, true_e))
-        each["late"].append(spearman(k, true_k))
-        each["difference"].append(0.0 if _same(e, k) else spearman(k - e, true_k - true_e))
-    pairs = [seed[name] for seed in found]
+    for (early, late), (true_early, true_late) in zip(pairs, truth, strict=True):
+        each["early"].append(spearman(early, true_early))
+        each["late"].append(spearman(late, true_late))
+        same = _same(early, late)
+        each["difference"].append(0.0 if same else spearman(late - early, true_late - true_early))
     return {
         "method": name,
-        **{kind: _mean(values) for kind, values in each.items()},
+        **{kind: mean(values) for kind, values in each.items()},
         **{f"{kind}_seeds": values for kind, values in each.items()},
-        "one_number": all(_same(e, k) for e, k in pairs),
+        "one_number": all(_same(*pair) for pair in pairs),
         **_sizes(pairs),
     }
 
@@ -172,7 +145,3 @@ def _sizes(pairs: Sequence[Pair]) -> dict[str, Any]:
 def _same(early: Tensor, late: Tensor) -> bool:
     """One number for both copies, but for rounding."""
     return bool(torch.allclose(early, late, rtol=1e-6, atol=1e-9 * float(late.abs().max())))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
