@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class Problem:
     _memo: dict[str, tuple[Any, float]] = field(default_factory=dict, repr=False)
     _runs: dict[str, tuple[tempfile.TemporaryDirectory[str], Recording]] = field(default_factory=dict, repr=False)
 
-    def __enter__(self) -> "Problem":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from experiments.__main__ import app
+from rich.console import Console
 from typer.testing import CliRunner
 
+from backstory.cli import output
 from backstory.errors import UsageError
-from experiments.bench import efficiency, embedding, ours, recording, rivals, storing, sweeping
+from experiments.bench import efficiency, embedding, ours, recording, rivals, serving, storing, sweeping
 
 
 def run(*args: str) -> Any:
@@ -92,3 +94,27 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     assert "| A | X | it sleeps |" in text
     assert "| 32 | 0 |" in text
     assert text.count("\n## ") == 6
+
+
+ROW = {"occurrences": 20480, "warm_median_s": 0.0375, "errors": 0, "memory_growth": None}
+
+
+def test_figures_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def found(run: Path | None, **how: Any) -> dict[str, Any]:
+        asked.append((run, how))
+        return {"rows": [ROW]}
+
+    monkeypatch.setattr(serving, "bench_serve", found)
+    monkeypatch.setattr(output, "out", Console(width=300))
+    plain = CliRunner().invoke(
+        app, ["bench", "serve", str(tmp_path), "--clients", "3", "--json"], catch_exceptions=False
+    )
+    assert json.loads(plain.stdout) == {"rows": [ROW]}
+    assert asked[0][0] == tmp_path
+    assert (asked[0][1]["clients"], asked[0][1]["seconds"]) == (3, 60.0)
+    table = CliRunner().invoke(app, ["bench", "serve"], catch_exceptions=False)
+    assert "20,480" in table.stdout
+    assert "0.0375" in table.stdout
+    assert asked[1][0] is None

@@ -1,26 +1,19 @@
 """Every row of the study of sources is the sum that it says; on a tiny net and made-up text."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from experiments.data.texts import PARTS, recipe, source_of
 from experiments.domains.methods import (
-    COMPRESSED,
-    DEFAULT,
-    IN_RUN,
-    Problem,
+    SOURCES,
+    SourceProblem,
     by_insight,
-    exact_row,
-    influence_rows,
-    paper_row,
-    recorded_rows,
-    tracin_row,
-    trained,
+    methods,
+    problem_of,
+    recorded,
+    tracin_of_groups,
 )
-from experiments.gpt.setups import domain_losses
-from experiments.recorded import recorded
 from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 from torch import Tensor
@@ -36,19 +29,13 @@ def text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def problem(text: None) -> Problem:
-    return trained(TINY, 0)
+def problem(text: None) -> Iterator[SourceProblem]:
+    with problem_of(TINY, 0) as made:
+        yield made
 
 
-def test_the_last_third_is_the_trained_model(problem: Problem) -> None:
-    assert [len(problem.thirds), len(problem.names)] == [3, 3]
-    last = problem.thirds[-1][0]
-    assert all(torch.equal(last[name], x) for name, x in problem.trained.model.state_dict().items())
-    assert not torch.equal(problem.thirds[0][0]["head.weight"], last["head.weight"])
-
-
-def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: Problem) -> None:
-    found, plan = tracin_row(problem), problem.trained
+def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: SourceProblem) -> None:
+    found, plan = tracin_of_groups(problem).values, problem.trained
     parameters = list(plan.model.parameters())
 
     def gradient(loss: Tensor) -> Tensor:
@@ -56,7 +43,7 @@ def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: Problem) -> Non
 
     expected = {p: torch.zeros(3, 3, dtype=torch.float64) for p in PARTS}
     end = {name: x.clone() for name, x in plan.model.state_dict().items()}
-    for weights, rate in problem.thirds:
+    for weights, rate in problem.training.thirds:
         plan.model.load_state_dict(weights)
         asked = [gradient(token_losses(plan.model, x).mean()) for x in problem.queries]
         for ids, batch in plan.batches:
@@ -64,16 +51,16 @@ def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: Problem) -> Non
                 own = gradient(token_losses(plan.model, tokens[None]).sum())
                 row = problem.names.index(source_of(name))
                 for p in PARTS:
-                    if name in problem.gone[p][source_of(name)].samples:
+                    if name in problem.removals[p][row].samples:
                         expected[p][row] += rate * torch.stack([v @ own for v in asked])
     plan.model.load_state_dict(end)
     for p in PARTS:
         torch.testing.assert_close(found[p], expected[p], rtol=1e-3, atol=1e-5 * float(expected[p].abs().max()))
 
 
-def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem: Problem) -> None:
-    found, small = exact_row(problem), 1e-4
-    groups = [Removal(problem.gone[p][s].samples, share=small) for p in PARTS for s in problem.names]
+def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem: SourceProblem) -> None:
+    found, small = problem.of(problem.exact()), 1e-4
+    groups = [Removal(r.samples, share=small) for p in PARTS for r in problem.removals[p]]
     queries = problem.queries
     effect = (
         leave_out(lambda: recipe(TINY, 0), groups, lambda m: domain_losses(m, queries), dtype=torch.float64) / small
@@ -82,24 +69,20 @@ def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem:
         torch.testing.assert_close(found[p], expected, rtol=0.02, atol=0.01 * float(expected.abs().max()))
 
 
-def test_what_insight_says_is_the_sum_over_the_passages_in_the_order_of_the_domains(
-    problem: Problem, tmp_path: Path
-) -> None:
-    plan = recipe(TINY, 0)
-    run = recorded(plan, tmp_path / "run", clip_norm=plan.clip_norm)
-    run.describe(ids := [str(i) for names, _ in plan.batches for i in names], source=[source_of(i) for i in ids])
-    summed = problem.of(run.query(plan.model, domain_losses, problem.queries))
-    found = by_insight(problem, run, plan.model, "here")
+def test_what_insight_reports_is_the_sum_over_the_passages_in_the_order_of_the_domains(problem: SourceProblem) -> None:
+    made, _ = recorded(problem)
+    summed = problem.of(made.run.query(made.model, domain_losses, problem.queries))
+    found = by_insight(problem, "here", made.run).values
     for p in PARTS:  # embeddings are stored in float16
         torch.testing.assert_close(found[p], summed[p], rtol=0.02, atol=0.01 * float(summed[p].abs().max()))
-    assert problem.said.pop("here").domains == tuple(problem.names)
+    assert problem.notes[SOURCES].pop("here").domains == tuple(problem.names)
 
 
-def test_recorded_rows_and_others_are_matrices_of_both_parts(problem: Problem) -> None:
-    rows = {**recorded_rows(problem), **influence_rows(problem), "paper": paper_row(problem)}
-    assert set(problem.said) == {DEFAULT, COMPRESSED}
-    assert {DEFAULT, COMPRESSED, IN_RUN, "influence-0.001", "influence-1000"} < set(rows)
-    for matrices in rows.values():
-        assert [tuple(matrices[p].shape) for p in PARTS] == [(3, 3), (3, 3)]
-        assert all(bool(matrices[p].isfinite().all()) and float(matrices[p].abs().max()) > 0 for p in PARTS)
-        assert not torch.equal(matrices["whole"], matrices["half"])
+def test_every_row_is_a_matrix_of_both_parts(problem: SourceProblem) -> None:
+    for method in methods():
+        values = method.scores(problem).values
+        assert [tuple(values[p].shape) for p in PARTS] == [(3, 3), (3, 3)], method.name
+        assert all(bool(values[p].isfinite().all()) and float(values[p].abs().max()) > 0 for p in PARTS), method.name
+        assert not torch.equal(values["whole"], values["half"])
+    assert set(problem.notes[SOURCES]) == {"default", "default-compressed"}
+    assert problem.notes["losses"].shape == (3,)

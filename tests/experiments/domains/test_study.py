@@ -6,26 +6,31 @@ from collections.abc import Iterator
 import pytest
 import torch
 from experiments.data.texts import recipe
-from experiments.domains.methods import Matrices, Problem, trained
+from experiments.domains.methods import SOURCES, SourceProblem, methods, problem_of
 from experiments.domains.study import (
     agreement,
     best_other,
+    compared,
     large_signs,
     off_diagonal,
-    retrained,
     scale,
-    select,
+    share_inside,
     study,
     within_domains,
 )
 from experiments.gpt.setups import domain_losses
+from experiments.harness import Method, Row, Scores, Seed, Table, select
 from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 
-from backstory.errors import NumericalError, UsageError
+from backstory.errors import NumericalError
 from backstory.replay.recipe import take_step, weights
-from experiments.domains import methods as domains_rows
 from experiments.domains import study as domains
+
+
+def seed_of(truth: Table, **rows: Scores) -> Seed:
+    n = len(truth["whole"])
+    return Seed(truth, {name.replace("_", "-"): Row(x.values, torch.arange(n), x) for name, x in rows.items()})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,11 +45,12 @@ def truth() -> torch.Tensor:
 
 def test_the_truth_is_training_with_weight_0_for_what_is_removed() -> None:
     said: list[tuple[str, int, int]] = []
-    problem = trained(TINY, 0)
-    found = retrained(problem, None, lambda *x: said.append(x))
+    problem = problem_of(TINY, 0)
+    problem.say = lambda *x: said.append(x)
+    found = problem.truth()
     assert said[-1] == ("seed 0: retrain", 6, 6)
     for part, source in (("whole", "law"), ("half", "poems")):
-        plan, gone = recipe(TINY, 0), set(problem.gone[part][source].samples)
+        plan, gone = recipe(TINY, 0), set(problem.removals[part][problem.names.index(source)].samples)
         for t, (ids, _) in enumerate(plan.batches):
             w = weights(plan, t)
             w[[i for i, name in enumerate(ids) if name in gone]] = 0
@@ -86,16 +92,17 @@ def test_within_domains_ranks_sources_not_domains(truth: torch.Tensor) -> None:
 
 
 def test_study_says_what_it_compares_and_survives_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    def overflows(problem: Problem) -> dict[str, Matrices]:
+    def overflows(problem: SourceProblem) -> Scores:
         raise NumericalError("the propagator overflowed")
 
-    monkeypatch.setitem(domains_rows.ROWS, "paper", overflows)
+    rows_ = [Method(m.name, overflows if m.name == "paper" else m.scores, group=m.group) for m in methods()]
+    monkeypatch.setattr(domains, "methods", lambda: rows_)
     said: list[tuple[str, int, int]] = []
     found = study(TINY, [0], only=["recorded", "paper", "tracin", "influence"], say=lambda *x: said.append(x))
     assert json.loads(json.dumps(found)) == found
     assert found["domains"] == ["code", "law", "poems"]
-    assert found["failed"] == ["paper: the propagator overflowed"]
-    assert said[-1] == ("seed 0: methods", 4, 4)
+    assert found["failed"] == ["paper: seed 0: the propagator overflowed"]
+    assert said[-1] == ("seed 0: methods", 7, 7)
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == ["default", "default-compressed", "tracin-run", "tracin", "influence-0.001", "influence-best"]
     for part in ("whole", "half"):
@@ -119,8 +126,8 @@ def test_the_interval_of_insight_is_held_against_the_truth_of_the_same_cell() ->
 
     cells = ((cell("b", "a", 3.0), cell("b", "b", 4.4)), (cell("a", "a", 1.0), cell("a", "b", 9.0)))
     told = Sources(1, "source", ("b", "a"), ("a", "b"), (), cells)
-    seed = domains.Seed(names, {"whole": truth, "half": truth}, torch.zeros(2), said={"default": told})
-    assert domains._inside(seed, "default") == 0.75
+    seed = Seed({"whole": truth, "half": truth}, notes={"names": names, SOURCES: {"default": told}})
+    assert share_inside(seed, "default") == 0.75
 
 
 def test_signs_of_large_cells_and_the_best_other_source() -> None:
@@ -134,8 +141,8 @@ def test_signs_of_large_cells_and_the_best_other_source() -> None:
 def test_a_difference_is_the_row_minus_tracin(truth: torch.Tensor) -> None:
     far = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rows = {"default": {"whole": truth, "half": far}, "tracin": {"whole": far, "half": truth}}
-    seed = domains.Seed(["a"] * 8, {"whole": truth, "half": truth}, torch.zeros(8), rows)
-    found = {name: domains._compared([seed], name) for name in rows}
+    seed = seed_of({"whole": truth, "half": truth}, **{name: Scores(x) for name, x in rows.items()})
+    found = {name: {p: compared([seed], p, [x[p]]) for p in x} for name, x in rows.items()}
     for part, sign in (("whole", 1), ("half", -1)):
         expected = found["default"][part]["off"]["mean"] - found["tracin"][part]["off"]["mean"]
         less = found["default"][part]["minus_tracin"]["off"]
@@ -146,14 +153,13 @@ def test_a_difference_is_the_row_minus_tracin(truth: torch.Tensor) -> None:
 
 def test_the_best_setting_is_the_one_nearest_to_the_truth(truth: torch.Tensor) -> None:
     far = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rows = {"influence-1": {"whole": far, "half": truth}, "influence-10": {"whole": truth, "half": far}}
-    seed = domains.Seed(["a"] * 8, {"whole": truth, "half": truth}, torch.zeros(8), rows)
-    found = domains._best([seed], list(rows))
-    assert [found[p]["chosen"] for p in ("whole", "half")] == ["influence-10", "influence-1"]
+    settings = {"damping 1": {"whole": far, "half": truth}, "damping 10": {"whole": truth, "half": far}}
+    swept = Scores(settings["damping 1"], settings)
+    found = domains._best([seed_of({"whole": truth, "half": truth}, influence_best=swept)], "influence-best")
+    assert [found[p]["chosen"] for p in ("whole", "half")] == ["damping 10", "damping 1"]
     assert found["whole"]["all"]["mean"] == pytest.approx(1.0)
 
 
-def test_unknown_methods_are_refused() -> None:
-    assert select(["exact", "recorded"]) == ["recorded", "exact"]
-    with pytest.raises(UsageError, match=r"found method 'some'; expected one of recorded"):
-        select(["some"])
+def test_rows_of_a_recording_and_of_a_sweep_have_one_name() -> None:
+    names = [m.name for m in select(methods(), ["exact", "recorded", "influence"])[0]]
+    assert names == ["default", "default-compressed", "tracin-run", "influence-0.001", "exact", "influence-best"]

@@ -7,28 +7,26 @@ from typing import Any
 import pytest
 import torch
 from experiments.data.images import setup_of
-from experiments.fidelity.page import _figure, page
-from experiments.fidelity.problem import Method
-from experiments.fidelity.study import Outcome, Seed, Seen
+from experiments.fidelity.methods import Row
+from experiments.fidelity.page import figure, page
+from experiments.fidelity.study import Outcome
+from experiments.harness import CEILING, Scores, Seed
+from experiments.harness import Row as SeedRow
 
 
 def outcome() -> Outcome:
-    truth = torch.arange(4, dtype=torch.float64)
-    scores = {"single": 2 * truth, "all": -truth}
-    seeds = [
-        Seed(
-            {"single": truth + k, "all": truth},
-            {"single": truth, "all": truth},
-            {"<half>": Seen(scores, torch.tensor([1, 3]), 0.0, 0)},
-        )
-        for k in (0, 7)
-    ]
-    method = Method("<half>", "", "", "", lambda p: None)  # type: ignore[arg-type, return-value]
-    return Outcome(setup_of("tiny", "gelu", "adamw"), [3, 5], 4, [method], seeds, [])
+    truth = torch.arange(4, dtype=torch.float64)[:, None]
+    both, half = {"single": truth, "all": truth}, {"single": 2 * truth, "all": -truth}
+    rows = {
+        CEILING: SeedRow(both, torch.arange(4), Scores(both)),
+        "<half>": SeedRow(half, torch.tensor([1, 3]), Scores(half)),
+    }
+    seeds = [Seed({"single": truth + k, "all": truth}, rows) for k in (0, 7)]
+    return Outcome(setup_of("tiny", "gelu", "adamw"), [3, 5], 4, [Row("<half>", lambda p: Scores({}))], seeds, [])
 
 
 def traces() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(_figure(outcome()).to_json())["data"]
+    found: list[dict[str, Any]] = json.loads(figure(outcome()).to_json())["data"]
     return found
 
 

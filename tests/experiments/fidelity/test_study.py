@@ -1,18 +1,13 @@
 """The whole study on a run of seconds: keys, determinism, and scores that are known beforehand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from experiments.data.images import recipe, removals, setup_of
-from experiments.fidelity.problem import Method, Problem, Scores
-from experiments.fidelity.study import one_seed, select, study
+from experiments.data.images import setup_of
+from experiments.fidelity.methods import methods
+from experiments.fidelity.study import CONTRASTS, study
+from experiments.harness import select
 from tests.support.plain import assert_alike
-
-from backstory.errors import UsageError
-from backstory.exact.leave_out import leave_out
-from experiments.fidelity import study as fidelity
 
 TINY = setup_of("tiny", "gelu", "sgd")
 FEW = ["paper", "learned-16-sampled-1", "no-propagation", "influence-swept"]
@@ -29,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_row_has_its_keys(whole: dict[str, Any]) -> None:
     keys = {"method", "projection", "curvature", "optimizer_model", "single", "all", "seconds", "store_bytes"}
-    names = {m.name for m in select("sgd", None)[0]}
+    names = {m.name for m in select(methods("sgd"), None)[0]}
     assert {row["method"] for row in whole["rows"]} == names
     for row in whole["rows"]:
         assert keys <= row.keys()
@@ -63,56 +58,8 @@ def test_the_same_study_twice_gives_the_same_table() -> None:
     assert_alike(once, again)
 
 
-def test_a_perfect_predictor_scores_1_and_its_opposite_minus_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cheat(sign: float) -> Any:
-        def scores(problem: Problem) -> Scores:
-            single, every = removals(problem.setup, problem.seed, len(problem.samples))
-            truth = leave_out(
-                lambda: recipe(problem.setup, problem.seed),
-                [*single, *every],
-                fidelity.QUERY,
-                dtype=torch.float64,
-            )[:, 0]
-            return Scores(*(sign * truth).split(len(problem.samples)))
-
-        return scores
-
-    rows = [Method("paper", "", "", "", cheat(-1.0)), Method("cheat", "", "", "", cheat(1.0))]
-    monkeypatch.setattr(fidelity, "methods", lambda optimizer: rows)
-    found = study(TINY, [0, 1], count=8).as_dict()["rows"]
-    assert [row["single_seeds"] for row in found] == [pytest.approx([-1.0, -1.0]), pytest.approx([1.0, 1.0])]
-    assert found[1]["single_interval"]["lower"] > 0.99, "however the removals are drawn, the order is right"
-    assert found[1]["all_against_paper"]["mean"] == pytest.approx(2.0)
-    assert found[1]["all_against_paper"]["lower"] > 1.9
-
-
-def test_a_swept_setting_is_chosen_on_the_half_that_is_not_scored() -> None:
-    """Setting "even" is right on the even removals and wrong on the odd ones: it must be chosen, and score badly."""
-    seed = one_seed(TINY, 0, 8, select("sgd", ["paper"])[0], None, lambda *_: None)
-    truth = seed.truth["single"]
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
-    pairs = {"odd": (-signs * truth,) * 2, "even": (signs * truth,) * 2}
-    method = Method("swept", "", "", "", lambda p: Scores(truth, truth, settings=pairs))
-    problem = Problem(TINY, 0, None, list(range(8)), Path())  # type: ignore[arg-type]
-    seen = fidelity._seen(method, problem, seed.truth)
-    assert seen.chosen == {"single": "even", "all": "even"}
-    assert seen.counted.tolist() == [1, 3, 5, 7]
-    seed.methods["swept"] = seen
-    assert seed.spearman("swept", "single") == pytest.approx(-1.0)
-    assert len(seed.pair("swept", "paper", "single").truth) == 4
-
-
-def test_the_cache_of_truth_is_used(tmp_path: Path) -> None:
-    first = study(TINY, [0], count=4, only=["paper"], cache=tmp_path).as_dict()
-    files = sorted(p for p in tmp_path.rglob("*.json"))
-    assert len(files) >= 4
-    again = study(TINY, [0], count=4, only=["paper"], cache=tmp_path).as_dict()
-    assert_alike(without_seconds(again), without_seconds(first))
-
-
-def test_unknown_methods_are_named() -> None:
-    with pytest.raises(UsageError, match="found method 'magic'; expected one of paper"):
-        select("sgd", ["magic"])
+def test_contrasts_name_rows_that_exist() -> None:
+    assert {name for pair in CONTRASTS for name in pair} <= {m.name for m in methods("adamw")}
 
 
 def test_rows_that_are_not_for_the_optimizer_are_left_out_with_a_reason() -> None:
@@ -121,7 +68,7 @@ def test_rows_that_are_not_for_the_optimizer_are_left_out_with_a_reason() -> Non
         ("momentum", {"full-exact-factored", "full-empirical-factored", "full-exact-corrected"}),
         ("adamw", {"full-exact-corrected"}),
     ):
-        chosen, skipped = select(optimizer, None)
+        chosen, skipped = select(methods(optimizer), None)
         why = dict(line.split(": ") for line in skipped)
         assert not gone & {m.name for m in chosen}
         assert gone == {name for name, reason in why.items() if reason.endswith(" only")}

@@ -1,54 +1,57 @@
-"""Each row of the GPT study on a run of seconds: what it records, how it is asked, what it says of itself."""
+"""Each row of the GPT study on a run of seconds: what it records, how it is queried, what it says of itself."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from experiments.gpt.methods import mean_margins, methods
-from experiments.gpt.problem import Method, Problem, Scores, recorded, trained
-from experiments.gpt.setups import domain_losses, recipe, removals
-from tests.experiments.gpt.test_setups import TINY, without_network
+from experiments.gpt.methods import WHICH, Row, mean_margins, methods, problem_of, recording
+from experiments.gpt.setups import domain_losses, recipe
+from experiments.harness import Problem, Scores
+from tests.experiments.gpt.test_setups import TINY, assert_trained_alike, without_network
 from tests.support.oracles import assert_same
 
 import backstory
 from backstory.demo.gpt_model import counts
 from backstory.replay.recipe import take_step
-from experiments.gpt import methods as gpt_rows
+from experiments import baselines
+
+MEMO: dict[str, Scores] = {}  # each row is computed once for all tests of this file
 
 
 @pytest.fixture(scope="module")
 def problem() -> Iterator[Problem]:
     for _ in without_network():
-        yield trained(TINY, 1, [str(r.samples[0]) for r in removals(TINY, 1, 8)])
+        with problem_of(TINY, 1, 8) as made:
+            yield made
+    MEMO.clear()
 
 
-def named(name: str) -> Method:
+def named(name: str) -> Row:
     return next(m for m in methods() if m.name == name)
 
 
 def scores(name: str, problem: Problem) -> Scores:
-    """Each row is computed once for all tests of this file."""
-    if name not in problem.memo:
-        method = named(name)
-        with nullcontext() if method.recording is None else recorded(problem, method.recording) as made:
-            problem.memo[name] = method.run(problem, made)
-    found: Scores = problem.memo[name]
-    return found
+    if name not in MEMO:
+        MEMO[name] = named(name).scores(problem)
+    return MEMO[name]
 
 
 @pytest.mark.parametrize("name", [m.name for m in methods()])
 def test_every_row_gives_a_number_for_each_removal_and_domain(name: str, problem: Problem) -> None:
     found = scores(name, problem)
-    assert found.values.shape == (8, 4)
-    assert found.values.isfinite().all()
-    assert found.values.std(0).min() > 0
+    values = found.values[WHICH]
+    assert values.shape == (8, 4)
+    assert values.isfinite().all()
+    assert values.std(0).min() > 0
     assert found.about.keys() == {"projection", "curvature", "groups", "optimizer_model", "dims"}
-    known = named(name).recording is not None
-    assert (found.recording_ratio is not None) == (found.bytes_per_occurrence is not None) == known
+    assert (
+        ("recording_ratio" in found.cost)
+        == ("bytes_per_occurrence" in found.cost)
+        == named(name).about.get("recorded", False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,36 +75,56 @@ def test_a_row_says_what_it_is(name: str, about: tuple[Any, ...], problem: Probl
 
 
 def test_the_default_row_equals_a_plain_recording(problem: Problem, tmp_path: Path) -> None:
-    assert [m.name for m in methods() if m.default] == ["default"]
+    assert [m.name for m in methods() if m.about.get("default")] == ["default"]
     plan = recipe(TINY, 1)
     with backstory.record(plan.model, plan.optimizer, tmp_path / "run", loss_reduction="token-mean") as rec:
         for t, (ids, tokens) in enumerate(plan.batches):
             with rec.step(ids, tokens=counts(tokens)):
                 take_step(plan, t)
     answer = backstory.open(tmp_path / "run").query(plan.model, domain_losses, plan.queries["domains"])
-    expected = torch.stack([answer.sum_over([s]) for s in problem.samples])
+    expected = problem.of(answer)[WHICH]
     # Rows are rounded to float16; where the trainings' own rounding tips one over, it moves by one unit of float16.
-    assert_same(scores("default", problem).values, expected, 1, dtype=torch.float16)
+    assert_same(scores("default", problem).values[WHICH], expected, 1, dtype=torch.float16)
 
 
-def test_rows_of_one_recording_stand_side_by_side() -> None:
-    settings = [m.recording for m in methods() if m.recording is not None]
-    changes = [a for a, b in pairwise(settings) if a != b]
-    assert all(changes.count(x) == 1 for x in changes), "a recording is made twice"
+def test_rows_of_one_recording_stand_side_by_side(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One recording is kept at a time: a row that comes back to an earlier one would record again."""
+    made: list[str] = []
+
+    def note(**settings: Any) -> None:
+        if not made or made[-1] != repr(settings):
+            made.append(repr(settings))
+        raise LookupError
+
+    monkeypatch.setattr(problem, "recording", note)
+    for method in methods():
+        if method.about.get("recorded"):
+            with pytest.raises(LookupError):
+                method.scores(problem)
+    assert len(made) == len(set(made)) > 10, "a recording is made twice"
+
+
+@pytest.mark.parametrize("settings", [{}, {"projection": "random", "rank": 4, "curvature": "sampled:2/3"}])
+def test_recording_changes_nothing(settings: dict[str, object], problem: Problem) -> None:
+    made = recording(problem, settings)
+    assert made.run.n_steps == TINY.steps
+    assert made.run.config["settings"]["seed"] == (1 if settings else 0)
+    assert_trained_alike(replace(problem.trained, model=made.model), problem.trained)
+    assert torch.equal(problem.queries, recipe(TINY, 1).queries["domains"])
 
 
 def test_int8_takes_fewer_bytes_and_more_groups_take_more(problem: Problem) -> None:
     names = ("learned-16-empirical/6-int8", "learned-16-empirical/6", "learned-16-empirical/12")
-    sizes = [scores(name, problem).bytes_per_occurrence or 0.0 for name in names]
+    sizes = [scores(name, problem).cost["bytes_per_occurrence"] for name in names]
     assert sizes == sorted(sizes)
 
 
 def test_influence_is_computed_once_for_two_rows(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     swept = scores("influence-swept", problem)
-    monkeypatch.setattr(gpt_rows, "influence_sweep", None)
-    again = named("influence-1e-3").run(problem, None)
-    assert torch.equal(again.values, swept.settings["damping 0.001"])
-    assert len({tuple(x.flatten().tolist()) for x in swept.settings.values()}) == len(swept.settings)
+    monkeypatch.setattr(baselines, "influence_sweep", None)
+    again = named("influence-1e-3").scores(problem)
+    assert torch.equal(again.values[WHICH], swept.settings["damping 0.001"][WHICH])
+    assert len({tuple(x[WHICH].flatten().tolist()) for x in swept.settings.values()}) == len(swept.settings)
 
 
 def test_a_margin_is_the_log_odds_of_the_next_token(problem: Problem) -> None:

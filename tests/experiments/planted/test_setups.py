@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from experiments.planted.setups import SPOILS, mean_passage, planted
+from experiments.planted.setups import SPOILS, mean_passage, problem_of
 from tests.demo.test_texts import without_network
 from tests.experiments.data.test_texts import TINY
 
@@ -17,18 +17,18 @@ text = pytest.fixture(autouse=True)(without_network)
 
 @pytest.mark.parametrize("kind", SPOILS)
 def test_planted_passages_are_spoiled_and_no_others(kind: str) -> None:
-    found = planted(TINY, kind, 0, 0.1)
-    assert len(found.ids) == 5
+    found = problem_of(TINY, kind, 0, 0.1)
+    assert len(found.planted) == 5
     plain, spoiled = text_setups.recipe(TINY, 0), found.make()
     for (ids, before), (same, after) in zip(plain.batches, spoiled.batches, strict=True):
         assert list(ids) == list(same)
         for name, a, b in zip(ids, before, after, strict=True):
-            assert torch.equal(a, b) != (name in found.ids)
+            assert torch.equal(a, b) != (name in found.planted)
             if kind == "shuffled":
                 assert torch.equal(a.sort().values, b.sort().values)
-            if kind == "repeated" and name in found.ids:
+            if kind == "repeated" and name in found.planted:
                 assert bytes(b.tolist()) == (bytes(a[:4].tolist()) * 4)[:13]
-            if kind == "reversed" and name in found.ids:
+            if kind == "reversed" and name in found.planted:
                 assert torch.equal(a, b.flip(0))
     assert torch.equal(found.queries, plain.queries["domains"].flatten(0, 1))
     assert all(torch.equal(a[1], b[1]) for a, b in zip(spoiled.batches, found.make().batches, strict=True))
@@ -41,37 +41,37 @@ def test_uniform_bytes_are_of_all_kinds() -> None:
 
 
 def test_wrong_labels_are_wrong_and_the_same_in_every_epoch() -> None:
-    found = planted(DIGITS, "labels", 0, 0.5)
+    found = problem_of(DIGITS, "labels", 0, 0.5)
     plain, spoiled = image_setups.recipe(DIGITS, 0), found.make()
     seen: dict[int, set[int]] = {}
     for (ids, (x, y)), (_, (same, z)) in zip(plain.batches, spoiled.batches, strict=True):
         assert torch.equal(x, same)
         for i, right, label in zip(ids, y, z, strict=True):
-            assert (int(right) == int(label)) != (str(i) in found.ids)
+            assert (int(right) == int(label)) != (str(i) in found.planted)
             assert 0 <= int(label) < 10
             seen.setdefault(int(i), set()).add(int(label))
-    assert len(found.ids) == 48
+    assert len(found.planted) == 48
     assert all(len(labels) == 1 for labels in seen.values())
     assert torch.equal(found.queries[1], plain.queries["test"][1])
 
 
 def test_the_query_is_the_mean_over_all_clean_tokens() -> None:
-    found = planted(TINY, "shuffled", 0, 0.1)
+    found = problem_of(TINY, "shuffled", 0, 0.1)
     model = found.make().model
     with torch.no_grad():
         logits = model(found.queries[:, :-1]).flatten(0, 1)
         expected = torch.nn.functional.cross_entropy(logits, found.queries[:, 1:].flatten())
         torch.testing.assert_close(mean_passage(model, found.queries), expected)
-        torch.testing.assert_close(found.asked(model, found.queries), expected)
+        torch.testing.assert_close(found.loss(model, found.queries), expected)
 
 
 def test_what_cannot_be_planted_is_refused() -> None:
     for kind, share in (("some", 0.1), ("shuffled", 0.0), ("shuffled", 1.0)):
         with pytest.raises(UsageError, match="expected one of shuffled, uniform, reversed, repeated, labels"):
-            planted(TINY, kind, 0, share)
+            problem_of(TINY, kind, 0, share)
     with pytest.raises(UsageError, match="wrong labels are planted among images"):
-        planted(TINY, "labels", 0, 0.1)
+        problem_of(TINY, "labels", 0, 0.1)
     with pytest.raises(UsageError, match="wrong labels are planted among images"):
-        planted(DIGITS, "shuffled", 0, 0.1)
+        problem_of(DIGITS, "shuffled", 0, 0.1)
     with pytest.raises(UsageError, match="expected some clean ones too"):
-        planted(DIGITS, "labels", 0, 0.999)
+        problem_of(DIGITS, "labels", 0, 0.999)

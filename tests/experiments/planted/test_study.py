@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from experiments.planted.setups import planted
-from experiments.planted.study import auroc, interval, precision, retrained, study
+from experiments.planted.setups import PLANTED, problem_of
+from experiments.planted.study import auroc, interval, precision, study
 from tests.experiments.planted.test_setups import DIGITS
 
 from backstory.replay.recipe import take_step, weights
@@ -47,17 +47,17 @@ def test_intervals_hold_both_kinds_of_chance() -> None:
 
 
 def test_the_change_is_retraining_without_all_that_was_planted() -> None:
-    problem = planted(DIGITS, "labels", 1, 0.25)
+    problem = problem_of(DIGITS, "labels", 1, 0.25)
     losses = []
     for without in (False, True):
         plan = problem.make()
         for t, (ids, _) in enumerate(plan.batches):
             w = weights(plan, t)
-            w[[k for k, i in enumerate(ids) if without and str(i) in problem.ids]] = 0
+            w[[k for k, i in enumerate(ids) if without and str(i) in problem.planted]] = 0
             take_step(plan, t, w)
         with torch.no_grad():
-            losses.append(float(problem.asked(plan.model, problem.queries)))
-    assert retrained(problem) == pytest.approx(losses[1] - losses[0], rel=1e-3, abs=1e-6)
+            losses.append(float(problem.loss(plan.model, problem.queries)))
+    assert float(problem.truth()[PLANTED]) == pytest.approx(losses[1] - losses[0], rel=1e-3, abs=1e-6)
 
 
 def test_study_ranks_methods_and_survives_json() -> None:
@@ -65,7 +65,7 @@ def test_study_ranks_methods_and_survives_json() -> None:
     found = study(DIGITS, "labels", [0], share=0.1, say=lambda *x: said.append(x))
     assert json.loads(json.dumps(found)) == found
     assert (found["samples"], found["planted"]) == ([96], [10])
-    assert said[-1] == ("seed 0: methods", 3, 3)
+    assert said[-1] == ("seed 0: methods", 9, 9)
     rows = {row["method"]: row for row in found["rows"]}
     assert {
         "default",

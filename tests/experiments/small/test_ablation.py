@@ -80,4 +80,4 @@ def test_the_truth_is_kept_in_the_folder(tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
     study(TINY, [0], ranks=[2], projections=["random"], curvatures=["empirical"], count=2, cache=tmp_path, say=lambda *x: said.append(x))  # fmt: skip
     assert any(tmp_path.rglob("*.json"))
-    assert said[-1] == ("seed 0: cells", 1, 1)
+    assert said[-1] == ("seed 0: methods", 3, 3)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from experiments.data.images import recipe, setup_of
-from experiments.small.duplicates import EARLY, LATE, QUERY, study, with_copies
+from experiments.fidelity.methods import QUERY
+from experiments.small.duplicates import EARLY, LATE, study, with_copies
 
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out

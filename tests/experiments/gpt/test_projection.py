@@ -1,0 +1,28 @@
+"""Random projections on a run of seconds, against the largest and the truth."""
+
+import json
+from pathlib import Path
+
+import pytest
+from experiments.gpt.projection import study
+from tests.experiments.gpt.test_setups import TINY, without_network
+
+from backstory.errors import UsageError
+
+text = pytest.fixture(autouse=True)(without_network)
+
+
+def test_projections_are_compared_with_the_largest_and_the_truth(tmp_path: Path) -> None:
+    found = study(TINY, [0], ranks=[64, 256, 2], count=6, curvature="empirical", cache=tmp_path)
+    assert [(r["method"], r["rank"]) for r in found["rows"]] == [
+        (method, rank) for method in ("backstory", "logra") for rank in (2, 64, 256)
+    ]
+    for r in found["rows"]:
+        assert r["largest"] == pytest.approx(sum(r["largest_seeds"]))
+        assert r["truth_interval"]["lower"] <= r["truth"] <= r["truth_interval"]["upper"]
+        assert r["largest"] < 1 if r["rank"] == 2 else r["largest"] > 0.5
+    assert [r["largest"] for r in found["rows"] if r["rank"] == 256] == pytest.approx([1.0, 1.0])
+    assert found["rows"][0]["dims"] < found["rows"][1]["dims"] < found["rows"][2]["dims"]
+    assert json.loads(json.dumps(found)) == found
+    with pytest.raises(UsageError, match="two or more"):
+        study(TINY, [0], ranks=[4])
