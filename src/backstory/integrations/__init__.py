@@ -1,5 +1,5 @@
-"""Recording in one line inside people's own trainers. Thin: no mathematics, and no trainer is imported before it is asked for.
+"""Recording in one line inside people's own trainers. Thin: no mathematics, and no trainer is imported before it is used.
 
-`backstory.integrations.huggingface.Record` is a callback of `transformers.Trainer`, `backstory.integrations.lightning.Record`
-one of Lightning's Trainer.
+`backstory.integrations.huggingface.BackstoryCallback` is a callback of `transformers.Trainer`,
+`backstory.integrations.lightning.BackstoryCallback` one of Lightning's Trainer.
 """

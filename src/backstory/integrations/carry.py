@@ -19,7 +19,7 @@ from ..errors import UsageError
 
 Ids = (
     Sequence[int | str] | str | None
-)  # one for each item; the name of a column; or None: `sample_id` if there is one, else the index
+)  # one for each item; a column's name; None: `sample_id` if there is one, else the index
 
 
 class Named(NamedTuple):
@@ -36,7 +36,18 @@ class Paired(NamedTuple):
     batch: Any
 
 
-class NamedItems(Dataset[Named]):
+class _Wrapper:
+    """Gives what the data set inside has beside its items, such as `set_epoch`."""
+
+    dataset: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class NamedItems(_Wrapper, Dataset[Named]):
     """A map-style data set whose items come with their ids."""
 
     def __init__(self, dataset: Any, ids: Ids) -> None:
@@ -55,11 +66,6 @@ class NamedItems(Dataset[Named]):
         items = many(indices) if many is not None else [self.dataset[i] for i in indices]
         return [self._named(i, item) for i, item in zip(indices, items, strict=True)]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)  # `set_epoch` and the like
-
     def _named(self, index: Any, item: Any) -> Named:
         if isinstance(self.ids, str):
             return Named(_column(item, self.ids), item)
@@ -69,7 +75,7 @@ class NamedItems(Dataset[Named]):
         return Named(_column(item, ID_KEY) if named else _number(index), item)
 
 
-class NamedStream(IterableDataset[Named]):
+class NamedStream(_Wrapper, IterableDataset[Named]):
     """An iterable data set whose items carry their id in a column."""
 
     def __init__(self, dataset: Any, ids: Ids) -> None:
@@ -84,11 +90,6 @@ class NamedStream(IterableDataset[Named]):
         assert isinstance(self.column, str)
         for item in self.dataset:
             yield Named(_column(item, self.column), item)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 class InTheBatch:

@@ -21,9 +21,8 @@ from ..errors import UnsupportedError, UsageError
 from ..maths.steps import loss_divisor
 from ..store import RunStore
 from .carry import Ids, carry, decoded
-from .labels import IGNORED, Scored, counts, field, scored, shifts, targets
-from .recording import Recording, Tokens
-from .weighing import Part, fitting, weight
+from .losses import IGNORED, Part, Scored, counts, field, fitting, scored, shifts, targets, weight
+from .recording import RecordingCallback, Tokens
 
 try:
     from transformers import TrainerCallback, __version__
@@ -33,7 +32,7 @@ except ImportError as error:
     ) from error
 
 
-class BackstoryCallback(TrainerCallback):
+class BackstoryCallback(RecordingCallback, TrainerCallback):
     """Records the training of a `transformers.Trainer` into the folder `path`.
 
     `loss_reduction` is "token-mean" for language models, "mean" for one label per sample, or "sum". `ids` are one for each item
@@ -43,28 +42,18 @@ class BackstoryCallback(TrainerCallback):
     """
 
     def __init__(
-        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **settings: Any
+        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **arguments: Any
     ) -> None:
         _check_version(__version__)
-        self._run = Recording(path, loss_reduction, tokens, settings)
-        self._ids = ids
-        self._undo: list[Any] = []  # what ends with the recording
+        super().__init__(path, loss_reduction, ids, tokens, arguments)
         self._shifted: bool | None = None
         self._scaler: Any = None
         self._scale = 1.0  # by which it multiplies the loss of this step
         self._parts: list[Part] = []  # micro-batches of the step under way
 
-    @property
-    def recorder(self) -> Any:
-        """The `backstory.Recorder` while training goes on, for example to `describe` samples."""
-        return self._run.recorder
-
     def close(self) -> None:
         """Let go of the run and of the model after training has raised; the run can be resumed from a checkpoint."""
         self._finish(failed=True)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "BackstoryCallback":
-        return self  # a copy of the model made while recording keeps its hooks
 
     # -- training begins and ends ----------------------------------------------------------------------------------
 
@@ -113,11 +102,6 @@ class BackstoryCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training is over."""
         self._finish()
-
-    def _finish(self, *, failed: bool = False) -> None:
-        while self._undo:
-            self._undo.pop()()
-        self._run.close(failed=failed)
 
     # -- one step --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from ..errors import UnsupportedError, UsageError
 from ..maths.steps import loss_divisor
 from .carry import Ids, queued
-from .recording import Recording, Tokens
+from .recording import RecordingCallback, Tokens
 
 try:
     from lightning.pytorch import Callback
@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 
-class BackstoryCallback(Callback):  # type: ignore[misc]
+class BackstoryCallback(RecordingCallback, Callback):  # type: ignore[misc]
     """Records the training of a Lightning Trainer into the folder `path`.
 
     `loss_reduction` says how `training_step` makes its loss of those of the samples: "mean", "sum" or "token-mean", which needs
@@ -40,32 +40,22 @@ class BackstoryCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **settings: Any
+        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **arguments: Any
     ) -> None:
-        self._run = Recording(path, loss_reduction, tokens, settings)
+        super().__init__(path, loss_reduction, ids, tokens, arguments)
         if loss_reduction == "token-mean" and tokens is None:
             raise UsageError(
                 "loss_reduction='token-mean' needs tokens=, a function of the batch that gives the number of tokens with a loss of "
                 "each sample, for example lambda batch: (batch['labels'][:, 1:] != -100).sum(1)."
             )
-        self._ids = ids
         self._names: deque[list[int | str]] = deque()  # of the batches that were fetched and not trained on yet
         self._start = 0  # where a checkpoint goes on
         self._updates = 0  # of the Trainer, when the step under way began
-        self._undo: list[Callable[[], None]] = []
-
-    @property
-    def recorder(self) -> Any:
-        """The `backstory.Recorder` while training goes on, for example to `describe` samples."""
-        return self._run.recorder
 
     @property
     def scope(self) -> Any:
         """The step under way: `training_step` may call its `outputs` (needed for sampled curvature) and `losses`."""
         return self._run.scope
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "BackstoryCallback":
-        return self
 
     # -- training begins and ends ----------------------------------------------------------------------------------
 
@@ -107,10 +97,8 @@ class BackstoryCallback(Callback):  # type: ignore[misc]
         self._finish(failed=True)
 
     def _finish(self, *, failed: bool = False) -> None:
-        while self._undo:
-            self._undo.pop()()
         self._start = 0
-        self._run.close(failed=failed)
+        super()._finish(failed=failed)
 
     # -- one step --------------------------------------------------------------------------------------------------
 

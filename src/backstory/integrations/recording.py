@@ -7,7 +7,7 @@ epoch's end may cut short), so that each micro-batch comes with its weights: the
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..recording.recorder import Recorder, record
 from ..recording.settings import NAMES, settings_of
 from ..recording.step import StepScope
+from .carry import Ids
 
 REDUCTIONS = ("mean", "sum", "token-mean")
 FILLED_IN = ("resume", "start", "scaler")  # by the trainer
@@ -109,3 +110,27 @@ class Recording:
         finally:
             error = UsageError("training was interrupted") if failed else None
             recorder.__exit__(None if error is None else type(error), error, None)
+
+
+class RecordingCallback:
+    """What the callbacks of all trainers share."""
+
+    def __init__(
+        self, path: str | Path, loss_reduction: str, ids: Ids, tokens: Tokens | None, arguments: Mapping[str, Any]
+    ) -> None:
+        self._run = Recording(path, loss_reduction, tokens, arguments)
+        self._ids = ids
+        self._undo: list[Callable[[], Any]] = []  # what ends with the recording
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The `backstory.Recorder` while training goes on, for example to `describe` samples."""
+        return self._run.recorder
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of the model made while recording keeps its hooks
+
+    def _finish(self, *, failed: bool = False) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._run.close(failed=failed)

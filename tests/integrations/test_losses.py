@@ -1,4 +1,4 @@
-"""Which tokens have a loss, and each sample's own, against transformers' own losses."""
+"""Which tokens have a loss, and each sample's own, against transformers' own losses; by what a loss was divided."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from tests.integrations.causal import VOCABULARY, built, collate, llama, make, t
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, LlamaForSequenceClassification
 
-from backstory.integrations.labels import counts, field, scored, shifts, targets
+from backstory.errors import UnsupportedError
+from backstory.integrations.losses import Part, counts, field, fitting, scored, shifts, targets, weight
 
 
 def bert(kind: Any) -> nn.Module:
@@ -66,3 +67,28 @@ def test_logits_that_do_not_fit_the_labels_are_left_alone() -> None:
     assert scored({"labels": labels}, {"logits": torch.zeros(2, 1, 5)}, True) is None
     assert scored({"labels": labels}, {"logits": torch.zeros(2, 4, 1)}, True) is None
     assert scored({"labels": labels}, {"loss": torch.zeros(())}, True) is None
+
+
+def test_the_divisor_is_found_by_the_loss() -> None:
+    assert fitting(2.0, 18.0, [9, 3]) == [9]
+    assert fitting(6.0, 18.0, [9, 3]) == [3]
+    assert fitting(2.01, 18.0, [9, 3]) == [9], "half precision is coarse"
+    assert fitting(0.0, 0.0, [9]) == [9], "a text without a loss"
+    assert fitting(2.0, 18.0, []) == []
+    with pytest.raises(UnsupportedError, match=r"loss is 3, but .* divided by \[9, 3\], make \[2.0, 6.0\]"):
+        fitting(3.0, 18.0, [9, 3])
+
+
+def test_a_third_is_taken_for_exact() -> None:
+    third = 0.3333333432674408  # in float32
+    assert weight(third, 4) == 1 / 12
+    assert weight(1.0, 7) == 1 / 7
+    assert weight(2.0, 8) == 0.25
+    assert weight(0.4, 2) == 0.2
+
+
+def test_the_trainers_divisor_comes_first_and_nothing_is_no_divisor() -> None:
+    assert Part(9, 3).divisors() == [9, 3]
+    assert Part(None, 3).divisors() == [3]
+    assert Part(9, 0).divisors() == [9]
+    assert Part(None, None).divisors() == []
