@@ -144,6 +144,7 @@ def test_the_parts_make_the_whole() -> None:
     assert p.curvature == "empirical/6", "the default of `record` for a token-mean loss"
 
 
+@pytest.mark.usefixtures("_even_clock")
 @pytest.mark.parametrize(
     ("make", "settings", "chosen"),
     [

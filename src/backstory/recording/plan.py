@@ -28,35 +28,37 @@ from .plan_trial import Progress, Trial, trial
 from .settings import Settings, settings_of
 
 IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
+SAME = (
+    "batch",
+    "energy",
+    "coverage",
+    "row_bytes",
+    "step_bytes",
+    "plain_seconds",
+    "recorded_seconds",
+    "warmup_steps",
+)  # as in the trial
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a recording would cost; bytes and seconds are plain numbers, `str(plan)` has them with units."""
+class Plan(Alternative):
+    """What a recording with these settings would cost; bytes and seconds are plain numbers, `str(plan)` has them with units."""
 
     steps: int
     batch: float  # occurrences of a step
     occurrences: int
-    projection: str
-    rank: Any
-    encoding: str
-    curvature: str
-    dims: int  # numbers in a row
-    energy: float | None  # share of the energy of the trial's warm-up that they hold, where the rank is "auto:…"
+    energy: float | None  # share of the energy of the trial's warm-up that a row holds, where the rank is "auto:…"
     layers: int  # recorded parameters
     coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
     left_out: tuple[str, ...]  # trained parameters that would not be recorded
     elsewhere: tuple[str, ...]  # parameters in no group of the optimizer
     refused: str | None  # why `record` would refuse the model, and what to do
-    bytes_per_occurrence: float  # store_bytes / occurrences
     row_bytes: float  # of one occurrence, its curvature rows included
     step_bytes: float  # of one step beside its rows
     fixed_bytes: int  # basis and config
     checkpoint_bytes: int  # all checkpoints
-    store_bytes: int
     compressed_bytes: int | None  # after `compress` with its defaults, where there are curvature rows
-    propagator_bytes: int  # joint
     propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
     rows_bytes: int  # of a sweep that embeds or asks, read and on their way
     query_bytes: int  # one question, by the adjoint
@@ -145,34 +147,20 @@ def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | 
     once = _once_seconds(t, chosen.store_bytes)
     in_all = once + t.warmup_seconds + (steps - t.warmup_steps) * t.recorded_seconds
     return Plan(
+        **vars(chosen),
+        **{name: getattr(t, name) for name in SAME},
         steps=steps,
-        batch=t.batch,
         occurrences=costs.occurrences,
-        projection=chosen.projection,
-        rank=chosen.rank,
-        encoding=chosen.encoding,
-        curvature=chosen.curvature,
-        dims=dims,
-        energy=t.energy,
         layers=len(t.shapes),
-        coverage=t.coverage,
         left_out=tuple(blocks.left_out),
         elsewhere=tuple(blocks.elsewhere),
         refused=refused,
-        bytes_per_occurrence=chosen.bytes_per_occurrence,
-        row_bytes=t.row_bytes,
-        step_bytes=t.step_bytes,
         fixed_bytes=round(t.basis_bytes + t.other_bytes),
         checkpoint_bytes=costs.checkpoint_bytes,
-        store_bytes=chosen.store_bytes,
         compressed_bytes=costs.compressed_bytes(),
-        propagator_bytes=chosen.propagator_bytes,
         propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
         rows_bytes=sweep_bytes,
         query_bytes=round(sweep_bytes + 8 * dims + each * costs.occurrences),
-        plain_seconds=t.plain_seconds,
-        recorded_seconds=t.recorded_seconds,
-        warmup_steps=t.warmup_steps,
         warmup_seconds=max(0.0, t.warmup_seconds - t.warmup_steps * t.plain_seconds),
         once_seconds=once,
         slowdown=in_all / (steps * t.plain_seconds),

@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from .curvature import CurvatureRows
 
 OUTPUT_KINDS = (*KINDS, "other")
+PLAIN = (
+    "samples",
+    "groups",
+    "clip",
+    "norm",
+    "coverage",
+    "trained",
+    "size",
+    "drift",
+    "P",
+)  # facts that records hold as they are
 Ids = Iterable[int | str] | Tensor
 Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
@@ -309,22 +320,14 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
         hdot = curvature.double() @ whole
     return StepRecord(
         step=step,
-        samples=facts["samples"],
         weight=weight,
         loss=torch.tensor([float("nan") if x is None else x for x in facts["loss"]], dtype=torch.float64),
         gdot=wide @ whole if gdot is None else gdot,
         rows=rows,
-        groups=facts["groups"],
-        clip=facts["clip"],
-        norm=facts["norm"],
-        coverage=facts["coverage"],
-        trained=facts.get("trained"),
-        size=facts["size"],
-        drift=facts["drift"],
-        P=facts.get("P"),
         curvature=curvature,
         kappa=None if curvature is None else torch.tensor(facts["kappa"], dtype=torch.float64),
         hdot=hdot,
+        **{name: facts.get(name) for name in PLAIN},
     )
 
 

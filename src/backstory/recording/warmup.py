@@ -55,10 +55,10 @@ def warmup_of(store: RunStore) -> int:
     return int(store.tensor_metadata("basis").get("warmup", "0"))
 
 
-def spool_step(store: RunStore, step: int, parts: Parts, meta: Mapping[str, Any], before: int) -> int:
+def spool_step(store: RunStore, step: int, parts: Parts, facts: Mapping[str, Any], before: int) -> int:
     """Keep one step's contributions on disk, after `before` bytes of others; returns the bytes of all."""
     tensors = _tensors(parts)
-    store.spool(step, tensors, {**meta, "bytes_before": before})
+    store.spool(step, tensors, {**facts, "bytes_before": before})
     return before + _nbytes(tensors)
 
 
@@ -67,8 +67,8 @@ def spooled_bytes(store: RunStore) -> int:
     steps = store.spooled()
     if not steps:
         return 0
-    tensors, meta = store.read_spool(steps[-1])
-    return int(meta["bytes_before"]) + _nbytes(tensors)
+    tensors, facts = store.read_spool(steps[-1])
+    return int(facts["bytes_before"]) + _nbytes(tensors)
 
 
 def _nbytes(tensors: Mapping[str, Tensor]) -> int:
@@ -95,19 +95,19 @@ def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list
 def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
     """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
     for step in store.spooled():
-        tensors, meta = store.read_spool(step)
-        scale = _scales(meta)  # (B, rows)
-        ends = list(accumulate(meta["sizes"], initial=0))
-        for row, slot, b, part in _parts(tensors):
+        tensors, facts = store.read_spool(step)
+        scale = _scales(facts)  # (B, rows)
+        ends = list(accumulate(facts["sizes"], initial=0))
+        for (row, slot, b), part in _parts(tensors).items():
             if only is None or b in only:
                 yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
 
 
-def _scales(meta: Mapping[str, Any]) -> Tensor:
+def _scales(facts: Mapping[str, Any]) -> Tensor:
     """√κ of each spooled row, (B, rows): of gradient rows first."""
-    weight = torch.tensor(meta["weight"], dtype=torch.float64)[:, None]
-    kappa = None if meta["kappa"] is None else torch.tensor(meta["kappa"], dtype=torch.float64)
-    if kappa is None or not meta["own_rows"]:
+    weight = torch.tensor(facts["weight"], dtype=torch.float64)[:, None]
+    kappa = None if facts["kappa"] is None else torch.tensor(facts["kappa"], dtype=torch.float64)
+    if kappa is None or not facts["own_rows"]:
         return (weight if kappa is None else kappa).sqrt()
     return torch.cat([weight, kappa], 1).sqrt()
 
@@ -115,46 +115,36 @@ def _scales(meta: Mapping[str, Any]) -> Tensor:
 def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:
     """The spooled steps that are not in the tables yet, as records, in order."""
     for step in store.spooled():
-        if step < store.n_steps():
-            continue
-        tensors, meta = store.read_spool(step)
-        yield _record(step, tensors, meta, layout, bases)
+        if step >= store.n_steps():
+            tensors, facts = store.read_spool(step)
+            yield project_step(step, _parts(tensors), facts, layout, bases)
 
 
 def project_step(
-    step: int,
-    parts: Parts,
-    meta: Mapping[str, Any],
-    layout: Layout,
-    bases: Sequence[Basis],
+    step: int, parts: Parts, facts: Mapping[str, Any], layout: Layout, bases: Sequence[Basis]
 ) -> StepRecord:
-    """A step of the warm-up that is recorded again, with the basis known: the same sums in the same order."""
-    return _record(step, _tensors(parts), meta, layout, bases)
-
-
-def _record(
-    step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], layout: Layout, bases: Sequence[Basis]
-) -> StepRecord:
-    sizes: list[int] = meta["sizes"]
-    dims = [shape.dims for _, shape in layout]
-    parts = list(_parts(tensors))
+    """The record of a step of the warm-up: from the spool, or recorded again with the basis known."""
     if not parts:
         raise StoreError(f"the spooled step {step} is empty; record the run again.")
-    first = parts[0][3]
+    sizes, dims = facts["sizes"], [shape.dims for _, shape in layout]
+    first = next(iter(parts.values()))
     dtype = (first.right if isinstance(first, Outer) else first[0]).dtype
-    n_own, n_gradient = meta["own_rows"], meta["gradient_rows"]
-    rows = torch.zeros(sum(sizes), n_gradient + n_own, sum(dims), dtype=dtype)
-    for row, slot, b, part in parts:
+    n_curvature, n_gradient = facts["own_rows"], facts["gradient_rows"]
+    rows = torch.zeros(sum(sizes), n_gradient + n_curvature, sum(dims), dtype=dtype)
+    for (row, slot, b), part in parts.items():
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
-        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
-    return make_record(step, rows[:, :n_gradient], meta, rows[:, n_gradient:] if n_own else None)
+        laid_out = type(part)(*(x.contiguous() for x in part))  # as it is in the spool: products round by their strides
+        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(laid_out, layout[b][1], bases[b])
+    return make_record(step, rows[:, :n_gradient], facts, rows[:, n_gradient:] if n_curvature else None)
 
 
-def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, int, Contribution]]:
+def _parts(tensors: Mapping[str, Tensor]) -> Parts:
     keys = sorted({tuple(map(int, k.split("/")[:3])) for k in tensors})
+    out: Parts = {}
     for row, slot, b in keys:
         head = f"{row}/{slot}/{b}/"
         if head + "grads" in tensors:
-            yield row, slot, b, Dense(tensors[head + "grads"])
+            out[row, slot, b] = Dense(tensors[head + "grads"])
         else:
-            yield row, slot, b, Outer(tensors[head + "left"], tensors[head + "right"])
+            out[row, slot, b] = Outer(tensors[head + "left"], tensors[head + "right"])
+    return out
