@@ -318,6 +318,7 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
     gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (facts["gdot"], facts["hdot"]))
     if hdot is None and curvature is not None:
         hdot = curvature.double() @ whole
+    plain: dict[str, Any] = {name: facts.get(name) for name in PLAIN}
     return StepRecord(
         step=step,
         weight=weight,
@@ -327,7 +328,7 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
         curvature=curvature,
         kappa=None if curvature is None else torch.tensor(facts["kappa"], dtype=torch.float64),
         hdot=hdot,
-        **{name: facts.get(name) for name in PLAIN},
+        **plain,
     )
 
 
