@@ -102,7 +102,7 @@ def _recipe(setup: DomainSetup, model: GPT, ids: Sequence[str], tokens: Tensor, 
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(parts)],
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(parts))),
-        queries={"domains": found.asked, **dict(zip(found.domains, found.asked, strict=True))},
+        queries={"domains": found.queries, **dict(zip(found.domains, found.queries, strict=True))},
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def _text(setup: text.DomainSetup, kind: str, seed: int, share: float) -> Parts:
     ids = drawn.ids[setup.pretraining * setup.batch_size :]
     places = _places(len(ids), share, text.generator(seed, "planted"))
     make = partial(text.recipe, setup, seed, partial(spoiled, kind=kind, places=places, seed=seed))
-    return make, frozenset(ids[i] for i in places), drawn.asked.flatten(0, 1), mean_passage
+    return make, frozenset(ids[i] for i in places), drawn.queries.flatten(0, 1), mean_passage
 
 
 def spoiled(tokens: Tensor, kind: str, places: list[int], seed: int) -> Tensor:

@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
-from backstory.demo.digits import MOST_PIXELS, brought, loss, net, png, predict, recipe, shown
+from backstory.demo.digits import MOST_PIXELS, brought, loss, net, png, predict, recipe, show_queries
 from backstory.errors import UsageError
 
 DIGIT = torch.zeros(28, 28)
@@ -110,7 +110,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(
 
 
 def test_queries_are_shown_with_their_label() -> None:
-    (found,) = shown((DIGIT[None, None], torch.tensor([1])))
+    (found,) = show_queries((DIGIT[None, None], torch.tensor([1])))
     assert found == {"image": png(DIGIT), "label": "1"}
 
 

@@ -10,7 +10,7 @@ from tests.support.oracles import assert_same
 from backstory.demo import texts
 from backstory.demo.data import Document
 from backstory.demo.gpt_model import rate_at
-from backstory.demo.texts import ASKED, END, RATE, WARMUP, pieces, recipe, shown, text_of, typed
+from backstory.demo.texts import END, QUERIES, RATE, WARMUP, pieces, recipe, show_queries, text_of, typed
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step
 
@@ -48,7 +48,7 @@ def test_no_passage_is_used_twice() -> None:
     plan = recipe(**TINY)
     trained = torch.cat([tokens for _, tokens in plan.batches])
     asked = torch.cat([plan.queries[name] for name in ("code", "law", "poems")])
-    assert [tuple(x.shape) for x in (trained, asked)] == [(32, 13), (3 * ASKED, 13)]
+    assert [tuple(x.shape) for x in (trained, asked)] == [(32, 13), (3 * QUERIES, 13)]
     both = torch.cat([trained, asked])
     assert len(both.unique(dim=0)) == len(both)
     assert torch.equal(plan.queries["passages"], torch.stack([plan.queries[n][0] for n in ("code", "law", "poems")]))
@@ -129,4 +129,4 @@ def test_pieces_are_the_letters_at_their_last_byte() -> None:
 
 
 def test_queries_are_shown_as_text() -> None:
-    assert shown(torch.tensor([list(b"ab"), list(b"cd")])) == [{"text": "ab"}, {"text": "cd"}]
+    assert show_queries(torch.tensor([list(b"ab"), list(b"cd")])) == [{"text": "ab"}, {"text": "cd"}]

@@ -164,7 +164,7 @@ def test_releasing_twice_is_fine(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     lock.release()
     lock.release()
-    assert not lock.held
+    assert not lock.active
     RunLock(tmp_path).release()
 
 

@@ -49,9 +49,9 @@ def images(source: str = "auto") -> Images:
         return digits_8x8()
 
 
-def split(found: Images, batch_size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def split(data: Images, batch_size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Indices of training and test images: one in five is a test image, and so are those that would not fill a batch."""
-    order = torch.randperm(len(found.y), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     whole = 4 * len(order) // 5 // batch_size * batch_size
     cut = len(order) - whole
     return order[cut:], order[:cut]
@@ -87,9 +87,9 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: fl
 
     All batches have one size, and the rate falls in a straight line to nearly 0: no step weighs more only because of its place.
     """
-    found = images(source)
-    train, test = split(found, batch_size, seed)
-    model = net(found.x.shape[-1], seed)
+    data = images(source)
+    train, test = split(data, batch_size, seed)
+    model = net(data.x.shape[-1], seed)
     g = torch.Generator().manual_seed(seed + 1)
     order = [b for _ in range(epochs) for b in train[torch.randperm(len(train), generator=g)].split(batch_size)]
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -98,9 +98,9 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: fl
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / len(order)),
         loss=loss,
-        batches=[(b.tolist(), (found.x[b], found.y[b])) for b in order],
-        queries={"test": (found.x[test], found.y[test])},
-        page=Presentation(image=partial(brought, side=found.x.shape[-1]), show=shown, predict=predict),
+        batches=[(b.tolist(), (data.x[b], data.y[b])) for b in order],
+        queries={"test": (data.x[test], data.y[test])},
+        page=Presentation(image=partial(brought, side=data.x.shape[-1]), show=show_queries, predict=predict),
     )
 
 
@@ -118,7 +118,7 @@ def _grey(data: bytes) -> Any:
     """The image in shades of grey, on white where it is transparent; too large a one is refused before it is decoded."""
     Image = _pillow()
     try:
-        found = Image.open(
+        image = Image.open(
             io.BytesIO(data), formats=("PNG",)
         )  # finds the size, wherever it is said, and decodes nothing yet
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -127,10 +127,10 @@ def _grey(data: bytes) -> Any:
         ) from error
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError(NOT_WHOLE) from error
-    if found.width * found.height > MOST_PIXELS:
-        raise UsageError(f"found an image of {found.width} × {found.height} pixels; expected at most {MOST_PIXELS:,}.")
+    if image.width * image.height > MOST_PIXELS:
+        raise UsageError(f"found an image of {image.width} × {image.height} pixels; expected at most {MOST_PIXELS:,}.")
     try:
-        whole = found.convert("RGBA")
+        whole = image.convert("RGBA")
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError(NOT_WHOLE) from error
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
@@ -141,6 +141,6 @@ def predict(model: nn.Module, batch: Batch) -> list[str]:
     return [str(int(digit)) for digit in model(batch[0]).argmax(1)]
 
 
-def shown(batch: Batch) -> list[dict[str, Any]]:
+def show_queries(batch: Batch) -> list[dict[str, Any]]:
     """What a person sees of queries."""
     return [{"image": png(x[0]), "label": str(int(y))} for x, y in zip(*batch, strict=True)]

@@ -134,11 +134,13 @@ def _train(recipe: Recipe, path: Path, args: dict[str, Any], say: Say) -> list[f
 
 
 def _describe(describe: Callable[..., None], recipe: Recipe) -> None:
-    seen = {i: (image, label) for ids, (xs, ys) in recipe.batches for i, image, label in zip(ids, xs, ys, strict=True)}
+    samples = {
+        i: (image, label) for ids, (xs, ys) in recipe.batches for i, image, label in zip(ids, xs, ys, strict=True)
+    }
     describe(
-        list(seen),
-        image=[png(image[0]) for image, _ in seen.values()],
-        label=[int(label) for _, label in seen.values()],
+        list(samples),
+        image=[png(image[0]) for image, _ in samples.values()],
+        label=[int(label) for _, label in samples.values()],
     )
 
 

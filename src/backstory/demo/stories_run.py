@@ -79,10 +79,10 @@ def pretrained() -> nn.Module:
         llama = importlib.import_module("transformers.models.llama")
     except ImportError as error:
         raise UnsupportedError("stories15M needs the package 'transformers': pip install 'backstory[hf]'.") from error
-    found, _ = stories15m()
+    pretrained_llama, _ = stories15m()
     with torch.random.fork_rng():
-        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**found.shape.as_dict()))
-    model.load_state_dict(found.weights)
+        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**pretrained_llama.shape.as_dict()))
+    model.load_state_dict(pretrained_llama.weights)
     return model
 
 

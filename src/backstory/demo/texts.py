@@ -22,7 +22,7 @@ RATE, WARMUP, END = (
     0.05,
     0.01,
 )  # the highest rate, the part of the steps that leads to it, and its part at the end
-ASKED = 16  # passages of each domain that are kept for questions
+QUERIES = 16  # passages of each domain that are kept for questions
 
 
 class Passages(NamedTuple):
@@ -31,7 +31,7 @@ class Passages(NamedTuple):
     ids: list[str]
     tokens: Tensor  # (N, length + 1)
     domains: list[str]
-    asked: Tensor  # (domains, ASKED, length + 1)
+    queries: Tensor  # (domains, QUERIES, length + 1)
 
 
 def recipe(
@@ -44,37 +44,37 @@ def recipe(
     seed: int = 0,
 ) -> Recipe:
     """Model, optimizer, schedule, loss and batches; ids say source, document and place."""
-    found = passages(steps * batch_size, length, megabytes, seed)
+    drawn = passages(steps * batch_size, length, megabytes, seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = GPT(vocabulary=256, length=length, layers=layers, width=width, heads=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
-    parts = found.tokens.split(batch_size)
-    names = [found.ids[t * batch_size : (t + 1) * batch_size] for t in range(steps)]
+    parts = drawn.tokens.split(batch_size)
+    names = [drawn.ids[t * batch_size : (t + 1) * batch_size] for t in range(steps)]
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=list(zip(names, parts, strict=True)),
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP, END)),
-        queries={"passages": found.asked[:, 0], **dict(zip(found.domains, found.asked, strict=True))},
-        page=Presentation(text=partial(typed, length=length), show=shown, pieces=pieces),
+        queries={"passages": drawn.queries[:, 0], **dict(zip(drawn.domains, drawn.queries, strict=True))},
+        page=Presentation(text=partial(typed, length=length), show=show_queries, pieces=pieces),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=2)
 def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
-    """`count` passages for training and ASKED others of each domain for questions."""
+    """`count` passages for training and QUERIES others of each domain for questions."""
     pool = _pool(length + 1, megabytes)
     order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(seed)).tolist()
     domains = sorted(set(pool.sources))
-    asked = {name: [i for i in order if pool.sources[i] == name][:ASKED] for name in domains}
-    kept = {i for some in asked.values() for i in some}
-    used = [i for i in order if i not in kept][:count]
-    if len(used) < count or any(len(some) < ASKED for some in asked.values()):
+    queries = {name: [i for i in order if pool.sources[i] == name][:QUERIES] for name in domains}
+    taken = {i for some in queries.values() for i in some}
+    used = [i for i in order if i not in taken][:count]
+    if len(used) < count or any(len(some) < QUERIES for some in queries.values()):
         raise UsageError(
-            f"the corpus has {len(used):,} passages for training beside {ASKED} of each domain for questions; expected {count:,}. "
+            f"the corpus has {len(used):,} passages for training beside {QUERIES} of each domain for questions; expected {count:,}. "
             "Take fewer steps, or more megabytes."
         )
-    texts = torch.stack([pool.tokens[asked[name]] for name in domains])
+    texts = torch.stack([pool.tokens[queries[name]] for name in domains])
     return Passages([pool.ids[i] for i in used], pool.tokens[used], domains, texts)
 
 
@@ -90,18 +90,18 @@ def text_of(tokens: Tensor) -> str:
 
 def typed(text: str, length: int) -> Tensor:
     """What a person types as sequences of at most `length` + 1 bytes; a long text is cut evenly, (n, ≤ length + 1)."""
-    found = torch.tensor(Bytes().encode(text), dtype=torch.int64)
-    if len(found) < 2:
+    tokens = torch.tensor(Bytes().encode(text), dtype=torch.int64)
+    if len(tokens) < 2:
         raise UsageError(
-            f"found a text of {len(found)} bytes; expected 2 or more, for each is asked after those before it."
+            f"found a text of {len(tokens)} bytes; expected 2 or more, for each is asked after those before it."
         )
-    n = math.ceil((len(found) - 1) / length)  # each byte but the first has a loss
-    size = math.ceil((len(found) - 1) / n) + 1
-    starts = [round(k * (len(found) - size) / max(1, n - 1)) for k in range(n)]
-    return torch.stack([found[lo : lo + size] for lo in starts])
+    n = math.ceil((len(tokens) - 1) / length)  # each byte but the first has a loss
+    size = math.ceil((len(tokens) - 1) / n) + 1
+    starts = [round(k * (len(tokens) - size) / max(1, n - 1)) for k in range(n)]
+    return torch.stack([tokens[lo : lo + size] for lo in starts])
 
 
-def shown(tokens: Tensor) -> list[dict[str, str]]:
+def show_queries(tokens: Tensor) -> list[dict[str, str]]:
     """What a person sees of queries."""
     return [{"text": text_of(x)} for x in tokens]
 

@@ -137,7 +137,7 @@ def _fill(
     """Rows and curvature of all windows; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
     preconditioned = store.config["optimizer"].get("coordinates") == "preconditioned"
-    kept = total = 0.0
+    retained = total = 0.0
     count = 0
     for span in spans:
         sketch, d = Sketch(store.width, rank), list[Tensor]()
@@ -151,20 +151,20 @@ def _fill(
                 progress(chunk.first_step + len(chunk.steps), spans[-1][1])
         V = sketch.rows()
         write_window(new, span, Window(V, torch.stack(d) if d else None))
-        kept, total, count = kept + sketch.retained, total + sketch.total, count + len(V)
-    return kept / total if total else 1.0, count
+        retained, total, count = retained + sketch.retained, total + sketch.total, count + len(V)
+    return retained / total if total else 1.0, count
 
 
 def write_window(store: RunStore, span: Span, window: Window) -> None:
     """Keep the curvature of one window, in the run's encoding."""
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, rows in zip(Window._fields, window, strict=True):
         if rows is not None:
             codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
-            kept |= (
+            tensors |= (
                 {name: codes.contiguous()} if scales is None else {name: codes.contiguous(), f"{name}/scale": scales}
             )
-    store.save_tensors(window_name(span), kept)
+    store.save_tensors(window_name(span), tensors)
 
 
 def smallest(step: Step) -> Tensor:
@@ -177,8 +177,8 @@ def smallest(step: Step) -> Tensor:
     dots = torch.cat([step.dot_v, root * step.dot_g]).double()
     M = rows @ rows.T
     M.diagonal().add_(SOLVE * M.diagonal().mean())
-    found: Tensor = torch.cholesky_solve(dots[:, None], torch.linalg.cholesky(M))
-    return (rows.T @ found)[:, 0].to(step.V)
+    solution: Tensor = torch.cholesky_solve(dots[:, None], torch.linalg.cholesky(M))
+    return (rows.T @ solution)[:, 0].to(step.V)
 
 
 def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:

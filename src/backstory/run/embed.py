@@ -91,7 +91,7 @@ def embed(
     return report
 
 
-def check_asked(store: RunStore, *, dtype: torch.dtype, encoding: str, segments: int | None, workers: int) -> None:
+def check_options(store: RunStore, *, dtype: torch.dtype, encoding: str, segments: int | None, workers: int) -> None:
     """Raise where an embedding cannot be made so, or would be wrong."""
     for name, count in (("segments", segments), ("workers", workers)):
         if count is not None and (not isinstance(count, Integral) or isinstance(count, bool)):
@@ -118,21 +118,21 @@ def form_of(contraction: Contraction) -> str:
     )
 
 
-def contraction_of(asked: ContractionChoice, curvature: str) -> Contraction:
+def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
     """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
-    if asked == "auto":
+    if choice == "auto":
         fits = CURVATURE.fullmatch(curvature)
         return "always" if fits and int(fits["groups"] or 1) > 1 else "when_expanding"
-    if asked not in ("always", "never", "when_expanding") and not (isinstance(asked, int | float) and asked > 0):
+    if choice not in ("always", "never", "when_expanding") and not (isinstance(choice, int | float) and choice > 0):
         raise UsageError(
-            f"found contraction={asked!r}; expected 'auto', 'always', 'never', 'when_expanding' or a number above 0."
+            f"found contraction={choice!r}; expected 'auto', 'always', 'never', 'when_expanding' or a number above 0."
         )
-    return asked
+    return choice
 
 
-def _take_over(report: EmbedReport, seen: Quality) -> None:
-    report.largest_growth, report.largest_growth_step = seen.largest_growth, seen.largest_growth_step
-    report.expanding_steps = list(seen.expanding_steps) if report.form == "literal" else []
+def _take_over(report: EmbedReport, quality: Quality) -> None:
+    report.largest_growth, report.largest_growth_step = quality.largest_growth, quality.largest_growth_step
+    report.expanding_steps = list(quality.expanding_steps) if report.form == "literal" else []
 
 
 def embed_block(propagator: Propagator, chunk: Chunk, where: slice, per_layer: bool) -> Tensor:

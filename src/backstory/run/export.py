@@ -112,13 +112,13 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
 
 def _ranges(table: Any) -> dict[str, str]:
     names = {"rate": "learning rate", "l2": "L2 decay", "decay": "decoupled decay", "momentum": "momentum"}
-    found: dict[str, str] = {}
+    ranges: dict[str, str] = {}
     for key in NAMES:
         values = table.groups[key]
         if key in names and values.size:
             lo, hi = float(values.min()), float(values.max())
-            found[names[key]] = f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
-    return found
+            ranges[names[key]] = f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
+    return ranges
 
 
 def _size(shape: list[int]) -> str:

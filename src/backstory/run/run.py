@@ -26,7 +26,7 @@ from ..results.result import show_table
 from ..store import RunStore
 from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
-from .embed import ContractionChoice, EmbedReport, Progress, check_asked, contraction_of, embed
+from .embed import ContractionChoice, EmbedReport, Progress, check_options, contraction_of, embed
 from .gradients import LossFn, ModelAt, compute_query_gradients
 from .memory import Memory
 from .quality import Watch, quality, without
@@ -143,7 +143,7 @@ class Run:
         from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
         """
         step, how, contraction = self.step_of(at), str(dtype).removeprefix("torch."), self.form(contraction)
-        check_asked(self.store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
+        check_options(self.store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
         with RunStore.open(self.path, write=True) as store:
             if segments is None and workers == 1:
                 report = embed(
@@ -286,12 +286,12 @@ class Run:
             scores = by_segments(self.store, spans, v, per_layer, progress)
         else:
             scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
-        said = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
+        notes = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
         common = {
             "id_kind": self.config.get("ids", "str"),
             "at": step,
             "method": how,
-            "caveats": said,
+            "caveats": notes,
             "lookup": self.content,
         }
         if keep is None:
@@ -329,13 +329,13 @@ class Run:
             raise UsageError(
                 f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
             )
-        own = answer.sample_ids[None, :] == np.array(names)[:, None]  # (Q, N)
-        if not own.any(1).all():
-            missing = names[int((~own.any(1)).argmax())]
+        same = answer.sample_ids[None, :] == np.array(names)[:, None]  # (Q, N)
+        if not same.any(1).all():
+            missing = names[int((~same.any(1)).argmax())]
             raise UsageError(
                 f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence. Leave it out, or ask later."
             )
-        return (answer.scores * torch.from_numpy(own)).sum(1)
+        return (answer.scores * torch.from_numpy(same)).sum(1)
 
     def predict_removal(
         self,
@@ -457,9 +457,9 @@ class Run:
     def _method(self, method: str, step: int, per_layer: bool, contraction: Contraction) -> str:
         if method not in METHODS:
             raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
-        found = self.store.embeddings().get(step)
-        asked = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
-        fits = found is not None and all(found.get(k) == v for k, v in asked.items())
+        settings = self.store.embeddings().get(step)
+        wanted = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
+        fits = settings is not None and all(settings.get(k) == v for k, v in wanted.items())
         stored = "embeddings" if fits else "segments" if path_to(self.store, step, per_layer, contraction) else None
         if method == "embeddings" and stored is None:
             raise UsageError(

@@ -33,13 +33,13 @@ def by_adjoint(
     for chunk in backward(store, at, dtype=queries.dtype):
         if watch is not None:
             watch.see(chunk)
-        found: list[Tensor] = []
+        columns: list[Tensor] = []
         for step in reversed(chunk.steps):
             parts = [a.influence(cut(step, w) if per_layer else step) for a, w in zip(adjoints, where, strict=True)]
-            found.insert(0, torch.stack(parts).sum(0))
+            columns.insert(0, torch.stack(parts).sum(0))
         if progress is not None:
             progress(at - chunk.first_step, at)
-        scores = torch.cat(found, 1)
+        scores = torch.cat(columns, 1)
         if not bool(scores.isfinite().all()):
             raise NumericalError(
                 f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
@@ -69,8 +69,8 @@ def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
 def collect(scores: Scores, n_queries: int, n_rows: int) -> Tensor:
     """All scores, (Q, N) in float64."""
     out = torch.zeros(n_queries, n_rows, dtype=torch.float64)
-    for lo, found in scores:
-        out[:, lo : lo + found.shape[1]] = found
+    for lo, part in scores:
+        out[:, lo : lo + part.shape[1]] = part
     return out
 
 

@@ -92,7 +92,7 @@ def embed_segments(
 
 
 def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float) -> EmbedReport:
-    facts, seen, at = store.segments(), quality_of(store, spans), spans[-1][1]
+    facts, quality, at = store.segments(), quality_of(store, spans), spans[-1][1]
     return EmbedReport(
         at,
         at,
@@ -101,9 +101,9 @@ def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float
         per_layer=form.per_layer,
         form=form_of(form.contraction),
         seconds=seconds,
-        largest_growth=seen.largest_growth,
-        largest_growth_step=seen.largest_growth_step,
-        expanding_steps=list(seen.expanding_steps) if form.contraction == "never" else [],
+        largest_growth=quality.largest_growth,
+        largest_growth_step=quality.largest_growth_step,
+        expanding_steps=list(quality.expanding_steps) if form.contraction == "never" else [],
         segments=len(spans),
     )
 
@@ -167,11 +167,11 @@ def fits(facts: dict[str, Any], settings: dict[str, Any], ignoring: Sequence[str
 
 def path_to(store: RunStore, at: int, per_layer: bool, contraction: Contraction) -> list[Span]:
     """The stored segments that lead from the first step to `at`, computed in this form; empty where there are none."""
-    asked = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
-    known = {span: f["settings"]["parts"] for span, f in store.segments().items() if fits(f, asked)}
+    wanted = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
+    known = {span: f["settings"]["parts"] for span, f in store.segments().items() if fits(f, wanted)}
     for parts in sorted(set(known.values())):
-        if found := _path([span for span, n in known.items() if n == parts], at):
-            return found
+        if path := _path([span for span, n in known.items() if n == parts], at):
+            return path
     return []
 
 
@@ -220,8 +220,8 @@ def _through(
     """`step` with each block's Σ on that block's numbers (of θ and of m)."""
     out = torch.empty_like(x)
     for name, w in zip(sorted(sigmas), where, strict=True):
-        own = [*range(w.start, w.stop), *(range(p + w.start, p + w.stop) if momentum else ())]
-        out[:, own] = step(x[:, own], sigmas[name].to(x.dtype))
+        columns = [*range(w.start, w.stop), *(range(p + w.start, p + w.stop) if momentum else ())]
+        out[:, columns] = step(x[:, columns], sigmas[name].to(x.dtype))
     return out
 
 

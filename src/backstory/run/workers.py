@@ -21,14 +21,14 @@ class _Next(Generic[T]):
 
     def __init__(self, items: Generator[T]) -> None:
         self._items = items
-        self._found: T = END
+        self._item: T = END
         self._error: BaseException | None = None
         self._thread = Thread(target=self._make, name="backstory-ahead", daemon=True)
         self._thread.start()
 
     def _make(self) -> None:
         try:
-            self._found = next(self._items, END)
+            self._item = next(self._items, END)
         except BaseException as error:
             self._error = error
 
@@ -41,7 +41,7 @@ class _Next(Generic[T]):
         self.join()
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._item
 
 
 def ahead(items: Generator[T]) -> Generator[T]:

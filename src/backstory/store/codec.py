@@ -53,8 +53,8 @@ def decoded(columns: Sequence[pa.Array], dims: Sequence[Block], dtype: torch.dty
     """What `encoded` gave, read as Arrow columns, as rows (n, Σp) in memory of their own."""
     codes = tensor(columns[0])
     codes = codes.clone() if codes.dtype == dtype else codes
-    found = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
-    return multiply_factors(found, dims)
+    rows = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
+    return multiply_factors(rows, dims)
 
 
 def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:

@@ -46,13 +46,13 @@ class Embeddings:
         stem = "-".join([self.kind, *(f"{x:08d}" for x in at)])
         return self.folder / f"{stem}.lance", self.folder / f"{stem}.json", self.folder / f"{stem}.safetensors"
 
-    def _found(self, kind: str) -> list[Steps]:
+    def _listed(self, kind: str) -> list[Steps]:
         matches = [self._name.fullmatch(path.name) for path in self.folder.iterdir()]
         return sorted(tuple(map(int, m[1].split("-"))) for m in matches if m and m[2] == kind)
 
     def facts(self) -> dict[Steps, dict[str, Any]]:
         """Steps -> what the file `.json` says, for the complete ones."""
-        return {at: read_json(self._paths(at)[1]) for at in self._found("json") if self._paths(at)[0].exists()}
+        return {at: read_json(self._paths(at)[1]) for at in self._listed("json") if self._paths(at)[0].exists()}
 
     def write(
         self,
@@ -88,7 +88,7 @@ class Embeddings:
         except BaseException:
             self._sweep(at)
             raise
-        said = {
+        contents = {
             "at": at[-1],
             "first_row": first,
             "rows": rows[1] - first,
@@ -96,7 +96,7 @@ class Embeddings:
             "version": version,
             "settings": dict(settings),
         }
-        write_json(facts, said)
+        write_json(facts, contents)
         self._open.clear()
         Table(table, write=True).cleanup()
 
@@ -163,7 +163,7 @@ class Embeddings:
 
     def drop_after(self, step: int) -> None:
         """Forget the embeddings of checkpoints, or the segments, that end after `step`."""
-        for at in {*self._found("json"), *self._found("lance")}:
+        for at in {*self._listed("json"), *self._listed("lance")}:
             if at[-1] > step:
                 self.drop(at)
 
@@ -176,5 +176,5 @@ class Embeddings:
 
     def sweep(self) -> None:
         """Remove every table whose first writing was interrupted."""
-        for at in self._found("lance"):
+        for at in self._listed("lance"):
             self._sweep(at)

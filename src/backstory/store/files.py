@@ -244,7 +244,7 @@ class RunLock:
             pass  # a full disk: the lock holds without the name
 
     @property
-    def held(self) -> bool:
+    def active(self) -> bool:
         """Whether this process still holds it."""
         return self._fd >= 0
 

@@ -131,7 +131,7 @@ class RunStore:
 
     def close(self, compact: bool = True) -> None:
         """Tidy up (when writing) and release the lock; safe to call twice."""
-        if self._lock is None or not self._lock.held:
+        if self._lock is None or not self._lock.active:
             return
         with self._mutex:
             try:
@@ -152,7 +152,7 @@ class RunStore:
     def _writable(self) -> None:
         if self._lock is None:
             raise UsageError(f"{self.path} is open for reading only. Open it with `write=True` to change it.")
-        if not self._lock.held:
+        if not self._lock.active:
             raise UsageError(f"{self.path} is closed, or was opened before a fork. Open it again to change it.")
 
     def read_config(self) -> dict[str, Any]:

@@ -42,9 +42,9 @@ def get(table: Table, ids: Sequence[str] | None) -> pa.Table:
         return table.table(SAMPLE_COLUMNS)
     wanted = list(dict.fromkeys(ids))
     parts = [table.table(SAMPLE_COLUMNS, where=_among(some)) for some in _pieces(wanted)]
-    found = pa.concat_tables(parts) if parts else samples_schema().empty_table()
-    order = pc.index_in(pa.array(wanted, pa.string()), found["id"].combine_chunks()).drop_null()
-    return found.take(order)
+    rows = pa.concat_tables(parts) if parts else samples_schema().empty_table()
+    order = pc.index_in(pa.array(wanted, pa.string()), rows["id"].combine_chunks()).drop_null()
+    return rows.take(order)
 
 
 def erase(table: Table, ids: Sequence[str] | None) -> int:

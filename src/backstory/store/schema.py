@@ -94,10 +94,10 @@ class RowBlock(NamedTuple):
 
 def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -> list[pa.Field]:
     """The columns of encoded rows."""
-    kept = parts(dims)
-    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(kept)))]
+    sizes = parts(dims)
+    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(sizes)))]
     if encoding in enc.SCALED:
-        fields.append(pa.field(scale, pa.list_(pa.float32(), len(kept))))
+        fields.append(pa.field(scale, pa.list_(pa.float32(), len(sizes))))
     return fields
 
 
@@ -156,10 +156,10 @@ def check_record(
             "The parameter groups of the optimizer may not change during a run."
         )
     _check_curvature(record, (B, curvature_rows, width))
-    found = None if record.P is None else tuple(record.P.shape)
-    if found != ((width,) if diagonal else None):
+    shape = None if record.P is None else tuple(record.P.shape)
+    if shape != ((width,) if diagonal else None):
         raise UsageError(
-            f"{where} has a diagonal P of shape {found}, expected {(width,) if diagonal else None}. "
+            f"{where} has a diagonal P of shape {shape}, expected {(width,) if diagonal else None}. "
             "All steps of a run have one, or none."
         )
     if not all(enc.all_finite(x) for x in (record.rows, record.curvature, record.P) if x is not None):
@@ -170,10 +170,10 @@ def check_record(
 
 
 def _check_curvature(record: StepRecord, shape: tuple[int, int, int]) -> None:
-    found = [None if x is None else tuple(x.shape) for x in (record.curvature, record.kappa, record.hdot)]
+    shapes = [None if x is None else tuple(x.shape) for x in (record.curvature, record.kappa, record.hdot)]
     expected = [shape, shape[:2], shape[:2]] if shape[1] else [None, None, None]
-    if found != expected:
+    if shapes != expected:
         raise UsageError(
-            f"step {record.step} has curvature rows, scales and products of shapes {found}, expected {expected}. "
+            f"step {record.step} has curvature rows, scales and products of shapes {shapes}, expected {expected}. "
             "Every occurrence of a run has the same number of curvature rows."
         )

@@ -147,17 +147,17 @@ class Table:
 
     def _set_aside(self, versions: list[int], error: Exception) -> None:
         name = f"{_LAST - versions[-1]:020d}.manifest"
-        said = f"the last manifest of {self.path.name} (version {versions[-1]}) is damaged ({str(error)[:90]}); "
+        problem = f"the last manifest of {self.path.name} (version {versions[-1]}) is damaged ({str(error)[:90]}); "
         if not self._write:
             self._fixed = True
-            self.message = said + f"version {versions[-2]} is read instead. Open the run for writing to repair it."
+            self.message = problem + f"version {versions[-2]} is read instead. Open the run for writing to repair it."
             return
         aside = self.path.parent / "damaged"
         aside.mkdir(exist_ok=True)
         os.replace(self.path / "_versions" / name, aside / f"{self.path.stem}-{name}")
         remove(self.path / "_versions" / "latest_version_hint.json")
         fsync(self.path / "_versions")
-        self.message = said + f"it was moved to {aside}, and the table goes on from version {versions[-2]}."
+        self.message = problem + f"it was moved to {aside}, and the table goes on from version {versions[-2]}."
 
     def _versions(self) -> list[int]:
         names = os.listdir(self.path / "_versions") if (self.path / "_versions").exists() else []

@@ -54,12 +54,12 @@ def _check_alone(steps: StepTable, rows: Table, t: int, diagonal: Diagonal) -> I
 
 def _spans(steps: StepTable, most_rows: int) -> Iterator[tuple[int, int]]:
     """Runs of whole steps with about `most_rows` rows each."""
-    lo, held = 0, 0
+    lo, rows = 0, 0
     for t, n in enumerate(steps.rows):
-        held += int(n)
-        if held >= most_rows:
+        rows += int(n)
+        if rows >= most_rows:
             yield lo, t + 1
-            lo, held = t + 1, 0
+            lo, rows = t + 1, 0
     if lo < len(steps.rows):
         yield lo, len(steps.rows)
 
@@ -75,8 +75,8 @@ def _check_span(steps: StepTable, rows: Table, lo: int, hi: int, diagonal: Diago
         if not np.array_equal(step[a:b], np.full(b - a, t)) or not np.array_equal(pos[a:b], np.arange(b - a)):
             yield f"step {t}: its rows carry other steps or positions, expected 0 to {b - a} of step {t}."
             continue
-        found = [*(part[a:b] for part in parts), *([] if P is None else [P[t - lo].numpy()])]
-        if checksum(found, table["sample"][a:b].to_pylist()) != steps.crc[t]:
+        columns = [*(part[a:b] for part in parts), *([] if P is None else [P[t - lo].numpy()])]
+        if checksum(columns, table["sample"][a:b].to_pylist()) != steps.crc[t]:
             yield f"step {t}: its rows changed since they were written (the checksum differs)."
 
 

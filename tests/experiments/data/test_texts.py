@@ -6,7 +6,7 @@ from experiments.data.texts import DomainSetup, by_passage, drawn, recipe, remov
 from experiments.gpt.setups import domain_losses
 from tests.demo.test_texts import HOSTILE, without_network
 
-from backstory.demo.texts import ASKED, text_of
+from backstory.demo.texts import QUERIES, text_of
 from backstory.errors import UsageError
 
 TINY = DomainSetup(mode="finetune", steps=8, batch_size=6, length=12, layers=1, width=16, pretraining=2)
@@ -19,7 +19,7 @@ def test_pretraining_training_and_queries_share_no_passage() -> None:
     plan, found = recipe(TINY, 0), drawn(TINY, 0)
     trained = torch.cat([tokens for _, tokens in plan.batches])
     every = torch.cat([found.tokens[:12], trained, plan.queries["domains"].flatten(0, 1)])
-    assert every.shape == (12 + 48 + 3 * ASKED, 13)
+    assert every.shape == (12 + 48 + 3 * QUERIES, 13)
     assert len(every.unique(dim=0)) == len(every)
     assert torch.equal(plan.queries["domains"][1], plan.queries["law"])
 

