@@ -297,7 +297,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_older_readers_do_not_take_it_for_a_run_without_curvature(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run").compress(tmp_path / "small")
-    assert json.loads((tmp_path / "small" / "config.json").read_text())["features"] == ["compressed"]
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["features"] == ["factors", "compressed"]
 
 
 def test_more_windows_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
