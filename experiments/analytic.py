@@ -31,6 +31,7 @@ from backstory.results.result import frame, plain
 from backstory.run.embed import ContractionChoice, Progress
 from backstory.run.run import Run
 from backstory.run.sweep import backward, refuse_compressed
+from backstory.store import RunStore
 
 UNIT = "norms in the run's coordinates, embeddings per unit of learning rate; traces as shares of the dimensions"
 
@@ -85,17 +86,17 @@ def analytic(
     progress: Progress | None = None,
 ) -> Analytic:
     """Measured and simplified curves up to `at`, by one sweep with `probes` random queries (None: exact, p of them)."""
-    refuse_compressed(run.store, "the paper's simplified curve")
-    step, p = run.step_of(at), run.store.width
+    refuse_compressed(RunStore.open(run.path), "the paper's simplified curve")
+    step, p = run.step_of(at), run.width
     if probes is not None and probes < 1:
         raise UsageError(f"found probes={probes}; expected at least 1, or None for all {p} dimensions.")
     z = torch.eye(p) if probes is None else _signs(probes, p, seed)
     share = 1.0 if probes is None else 1 / probes  # unit vectors are summed, random ones averaged
-    rate = run.store.steps(0, step).groups["rate"].max(1)
+    rate = run.steps(0, step).groups["rate"].max(1)
     adjoint, out = Adjoint(z, contraction=run.form(contraction)), np.zeros((5, step))
     spent = np.zeros(2)  # Σ σ and Σ σ² of the steps after
     mu: float | Tensor | None = None
-    for chunk in backward(run.store, step, dtype=torch.float32):
+    for chunk in backward(RunStore.open(run.path), step, dtype=torch.float32):
         for t, s in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             trace = share * float((adjoint.x_theta * z).sum())
             squares = share * adjoint.influence(s).double().square().sum(0)  # (B,) ‖e‖²

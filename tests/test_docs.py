@@ -63,7 +63,7 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
         scope: dict[str, object] = {"run": str(path)}
         exec(compile(blocks(ROOT / "docs" / "format.md", "python")[0], "format.md", "exec"), scope)
         run = backstory.open(path)
-        expected = run.store.read(0, run.store.n_rows(), dtype=torch.float64).rows
+        expected = run._store.read(0, run.n_occurrences, dtype=torch.float64).rows
         assert expected is not None
         np.testing.assert_allclose(np.asarray(scope["rows"]), expected.numpy(), rtol=1e-6, atol=0)
         assert np.abs(expected.numpy()).max() > 0

@@ -151,7 +151,7 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
         out[name], out[f"{name} ids"] = [x.influence for x in some], [int(x.sample) for x in some]
     lost = insight.overwriting(run, model, loss, queries, 3)
     out["overwriting"] = [lost.just_after, lost.influence, lost.overwritten, lost.momentum, lost.decay]
-    if run.store.samples().num_rows:
+    if run._store.samples().num_rows:
         values = insight.sources(run, model, loss, {"all": queries}).total
         out["sources"] = [[v.value, v.low, v.high] for v in values]
     if len(run.checkpoints) > 1:

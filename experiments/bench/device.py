@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backstory.errors import BackstoryError, UsageError
 from backstory.run.run import Run
+from backstory.store import RunStore
 from experiments.bench.recording import compare
 from experiments.bench.training import Recorded, Settings, recorded_run
 from experiments.bench.workloads import SCALES, Workload, sample_losses
@@ -83,7 +84,7 @@ def _same_rows(name: str, device: str, settings: Settings) -> str:
 
 def _rows(run: Run) -> Tensor:
     """Gradient and curvature rows, (N, 1 + R, p)."""
-    block = run.store.read(0, run.store.n_rows(), curvature=True)
+    block = RunStore.open(run.path).read(0, run.n_occurrences, curvature=True)
     assert block.rows is not None
     rows = block.rows[:, None]
     return (rows if block.curvature is None else torch.cat([rows, block.curvature], 1)).double()

@@ -19,6 +19,7 @@ import torch
 
 from backstory.recording.settings import Settings as RecordSettings
 from backstory.run.run import Run
+from backstory.store import RunStore
 from experiments.bench.planning import planned
 from experiments.bench.timing import Times, median, timed, total, turns
 from experiments.bench.training import Plain, Recorded, Settings, sizes
@@ -102,7 +103,7 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
         for name, path in paths.items():
             seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
             lines.append({**seen, "configuration": name, **sizes(path), **embedding(path)})
-            if name in COMPRESSED and Run(path).store.curvature_rows:
+            if name in COMPRESSED and RunStore.open(path).curvature_rows:
                 lines.append({**seen, "configuration": f"{name}, compressed", **compressed(path)})
         return lines
 
@@ -117,11 +118,11 @@ def compressed(path: Path) -> dict[str, Any]:
 def embedding(path: Path) -> dict[str, Any]:
     """Seconds that embedding the first occurrences takes, joint; per layer where a joint matrix would be too large."""
     run = Run(path)
-    starts = run.store.steps().row_start
+    starts = run.steps().row_start
     at = max(1, int((starts < EMBEDDED).sum()))
-    per_layer = run.store.width > JOINT
+    per_layer = run.width > JOINT
     took = timed(lambda: run.embed(at, per_layer=per_layer))
-    rows = run.store.n_rows() if at == run.n_steps else int(starts[at])
+    rows = run.n_occurrences if at == run.n_steps else int(starts[at])
     return {"embedding_s": took.wall, "embedded": rows, "jointly": not per_layer}
 
 

@@ -18,6 +18,7 @@ from backstory.maths.blocked import Propagator
 from backstory.run.embed import embed_block
 from backstory.run.run import Run
 from backstory.run.sweep import backward, slices
+from backstory.store import RunStore
 from experiments.bench.children import in_child
 from experiments.bench.embedding import product_peak
 from experiments.bench.recording import Say, quiet
@@ -72,9 +73,15 @@ def _runs(work: Workload, folder: Path, say: Say) -> dict[str, Run]:
 
 
 def _line(run: Run, name: str, per_layer: bool, at: int, peak: float, repeats: int) -> dict[str, Any]:
-    dims = run.store.dims if per_layer else [sum(run.store.dims)]
-    rows, momentum = int(run.store.steps(0, at).rows.sum()), not name.startswith("SGD")
-    line = {"run": name, "per_layer": per_layer, "layers": len(run.store.dims), "dims": run.store.width, "rows": rows}
+    dims = RunStore.open(run.path).dims if per_layer else [sum(RunStore.open(run.path).dims)]
+    rows, momentum = int(run.steps(0, at).rows.sum()), not name.startswith("SGD")
+    line = {
+        "run": name,
+        "per_layer": per_layer,
+        "layers": len(RunStore.open(run.path).dims),
+        "dims": run.width,
+        "rows": rows,
+    }
     short = 2 * rows <= min(dims)
     copies = 3 if momentum else 2  # A, with momentum C, and what they are made into
     need = 8 * rows * sum(dims) if short else 4 * copies * sum(d * d for d in dims)
@@ -96,9 +103,9 @@ def _line(run: Run, name: str, per_layer: bool, at: int, peak: float, repeats: i
 
 def _swept(run: Run, at: int, per_layer: bool) -> None:
     """Embed and write nothing."""
-    where = slices(run.store, per_layer)
+    where = slices(RunStore.open(run.path), per_layer)
     made = [Propagator(w.stop - w.start, dtype=torch.float32, contraction="when_expanding") for w in where]
-    for chunk in backward(run.store, at, dtype=torch.float32):
+    for chunk in backward(RunStore.open(run.path), at, dtype=torch.float32):
         for propagator, w in zip(made, where, strict=True):
             embed_block(propagator, chunk, w, per_layer)
 
@@ -121,7 +128,7 @@ def _slopes(runs: dict[str, Run], work: Workload, repeats: int) -> list[dict[str
         ("SGD as a proxy", "layers"),
     ):
         run = runs[name]
-        value = max(run.store.dims) if what == "p" else len(run.store.dims)
+        value = max(RunStore.open(run.path).dims) if what == "p" else len(RunStore.open(run.path).dims)
         lines.append(_point(what, value, _embedding(run, work.epoch, False, repeats)))
     return with_exponents(lines)
 

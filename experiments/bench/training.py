@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from backstory.recording.recorder import record
 from backstory.recording.step import StepScope
 from backstory.run.run import Run
+from backstory.store import RunStore
 from experiments.bench.workloads import Workload, sample_losses, train_step
 
 Settings = Mapping[str, Any]  # keywords of `backstory.record`
@@ -91,15 +92,17 @@ def sizes(path: Path) -> dict[str, Any]:
     run = Run(path)
     tables = sum(_size(path / name) for name in ("rows.lance", "steps.lance"))
     tables += sum(file.stat().st_size for file in path.glob("curvature-*"))
-    rows, chosen = run.store.n_rows(), run.config["settings"]
+    rows, chosen = run.n_occurrences, run.config["settings"]
     return {
         "settings": f"{chosen['projection']}, rank {chosen['rank']}, {chosen['curvature']}, {chosen['encoding']}"
         + (", compressed" if "compressed" in run.config else ""),
         "occurrences": rows,
         "bytes_per_occurrence": tables / rows,
         "other_bytes": _size(path) - tables,
-        "dims": run.store.width,
-        "rows": 1 if run.store.curvature_rows == 0 else run.store.curvature_rows + (0 if _split(run) else 1),
+        "dims": run.width,
+        "rows": 1
+        if RunStore.open(run.path).curvature_rows == 0
+        else RunStore.open(run.path).curvature_rows + (0 if _split(run) else 1),
         "curvature": chosen["curvature"],
         "projection": chosen["projection"],
         "encoding": chosen["encoding"],

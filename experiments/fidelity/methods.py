@@ -17,6 +17,7 @@ from backstory.exact.losses import QuerySet
 from backstory.replay.recipe import Recipe
 from backstory.replay.tape import in_precision
 from backstory.run.run import Run
+from backstory.store import RunStore
 from experiments.baselines import PAPERS_DAMPING, at, influence, post_hoc
 from experiments.data.images import Batch, Setup, mean_loss, recipe, removals
 from experiments.fidelity.full import Replay, corrected, influences, replayed
@@ -176,7 +177,7 @@ def recorded(problem: ImageProblem, projection: str, rank: int, curvature: str, 
     if kind == "corrected":
         removal = run.predict_removal(problem.samples, model, problem.loss, problem.queries)
         values["all"] = removal.corrected[0][:, None]
-    return Scores(values, cost={"store_bytes": run.store.n_rows() * run.store.bytes_per_row})
+    return Scores(values, cost={"store_bytes": run.n_occurrences * RunStore.open(run.path).bytes_per_row})
 
 
 def recording(problem: ImageProblem, projection: str, rank: int, curvature: str, warmup: int) -> tuple[Run, nn.Module]:

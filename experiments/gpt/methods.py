@@ -19,6 +19,7 @@ from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.run.embed import ContractionChoice, form_of
 from backstory.run.run import Run
+from backstory.store import RunStore
 from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, TEXT_RANK, at, influence, post_hoc
 from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
 from experiments.harness import Method, Problem, Recording, Scores
@@ -141,7 +142,7 @@ def queried(problem: Problem, made: Recording, **form: Any) -> Scores:
     """A recorded run's scores on the four domains; `form` are arguments of `run.query`."""
     began = time.perf_counter()
     values = problem.of(made.run.query(made.model, problem.loss, problem.queries, **form))
-    seconds, store = time.perf_counter() - began, made.run.store
+    seconds, store = time.perf_counter() - began, RunStore.open(made.run.path)
     cost = {
         "seconds": seconds,
         "recording_ratio": made.seconds / problem.training.seconds,
@@ -169,7 +170,7 @@ def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: b
         "curvature": curvature,
         "groups": int(groups or 1),
         "optimizer_model": ", ".join([steps, *factored, form_of(run.form(contraction))]),
-        "dims": run.store.width,
+        "dims": run.width,
     }
 
 

@@ -74,7 +74,7 @@ def _projected(problem: Problem, ranks: Sequence[int], curvature: str) -> dict[t
 
 def _ours(problem: Problem, rank: int, curvature: str) -> tuple[Influence, int]:
     made = recording(problem, {"projection": "random", "rank": rank, "curvature": curvature})
-    return made.run.query(made.model, problem.loss, problem.queries), made.run.store.width
+    return made.run.query(made.model, problem.loss, problem.queries), made.run.width
 
 
 def _logra(problem: Problem, rank: int) -> tuple[Influence, int]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from backstory.errors import UsageError
+from backstory.store import RunStore
 from experiments.data.images import Setup
 from experiments.fidelity.full import influences
 from experiments.fidelity.methods import KINDS, WARMUP, ImageProblem, Row, problem_of
@@ -102,7 +103,7 @@ def _recorded(cell: Cell) -> Row:
         )  # fmt: skip
         every = made.run.query(made.model, problem.loss, problem.queries).scores.mean(0)  # (N,)
         reference = full_scores(problem, "empirical" if cell.curvature == "empirical" else "exact")
-        cost = {"full": spearman(every, reference), "bytes": float(made.run.store.bytes_per_row)}
+        cost = {"full": spearman(every, reference), "bytes": float(RunStore.open(made.run.path).bytes_per_row)}
         return Scores(problem.of_occurrences(every), cost=cost)
 
     return Row(repr(cell), scores, asdict(cell))

@@ -109,7 +109,7 @@ def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) 
     run = tmp_path / "run"
     shutil.copytree(digits_run, run)
     report = last_json(call("embed", run, "--json"))
-    assert report["occurrences"] == backstory.open(run).store.n_rows()
+    assert report["occurrences"] == backstory.open(run).n_occurrences
     out = last_json(call("query", run, "--queries", "few", "--trust-recipe", "--json"))
     assert out["method"] == "embeddings"
     literal = last_json(call("embed", run, "--contraction", "never", "--per-layer", "--json"))
@@ -131,7 +131,7 @@ def test_export_writes_every_table(digits_run: Path, tmp_path: Path) -> None:
         files = last_json(call("export", digits_run, "--to", to, "--out", tmp_path / to, "--json"))["files"]
         assert sorted(Path(f).name for f in files) == sorted(f"{t}.{to}" for t in ("rows", "steps", "samples"))
     rows = pyarrow.parquet.read_table(tmp_path / "parquet" / "rows.parquet")
-    assert len(rows) == run.store.n_rows()
+    assert len(rows) == run.n_occurrences
     assert {"step", "sample", "weight"} <= set(rows.column_names)
     assert len(pyarrow.csv.read_csv(tmp_path / "csv" / "steps.csv")) == run.n_steps
 
@@ -139,7 +139,7 @@ def test_export_writes_every_table(digits_run: Path, tmp_path: Path) -> None:
 def test_erase_asks_and_erases(digits_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(digits_run, run)
-    sample = backstory.open(run).store.samples().to_pylist()[0]["id"]
+    sample = backstory.open(run)._store.samples().to_pylist()[0]["id"]
     assert CliRunner().invoke(app, ["erase", str(run), sample], input="n\n").exit_code == 1
     assert sample in backstory.open(run).content([sample])
     assert last_json(call("erase", run, sample, "--yes", "--json"))["erased"] == 1

@@ -36,7 +36,7 @@ def run(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("insight") / "run"
     shutil.copytree(digits_run, path)
     opened = backstory.open(path)
-    ids = [int(x["id"]) for x in opened.store.samples().to_pylist()]
+    ids = [int(x["id"]) for x in opened._store.samples().to_pylist()]
     places = [("even", "odd")[i % 2] for i in ids]
     opened.describe(ids, text=[f"[red]image {i}[/red]" for i in ids], label=[i % 10 for i in ids], source=places)
     x, y = recipe("digits").queries["test"]
@@ -85,7 +85,7 @@ def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
     expected = insight.evolution(opened, model, loss, opened.queries("few"))
     assert found["mean"]["late"][-1] == pytest.approx(float(expected.mean[2, -1]), rel=1e-6)
     assert list(values("evolution", run, "--queries", "few", "--by", "source")["mean"]) == ["even", "odd"]
-    some = [x["id"] for x in opened.store.samples().to_pylist()[:2]]
+    some = [x["id"] for x in opened._store.samples().to_pylist()[:2]]
     named = values("evolution", run, "--queries", "few", "--ids", ", ".join(some))
     assert named["samples"]["named"][-1] == 2
     assert "middle" in call("evolution", run, "--queries", "few", *TRUST)
@@ -93,14 +93,14 @@ def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
 
 def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path: Path) -> None:
     opened = backstory.open(run)
-    sample = int(opened.store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
+    sample = int(opened._store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
     found = values("overwriting", run, "--queries", "few", "--sample", str(sample), "--plot", tmp_path / "page.html")
     left = found["just_after"] + found["momentum"] - found["overwritten"] - found["decay"]
     assert left == pytest.approx(found["influence"], rel=1e-9)
     expected = opened.query(model, loss, opened.queries("few")).sum_over([sample]).mean()
     assert found["influence"] == pytest.approx(float(expected), rel=1e-3)
     assert (tmp_path / "page.html").exists()
-    other = opened.store.read(100, 101, rows=False, samples=True)
+    other = opened._store.read(100, 101, rows=False, samples=True)
     assert other.samples is not None
     args = ("--queries", "few", "--sample", other.samples[0], "--step", str(int(other.step[0])))
     assert values("overwriting", run, *args)["steps"] == [int(other.step[0])]

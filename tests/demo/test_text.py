@@ -63,7 +63,7 @@ def test_the_matrix_and_the_timeline_are_sums_of_the_same_scores(found: tuple[di
     for row, source in zip(result["matrix"], result["sources"], strict=True):
         own = [s for s in each[0].sample_ids.tolist() if s.startswith(source + "/")]
         assert row == pytest.approx([float(a.sum_over(own)[0]) for a in each], rel=1e-3, abs=1e-6)
-    rates = run.store.steps().groups["rate"][:, 0]
+    rates = run.steps().groups["rate"][:, 0]
     sizes = torch.stack([a.scores[0].abs() for a in each]).mean(0).reshape(8, 4).mean(1) / torch.from_numpy(rates)
     assert result["timeline"] == pytest.approx(sizes.tolist(), rel=1e-3)
 

@@ -100,7 +100,7 @@ def test_positions_sum_to_the_occurrence(case: str, tmp_path: Path) -> None:
     args, settings = RUNS[case]
     run, recipe = recorded(tmp_path / "run", args, **settings)
     if "clip" in args:
-        assert (run.store.steps().clip < 1).any()
+        assert (run.steps().clip < 1).any()
     answer = answered(run, recipe)
     found = tokens(run, NAME, recipe.queries["q"], occurrences())
     assert [(x.sample, x.step) for x in found] == occurrences()

@@ -15,7 +15,7 @@ from backstory.errors import UsageError
 
 
 def test_exact_curves_are_those_of_the_product(plain: Small) -> None:
-    store = plain.run.store
+    store = plain.run._store
     rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
     assert rows is not None
     p, rates = rows.shape[1], store.steps().groups["rate"][:, 0]
@@ -36,7 +36,7 @@ def test_probes_estimate_the_exact_curves(plain: Small) -> None:
     np.testing.assert_allclose(drawn.embedding_norm, exact.embedding_norm, rtol=0.08)
     few = analytic(plain.run, probes=4, seed=1)
     same, other = (analytic(plain.run, probes=4, seed=s).trace for s in (1, 2))
-    terms = STEPS * (2 * 3 + 4 * plain.run.store.width)  # 3 rows a step, there and back; 4 probes of the run's width
+    terms = STEPS * (2 * 3 + 4 * plain.run.width)  # 3 rows a step, there and back; 4 probes of the run's width
     assert_same(torch.from_numpy(same), torch.from_numpy(few.trace), terms, dtype=torch.float32)
     assert np.abs(other - few.trace).max() > 1e-2
 
@@ -67,7 +67,7 @@ def test_momentum_counts_with_all_that_it_pays_out(tmp_path: Path) -> None:
     """Nesterov with μ = 0.9 moves by 10 η g in all; the simplified norm by hand, from the rows."""
     made = small("nesterov", tmp_path / "run")
     found = analytic(made.run, probes=None)
-    store = made.run.store
+    store = made.run._store
     rows, rates = store.read(0, store.n_rows(), dtype=torch.float64).rows, store.steps().groups["rate"][:, 0]
     assert rows is not None
     p = rows.shape[1]

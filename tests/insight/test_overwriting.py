@@ -64,11 +64,11 @@ def test_just_after_is_the_step_itself(plain: Small) -> None:
     run, model = plain.run, plain.model
     sample = ids_of(3)[1]
     found = overwriting(run, model, loss, plain.queries, sample, step=3)
-    block = run.store.read(9, 12, dtype=torch.float64)
+    block = run._store.read(9, 12, dtype=torch.float64)
     assert block.rows is not None
     grads = torch.autograd.grad(loss(model, plain.queries).mean(), list(model.parameters()))
     v = torch.cat([g.flatten() for g in grads])
-    rate = float(run.store.steps().groups["rate"][3, 0])
+    rate = float(run.steps().groups["rate"][3, 0])
     assert found.just_after == pytest.approx(rate / 3 * float(v @ block.rows[1]), rel=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_terms_are_overlap_times_influence(plain: Small) -> None:
     run, sample = plain.run, ids_of(0)[2]
     found = overwriting(run, plain.model, loss, plain.queries, sample, step=0, contraction="never")
     answer = run.query(plain.model, loss, plain.queries, contraction="never", method="adjoint")
-    rows = run.store.read(0, run.store.n_rows(), dtype=torch.float64).rows
+    rows = run._store.read(0, run.n_occurrences, dtype=torch.float64).rows
     assert rows is not None
     moved = 0.3 / 3 * rows[2]  # η w g
     terms = (answer.scores.mean(0) * (rows @ moved)).tolist()

@@ -31,7 +31,7 @@ def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> No
 def test_clipped_steps_add_up_to_nothing_and_are_left_out(name: str, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
     found = timeline(made.run, made.model, loss, made.queries)
-    clipped = made.run.store.steps().clip < 1
+    clipped = made.run.steps().clip < 1
     assert clipped.sum() > STEPS // 2
     assert np.isnan(found.per_rate).tolist() == clipped.tolist()
     scores = made.run.query(made.model, loss, made.queries).scores.mean(0).reshape(STEPS, 3)

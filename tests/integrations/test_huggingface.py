@@ -110,7 +110,7 @@ def test_learned_subspace_and_sampled_curvature_by_default_settings(tmp_path: Pa
     made.train()
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 8
-    assert run.store.config["curvature_rows"] == 4
+    assert run._store.config["curvature_rows"] == 4
 
 
 def test_half_precision_is_autocast(tmp_path: Path) -> None:

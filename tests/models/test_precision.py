@@ -133,7 +133,7 @@ def test_outputs_given_inside_autocast_are_those_given_after_it(curvature: str, 
     """The extra backward passes lie outside of autocast, as the user's own does."""
     settings: dict[str, Any] = {"projection": "full", "curvature": curvature}
     runs = [island(tmp_path / str(k), contextlib.nullcontext, inside=k > 0, **settings)[0] for k in range(2)]
-    after, inside = (run.store.read(0, 12, curvature=True).curvature for run in runs)
+    after, inside = (run._store.read(0, 12, curvature=True).curvature for run in runs)
     assert after is not None
     assert inside is not None
     assert_same(inside, after, terms_of(Island(), 2, 6))
@@ -147,7 +147,7 @@ def test_a_float32_layer_in_a_step_inside_autocast_is_not_refused(tmp_path: Path
 
 def test_a_basis_learned_at_the_end_inside_autocast_is_not_rounded(tmp_path: Path) -> None:
     run, _ = island(tmp_path / "run", bfloat16, projection="learned", rank=2)
-    for name, side in run.store.load_tensors("basis").items():
+    for name, side in run._store.load_tensors("basis").items():
         if side.dim() == 2 and side.is_floating_point():
             assert side.dtype != torch.bfloat16, name
             assert_close(side.T @ side, torch.eye(side.shape[1]).to(side), 1e-5)

@@ -78,7 +78,7 @@ def record_one_step(
 
 
 def recorded_matrix(run: Run) -> Tensor:
-    block = run.store.read(0, run.store.n_rows(), dtype=D, curvature=True)
+    block = run._store.read(0, run.n_occurrences, dtype=D, curvature=True)
     assert block.curvature is not None
     assert block.kappa is not None
     V = (block.curvature * block.kappa.sqrt()[..., None]).flatten(0, 1)
@@ -157,7 +157,7 @@ def test_warm_up_steps_have_the_same_rows(tmp_path: Path) -> None:
                 optimizer.step()
             optimizer.zero_grad()
     run = backstory.open(tmp_path / "r")
-    block = run.store.read(0, 24, dtype=D, curvature=True)
+    block = run._store.read(0, 24, dtype=D, curvature=True)
     for found in (block.rows, block.curvature, block.kappa, block.hdot):
         assert found is not None
         steps = found.reshape(4, 6, -1)
@@ -181,7 +181,7 @@ def test_adjoint_equals_embeddings_with_rows_of_their_own(tmp_path: Path) -> Non
                 optimizer.step()
             optimizer.zero_grad()
     run = backstory.open(tmp_path / "r")
-    assert (run.store.steps().clip < 1).any()
+    assert (run.steps().clip < 1).any()
 
     def ask(m: nn.Module, q: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(m(q[0]), q[1], reduction="none")

@@ -50,19 +50,19 @@ def test_rows_and_scores_are_the_same(settings: dict[str, Any], tmp_path: Path) 
     a, b = stored(tmp_path / "plain"), stored(tmp_path / "factors")
     assert_close(b.rows, a.rows, 1e-12)
     assert (small.config["features"], plain.config["features"]) == (["factors"], [])
-    assert small.store.dims == plain.store.dims
-    assert small.store.bytes_per_row < plain.store.bytes_per_row
+    assert small._store.dims == plain._store.dims
+    assert small._store.bytes_per_row < plain._store.bytes_per_row
     assert_close(scores(small, two, "adjoint"), scores(plain, one, "adjoint"), 1e-6)
     for run in (plain, small):
         run.embed()
     assert_close(scores(small, two, "embeddings"), scores(plain, one, "embeddings"), 2e-3)
-    assert small.store.verify() == []
+    assert small._store.verify() == []
 
 
 def test_weights_are_factored_and_neither_biases_nor_learned_coordinates(tmp_path: Path) -> None:
     model = mlp(width=9)
     train(tmp_path / "full", model, sgd(model), 2, **FULL)
-    assert [not isinstance(b, int) for b in backstory.open(tmp_path / "full").store.blocks] == [
+    assert [not isinstance(b, int) for b in backstory.open(tmp_path / "full")._store.blocks] == [
         True,
         False,
         True,
@@ -94,14 +94,14 @@ def test_what_passes_a_layer_more_than_once_is_stored_whole(
 ) -> None:
     layer_run(tmp_path / "run", *positions, calls=calls)
     run = backstory.open(tmp_path / "run")
-    assert run.store.blocks == ([(5, 4), 5] if factored else [20, 5])
+    assert run._store.blocks == ([(5, 4), 5] if factored else [20, 5])
     assert run.n_steps == 2
 
 
 def test_a_layer_that_is_passed_more_often_later_is_refused_and_the_run_is_whole(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"5 × 4 numbers that is not the product of two factors.*projection='learned'"):
         layer_run(tmp_path / "run", 1, 3)
-    assert backstory.open(tmp_path / "run").store.verify() == []
+    assert backstory.open(tmp_path / "run")._store.verify() == []
 
 
 def test_a_death_before_the_first_row_leaves_a_run_that_goes_on(

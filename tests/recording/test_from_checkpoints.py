@@ -92,8 +92,8 @@ def test_with_the_weights_before_every_step_it_is_the_recording(
     plan = make(optimizer)
     given = kept if states else without_states(kept)
     found = record_checkpoints(plan, given, tmp_path / "made", nearest="before", **settings)
-    same_rows(found.store, run.store)
-    a, b = found.store.steps(), run.store.steps()
+    same_rows(found._store, run._store)
+    a, b = found.steps(), run.steps()
     for name in ("clip", "norm", "coverage", "size", "trained"):
         assert_same(torch.from_numpy(getattr(a, name)), torch.from_numpy(getattr(b, name)), TERMS)
     np.testing.assert_allclose(a.drift, b.drift, rtol=0, atol=1e-6)  # of log P, in float32
@@ -111,8 +111,8 @@ def test_rows_moments_and_rates_are_those_of_the_nearest_checkpoint(nearest: str
     chosen = [2, 2, 5, 5, 5, 6] if nearest == "after" else [0, 0, 2, 2, 2, 5]
     plan = make()
     run = record_checkpoints(plan, kept, tmp_path / "made", nearest=nearest, **FULL)
-    table, P = run.store.steps(), run.store.diagonal(0, STEPS)
-    rows = run.store.read(0, run.store.n_rows(), dtype=torch.float64).rows
+    table, P = run.steps(), run._store.diagonal(0, STEPS)
+    rows = run._store.read(0, run.n_occurrences, dtype=torch.float64).rows
     assert P is not None
     assert rows is not None
     names = trained_names(plan.model)
@@ -126,7 +126,7 @@ def test_rows_moments_and_rates_are_those_of_the_nearest_checkpoint(nearest: str
         assert_close(
             P[t].double(), diagonal(at, plan.batches[t][1], step=nearest == "before"), 1e-6, "P of another step."
         )
-    truth = recorded.store.steps()
+    truth = recorded.steps()
     assert all((table.groups[k] == truth.groups[k]).all() for k in truth.groups)
 
 
@@ -156,7 +156,7 @@ def test_moments_that_are_not_given_are_averaged_over_the_batches(tmp_path: Path
     _, every = trained(tmp_path / "recorded", "adamw", **FULL)
     plan = make()
     run = record_checkpoints(plan, without_states([every[3], every[6]]), tmp_path / "made", **FULL)
-    P = run.store.diagonal(0, STEPS)
+    P = run._store.diagonal(0, STEPS)
     assert P is not None
     names = trained_names(plan.model)
     v = torch.zeros(P.shape[1], dtype=torch.float64)
@@ -199,14 +199,14 @@ def test_files_and_functions_stand_for_state_dicts(tmp_path: Path) -> None:
         (t, tmp_path / f"{t}.safetensors", partial(dict, s)) for t, _, s in given if isinstance(s, dict)
     ]
     a, b = (record_checkpoints(make(), x, tmp_path / n, **LEARNED) for n, x in (("a", given), ("b", files)))
-    same_rows(a.store, b.store)
+    same_rows(a._store, b._store)
 
 
 def test_curvature_that_needs_outputs_gets_them(tmp_path: Path) -> None:
     _, every = trained(tmp_path / "recorded", "adamw", **LEARNED)
     settings = {**LEARNED, "curvature": "exact:2"}
     run = record_checkpoints(make(), [every[6]], tmp_path / "made", outputs="cross-entropy", **settings)
-    assert run.store.curvature_rows == 2
+    assert run._store.curvature_rows == 2
     with pytest.raises(UsageError, match="needs the model's outputs"):
         record_checkpoints(make(), [every[6]], tmp_path / "none", **settings)
 

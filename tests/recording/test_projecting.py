@@ -80,7 +80,7 @@ def test_the_fewest_coordinates_that_hold_the_share(share: float, size: int, tmp
     model, rows = recorded(tmp_path / "run", size, steps + 2, rank=f"auto:{share}/4", warmup_steps=steps)
     run, n = backstory.open(tmp_path / "run"), steps * size
     values = eigenvalues(rows[:n], model)
-    dims = run.store.dims
+    dims = run._store.dims
     assert dims == fewest(values, share), f"of {[len(v) for v in values]} coordinates"
     held = sum(sum(v[:k]) for v, k in zip(values, dims, strict=True)) / sum(map(sum, values))
     assert run.config["energy"] == pytest.approx(held, rel=1e-6)
@@ -89,7 +89,7 @@ def test_the_fewest_coordinates_that_hold_the_share(share: float, size: int, tmp
     ratio = float(kept[:n].square().sum() / rows[:n].square().sum())
     assert ratio == pytest.approx(held, rel=1e-6), "the rows do not hold what the eigenvalues promise"
     assert ratio >= share
-    assert run.store.verify() == []
+    assert run._store.verify() == []
 
 
 def test_a_larger_share_keeps_more(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_the_ceiling_is_what_that_rank_would_keep(ceiling: int, tmp_path: Path) 
     _, rows = recorded(tmp_path / "run", rank=f"auto:0.999/{ceiling}")
     recorded(tmp_path / "number", rank=ceiling)
     run, number = (backstory.open(tmp_path / x) for x in ("run", "number"))
-    assert run.store.width <= number.store.width
+    assert run.width <= number.width
     if ceiling == 1:
-        assert run.store.dims == number.store.dims, "the best so many are those of the number"
+        assert run._store.dims == number._store.dims, "the best so many are those of the number"
     kept = stored(tmp_path / "run").rows
     assert run.config["energy"] < 0.999
     assert float(kept[:12].square().sum() / rows[:12].square().sum()) == pytest.approx(run.config["energy"], rel=1e-6)
@@ -119,7 +119,7 @@ def test_no_more_than_there_is(tmp_path: Path) -> None:
     """Twelve rows have no more than twelve directions in any parameter; each has no more coordinates than its size."""
     _, rows = recorded(tmp_path / "run", rank="auto:0.9999999999")
     run = backstory.open(tmp_path / "run")
-    assert all(k <= min(12, d) for k, d in zip(run.store.dims, (108, 9, 18, 2), strict=True))
+    assert all(k <= min(12, d) for k, d in zip(run._store.dims, (108, 9, 18, 2), strict=True))
     assert run.config["energy"] == pytest.approx(1)
     assert_close(stored(tmp_path / "run").rows[:12].square().sum(1), rows[:12].square().sum(1), 1e-6)
 
@@ -149,7 +149,7 @@ def test_gradients_of_low_rank_need_few_coordinates(tmp_path: Path) -> None:
 
     train(tmp_path / "run", model, sgd(model), STEPS, batch=batch, losses=losses, **{**AUTO, "rank": "auto:0.999999"})
     run = backstory.open(tmp_path / "run")
-    assert run.store.dims == [2, 2]
+    assert run._store.dims == [2, 2]
     assert run.config["energy"] == pytest.approx(1)
 
 
@@ -375,7 +375,7 @@ def test_from_checkpoints(tmp_path: Path) -> None:
         states.append((t + 1, trained.state_dict(), optimizer.state_dict()))
     run = record_checkpoints(plan, states, tmp_path / "run", nearest="before", **AUTO)
     recorded(tmp_path / "plain")
-    assert run.store.dims == RunStore.open(tmp_path / "plain").dims
+    assert run._store.dims == RunStore.open(tmp_path / "plain").dims
 
 
 def test_through_a_trainers_callback(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_an_error_in_the_loop_leaves_a_usable_run(error: type[BaseException], tm
         train(tmp_path / "run", model, optimizer, 9, stop=5, error=error)
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 5
-    assert run.store.verify() == []
+    assert run._store.verify() == []
     assert run.config["closed"] is False
     answer = run.query(model, cross_entropy, batch_of([0]))
     assert len(answer) == 15
@@ -571,7 +571,7 @@ def test_max_bytes_ends_the_recording_and_keeps_what_there_is(tmp_path: Path) ->
         _planned(tmp_path / "run", max_bytes=60_000)
     run = backstory.open(tmp_path / "run")
     assert 10 < run.n_steps < 100
-    assert run.store.verify() == []
+    assert run._store.verify() == []
 
 
 # -- one writer, one path --------------------------------------------------------------------------------------------

@@ -105,8 +105,8 @@ def test_a_run_shorter_than_its_warm_up_is_complete(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 2, **LEARNED)
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 2
-    assert run.store.spooled() == []
-    assert warmup_of(run.store) == 2
+    assert run._store.spooled() == []
+    assert warmup_of(run._store) == 2
     assert len(run.query(model, cross_entropy, batch_of([0]))) == 6
 
 
@@ -128,7 +128,7 @@ def test_an_interrupted_warm_up_waits_and_says_so(tmp_path: Path) -> None:
         train(tmp_path / "run", model, sgd(model), 4, stop=2, **LEARNED)
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 0
-    assert run.store.verify() == []
+    assert run._store.verify() == []
     with pytest.raises(
         StoreError, match=r"no complete step yet: 2 warm-up steps wait for their basis.*resume=True, start=2"
     ):

@@ -63,7 +63,7 @@ def test_clipping_follows_all_that_was_clipped_and_coverage_what_is_trained(tmp_
     found = run.query_gradients(v[None]).scores
     ratio = 0.1 / 3 * (G @ (J @ v)) / found[0]
     assert_close(found, 0.1 / 3 * (G @ (J @ v))[None], 1e-9, f"the ratios are {ratio.tolist()}")
-    table = run.store.steps()
+    table = run.steps()
     assert table.clip.tolist() == pytest.approx([c], rel=1e-9)
     assert table.norm.tolist() == pytest.approx([norm], rel=1e-9)
     assert table.coverage.tolist() == pytest.approx([float(n.square().sum()) / norm**2], rel=1e-9)

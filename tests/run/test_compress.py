@@ -59,15 +59,15 @@ def recorded(name: str, path: Path, **more: Any) -> Run:
 
 
 def queries(run: Run) -> Tensor:
-    return normal(2, run.store.width, seed=3)
+    return normal(2, run.width, seed=3)
 
 
 def curvatures(run: Run) -> list[Tensor]:
     """H_t = Σ κ h hᵀ of every step, from the table alone."""
-    block = run.store.read(0, run.store.n_rows(), dtype=torch.float64, curvature=True)
+    block = run._store.read(0, run.n_occurrences, dtype=torch.float64, curvature=True)
     assert block.curvature is not None
     assert block.kappa is not None
-    out = [torch.zeros(run.store.width, run.store.width, dtype=torch.float64) for _ in range(STEPS)]
+    out = [torch.zeros(run.width, run.width, dtype=torch.float64) for _ in range(STEPS)]
     for t, rows, scales in zip(block.step.tolist(), block.curvature, block.kappa, strict=True):
         for h, kappa in zip(rows, scales, strict=True):
             out[t] += kappa * torch.outer(h, h)
@@ -92,7 +92,7 @@ def test_a_window_for_each_step_changes_nothing(name: str, tmp_path: Path) -> No
 def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
     run = recorded("adamw, preconditioned", tmp_path / "run")
     report = run.compress(tmp_path / "small", rank=None, windows=3)
-    store, H = backstory.open(tmp_path / "small").store, curvatures(run)
+    store, H = backstory.open(tmp_path / "small")._store, curvatures(run)
     spans = store.config["compressed"]["windows"]
     assert [tuple(s) for s in spans] == [(0, 3), (3, 6), (6, 8)]
     assert report.windows == 3
@@ -105,7 +105,7 @@ def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
 def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
     report = run.compress(tmp_path / "small", rank=3, windows=1)
-    V = read_window(backstory.open(tmp_path / "small").store, (0, STEPS), torch.float64).V
+    V = read_window(backstory.open(tmp_path / "small")._store, (0, STEPS), torch.float64).V
     values = torch.linalg.eigvalsh(torch.stack(curvatures(run)).mean(0)).flip(0)
     assert V.shape[0] == report.rows == 3
     assert float(V.square().sum()) == pytest.approx(float(values[:3].sum()), rel=0.05)  # gathered in several pieces
@@ -137,18 +137,18 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     run.embed(segments=2)
     report = run.compress(tmp_path / "small")
     small = backstory.open(tmp_path / "small")
-    assert small.store.verify() == []
-    assert small.store.samples().to_pylist() == run.store.samples().to_pylist()
-    kept = [n for n in small.store.tensor_names() if not n.startswith("curvature-")]
-    assert kept == [n for n in run.store.tensor_names() if not n.startswith("seg-")]
-    old, new = (r.store.read(0, r.store.n_rows(), samples=True, dtype=torch.float64) for r in (run, small))
+    assert small._store.verify() == []
+    assert small._store.samples().to_pylist() == run._store.samples().to_pylist()
+    kept = [n for n in small._store.tensor_names() if not n.startswith("curvature-")]
+    assert kept == [n for n in run._store.tensor_names() if not n.startswith("seg-")]
+    old, new = (r._store.read(0, r.n_occurrences, samples=True, dtype=torch.float64) for r in (run, small))
     assert old.samples == new.samples
     for a, b in zip(old[1:6], new[1:6], strict=True):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
     assert old.rows is not None
     assert new.rows is not None
     assert_close(new.rows, old.rows, 1e-12)  # rows that are products are split into their factors again
-    assert small.store.embeddings() == {}, "embeddings belong to the curvature that made them"
+    assert small._store.embeddings() == {}, "embeddings belong to the curvature that made them"
     same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
     assert same.keys() == {"features", "curvature_rows"}
     assert small.config["features"] == [*run.config["features"], "compressed"]
@@ -162,16 +162,16 @@ def test_what_was_trained_of_the_gradient_is_carried_over(tmp_path: Path, monkey
     monkeypatch.setitem(RUNS, "head", head)
     run = recorded("head", tmp_path / "run")
     run.compress(tmp_path / "small")
-    steps = backstory.open(tmp_path / "small").store.steps()
+    steps = backstory.open(tmp_path / "small").steps()
     assert steps.trained.tolist() == [1.0] * STEPS
-    assert steps.coverage.tolist() == run.store.steps().coverage.tolist()
+    assert steps.coverage.tolist() == run.steps().coverage.tolist()
     assert max(steps.coverage) < 1
 
 
 def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> None:
     """⟨n, d⟩ = Σ w ⟨g, ∇L⟩: else clipping would not shrink along the step's own gradient."""
     run = recorded("adamw, preconditioned, clipped", tmp_path / "run")
-    steps = [s for chunk in forward(run.store, STEPS, dtype=torch.float64) for s in chunk.steps]
+    steps = [s for chunk in forward(run._store, STEPS, dtype=torch.float64) for s in chunk.steps]
     assert all(s.clip < 1 for s in steps)
     for step in steps:
         d = compress.smallest(step)
@@ -185,7 +185,7 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
 def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
     recorded("adamw, preconditioned", tmp_path / "run").compress(tmp_path / "small", windows=2)
     recorded("adamw, preconditioned, clipped", tmp_path / "run2").compress(tmp_path / "small2", windows=2)
-    free, clipped = (backstory.open(tmp_path / name).store for name in ("small", "small2"))
+    free, clipped = (backstory.open(tmp_path / name)._store for name in ("small", "small2"))
     assert read_window(free, (0, 4), torch.float64).d is None
     d = read_window(clipped, (0, 4), torch.float64).d
     assert d is not None
@@ -196,13 +196,13 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run").compress(tmp_path / "small", windows=2)
     (file,) = (tmp_path / "small").glob("curvature-00000004-*")
     file.unlink()
-    assert backstory.open(tmp_path / "small").store.verify() == [f"{file.name} is missing."]
+    assert backstory.open(tmp_path / "small")._store.verify() == [f"{file.name} is missing."]
 
 
 def test_the_config_is_that_of_now(tmp_path: Path) -> None:
     """A run that was opened while it was still being recorded knows how it ended."""
     run = recorded("sgd", tmp_path / "run")
-    run.store.config = {k: v for k, v in run.store.config.items() if k != "closed"}
+    run._store.config = {k: v for k, v in run._store.config.items() if k != "closed"}
     run.compress(tmp_path / "small")
     assert backstory.open(tmp_path / "small").config["closed"] is True
 
@@ -218,7 +218,7 @@ def test_it_is_smaller(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run", encoding="float16", curvature="sampled:16")
     report = run.compress(tmp_path / "small", rank=4, windows=1)
     assert report.bytes_after < report.bytes_before
-    assert backstory.open(tmp_path / "small").store.bytes_per_row < run.store.bytes_per_row / 10
+    assert backstory.open(tmp_path / "small")._store.bytes_per_row < run._store.bytes_per_row / 10
 
 
 def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
     run = backstory.open(tmp_path / "run")
     run.compress(tmp_path / "small", rank=None, windows=4)
     small = backstory.open(tmp_path / "small")
-    assert run.store.split
-    assert not small.store.split
-    old, new = (r.store.read(0, 8, dtype=torch.float64).rows for r in (run, small))
+    assert run._store.split
+    assert not small._store.split
+    old, new = (r._store.read(0, 8, dtype=torch.float64).rows for r in (run, small))
     assert old is not None
     assert new is not None
     assert_close(new, old, 1e-12)
@@ -306,4 +306,4 @@ def test_more_windows_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
 
 def test_other_runs_keep_their_steps(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    assert Compressed(run.store, torch.float64).fill([], 0) == []
+    assert Compressed(run._store, torch.float64).fill([], 0) == []

@@ -18,7 +18,7 @@ def test_a_single_step_is_rate_times_weight_times_gradient(tmp_path: Path) -> No
     train(tmp_path / "run", model, sgd(model, 0.25), 1)
     run = backstory.open(tmp_path / "run")
     report = run.embed(dtype=torch.float64, encoding="float64")
-    E = run.store.read_embeddings(1, 0, 3, dtype=torch.float64)
+    E = run._store.read_embeddings(1, 0, 3, dtype=torch.float64)
     assert_close(E, 0.25 / 3 * stored(tmp_path / "run").rows, 1e-12)
     assert (report.at, report.steps, report.occurrences, report.dims, report.per_layer) == (1, 1, 3, 26, False)
     assert report.form == "implicit where a step expands"
@@ -34,11 +34,11 @@ def test_small_chunks_give_the_same(
     train(tmp_path / "run", model, sgd(model, momentum=momentum), 6)
     run = backstory.open(tmp_path / "run")
     run.embed(per_layer=per_layer, dtype=torch.float64, encoding="float64")
-    whole = run.store.read_embeddings(6, 0, 18, dtype=torch.float64)
+    whole = run._store.read_embeddings(6, 0, 18, dtype=torch.float64)
     monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
     run.embed(per_layer=per_layer, dtype=torch.float64, encoding="float64", progress=lambda a, b: said.append((a, b)))
-    assert_close(run.store.read_embeddings(6, 0, 18, dtype=torch.float64), whole, 1e-12)
+    assert_close(run._store.read_embeddings(6, 0, 18, dtype=torch.float64), whole, 1e-12)
     assert said == [(i, 6) for i in range(1, 7)]
 
 
@@ -57,7 +57,7 @@ def test_int8_embeddings_need_coordinates_of_one_size(projection: str, fits: boo
     run = backstory.open(tmp_path / "run")
     with nullcontext() if fits else pytest.raises(UsageError, match="encoding='int8' for a run in full"):
         run.embed(encoding="int8")
-    assert bool(run.store.embeddings()) == fits
+    assert bool(run._store.embeddings()) == fits
 
 
 def test_the_largest_growth_and_expanding_steps_are_reported(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_overflow_is_an_error_that_names_the_steps_and_leaves_the_old_embeddi
     train(tmp_path / "run", model, optimizer, 5, seen=rates)
     run = backstory.open(tmp_path / "run")
     run.embed(dtype=torch.float64, encoding="float64")
-    before = run.store.read_embeddings(5, 0, 15, dtype=torch.float64)
+    before = run._store.read_embeddings(5, 0, 15, dtype=torch.float64)
     import backstory.run.sweep as sweep
 
     plain = sweep._coefficients
@@ -101,7 +101,7 @@ def test_an_overflow_is_an_error_that_names_the_steps_and_leaves_the_old_embeddi
         with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*default form"):
             run.embed(contraction="never", dtype=torch.float64)
     again = backstory.open(tmp_path / "run")
-    assert torch.equal(again.store.read_embeddings(5, 0, 15, dtype=torch.float64), before)
+    assert torch.equal(again._store.read_embeddings(5, 0, 15, dtype=torch.float64), before)
 
 
 def test_half_precision_embeddings_are_close(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_threads_share_what_one_has_loaded(embedded: tuple[Run, nn.Module], monk
     there, errors = run.query(model, cross_entropy, QUERY), list[BaseException]()
     run.load_embeddings()
     monkeypatch.setattr(RunStore, "read_embeddings", never)
-    v = torch.randn(2, run.store.width, generator=torch.Generator().manual_seed(0))
+    v = torch.randn(2, run.width, generator=torch.Generator().manual_seed(0))
     expected = run.query_gradients(v)
 
     def ask() -> None:

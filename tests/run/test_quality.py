@@ -36,7 +36,7 @@ def recorded(path: Path, *, rate: float = 0.1, clip: float | None = None, **sett
 def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "r", rate=30.0, projection="full")
     found = run.quality()
-    block = run.store.read(0, 60, dtype=torch.float64)
+    block = run._store.read(0, 60, dtype=torch.float64)
     assert block.rows is not None
     each = [30.0 / 10 * torch.linalg.matrix_norm(g, 2) ** 2 / 2 for g in block.rows.split(10)]
     assert found.largest_growth == pytest.approx(float(max(each)), rel=1e-4)
@@ -62,7 +62,7 @@ def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: floa
     head = [model.get_parameter("2.weight"), model.get_parameter("2.bias")]
     train(tmp_path / "run", model, torch.optim.SGD(head, lr=0.1), 3, max_norm=max_norm)
     run = backstory.open(tmp_path / "run")
-    assert run.store.steps().coverage.max() < 0.999, "the backbone has gradients"
+    assert run.steps().coverage.max() < 0.999, "the backbone has gradients"
     assert run.quality().coverage == 1.0
     assert "Recorded parameters cover 100.0% of the gradient (squared norm)." in run.quality().words
     assert run.config["left_out"] == []
@@ -156,13 +156,13 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
         "AdamW's steps are modelled with its second moment as it was in the run, factored over rows and columns."
         in text
     )
-    assert found.drift == pytest.approx(run.store.steps().drift.mean(), rel=1e-12)
+    assert found.drift == pytest.approx(run.steps().drift.mean(), rel=1e-12)
     assert found.drift > 0
     assert f"change by {found.drift:.1%} from step to step; that change is left out." in text
     told = run.query(model, cross_entropy, batch_of([0])).quality
     assert told is not None
     assert told.words == found.words
-    rows = run.store.read(0, 18, dtype=torch.float64).rows
+    rows = run._store.read(0, 18, dtype=torch.float64).rows
     assert rows is not None
     energy = [float(g.mean(0).square().sum() / (s.whole * s.half).square().sum())
               for g, s in zip(rows.split(3), seen, strict=True)]  # fmt: skip

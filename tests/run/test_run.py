@@ -264,7 +264,7 @@ def test_methods(run: Pair) -> None:
 
 def test_ready_vectors_are_checked(run: Pair) -> None:
     opened, model = run
-    width = opened.store.width
+    width = opened.width
     v = one_backward_each(model, QUERY, cross_entropy, trained_names(model))
     assert_close(opened.query_gradients(v).scores, opened.query(model, cross_entropy, QUERY).scores, 1e-10)
     for bad in (torch.zeros(width), torch.zeros(1, width + 1), torch.full((1, width), torch.nan)):
@@ -290,7 +290,7 @@ def test_a_proxy_is_said_in_every_answer(tmp_path: Path) -> None:
     train(tmp_path / "run", model, optimizer, 3, optimizer_model="sgd")
     opened = backstory.open(tmp_path / "run")
     opened.embed()
-    v = torch.zeros(1, opened.store.width)
+    v = torch.zeros(1, opened.width)
     answers = [
         opened.query(model, cross_entropy, QUERY), opened.query(model, cross_entropy, QUERY, keep=2),
         opened.query(model, cross_entropy, QUERY, method="adjoint", at=2, unverified=True), opened.query_gradients(v),

@@ -128,7 +128,7 @@ def test_influences_are_finite_differences_of_torchs_own_steps(
     held: list[State] = []
     model = train(name, max_norm, torch.empty(0), held, tmp_path / "run")
     run = backstory.open(tmp_path / "run")
-    clipped = run.store.steps().clip < 1
+    clipped = run.steps().clip < 1
     assert clipped.all() if max_norm else not clipped.any()
     expected = differences(name, max_norm, held)
     answer = run.query(model, cross_entropy, QUERY, contraction="never")
@@ -138,7 +138,7 @@ def test_influences_are_finite_differences_of_torchs_own_steps(
     embedded = run.query(model, cross_entropy, QUERY, contraction="never", method="embeddings")
     assert_close(embedded.scores.T, expected.T, ROUNDING, causes)
     P = torch.stack([x["P"] for x in held])
-    torch.testing.assert_close(run.store.diagonal(0, STEPS), P.float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(run._store.diagonal(0, STEPS), P.float(), rtol=1e-6, atol=0)
     monkeypatch.setattr(RunStore, "diagonal", lambda self, lo, hi: P[lo:hi])  # in float64, all that is left is exact
     assert_close(
         run.query(model, cross_entropy, QUERY, contraction="never", method="adjoint").scores.T, expected.T, 1e-9, causes
@@ -171,7 +171,7 @@ def test_embeddings_and_adjoint_agree(case: str, per_layer: bool, tmp_path: Path
     settings = {"tokens": 4, "max_norm": 0.5, "losses": next_token, "batch": sequences, **SETTINGS[case]}
     adam.record(tmp_path / "run", model, adamw(model), 6, **settings)
     run = backstory.open(tmp_path / "run")
-    assert (run.store.steps().clip < 1).any()
+    assert (run.steps().clip < 1).any()
     question = (model, next_token, sequences([20, 21, 22]))
     for contraction in ("never", "always", "auto"):
         run.embed(contraction=contraction, per_layer=per_layer, dtype=torch.float64, encoding="float64")
@@ -314,8 +314,8 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     run = backstory.open(tmp_path / "run")
     said = {k: run.config["optimizer"][k] for k in ("class", "modelled_as", "coordinates")}
     assert said == {"class": "AdamW", "modelled_as": "sgd", "coordinates": "raw"}
-    assert not [n for n in run.store.tensor_names() if n.startswith("scale-")]
-    assert run.store.steps().groups["momentum"].tolist() == [[0.0, 0.0]] * 4
+    assert not [n for n in run._store.tensor_names() if n.startswith("scale-")]
+    assert run.steps().groups["momentum"].tolist() == [[0.0, 0.0]] * 4
     answer = run.query(model, cross_entropy, batch_of([1]))
     assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.caveats)
     assert (

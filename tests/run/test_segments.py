@@ -53,7 +53,7 @@ def recorded(name: str, path: Path) -> Run:
 
 
 def queries(run: Run) -> Tensor:
-    return normal(2, run.store.width, seed=3)
+    return normal(2, run.width, seed=3)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -70,7 +70,7 @@ def test_segments_are_one_sweep_at_every_checkpoint(name: str, count: int, per_l
         assert_close(answer.scores, run.query_gradients(v, at, per_layer=per_layer, method="adjoint").scores, 1e-10)
         composed = run.embeddings(at, per_layer=per_layer)
         run.embed(at, per_layer=per_layer, **EXACT)  # a fresh sweep that ends there
-        fresh = run.store.read_embeddings(at, 0, 3 * at, dtype=torch.float64)
+        fresh = run._store.read_embeddings(at, 0, 3 * at, dtype=torch.float64)
         assert_close(composed, fresh.float(), 1e-5)
         assert_close(v @ fresh.T, answer.scores, 1e-10)
 
@@ -81,10 +81,10 @@ def test_without_m_a_checkpoint_in_between_would_be_wrong(tmp_path: Path) -> Non
     v = queries(run)
     run.embed(segments=3, **EXACT)
     truth = run.query_gradients(v, method="adjoint").scores
-    p = run.store.width
-    early = run.store.read_segment((0, 3), 0, 9, dtype=torch.float64)[:, :p]
+    p = run.width
+    early = run._store.read_segment((0, 3), 0, 9, dtype=torch.float64)[:, :p]
     for span in ((3, 6), (6, 9)):
-        early = early @ run.store.segment_propagator(span)["0000"][:p, :p].T
+        early = early @ run._store.segment_propagator(span)["0000"][:p, :p].T
     error = (v @ early.T - truth[:, :9]).norm() / truth[:, :9].norm()
     assert error > 0.2
 
@@ -92,15 +92,15 @@ def test_without_m_a_checkpoint_in_between_would_be_wrong(tmp_path: Path) -> Non
 def test_workers_and_their_number_change_nothing(tmp_path: Path) -> None:
     run = recorded("momentum", tmp_path / "run")
     run.embed(segments=4, **EXACT)
-    spans = sorted(run.store.segments())
-    alone = {span: run.store.read_segment(span, 0, 3 * (span[1] - span[0]), dtype=torch.float64) for span in spans}
+    spans = sorted(run._store.segments())
+    alone = {span: run._store.read_segment(span, 0, 3 * (span[1] - span[0]), dtype=torch.float64) for span in spans}
     with backstory.store.RunStore.open(run.path, write=True) as store:
         store.drop_segments()
     report = run.embed(segments=4, workers=2, **EXACT)
     assert (report.segments, report.occurrences) == (4, 3 * STEPS)
-    assert sorted(run.store.segments()) == spans
+    assert sorted(run._store.segments()) == spans
     for span, E in alone.items():
-        assert_same(run.store.read_segment(span, 0, len(E), dtype=torch.float64), E, terms_of(mlp(), STEPS))
+        assert_same(run._store.read_segment(span, 0, len(E), dtype=torch.float64), E, terms_of(mlp(), STEPS))
 
 
 def killed_once(path: Path, span: tuple[int, int], plan: Any, momentum: bool) -> None:
@@ -130,7 +130,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path: Path, monkeypatch: py
     run.embed(segments=3, workers=2, **EXACT)
     assert (tmp_path / "was killed").exists()
     assert_close(run.query_gradients(queries(run)).scores, expected, 1e-10)
-    assert not run.store.verify()
+    assert not run._store.verify()
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_workers_that_always_die_leave_what_is_complete_and_say_so(
     monkeypatch.setattr(segments, "_work", always_killed)
     with pytest.raises(StoreError, match=r"2 of 3 segments are missing.*fewer workers"):
         run.embed(segments=3, workers=2, **EXACT)
-    assert sorted(run.store.segments()) == [(0, 3)]
+    assert sorted(run._store.segments()) == [(0, 3)]
     monkeypatch.undo()
     done: list[tuple[int, int]] = []
     run.embed(segments=3, progress=lambda a, b: done.append((a, b)), **EXACT)
@@ -161,7 +161,7 @@ def test_a_death_between_two_forms_of_a_segment_leaves_neither(tmp_path: Path, m
         patch.setattr("backstory.store.embeddings.write_json", full)
         with pytest.raises(OSError, match="no space"):
             run.embed(segments=3, contraction="never", **EXACT)
-    assert len(backstory.open(run.path).store.segments()) == 2
+    assert len(backstory.open(run.path)._store.segments()) == 2
     answer = backstory.open(run.path).query_gradients(queries(run))
     assert answer.method == "adjoint"
     backstory.store.RunStore.open(run.path, write=True).close()
@@ -175,7 +175,7 @@ def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> N
     expected = run.query_gradients(v).scores
     segments.compute(run.path, (7, 9), segments.Form(False, "when_expanding", "float64", "float64"), False)
     run = backstory.open(run.path)
-    assert (7, 9) in run.store.segments()
+    assert (7, 9) in run._store.segments()
     told: list[tuple[int, int]] = []
     answer = run.query_gradients(v, progress=lambda done, total: told.append((done, total)))
     assert answer.method == "segments"
@@ -193,20 +193,20 @@ def test_numbers_of_segments_and_workers_are_checked(tmp_path: Path) -> None:
     for bad in ({"segments": 2.5}, {"workers": 1.5}, {"segments": "4"}, {"workers": True}):
         with pytest.raises(UsageError, match=r"found (segments|workers)=.*; expected a whole number"):
             run.embed(**bad)
-    assert not run.store.embeddings()
-    assert not run.store.segments()
+    assert not run._store.embeddings()
+    assert not run._store.segments()
 
 
 def test_boundaries_are_checkpoints_and_about_equal(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    assert boundaries(run.store, 9, 1) == [(0, 3), (3, 6), (6, 9)]
-    four = boundaries(run.store, 9, 4)
+    assert boundaries(run._store, 9, 1) == [(0, 3), (3, 6), (6, 9)]
+    four = boundaries(run._store, 9, 4)
     assert len(four) == 4
     assert {hi for _, hi in four} >= {3, 6, 9}
-    assert boundaries(run.store, 9, 9) == [(t, t + 1) for t in range(9)]
+    assert boundaries(run._store, 9, 9) == [(t, t + 1) for t in range(9)]
     for wrong in (0, 10):
         with pytest.raises(UsageError, match=f"found segments={wrong}; expected 1 to 9"):
-            boundaries(run.store, 9, wrong)
+            boundaries(run._store, 9, wrong)
 
 
 def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:

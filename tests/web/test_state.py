@@ -26,14 +26,14 @@ def test_a_folder_that_is_just_called_run_has_the_name_of_its_parent(state: Stat
 
 def test_each_thread_has_the_run_open_for_itself(state: State) -> None:
     runs, errors = list[Run](), list[BaseException]()
-    expected = state.run.store.read(0, 72).rows
+    expected = state.run._store.read(0, 72).rows
     assert expected is not None
 
     def read() -> None:
         try:
             runs.append(state.run)
             for _ in range(20):
-                rows = state.run.store.read(0, 72).rows
+                rows = state.run._store.read(0, 72).rows
                 assert rows is not None
                 assert torch.equal(rows, expected)
                 assert len(state.run.content(["law/1/0", "tags"])) == 2

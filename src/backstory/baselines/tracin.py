@@ -21,10 +21,11 @@ from ..capture.model_state import load_weights, restored_weights
 from ..errors import UsageError
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
-from ..run.gradients import LossFn, compute_query_gradients
+from ..run.gradients import LossFn
 from ..run.run import Run
 from ..run.scoring import Scores, collect
 from ..run.sweep import backward
+from ..store import RunStore
 from .gradients import RANK_ONLY, Coordinates, Gradients, as_influence, gradients
 
 Weights = Mapping[str, Tensor]
@@ -67,18 +68,17 @@ def tracin_run(
 ) -> Influence:
     """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
     step = run.step_of(at)
-    v, of_query = compute_query_gradients(run.store, model, loss_fn, batch, step, mode=mode, unverified=unverified)
+    v, of_query = run.model_at(model, step, unverified=unverified).gradients(loss_fn, batch, mode)
     v = v.double()
-    n_rows = run.store.rows_before(step)
-    samples, steps = run.store.occurrences(n_rows)
-    momentum = float(np.max(run.store.steps(0, step).groups["momentum"]))
+    samples, steps = run.occurrences(step)
+    momentum = float(np.max(run.steps(0, step).groups["momentum"]))
     caveats = [
         "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
         *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
         *of_query,
         *run.caveats(),
     ]
-    scores = collect(_in_run(run, v, step), len(v), n_rows)
+    scores = collect(_in_run(run, v, step), len(v), len(samples))
     return Influence(
         scores,
         samples,
@@ -93,7 +93,7 @@ def tracin_run(
 
 
 def _in_run(run: Run, v: Tensor, at: int) -> Scores:
-    for chunk in backward(run.store, at, dtype=torch.float64):
+    for chunk in backward(RunStore.open(run.path), at, dtype=torch.float64):
         scores = [s.clip * s.w * ((v * s.coefficients.rate) @ s.G.T) for s in chunk.steps]  # (Q, B) each
         yield chunk.row_start, torch.cat(scores, 1)
 
@@ -116,7 +116,7 @@ def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = No
 
     The final weights, from which no update was taken, come with the rates of the last one.
     """
-    rates = run.store.steps().groups["rate"]  # (T, groups)
+    rates = run.steps().groups["rate"]  # (T, groups)
     twin = copy.deepcopy(model)
     for step in run.checkpoints if steps is None else steps:
         weights = copy.deepcopy(run.load_weights(twin, step).state_dict())

@@ -117,7 +117,7 @@ def _by_source(result: TextResult, run: Run, recipe: Recipe) -> None:
     result.matrix = [sums[name].tolist() for name in result.sources]
     at, rates = (
         torch.from_numpy(answer.steps).long(),
-        torch.from_numpy(run.store.steps().groups["rate"].max(1)).double(),
+        torch.from_numpy(run.steps().groups["rate"].max(1)).double(),
     )
     total = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, answer.scores.double().abs().mean(0))
     count = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, torch.ones(len(at), dtype=torch.float64))

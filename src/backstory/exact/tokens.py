@@ -39,6 +39,7 @@ from ..run.embed import ContractionChoice
 from ..run.gradients import LossFn, bases_of, blocks_of, query_rows
 from ..run.run import Run
 from ..run.sweep import backward
+from ..store import RunStore
 from ..store.bases import load_scales
 
 Where = tuple[int, int]  # step, place in its batch
@@ -100,7 +101,7 @@ def tokens(
         v = vectors
         if v is None:
             model, loss = tape.recipe.model, loss_fn or tape.recipe.loss
-            scales = load_scales(run.store, step)
+            scales = load_scales(RunStore.open(run.path), step)
             v = query_rows(model, loss, batch, watcher.blocks, watcher.bases, scales, mode=mode)
     v = _checked_vectors(v, run)
     answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
@@ -133,8 +134,8 @@ def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:
 
 
 def _checked_vectors(v: Tensor, run: Run) -> Tensor:
-    if v.dim() != 2 or v.shape[1] != run.store.width or not bool(v.isfinite().all()):
-        raise UsageError(f"found vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {run.store.width}).")
+    if v.dim() != 2 or v.shape[1] != run.width or not bool(v.isfinite().all()):
+        raise UsageError(f"found vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {run.width}).")
     return v if v.dtype == torch.float64 else v.float()
 
 
@@ -145,7 +146,8 @@ class _Positions:
         self.order = order
         self.rows: dict[Where, Tensor] = {}  # (S, p)
         self.dots: dict[Where, Tensor] = {}  # (S,) c ⟨g_j, ∇L⟩ in full coordinates, where rows are in Adam's
-        self.blocks, self.bases = blocks_of(run.store, tape.recipe.model), bases_of(run.store)
+        store = RunStore.open(run.path)
+        self.blocks, self.bases = blocks_of(store, tape.recipe.model), bases_of(store)
         self._tape, self._positions = tape, positions
         self._settings = run.config["settings"]
         self._fingerprints: dict[int, str] = {}
@@ -233,7 +235,7 @@ def _contract(
     """`(scores (Q, S), total (Q,))` of each occurrence: the queries are carried back to its step."""
     out: dict[Where, tuple[Tensor, Tensor]] = {}
     wanted, adjoint = {t for t, _ in rows}, Adjoint(v, contraction=contraction)
-    for chunk in backward(run.store, at, dtype=v.dtype):
+    for chunk in backward(RunStore.open(run.path), at, dtype=v.dtype):
         for t in range(chunk.first_step + len(chunk.steps) - 1, chunk.first_step - 1, -1):
             step = chunk.steps[t - chunk.first_step]
             s = adjoint.effect(step).double() if t in wanted else None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..results.influence import Influence
 from ..run.embed import ContractionChoice, Progress
-from ..run.gradients import LossFn, compute_query_gradients
+from ..run.gradients import LossFn
 from ..run.run import Run
 
 
@@ -39,7 +39,7 @@ def mean_gradient(
     run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, *, unverified: bool = False
 ) -> tuple[Tensor, list[str]]:
     """`(gradient (1, p) of the queries' mean loss, caveats)`."""
-    v, caveats = compute_query_gradients(run.store, model, loss, batch, at, unverified=unverified)
+    v, caveats = run.model_at(model, at, unverified=unverified).gradients(loss, batch)
     return v.mean(0, keepdim=True), [*caveats, _about_mean(len(v))]
 
 

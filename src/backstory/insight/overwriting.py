@@ -190,7 +190,8 @@ def overwriting_of(
     progress: Progress | None = None,
 ) -> Overwriting:
     """The same for a ready query gradient (1, p) in the run's coordinates."""
-    refuse_compressed(run.store, "overwriting")
+    store = RunStore.open(run.path)
+    refuse_compressed(store, "overwriting")
     until, v = run.step_of(at), v.double()
     samples, steps = run.occurrences(until)
     (name,), _ = as_text([sample])
@@ -199,13 +200,13 @@ def overwriting_of(
         where = "" if step is None else f" at step {step}"
         raise UsageError(f"sample {sample!r} did not occur{where} before step {until}; name one that did.")
     first = min(rows)
-    moves = {t - first: _moved(run.store, t, row) for t, row in rows.items()}
-    path = free_path(moves, _pays(run.store, first, until))
+    moves = {t - first: _moved(store, t, row) for t, row in rows.items()}
+    path = free_path(moves, _pays(store, first, until))
     terms = np.zeros(len(samples))
     decay, left = np.zeros(until), 0.0
-    watch = Watch(run.store, until, start=first)
+    watch = Watch(store, until, start=first)
     for t, row_start, term, scores in _sweep(
-        run.store, v, until, first, path, per_layer, run.form(contraction), watch, progress
+        store, v, until, first, path, per_layer, run.form(contraction), watch, progress
     ):
         terms[row_start : row_start + len(term.rows)] = term.rows.numpy()
         decay[t] = term.decay

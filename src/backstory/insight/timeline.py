@@ -87,7 +87,7 @@ def timeline(
 
 def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     """The same from the influence on one query."""
-    step, table = influence.at, run.store.steps(0, influence.at)
+    step, table = influence.at, run.steps(0, influence.at)
     scores = influence.only(None).scores[0].numpy()
     mean, sizes = by_step(scores, influence.steps, step), by_step(np.abs(scores), influence.steps, step)
     rate, clipped = table.groups["rate"].max(1), np.asarray(table.clip) < 1
@@ -95,7 +95,7 @@ def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
     pattern = phases(size, samples=table.rows, seed=seed)
     caveats = (*influence.caveats, *_about_clipping(clipped), SOUGHT)
-    return Timeline(step, mean, rate, per_rate, size, losses(run.store, step), pattern, caveats, influence.quality)
+    return Timeline(step, mean, rate, per_rate, size, losses(run, step), pattern, caveats, influence.quality)
 
 
 def _about_clipping(clipped: Any) -> tuple[str, ...]:
@@ -110,8 +110,9 @@ def by_step(values: Curve, steps: Any, n: int) -> Curve:
     return np.bincount(steps, weights=values, minlength=n) / np.maximum(1, np.bincount(steps, minlength=n))
 
 
-def losses(store: RunStore, at: int) -> Curve:
+def losses(run: Run, at: int) -> Curve:
     """Σ w ℓ of each step before `at`, NaN where a loss is not known."""
+    store = RunStore.open(run.path)
     out, table = np.zeros(at), store.steps(0, at)
     n = int(table.row_start[-1] + table.rows[-1])
     for lo in range(0, n, ROWS_AT_ONCE):

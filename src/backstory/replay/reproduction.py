@@ -25,6 +25,7 @@ from ..capture import fingerprint
 from ..capture.fingerprint import weights as weights_of
 from ..errors import UsageError
 from ..run.run import Run
+from ..store import RunStore
 from .recipe import Recipe, take_step
 from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_randomness, places, seed
 
@@ -205,7 +206,7 @@ def _shift(parameters: Sequence[Tensor]) -> None:
 
 
 def _gap(run: Run, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
-    stored, replayed = run.store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
+    stored, replayed = RunStore.open(run.path).load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
     unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
     apart, spread = _distances(replayed, stored), _distances(weights_of(twin.recipe.model), replayed)
     gap = farthest(apart, spread, {k: v.numel() for k, v in replayed.items()}, unit**0.5)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ..store import RunStore
 from .run import Run
 
 Ints = NDArray[np.int64]
@@ -30,7 +31,7 @@ class Catalogue:
         self._steps, self._inverse = np.asarray(steps, dtype=np.int64), inverse.astype(np.int64)  # (N,)
         self._order, self._ends = np.argsort(inverse, kind="stable"), np.cumsum(counts)
         self._number = {name: j for j, name in enumerate(self.ids)}
-        content = run.store.samples(None)
+        content = RunStore.open(run.path).samples(None)
         place = pc.index_in(pa.array(self.ids, pa.string()), content["id"].combine_chunks())
         self._columns = {name: content[name].combine_chunks().take(place) for name in COLUMNS}
         images = pc.is_valid(content["image"].combine_chunks().take(place))

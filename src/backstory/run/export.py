@@ -70,7 +70,7 @@ def _text(value: object) -> str | None:
 def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
     """A summary for people and for `--json`; with `verify`, `damage` lists what is not sound."""
     run = Run(path)
-    store, config = run.store, run.config
+    store, config = run._store, run.config
     table = store.steps()
     out: dict[str, Any] = {
         "run": {

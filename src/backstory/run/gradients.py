@@ -258,20 +258,6 @@ class ModelAt:
         return torch.cat(out).sum(0, keepdim=True), [*caveats, *more]
 
 
-def compute_query_gradients(
-    store: RunStore,
-    model: nn.Module,
-    loss: LossFn,
-    batch: Any,
-    step: int,
-    *,
-    mode: str = "eval",
-    unverified: bool = False,
-) -> tuple[Tensor, list[str]]:
-    """`(query gradients (Q, dims), caveats)`; a model that is not the one of `step` is refused."""
-    return ModelAt(store, model, step, unverified=unverified).gradients(loss, batch, mode)
-
-
 def evaluate(model: nn.Module, function: Callable[[nn.Module, Any], T], batch: Any) -> T:
     """`function(model, batch)` in eval mode and without gradients; every flag is put back afterwards."""
     with in_mode(model), torch.no_grad():

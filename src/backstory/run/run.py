@@ -23,12 +23,12 @@ from ..maths.steps import Contraction
 from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import show_table
-from ..store import RunStore
+from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Progress, check_options, contraction_of, embed
-from .gradients import LossFn, ModelAt, compute_query_gradients
-from .memory import Memory
+from .gradients import LossFn, ModelAt
+from .memory import Memory, embedding_bytes
 from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, path: str | Path, memory: Memory | None = None) -> None:
         self.path = Path(path)
-        self.store = RunStore.open(self.path)
+        self._store = RunStore.open(self.path)
         self._memory = Memory() if memory is None else memory
 
     def reopen(self) -> "Run":
@@ -56,9 +56,9 @@ class Run:
         return Run(self.path, self._memory)
 
     def __repr__(self) -> str:
-        size = f"{self.n_steps:,} steps, {self.store.n_rows():,} occurrences"
+        size = f"{self.n_steps:,} steps, {self._store.n_rows():,} occurrences"
         return (
-            f"Run({str(self.path)!r}: {size}, {self.store.width:,} {self.config['settings']['projection']} dimensions)"
+            f"Run({str(self.path)!r}: {size}, {self._store.width:,} {self.config['settings']['projection']} dimensions)"
         )
 
     def _repr_html_(self) -> str | None:
@@ -68,35 +68,49 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.store.close(compact=False)
+        self._store.close(compact=False)
 
     @property
     def config(self) -> dict[str, Any]:
         """What was recorded and with what, as `config.json` says now."""
-        return self.store.read_config()
+        return self._store.read_config()
 
     @property
     def n_steps(self) -> int:
         """How many steps are recorded."""
-        return self.store.n_steps()
+        return self._store.n_steps()
+
+    @property
+    def n_occurrences(self) -> int:
+        """How many times any sample was used in the recorded steps."""
+        return self._store.n_rows()
+
+    @property
+    def width(self) -> int:
+        """Numbers in a query gradient, a row and an embedding."""
+        return self._store.width
+
+    def steps(self, lo: int = 0, hi: int | None = None) -> StepTable:
+        """What was recorded of the steps `lo` to `hi`: rates, clipping, norms, coverage."""
+        return self._store.steps(lo, hi)
 
     def occurrences(self, at: int | str = "final") -> Labels:
         """`(sample ids as text, steps)` of all occurrences before `at`, (N,) each, in the order of training."""
         step = self.step_of(at)
-        if (embedded := self._memory.get(self.store, step)) is not None:
+        if (embedded := self._memory.get(self._store, step)) is not None:
             return embedded.samples, embedded.steps
-        return self.store.occurrences(self.store.rows_before(step))
+        return self._store.occurrences(self._store.rows_before(step))
 
     @property
     def checkpoints(self) -> list[int]:
         """Steps whose weights are stored in the run."""
-        return self.store.checkpoints()
+        return self._store.checkpoints()
 
     def step_of(self, at: int | str) -> int:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
         n = self.n_steps
         if n == 0:
-            waiting = len(self.store.spooled())
+            waiting = len(self._store.spooled())
             raise StoreError(
                 "the run holds no complete step yet"
                 + (
@@ -118,7 +132,7 @@ class Run:
             raise StoreError(
                 f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with steps=…, checkpoints=K."
             )
-        tensors = self.store.load_tensors(f"checkpoint-{step:08d}")
+        tensors = self._store.load_tensors(f"checkpoint-{step:08d}")
         load_weights(model, tensors)
         return model
 
@@ -143,7 +157,7 @@ class Run:
         from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
         """
         step, how, contraction = self.step_of(at), str(dtype).removeprefix("torch."), self.form(contraction)
-        check_options(self.store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
+        check_options(self._store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
         with RunStore.open(self.path, write=True) as store:
             if segments is None and workers == 1:
                 report = embed(
@@ -160,7 +174,7 @@ class Run:
                 report = embed_segments(
                     store, spans, Form(per_layer, contraction, how, encoding), workers=workers, progress=progress
                 )
-        self.store = RunStore.open(self.path)
+        self._store = RunStore.open(self.path)
         return report
 
     @own_precision()
@@ -171,9 +185,11 @@ class Run:
         step, contraction = self.step_of(at), self.form(contraction)
         how = self._method("embeddings", step, per_layer, contraction)
         if how == "embeddings":
-            embedded = self._memory.get(self.store, step)
-            return self.store.read_embeddings(step, 0, self.store.rows_before(step)) if embedded is None else embedded.E
-        parts = dict(vectors_at(self.store, path_to(self.store, step, per_layer, contraction), per_layer))
+            embedded = self._memory.get(self._store, step)
+            return (
+                self._store.read_embeddings(step, 0, self._store.rows_before(step)) if embedded is None else embedded.E
+            )
+        parts = dict(vectors_at(self._store, path_to(self._store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
 
     def has_embeddings(self, at: int | str = "final") -> bool:
@@ -182,19 +198,31 @@ class Run:
 
     def sample_embeddings(self, sample: int | str, at: int | str = "final") -> Tensor | None:
         """The embeddings (n, dims) of a sample's occurrences before `at`, where `load_embeddings` holds them; else None."""
-        embedded, (name,) = self._memory.get(self.store, self.step_of(at)), as_text([sample])[0]
+        embedded, (name,) = self._memory.get(self._store, self.step_of(at)), as_text([sample])[0]
         return None if embedded is None else embedded.E[torch.from_numpy(np.flatnonzero(embedded.samples == name))]
 
-    def model_at(self, model: nn.Module, at: int | str = "final", *, like: ModelAt | None = None) -> ModelAt:
+    def model_at(
+        self, model: nn.Module, at: int | str = "final", *, unverified: bool = False, like: ModelAt | None = None
+    ) -> ModelAt:
         """A model of the run, ready to give gradients for `query_gradients` many times; `like` shares its projection."""
-        return ModelAt(self.store, model, self.step_of(at), bases=None if like is None else like.bases)
+        return ModelAt(
+            self._store,
+            model,
+            self.step_of(at),
+            unverified=unverified,
+            bases=None if like is None else like.bases,
+        )
 
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
         """Hold the embeddings that `embed` has stored for `at` in memory: queries at that step then read no disk.
 
         False where none are stored (or only segments), or where they take more than `room` bytes.
         """
-        return self._memory.load(self.store, self.step_of(at), room)
+        return self._memory.load(self._store, self.step_of(at), room)
+
+    def embedding_bytes(self, at: int | str = "final") -> int:
+        """How much memory the embeddings of a step take."""
+        return embedding_bytes(self._store, self.step_of(at))
 
     def drop_embeddings(self, at: int | str = "final") -> None:
         """Give the memory of `load_embeddings` back; what is on disk stays."""
@@ -239,7 +267,7 @@ class Run:
         and lowest occurrences of each query.
         """
         step = self.step_of(at)
-        v, caveats = compute_query_gradients(self.store, model, loss, batch, step, mode=mode, unverified=unverified)
+        v, caveats = self.model_at(model, step, unverified=unverified).gradients(loss, batch, mode)
         return self.query_gradients(
             v,
             step,
@@ -266,26 +294,26 @@ class Run:
     ) -> Influence:
         """The same for ready query gradients (Q, dims) in the run's coordinates."""
         step = self.step_of(at)
-        if v.dim() != 2 or v.shape[1] != self.store.width or not bool(v.isfinite().all()):
+        if v.dim() != 2 or v.shape[1] != self._store.width or not bool(v.isfinite().all()):
             raise UsageError(
-                f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self.store.width})."
+                f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self._store.width})."
             )
         if keep is not None and keep < 1:
             raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
         contraction = self.form(contraction)
         how = self._method(method, step, per_layer, contraction)
-        n_rows, embedded = self.store.rows_before(step), self._memory.get(self.store, step)
+        n_rows, embedded = self._store.rows_before(step), self._memory.get(self._store, step)
         v = v if v.dtype == torch.float64 else v.float()
-        watch = Watch(self.store, step) if how == "adjoint" else None
-        spans = path_to(self.store, step, per_layer, contraction) if how == "segments" else []
+        watch = Watch(self._store, step) if how == "adjoint" else None
+        spans = path_to(self._store, step, per_layer, contraction) if how == "segments" else []
         if watch is not None:
             scores = by_adjoint(
-                self.store, v, step, per_layer=per_layer, contraction=contraction, progress=progress, watch=watch
+                self._store, v, step, per_layer=per_layer, contraction=contraction, progress=progress, watch=watch
             )
         elif spans:
-            scores = by_segments(self.store, spans, v, per_layer, progress)
+            scores = by_segments(self._store, spans, v, per_layer, progress)
         else:
-            scores = by_embeddings(self.store, v, step, n_rows, progress, None if embedded is None else embedded.E)
+            scores = by_embeddings(self._store, v, step, n_rows, progress, None if embedded is None else embedded.E)
         notes = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
         common = {
             "id_kind": self.config.get("ids", "str"),
@@ -299,17 +327,17 @@ class Run:
             index = None if embedded is None else embedded.sample_index
             return Influence(values, *labels, index=index, quality=self._quality(watch, step, spans), **common)
         values, rows = collect_best(scores, len(v), keep)
-        samples, steps = self.store.labels(rows)
+        samples, steps = self._store.labels(rows)
         best, report = keep if values.shape[1] < n_rows else None, self._quality(watch, step, spans)
         return Influence(values, samples, steps, complete=False, best=best, quality=report, **common)
 
     def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> Quality | None:
         """The report that the sweep has made, or the one stored beside the embeddings."""
         if spans:
-            return quality_of(self.store, spans)
+            return quality_of(self._store, spans)
         if watch is not None:
             return watch.done()
-        stored = self.store.embeddings()[step].get("quality")
+        stored = self._store.embeddings()[step].get("quality")
         return None if stored is None else Quality.from_dict(stored)
 
     def self_influence(
@@ -357,9 +385,9 @@ class Run:
         """
         step = self.step_of(at)
         names, kind = as_text(samples)
-        v, _ = compute_query_gradients(self.store, model, loss, batch, step, mode=mode, unverified=unverified)
+        v, _ = self.model_at(model, step, unverified=unverified).gradients(loss, batch, mode)
         summed = self.query_gradients(v, step, method="adjoint", contraction=contraction)
-        exact = corrected(self.store, v, step, names, contraction=self.form(contraction), progress=progress)
+        exact = corrected(self._store, v, step, names, contraction=self.form(contraction), progress=progress)
         plain = torch.stack([summed.sum_over([x]) for x in restore(names, kind)], 1)
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
@@ -370,12 +398,12 @@ class Run:
     def quality(self, at: int | str = "final") -> Quality:
         """The quality of the recording before `at`: as it is stored beside the embeddings, else by one pass over the rows."""
         step = self.step_of(at)
-        stored = self.store.embeddings().get(step, {}).get("quality")
-        return quality(self.store, step) if stored is None else Quality.from_dict(stored)
+        stored = self._store.embeddings().get(step, {}).get("quality")
+        return quality(self._store, step) if stored is None else Quality.from_dict(stored)
 
     def caveats(self) -> tuple[str, ...]:
         """What every result of this run must say."""
-        out = [*self.store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
+        out = [*self._store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
         if dropped := without(self.config["optimizer"]):
             name = self.config["optimizer"]["class"]
             cost = "weaker answers" if name == "SGD" else "little agreement"
@@ -393,7 +421,7 @@ class Run:
                 f"compressed: curvature is the mean over {count} windows of steps, of which {energy:.1%} of the trace is kept"
             )
         if self.config.get("left_out"):
-            share = float(self.store.steps().trained.mean()) if self.n_steps else 1.0
+            share = float(self._store.steps().trained.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])
             out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
         if elsewhere := self.config.get("elsewhere"):
@@ -407,7 +435,7 @@ class Run:
             content["label"] = [str(x) for x in label]
         with RunStore.open(self.path, write=True) as store:
             store.put_samples(as_text(ids)[0], **content)
-        self.store = RunStore.open(self.path)
+        self._store = RunStore.open(self.path)
 
     def erase_content(self, ids: Iterable[int | str] | Tensor | None) -> int:
         """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
@@ -420,12 +448,12 @@ class Run:
             )
         with RunStore.open(self.path, write=True) as store:
             gone = store.erase_samples(names)
-        self.store = RunStore.open(self.path)
+        self._store = RunStore.open(self.path)
         return gone
 
     def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
         """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
-        return {row["id"]: row for row in self.store.samples(as_text(ids)[0]).to_pylist()}
+        return {row["id"]: row for row in self._store.samples(as_text(ids)[0]).to_pylist()}
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
@@ -436,7 +464,7 @@ class Run:
     @property
     def query_sets(self) -> list[str]:
         """Names of the stored query sets."""
-        return [n.removeprefix("queries-") for n in self.store.tensor_names() if n.startswith("queries-")]
+        return [n.removeprefix("queries-") for n in self._store.tensor_names() if n.startswith("queries-")]
 
     def queries(self, name: str) -> Any:
         """A stored query set, as it was given."""
@@ -445,8 +473,8 @@ class Run:
             raise UsageError(
                 f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."
             )
-        tensors = self.store.load_tensors(f"queries-{name}")
-        kind = self.store.tensor_metadata(f"queries-{name}")["kind"]
+        tensors = self._store.load_tensors(f"queries-{name}")
+        kind = self._store.tensor_metadata(f"queries-{name}")["kind"]
         if kind == "dict":
             return tensors
         values = tuple(tensors[k] for k in sorted(tensors, key=int))
@@ -457,10 +485,10 @@ class Run:
     def _method(self, method: str, step: int, per_layer: bool, contraction: Contraction) -> str:
         if method not in METHODS:
             raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
-        settings = self.store.embeddings().get(step)
+        settings = self._store.embeddings().get(step)
         wanted = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
         fits = settings is not None and all(settings.get(k) == v for k, v in wanted.items())
-        stored = "embeddings" if fits else "segments" if path_to(self.store, step, per_layer, contraction) else None
+        stored = "embeddings" if fits else "segments" if path_to(self._store, step, per_layer, contraction) else None
         if method == "embeddings" and stored is None:
             raise UsageError(
                 f"no embeddings for step {step} with per_layer={per_layer}, contraction={contraction}: call run.embed(...) with these first, "
@@ -475,7 +503,7 @@ def _table_of(run: Run) -> str | None:
         import pandas as pd
     except ImportError:
         return None
-    config, store = run.config, run.store
+    config, store = run.config, run._store
     facts = {
         "steps": f"{run.n_steps:,}",
         "occurrences": f"{store.n_rows():,}",

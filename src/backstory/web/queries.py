@@ -74,7 +74,7 @@ def parse_image(state: State, data: bytes, label: str | None) -> Query:
 
 def parse_gradient(state: State, gradient: Sequence[float]) -> Query:
     """A gradient in the run's coordinates."""
-    width = state.run.store.width
+    width = state.run.width
     hint = (
         f"Send one row of {width} numbers, ∇ℓ(θ, q) in the run's coordinates. In Python: "
         "`v, caveats = run.model_at(model).gradients(loss, batch)`; each row of v is one query."

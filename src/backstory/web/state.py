@@ -24,7 +24,6 @@ from ..results.influence import Influence
 from ..results.quality import Quality
 from ..run.catalogue import Catalogue
 from ..run.gradients import ModelAt, evaluate
-from ..run.memory import embedding_bytes
 from ..run.run import Run
 from .cache import Cache
 from .errors import Refusal
@@ -115,7 +114,7 @@ class State:
         for step in reversed(self.checkpoints):
             if self.run.load_embeddings(step, room=left):
                 self.in_memory.append(step)
-                left -= embedding_bytes(self.run.store, step)
+                left -= self.run.embedding_bytes(step)
         self.embedded = [
             c for c in self.checkpoints if self.run.has_embeddings(c)
         ]  # in memory or not: no sweep is needed
@@ -166,7 +165,7 @@ class State:
         if self.recipe is not None and self.recipe.page.image is None:
             out.append("Uploaded images: the recipe's page has no image=, a function from a PNG file to a batch.")
         if self.final not in self.in_memory:
-            stored = self.final in self.run.store.embeddings()
+            stored = self.run.has_embeddings(self.final)
             why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
             out.append(f"Embeddings of the final model in memory ({why}): queries read the run; no neighbours.")
         return out

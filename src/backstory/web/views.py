@@ -37,7 +37,7 @@ def overview(state: State) -> View:
     """What was trained, when, on what; with the timeline of the default query set."""
     run, config, name = state.run, state.run.config, state.default
     when = None if name is None else timeline(state, name, state.final)
-    loss = state.results.get("loss", lambda: losses(run.store, state.final))
+    loss = state.results.get("loss", lambda: losses(run, state.final))
     drawn = {} if when is not None or (curve := figures.loss(loss)) is None else {"loss": curve}
     data = {
         "name": state.name,
@@ -47,7 +47,7 @@ def overview(state: State) -> View:
         "steps": state.final,
         "occurrences": state.catalogue.n_occurrences,
         "samples": len(state.catalogue),
-        "dims": run.store.width,
+        "dims": run.width,
         "curvature": config["settings"]["curvature"],
         "projection": config["settings"]["projection"],
         "recipe": config.get("recipe"),
@@ -305,7 +305,7 @@ def form(state: State, mistakes: bool = False) -> View:
         "longest_text": LONGEST_TEXT,
         "most_pieces": MOST_PIECES,
         "most_hits": MOST_HITS,
-        "dims": state.run.store.width,
+        "dims": state.run.width,
         "missing": state.missing(),
     }
     return View(data)

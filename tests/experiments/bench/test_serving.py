@@ -113,6 +113,6 @@ def test_a_run_is_made_where_none_is_given(tmp_path: Path, monkeypatch: pytest.M
     said: list[str] = []
     path = serving.made_run(tmp_path / "run", {}, said.append)
     run = backstory.open(path)
-    assert (run.n_steps, run.config["recipe"], list(run.store.embeddings())) == (24, "tests.web.recipes:recipe", [24])
+    assert (run.n_steps, run.config["recipe"], list(run._store.embeddings())) == (24, "tests.web.recipes:recipe", [24])
     assert run.content(["tags"])["tags"]["text"] == "<script>alert"
     assert said == ["serve: recording 24 steps", "serve: embedding"]

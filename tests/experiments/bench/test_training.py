@@ -37,9 +37,9 @@ def test_sizes_count_rows_and_files(curvature: str, rows: int, tmp_path: Path) -
     path = tmp_path / "run"
     run, _ = recorded_run(TINY["B"], path, {**RANDOM, "curvature": curvature}, 3)
     found = sizes(path)
-    assert found["occurrences"] == run.store.n_rows() == 12
+    assert found["occurrences"] == run.n_occurrences == 12
     assert found["rows"] == rows
-    assert found["dims"] == run.store.width
+    assert found["dims"] == run.width
     whole = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     assert found["bytes_per_occurrence"] * 12 + found["other_bytes"] == pytest.approx(whole)
     assert found["bytes_per_occurrence"] > 2 * rows * found["dims"]

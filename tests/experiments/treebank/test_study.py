@@ -40,7 +40,7 @@ def test_the_timeline_is_of_the_mean_loss_of_unseen_words_on_the_final_model(fou
     run, plan = backstory.open(found.run), recipe(**TINY)
     model = run.load_weights(plan.model)
     answer = run.query(model, lambda m, x: per_word(m, x).mean(), plan.queries["valid"])
-    rates = run.store.steps().groups["rate"][:, 0]
+    rates = run.steps().groups["rate"][:, 0]
     sizes = [float(answer.scores[0, answer.steps == t].abs().mean()) / rates[t] for t in range(18)]
     assert found.timeline.size.tolist() == pytest.approx(sizes, rel=1e-3)
     assert found.timeline.at == 18
