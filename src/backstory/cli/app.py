@@ -9,7 +9,7 @@ import typer
 from .. import __version__
 from ..errors import BackstoryError
 from . import demo, insight, output, plan, query, recipes, serve
-from .options import Json, RunPath, parse_ids
+from .options import At, Contraction, Encoding, Json, PerLayer, RunPath, parse_ids
 
 HELP = "Which training examples made the model do that, and when?"
 app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -52,6 +52,42 @@ def inspect(
                 output.line(f"{section}: {values}")
     if contents.get("damage"):
         raise typer.Exit(1)
+
+
+def embed(
+    run: RunPath,
+    at: At = "final",
+    per_layer: PerLayer = False,
+    contraction: Contraction = "auto",
+    encoding: Encoding = "float16",
+    segments: Annotated[
+        int | None,
+        typer.Option(help="Cut the run into so many parts (Algorithm 2): results at every checkpoint.", min=1),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that embed segments in parallel; without --segments, as many parts.", min=1)
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
+    from ..run.run import Run
+
+    with output.one_bar("embed") as progress:
+        report = Run(run).embed(
+            at, per_layer=per_layer, contraction=contraction, encoding=encoding, segments=segments, workers=workers,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        output.emit(report.as_dict())
+        return
+    cut = f"{report.segments} segments, " if report.segments > 1 else ""
+    output.line(
+        f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, {report.form}, "
+        f"{'per layer' if report.per_layer else 'joint'}, {cut}{report.seconds:.1f} s."
+    )
+    if report.expanding_steps:
+        steps = ", ".join(map(str, report.expanding_steps[:10]))
+        output.line(f"Steps that expand in the literal form (learning rate × curvature above its limit): {steps}")
 
 
 def compress(
@@ -117,7 +153,7 @@ def erase(
 
 
 for command in (
-    demo.demo, plan.plan, inspect, query.embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
+    demo.demo, plan.plan, inspect, embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
 ):  # fmt: skip
     app.command()(command)
 

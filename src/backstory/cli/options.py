@@ -51,6 +51,7 @@ Contraction = Annotated[
         help="How far each step contracts; never: the paper's recursion, which noisy curvature can expand.",
     ),
 ]  # fmt: skip
+Encoding = Annotated[str, typer.Option(help="float16, int8, float32 or float64.")]
 RecipeName = Annotated[
     str | None, typer.Option("--recipe", help="package.module:function that returns the backstory.Recipe.")
 ]

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from . import output, recipes
-from .options import Json
+from .options import Encoding, Json
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
@@ -30,7 +30,7 @@ def plan(
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
     curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
-    encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
+    encoding: Encoding = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[
         str, typer.Option(help="What to do with layers that no rule covers: error or skip.")

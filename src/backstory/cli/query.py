@@ -1,11 +1,9 @@
-"""`backstory embed` and `backstory query`; and how every command with queries begins and ends."""
+"""`backstory query`, and how every command with queries begins and ends."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import output, recipes
 from .options import At, Contraction, Json, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
@@ -72,39 +70,3 @@ def query(
             output.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
 
     request.finish(result, print_tables, values)
-
-
-def embed(
-    run: RunPath,
-    at: At = "final",
-    per_layer: PerLayer = False,
-    contraction: Contraction = "auto",
-    encoding: Annotated[str, typer.Option(help="float16, int8, float32 or float64.")] = "float16",
-    segments: Annotated[
-        int | None,
-        typer.Option(help="Cut the run into so many parts (Algorithm 2): results at every checkpoint.", min=1),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Processes that embed segments in parallel; without --segments, as many parts.", min=1)
-    ] = 1,
-    json: Json = False,
-) -> None:
-    """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
-    from ..run.run import Run
-
-    with output.one_bar("embed") as progress:
-        report = Run(run).embed(
-            at, per_layer=per_layer, contraction=contraction, encoding=encoding, segments=segments, workers=workers,
-            progress=progress,
-        )  # fmt: skip
-    if json:
-        output.emit(report.as_dict())
-        return
-    cut = f"{report.segments} segments, " if report.segments > 1 else ""
-    output.line(
-        f"{report.occurrences:,} embeddings of {report.dims:,} dimensions for the model at step {report.at}, {report.form}, "
-        f"{'per layer' if report.per_layer else 'joint'}, {cut}{report.seconds:.1f} s."
-    )
-    if report.expanding_steps:
-        steps = ", ".join(map(str, report.expanding_steps[:10]))
-        output.line(f"Steps that expand in the literal form (learning rate × curvature above its limit): {steps}")

@@ -70,6 +70,11 @@ def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: tor
     return rows
 
 
+def row_bytes(parts: Sequence[int], name: str) -> int:
+    """Bytes of one encoded row whose blocks have so many numbers, scales included."""
+    return sum(parts) * DTYPES[name].itemsize + (4 * len(parts) if name in SCALED else 0)
+
+
 def spread(per_block: Tensor, dims: Sequence[int]) -> Tensor:
     """`(N, L)` numbers per block as `(N, p)` numbers per entry."""
     return per_block.repeat_interleave(torch.tensor(list(dims), device=per_block.device), dim=1)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..capture import find_blocks
 from ..maths.blocked import chunk_rows
-from ..maths.encoding import DTYPES, SCALED, parts
+from ..maths.encoding import parts, row_bytes
 from ..maths.projection import Shape, widen
 from ..replay.recipe import Recipe
 from ..run.compress import OCCURRENCES, RANK
@@ -158,8 +158,7 @@ class Costs:
         pairs = zip(self._shapes(settings), self._trial.single, strict=True)
         single = factors and settings.projection != "learned"
         numbers = parts([stored_as(shape, is_single and single) or shape.dims for shape, is_single in pairs])
-        scales = 4 * len(numbers) if settings.encoding in SCALED else 0
-        return sum(numbers) * DTYPES[settings.encoding].itemsize + scales
+        return row_bytes(numbers, settings.encoding)
 
     def _formula(self, settings: Settings) -> _Bytes:
         shapes, form = self._shapes(settings), settings.form

@@ -229,9 +229,7 @@ class RunStore:
     @property
     def bytes_per_row(self) -> int:
         """What one row costs on disk, about."""
-        sizes = parts(self.blocks)
-        scales = 4 * len(sizes) if self.config["encoding"] in enc.SCALED else 0
-        vector = sum(sizes) * enc.DTYPES[self.config["encoding"]].itemsize + scales
+        vector = enc.row_bytes(parts(self.blocks), self.config["encoding"])
         return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48
 
     @property
