@@ -24,7 +24,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UnsupportedError, UsageError
 from ..replay import update
-from ..replay.tape import Places, Progress, RecipeSource, Removal, Tape, index, own_randomness, places, seed, thin_out
+from ..replay.tape import (
+    Places,
+    Progress,
+    RecipeSource,
+    Removal,
+    Tape,
+    index,
+    own_randomness,
+    places,
+    seed,
+    tell,
+    thin_out,
+)
 from ..replay.update import Slots, distance
 from ..run.workers import spread
 from .cache import Rows
@@ -78,13 +90,13 @@ def _all(
     todo = sorted((i for i in range(len(cuts)) if i not in known), key=lambda i: min(cuts[i][0]))
     size = _stack_size(tape, [cuts[i] for i in todo], vectorised)
     for done in range(len(known)):
-        _tell(progress, done + 1, len(cuts))
+        tell(progress, done + 1, len(cuts))
     for k in range(0, len(todo), size):
         part = todo[k : k + size]
         for i, after in zip(part, _replayed(tape, [cuts[i] for i in part], query), strict=True):
             known[i] = after - rows.base
             rows.put(*cuts[i], known[i])
-            _tell(progress, len(known), len(cuts))
+            tell(progress, len(known), len(cuts))
     out = [known[i] for i in range(len(cuts))]
     return torch.stack(out) if out else torch.zeros(0, len(rows.base), dtype=torch.float64)
 
@@ -137,7 +149,7 @@ def _in_processes(
     rows: dict[int, Tensor] = {}
     for k, piece_rows in spread(_piece, jobs, workers):
         rows.update(zip(pieces[k], torch.tensor(piece_rows, dtype=torch.float64), strict=True))
-        _tell(progress, len(rows), len(removals))
+        tell(progress, len(rows), len(removals))
     return torch.stack([rows[i] for i in range(len(removals))])
 
 
@@ -154,11 +166,6 @@ def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:
             "workers > 1 needs a query that other processes can import: the name of one of the recipe's query sets, "
             "backstory.exact.QuerySet, or a function of a module."
         )
-
-
-def _tell(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(done, total)
 
 
 class Replicas:

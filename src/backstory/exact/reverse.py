@@ -30,7 +30,7 @@ from ..errors import MismatchError, NumericalError, UsageError
 from ..replay import update
 from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
-from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness
+from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness, tell
 from ..replay.update import Slots, distance
 from ..results.influence import Influence
 from ..run.run import Run
@@ -105,8 +105,7 @@ def sweep(
             t = moment.step
             rows, x = back(tape, moment, x)
             scores[:, places[t] : places[t + 1]] = rows.double()
-            if progress is not None:
-                progress(tape.length - t, tape.length)
+            tell(progress, tape.length - t, tape.length)
         if not bool(scores.isfinite().all()):
             raise NumericalError(f"the derivative overflowed between steps {first} and {end}; compute it in float64.")
         file.save(first, x, scores)

@@ -89,11 +89,10 @@ def tokens(
     step = run.step_of(at)
     if (batch is None) == (vectors is None):
         raise UsageError("tokens() takes either a query batch or vectors= (with batch=None).")
-    pairs = [_pair(hit) for hit in hits]
-    last = _last(pairs, step)
+    pairs = _pairs(hits, step)
     args = stored_args(run.config, recipe) if args is None else args
     with own_randomness():
-        tape = Tape(recipe, args=args, length=step if vectors is None else last + 1)
+        tape = Tape(recipe, args=args, length=step if vectors is None else max(t for _, t in pairs) + 1)
         watcher = _Positions(run, tape, _places(tape, pairs), positions)
         if check:
             watcher.compare(run, lambda t: judge(run, recipe, t, args=args, until=tape.length))
@@ -108,17 +107,15 @@ def tokens(
     return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(pairs, watcher.order, strict=True)]
 
 
-def _pair(hit: Hit | tuple[int | str, int]) -> tuple[int | str, int]:
-    return (hit.sample, hit.step) if isinstance(hit, Hit) else (hit[0], int(hit[1]))
-
-
-def _last(pairs: Sequence[tuple[int | str, int]], at: int) -> int:
+def _pairs(hits: Sequence[Hit | tuple[int | str, int]], at: int) -> list[tuple[int | str, int]]:
+    """(sample, step) of each, the steps checked."""
+    pairs = [(hit.sample, hit.step) if isinstance(hit, Hit) else (hit[0], int(hit[1])) for hit in hits]
     if not pairs:
-        raise UsageError("found no hits; expected at least one, such as answer.top(3, query=0).")
+        raise UsageError("found no hits; expected at least one, such as influence.top(3, query=0).")
     for name, t in pairs:
         if not 0 <= t < at:
             raise UsageError(f"found sample {name!r} at step {t}; expected a step from 0 to {at - 1}.")
-    return max(t for _, t in pairs)
+    return pairs
 
 
 def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:

@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..run.run import Run
 from ..store import RunStore
 from .recipe import Recipe, take_step
-from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_randomness, places, seed
+from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_randomness, places, seed, tell
 
 MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
 TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
@@ -191,8 +191,7 @@ def _side_by_side(tapes: Sequence[Tape], progress: Progress | None) -> Iterator[
         for tape in tapes:
             seed(before)
             take_step(tape.recipe, t)
-        if progress is not None:
-            progress(t + 1, tapes[0].length)
+        tell(progress, t + 1, tapes[0].length)
     yield tapes[0].length
 
 

@@ -164,8 +164,7 @@ class Tape:
                 self.coefficients.append(tuple(known.setdefault(c, c) for c in update.coefficients(self.optimizer)))
             take_step(self.recipe, t)
             self.generators.append(_same(generators(), self.generators[-1]))
-            if progress is not None:
-                progress(t + 1, self.length)
+            tell(progress, t + 1, self.length)
         if watch is not None:
             watch(self.length)
         self.end = fingerprint(self.recipe.model)
@@ -216,6 +215,12 @@ class Tape:
         """Refuse an optimizer whose steps cannot be differentiated."""
         if self.obstacle is not None:
             raise UnsupportedError(f"{what} differentiates the optimizer's steps, and {self.obstacle}.")
+
+
+def tell(progress: Progress | None, done: int, total: int) -> None:
+    """Report how far a job has come, where somebody wants to know."""
+    if progress is not None:
+        progress(done, total)
 
 
 @contextmanager
