@@ -254,7 +254,9 @@ def both_steps(t: int, k: Coefficients, clipped: bool, own: bool) -> tuple[Step,
 @pytest.mark.parametrize("own", [False, True], ids=["fisher", "own rows"])
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "two groups"])
-def test_hatted_coordinates_equal_raw_ones(groups: bool, clipped: bool, own: bool, contraction: Contraction) -> None:
+def test_preconditioned_coordinates_equal_raw_ones(
+    groups: bool, clipped: bool, own: bool, contraction: Contraction
+) -> None:
     """P constant and of rank one, decoupled decay: the same influences, whichever way they are computed."""
     first = [adam(0.1 + 0.02 * t, t + 1) for t in range(6)]
     ks = [joined(k, plain(0.3)._replace(decay=0.2), (4, 2)) if groups else k for k in first]
