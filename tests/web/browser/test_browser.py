@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.web.browsing import FITS, ROOT, Visitor, missing, served, until
 
-from backstory.web.schemas import HELPED, HURT
+from backstory.results.sign import HELPED, HURT
 
 Visit = Callable[..., Visitor]
 RUNS = ("digits", "text")
@@ -38,18 +39,20 @@ def paths(visitor: Visitor) -> list[str]:
     """One address of each page."""
     name = visitor.json("/")["default_queries"]
     answer = visitor.json(f"/queries/{name}/0")
-    sample, other = answer["hits"][0]["sample"]["path"], f"set={name}&index=0&set2={name}&index2=1"
-    fixed = ["/", "/timeline", "/phases", "/query", "/samples", "/sources", "/harmful", "/health"]
-    return [*fixed, f"{sample}?overwriting=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
+    sample = answer["samples"][str(answer["hits"][0]["sample"])]["path"]
+    other = f"set={name}&index=0&set2={name}&index2=1"
+    fixed = ["/", "/timeline", "/phases", "/query", "/samples", "/sources", "/harmful", "/health", "/evolution"]
+    over = f"/overwriting?sample={quote(str(answer['hits'][0]['sample']), safe='')}"
+    return [*fixed, over, f"{sample}?overwriting=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
 
 
 def shown(page: Page, side: str) -> list[str | None]:
     """Ids of the hits of one side, as the page shows them."""
-    return [hit.get_attribute("data-id") for hit in page.locator(f"[data-side={side}] > li").all()]
+    return [hit.get_attribute("data-id") for hit in page.locator(f"[data-side={side}] li.hit").all()]
 
 
 def ids(hits: list[dict[str, Any]]) -> list[str]:
-    return [h["sample"]["id"] for h in hits]
+    return [str(h["sample"]) for h in hits]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -76,7 +79,7 @@ def test_the_overview_says_what_was_trained_and_how_far_to_trust_it(run: str, vi
 def test_the_timeline_of_another_query_set_is_chosen(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/")
-    page.get_by_label("Mattered for the query set").select_option("poems")
+    page.get_by_label("Query set", exact=True).select_option("poems")
     page.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile(r"/timeline\?queries=poems"))
     expect(visitor.drawn().locator(".lead")).to_contain_text("poems")
@@ -98,21 +101,22 @@ def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None
     page.locator("a[href='/queries/demo/0']").click()
     visitor.drawn()
     found = visitor.json("/queries/demo/0")
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
-    hit = page.locator("[data-side=helpful] > li").first
-    for words in (HELPED, f"step {found['helpful'][0]['step']}", f"label {found['helpful'][0]['sample']['label']}"):
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    hit = page.locator("[data-side=hits] li.hit").first
+    best = found["hits"][0]
+    for words in (HELPED, f"step {best['step']}", f"label {found['samples'][str(best['sample'])]['label']}"):
         expect(hit).to_contain_text(words)
-    expect(page.locator("[data-side=harmful] > li").first).to_contain_text(HURT)
+    expect(page.locator("[data-side=harmful] li.hit").first).to_contain_text(HURT)
     image = hit.locator("img")
     assert image.evaluate("(x) => x.decode().then(() => x.naturalWidth)") == 8
     assert "labelled" in (image.get_attribute("alt") or "")
-    expect(page.locator("[data-figure=figure-pace] .bars .point").first).to_be_visible()
+    expect(page.locator("[data-figure=figure-by_step] .bars .point").first).to_be_visible()
 
 
 def test_sides_stand_beside_each_other_and_below_on_a_phone(visit: Visit) -> None:
     def boxes(visitor: Visitor) -> list[Any]:
         page = visitor.see("/queries/demo/0")
-        return [page.locator(f"[data-side={side}]").bounding_box() for side in ("helpful", "harmful")]
+        return [page.locator(f"[data-side={side}]").bounding_box() for side in ("hits", "harmful")]
 
     left, right = boxes(visit("digits"))
     assert left["x"] + left["width"] <= right["x"]
@@ -124,8 +128,8 @@ def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> N
     visitor = visit("text")
     page = visitor.see("/query")
     page.get_by_label("Your text").fill("The court denied the appeal.\nA witness held the contract. <b>x</b>")
-    page.locator("form", has=page.get_by_label("Your text")).get_by_label("Samples on either side").fill("20")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator("form", has=page.get_by_label("Your text")).get_by_label("Results per side").fill("20")
+    page.get_by_role("button", name="Query", exact=True).click()
     visitor.drawn()
     expect(page.locator("section.card .text")).to_have_text(
         "The court denied the appeal.\nA witness held the contract. <b>x</b>"
@@ -134,7 +138,7 @@ def test_a_typed_text_is_answered_and_common_words_are_marked(visit: Visit) -> N
     marks = {m.casefold() for m in page.locator(".hit mark").all_inner_texts()}
     assert marks
     assert marks <= {"court", "denied", "appeal", "witness", "held", "contract"}
-    assert len(shown(page, "helpful")) == 20
+    assert len(shown(page, "hits")) == 20
     assert page.title() != "taken"
     assert page.locator("main script:not([type])").count() == 0
 
@@ -145,13 +149,13 @@ def test_an_image_is_uploaded_and_asked_at_an_earlier_checkpoint(visit: Visit, t
     page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(file)
     page.get_by_label("Its label").fill("3")
-    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
+    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Query").click()
     visitor.drawn()
-    before = shown(page, "helpful")
+    before = shown(page, "hits")
     assert len(before) == 10
-    assert page.locator("img[data-asked]").evaluate("(x) => x.decode().then(() => x.naturalWidth)") > 0
+    assert page.locator("img[data-input]").evaluate("(x) => x.decode().then(() => x.naturalWidth)") > 0
     move(page, "ArrowLeft")
-    assert shown(page, "helpful") != before
+    assert shown(page, "hits") != before
 
 
 def move(page: Page, key: str) -> None:
@@ -171,7 +175,7 @@ def test_the_slider_replays_the_ranking(run: str, visit: Visit) -> None:
     for step in (steps[-2], steps[-3]):
         move(page, "ArrowLeft")
         found = visitor.json(f"{path}?at={step}")
-        assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+        assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
         expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
         expect(slider).to_have_attribute("aria-valuetext", f"step {step}")
     visitor.drawn()
@@ -195,12 +199,10 @@ def test_the_places_at_every_checkpoint_are_drawn_on_demand(visit: Visit) -> Non
     visitor = visit("text")
     page = visitor.see("/queries/law/0")
     page.get_by_role("button", name="Show the ranking at every checkpoint").click()
-    page.wait_for_selector("[data-figure=figure-replay_helpful]")
+    page.wait_for_selector("[data-figure=figure-places_hits]")
     visitor.drawn()
-    rankings = visitor.json("/queries/law/0?replay=true")["replay"]
-    lines = page.evaluate(
-        "document.querySelector('[data-figure=figure-replay_helpful]').data.map((t) => [t.name, t.y])"
-    )
+    rankings = visitor.json("/queries/law/0?replay=true")["rankings"]
+    lines = page.evaluate("document.querySelector('[data-figure=figure-places_hits]').data.map((t) => [t.name, t.y])")
     assert len(lines) >= 6
     for name, places in lines:
         known = [r["hits"].index(name) + 1 if name in r["hits"] else None for r in rankings]
@@ -213,15 +215,15 @@ def test_tokens_are_shaded_on_demand(typed: bool, visit: Visit) -> None:
     if typed:
         page = visitor.see("/query")
         page.get_by_label("Your text").fill("The moon sang to the river.")
-        page.get_by_role("button", name="Ask", exact=True).click()
+        page.get_by_role("button", name="Query", exact=True).click()
         visitor.drawn()
     else:
         page = visitor.see("/queries/poems/0?top=3")
-    before = page.locator("[data-side=helpful] .text").first.inner_text()
+    before = page.locator("[data-side=hits] .text").first.inner_text()
     page.get_by_role("button", name="Shade the tokens").click()
     page.wait_for_selector(".hit .tokens span.helped")
-    expect(page.locator("#said")).to_contain_text("Tokens are shaded")
-    after = page.locator("[data-side=helpful] .tokens").first
+    expect(page.locator("#status")).to_contain_text("Tokens are shaded")
+    after = page.locator("[data-side=hits] .tokens").first
     assert before.startswith(after.inner_text().rstrip("\n")[:20])
     assert page.locator(".hit .tokens span.hurt").count() > 0
     title = after.locator("span.helped").first.get_attribute("title") or ""
@@ -245,7 +247,7 @@ def test_two_queries_are_compared(visit: Visit) -> None:
 def test_an_answer_leads_to_a_comparison(visit: Visit) -> None:
     visitor = visit("digits")
     page = visitor.see("/queries/demo/1")
-    page.get_by_label("Its number in the set").fill("2")
+    page.get_by_label("Query index").fill("2")
     page.get_by_role("button", name="Compare").click()
     expect(page).to_have_url(re.compile(r"/compare\?set=demo&index=1&.*set2=demo&index2=2"))
     visitor.drawn()
@@ -271,7 +273,7 @@ def test_two_texts_are_compared_and_one_with_a_stored_query(visit: Visit) -> Non
     assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
     page = visitor.see("/query")
     page.get_by_label("Your text").fill(texts["text"])
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Query", exact=True).click()
     visitor.drawn()
     page.get_by_label("Its set").select_option("poems")
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -295,9 +297,9 @@ def test_two_images_are_compared_and_one_with_a_stored_query(visit: Visit, tmp_p
     page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(files[0])
     page.get_by_label("Its label").fill("3")
-    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
+    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Query").click()
     visitor.drawn()
-    page.get_by_label("Its number in the set").fill("1")
+    page.get_by_label("Query index").fill("1")
     page.get_by_role("button", name="Compare", exact=True).click()
     visitor.drawn()
     stored = visitor.json(f"/queries/{visitor.json('/')['default_queries']}/1")
@@ -360,18 +362,20 @@ def test_pages_of_samples_follow_each_other(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_sample_shows_its_life_and_what_saturated_it(run: str, visit: Visit) -> None:
+def test_a_sample_shows_its_life_and_what_overwrote_it(run: str, visit: Visit) -> None:
     visitor = visit(run)
     path = visitor.json("/samples?sort=step&per=1")["items"][0]["path"]
     page, found = visitor.see(path), visitor.json(path)
     expect(page.locator("[data-figure=figure-evolution] .main-svg").first).to_be_visible()
     expect(page.locator("[data-figure=figure-occurrences] .bars .point").first).to_be_visible()
-    assert page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]) > 0
-    page.get_by_role("link", name="Find out").click()
-    page.wait_for_selector("#erasers table")
+    assert (
+        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]["neighbours"]) > 0
+    )
+    page.get_by_role("link", name="Compute").click()
+    page.wait_for_selector("#overwriting table")
     visitor.drawn()
-    left = visitor.json(f"{path}?overwriting=true")["saturation"]["left"]
-    expect(page.locator("#erasers tbody tr").last).to_contain_text(f"{abs(left):.3g}"[:6])
+    left = visitor.json(f"{path}?overwriting=true")["overwriting"]["influence"]
+    expect(page.locator("#overwriting tbody tr").last).to_contain_text(f"{abs(left):.3g}"[:6])
     expect(page).to_have_url(visitor.address + path)
 
 
@@ -402,27 +406,27 @@ def test_sources_are_downloaded_as_csv(visit: Visit) -> None:
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
     found = visitor.json("/sources?queries=law&queries=poems")
     assert rows[0][0] == "source"
-    assert [row[0] for row in rows[1:]] == [s["name"] for s in found["sources"]]
+    assert [row[0] for row in rows[1:]] == found["sources"]
 
 
 def test_harmful_samples_are_selected_and_their_ids_exported(visit: Visit) -> None:
     visitor = visit("text", permissions=["clipboard-read", "clipboard-write"])
-    page, found = visitor.see("/harmful?top=6"), visitor.json("/harmful?top=6")["items"]
+    page, found = visitor.see("/harmful?top=6"), visitor.json("/harmful?top=6")["harmful"]
     button = page.get_by_role("button", name="Export ids as CSV")
     expect(button).to_be_disabled()
     for hit in (found[0], found[2]):
-        page.get_by_label(f"Select sample {hit['sample']['id']}", exact=True).check()
+        page.get_by_label(f"Select sample {hit['sample']}", exact=True).check()
     expect(page.locator("[data-count]")).to_have_text(f"2 of {len(found)} selected")
     with page.expect_download() as waiting:
         button.click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [r[0] for r in rows] == ["id", found[0]["sample"]["id"], found[2]["sample"]["id"]]
+    assert [r[0] for r in rows] == ["id", *ids([found[0], found[2]])]
     assert [float(r[1]) for r in rows[1:]] == [found[0]["influence"], found[2]["influence"]]
     page.get_by_label("All", exact=True).check()
     expect(page.locator("[data-count]")).to_have_text(f"{len(found)} of {len(found)} selected")
     page.get_by_role("button", name="Copy ids").click()
-    expect(page.locator("#said")).to_have_text(f"{len(found)} ids copied")
-    assert page.evaluate("navigator.clipboard.readText()").split() == [h["sample"]["id"] for h in found]
+    expect(page.locator("#status")).to_have_text(f"{len(found)} ids copied")
+    assert page.evaluate("navigator.clipboard.readText()").split() == ids(found)
 
 
 def colours(page: Page) -> tuple[str, str]:
@@ -456,7 +460,7 @@ def test_the_theme_follows_the_system_until_somebody_chooses(visit: Visit) -> No
 def test_keys_lead_to_pages_but_not_while_somebody_types(visit: Visit) -> None:
     visitor = visit("text")
     page = visitor.see("/")
-    for key, path in (("a", "/query"), ("s", "/samples"), ("r", "/sources"), ("h", "/harmful"), ("o", "/")):
+    for key, path in (("q", "/query"), ("s", "/samples"), ("r", "/sources"), ("h", "/harmful"), ("o", "/")):
         page.keyboard.press(key)
         expect(page).to_have_url(visitor.address + path)
         visitor.drawn()
@@ -479,7 +483,7 @@ def test_keys_are_explained_and_can_be_switched_off(visit: Visit) -> None:
     expect(page.locator("dialog")).to_contain_text("Keys do nothing while you type")
     page.get_by_label("Keys are on").uncheck()
     page.get_by_role("button", name="Close").click()
-    page.keyboard.press("a")
+    page.keyboard.press("q")
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_be_hidden()
     expect(page).to_have_url(f"{visitor.address}/harmful")
@@ -524,8 +528,8 @@ def test_a_service_that_does_not_answer_is_said(visit: Visit) -> None:
     page = visitor.see("/queries/law/0")
     page.route("**/queries/law/0?*", lambda route: route.abort())
     page.keyboard.press("[")
-    expect(page.locator("#ranking > .problem")).to_have_text("The service does not answer.")
-    expect(page.locator("#said")).to_have_text("The service does not answer.")
+    expect(page.locator("#ranking > .problem")).to_have_text("The service does not respond.")
+    expect(page.locator("#status")).to_have_text("The service does not respond.")
     expect(page.locator("#ranking")).not_to_have_attribute("aria-busy", "true")
     assert [w for w in visitor.wrong if "ERR_FAILED" not in w] == []
     visitor.wrong.clear()
@@ -555,12 +559,12 @@ def test_the_first_key_of_tab_leads_past_the_head(visit: Visit) -> None:
 def test_everything_but_figures_works_without_a_script(visit: Visit) -> None:
     visitor = visit("text", java_script_enabled=False)
     page = visitor.page
-    page.goto(f"{visitor.address}/ask")
+    page.goto(f"{visitor.address}/query")
     page.get_by_label("Your text").fill("The court held.")
-    page.get_by_role("button", name="Ask", exact=True).click()
-    assert len(shown(page, "helpful")) == 10
+    page.get_by_role("button", name="Query", exact=True).click()
+    assert len(shown(page, "hits")) == 10
     step = visitor.json("/")["checkpoints"][0]
-    page.get_by_label("Ask the model at step").select_option(str(step))
+    page.get_by_label("Model at step").select_option(str(step))
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
     page.goto(f"{visitor.address}/samples")
@@ -568,8 +572,8 @@ def test_everything_but_figures_works_without_a_script(visit: Visit) -> None:
     page.get_by_role("button", name="Search").click()
     expect(page.locator("main tbody tr").first).to_contain_text("court")
     page.locator("main tbody a").first.click()
-    page.get_by_role("link", name="Find out").click()
-    expect(page.locator("#erasers table")).to_be_visible()
+    page.get_by_role("link", name="Compute").click()
+    expect(page.locator("#overwriting table")).to_be_visible()
 
 
 def test_text_of_samples_is_never_run(visit: Visit) -> None:
@@ -597,7 +601,7 @@ def test_an_error_in_a_part_is_said_in_its_place_and_can_be_tried_again(visit: V
     assert [w for w in visitor.wrong if "503" not in w] == []
     visitor.wrong.clear()
     button.click()
-    page.wait_for_selector("[data-figure=figure-replay_helpful]")
+    page.wait_for_selector("[data-figure=figure-places_hits]")
     visitor.drawn()
 
 

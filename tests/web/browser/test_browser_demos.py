@@ -17,8 +17,9 @@ from tests.web.browser.test_browser import compared, ids, move, paths, shown, si
 from tests.web.browsing import FITS, ROOT, Visitor, served
 
 from backstory.demo.data import DataError
+from backstory.results.sign import HELPED, HURT
+from backstory.results.words import common_words
 from backstory.web.pages import plain
-from backstory.web.schemas import HELPED, HURT
 
 pytestmark = pytest.mark.slow
 RUNS = ("mnist", "domains")
@@ -102,25 +103,23 @@ def test_the_overview_has_timeline_loss_trust_and_phases(visitor: Visitor) -> No
 def test_a_stored_query_is_answered_replayed_and_compared(visitor: Visitor) -> None:
     path = f"/queries/{of(visitor)}/0"
     page, found = visitor.see(path), visitor.json(path)
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
-    expect(page.locator("[data-side=helpful] > li").first).to_contain_text(HELPED)
-    expect(page.locator("[data-side=harmful] > li").first).to_contain_text(HURT)
-    expect(page.locator("[data-figure=figure-pace] .bars .point").first).to_be_attached()
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    expect(page.locator("[data-side=hits] li.hit").first).to_contain_text(HELPED)
+    expect(page.locator("[data-side=harmful] li.hit").first).to_contain_text(HURT)
+    expect(page.locator("[data-figure=figure-by_step] .bars .point").first).to_be_attached()
     move(page, "ArrowLeft")
     step = found["checkpoints"][-2]
     earlier = visitor.json(f"{path}?at={step}")
-    assert shown(page, "helpful") == ids(earlier["hits"])
-    assert plain(earlier["query"]["loss"]) != plain(found["query"]["loss"])
-    expect(page.get_by_label("The query", exact=True)).to_contain_text(
-        f"Its own loss on this: {plain(earlier['query']['loss'])} ("
-    )
+    assert shown(page, "hits") == ids(earlier["hits"])
+    assert plain(earlier["input"]["loss"]) != plain(found["input"]["loss"])
+    expect(page.get_by_label("The query", exact=True)).to_contain_text(f"Loss: {plain(earlier['input']['loss'])}")
     link = page.get_by_role("link", name="This page as JSON").get_attribute("href")
     assert page.request.get(f"{visitor.address}{link}").json()["at"] == step
     assert {x.get_attribute("value") for x in page.locator("input[type=hidden][name=at]").all()} == {str(step)}
     page.get_by_role("button", name="Show the ranking at every checkpoint").click()
-    page.wait_for_selector("[data-figure=figure-replay_helpful]")
+    page.wait_for_selector("[data-figure=figure-places_hits]")
     visitor.drawn()
-    page.get_by_label("Its number in the set").fill("1")
+    page.get_by_label("Query index").fill("1")
     page.get_by_role("button", name="Compare", exact=True).click()
     visitor.drawn()
     asked = f"/compare?set={of(visitor)}&index=0&set2={of(visitor)}&index2=1&at={step}"
@@ -132,11 +131,11 @@ def test_typed_text_is_answered_shaded_and_compared(visitor: Visitor) -> None:
     text = "The court held that the defendant was liable."
     page = visitor.see("/query")
     page.get_by_label("Your text").fill(text)
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Query", exact=True).click()
     visitor.drawn()
     found = post(visitor, "/query", {"text": text})
-    assert (shown(page, "helpful"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
-    common = {w for h in (*found["hits"], *found["harmful"]) for w in h["common"]}
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    common = {w for x in found["samples"].values() for w in common_words(x["text"], text)}
     assert {m.casefold() for m in page.locator(".hit mark").all_inner_texts()} == common
     page.get_by_role("button", name="Shade the tokens").click()
     expect(page.locator("#ranking .tokens")).to_have_count(20)
@@ -157,9 +156,9 @@ def test_an_image_is_uploaded_and_compared(visitor: Visitor, tmp_path: Path) -> 
     page = visitor.see("/query")
     page.get_by_label("Your image").set_input_files(file)
     page.get_by_label("Its label").fill("3")
-    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Ask").click()
+    page.locator("form", has=page.get_by_label("Your image")).get_by_role("button", name="Query").click()
     visitor.drawn()
-    before = shown(page, "helpful") + shown(page, "harmful")
+    before = shown(page, "hits") + shown(page, "harmful")
     assert len(before) == 20
     assert page.locator(".hit img").first.evaluate("(x) => x.decode().then(() => x.naturalWidth)") == 28
     page.get_by_label("The other image").set_input_files(file)
@@ -183,9 +182,11 @@ def test_samples_are_searched_and_one_shows_its_whole_life(visitor: Visitor) -> 
     expect(page.locator("h1")).to_contain_text(found["sample"]["id"])
     for name in ("evolution", "occurrences"):
         expect(page.locator(f"[data-figure=figure-{name}] .main-svg").first).to_be_visible()
-    assert page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]) > 0
-    page.get_by_role("link", name="Find out").click()
-    page.wait_for_selector("#erasers table")
+    assert (
+        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]["neighbours"]) > 0
+    )
+    page.get_by_role("link", name="Compute").click()
+    page.wait_for_selector("#overwriting table")
     visitor.drawn()
 
 
@@ -199,7 +200,7 @@ def test_sources_have_a_heat_map_where_there_are_domains_and_come_as_csv(visitor
     with page.expect_download() as waiting:
         page.get_by_role("link", name="Download as CSV").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [row[0] for row in rows[1:]] == [s["name"] for s in found["sources"]]
+    assert [row[0] for row in rows[1:]] == found["sources"]
     page.locator("[data-figure=figure-sources] .bars .point path").first.click(force=True)
     page.wait_for_url("**/samples?*")
     visitor.drawn()
@@ -207,12 +208,12 @@ def test_sources_have_a_heat_map_where_there_are_domains_and_come_as_csv(visitor
 
 @each
 def test_harmful_ids_are_exported(visitor: Visitor) -> None:
-    page, found = visitor.see("/harmful?top=8"), visitor.json("/harmful?top=8")["items"]
-    page.get_by_label(f"Select sample {found[1]['sample']['id']}", exact=True).check()
+    page, found = visitor.see("/harmful?top=8"), visitor.json("/harmful?top=8")["harmful"]
+    page.get_by_label(f"Select sample {found[1]['sample']}", exact=True).check()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export ids as CSV").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [r[0] for r in rows] == ["id", found[1]["sample"]["id"]]
+    assert [r[0] for r in rows] == ["id", str(found[1]["sample"])]
 
 
 @each
