@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from backstory.errors import UnsupportedError
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5fd3", "#c77d0a", "#2a9d8f", "#6c757d", "#b5179e")
@@ -24,3 +27,14 @@ def figure(titles: Sequence[str], x: str, y: Sequence[str], *, shared: bool = Tr
     made.update_xaxes(title_text=x, row=n, col=1)
     made.update_layout(template="plotly_white", height=HEIGHT * n + 120)
     return made
+
+
+def smooth(y: NDArray[np.float64], share: float = 0.02) -> NDArray[np.float64]:
+    """Mean over the neighbours within `share` of the curve on either side; what is not a number is left out."""
+    half = min(max(1, round(share * len(y))), (len(y) - 1) // 2)
+    known = np.isfinite(y)
+    window = np.ones(2 * half + 1)
+    total = np.convolve(np.where(known, y, 0.0), window, "same")
+    count = np.convolve(known.astype(float), window, "same")
+    out: NDArray[np.float64] = np.divide(total, count, out=np.full(len(y), np.nan), where=count > 0)
+    return out

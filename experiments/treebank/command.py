@@ -90,5 +90,5 @@ def _evolution(found: Mapping[str, Any]) -> None:
     output.table(title, ("checkpoint", *(f"{g}: size" for g in sizes), *(f"{g}: mean" for g in sizes)), rows)
 
 
-def _number(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else format(value, form)
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or math.isnan(value) else format(value, form)

@@ -4,10 +4,9 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from backstory.insight.timeline import smooth
 from backstory.results.figures import page
 from backstory.results.words import common_words, mark_words
-from experiments.plots import COLOURS, figure
+from experiments.plots import COLOURS, figure, smooth
 from experiments.treebank.copies import COSINE, FUNCTION, METHODS, OURS
 from experiments.treebank.proofs import summary
 from experiments.treebank.study import CAUTION, TreebankResult

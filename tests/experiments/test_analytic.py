@@ -14,6 +14,11 @@ import backstory
 from backstory.errors import UsageError
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return small("sgd", tmp_path_factory.mktemp("runs") / "plain")
+
+
 def test_exact_curves_are_those_of_the_product(plain: Small) -> None:
     store = plain.run._store
     rows = store.read(0, store.n_rows(), dtype=torch.float64).rows

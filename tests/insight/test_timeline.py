@@ -12,7 +12,7 @@ from tests.support.loops import batch_of, ids_of, mlp, sgd, train
 
 import backstory
 from backstory.insight.phases import Curve, Phases, phases
-from backstory.insight.timeline import smooth, timeline
+from backstory.insight.timeline import timeline
 
 
 def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> None:
@@ -108,12 +108,3 @@ def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:
     made = small("groups", tmp_path / "run")
     found = timeline(made.run, made.model, loss, made.queries)
     assert found.rate[0] == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 50])
-def test_smoothing_keeps_length_level_and_gaps(n: int) -> None:
-    y = np.full(n, 2.0)
-    y[0] = np.nan
-    found = smooth(y)
-    assert found.shape == (n,)
-    np.testing.assert_allclose(found[np.isfinite(found)], 2.0)

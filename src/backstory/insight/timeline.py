@@ -88,8 +88,8 @@ def timeline(
 def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     """The same from the influence on one query."""
     step, table = influence.at, run.steps(0, influence.at)
-    scores = influence.only(None).scores[0].numpy()
-    mean, sizes = by_step(scores, influence.steps, step), by_step(np.abs(scores), influence.steps, step)
+    _, sums, sizes = influence.by_step()
+    mean = sums / np.maximum(1, table.rows)
     rate, clipped = table.groups["rate"].max(1), np.asarray(table.clip) < 1
     per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=(rate > 0) & ~clipped)
     size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
@@ -105,11 +105,6 @@ def _about_clipping(clipped: Any) -> tuple[str, ...]:
     return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {why}",)
 
 
-def by_step(values: Curve, steps: Any, n: int) -> Curve:
-    """Mean of the values of each step, (n,)."""
-    return np.bincount(steps, weights=values, minlength=n) / np.maximum(1, np.bincount(steps, minlength=n))
-
-
 def losses(run: Run, at: int) -> Curve:
     """Σ w ℓ of each step before `at`, NaN where a loss is not known."""
     store = RunStore.open(run.path)
@@ -118,15 +113,4 @@ def losses(run: Run, at: int) -> Curve:
     for lo in range(0, n, ROWS_AT_ONCE):
         block = store.read(lo, min(n, lo + ROWS_AT_ONCE), rows=False)
         np.add.at(out, block.step.numpy(), (block.weight * block.loss).numpy())
-    return out
-
-
-def smooth(y: Curve, share: float = 0.02) -> Curve:
-    """Mean over the neighbours within `share` of the curve on either side; what is not a number is left out."""
-    half = min(max(1, round(share * len(y))), (len(y) - 1) // 2)
-    known = np.isfinite(y)
-    window = np.ones(2 * half + 1)
-    total = np.convolve(np.where(known, y, 0.0), window, "same")
-    count = np.convolve(known.astype(float), window, "same")
-    out: Curve = np.divide(total, count, out=np.full(len(y), np.nan), where=count > 0)
     return out

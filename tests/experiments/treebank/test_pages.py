@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from experiments.plots import smooth
 from experiments.treebank.copies import FUNCTION, METHODS, OURS
 from experiments.treebank.pages import copies_figure, examples_page, faded_figure, pages, sizes_figure
 from experiments.treebank.proofs import Proof
@@ -14,7 +15,6 @@ from experiments.treebank.study import TreebankResult, study
 from tests.experiments.treebank.test_run import TINY, without_network
 
 from backstory.insight.phases import Side
-from backstory.insight.timeline import smooth
 
 
 @pytest.fixture(scope="module")
