@@ -1,16 +1,26 @@
 """`python -m experiments limit, kinks, bound, duplicates, ablation`: one question each, in minutes."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from backstory.cli import output
-from experiments.cli import Cache, Json, Samples, Seeds, app, seeds_of
-from experiments.small import tables as tables
+from experiments.cli import (
+    Cache,
+    Json,
+    Plot,
+    Samples,
+    Seeds,
+    app,
+    begin,
+    finish,
+    floats_of,
+    numbers_of,
+    seeds_of,
+    words_of,
+)
+from experiments.small import tables
 
-Plot = Annotated[Path | None, typer.Option(help="Write a page with the figure, such as limit.html.")]
 Images = Annotated[int, typer.Option(help="Training images.", min=2)]
 Epochs = Annotated[int, typer.Option(min=1)]
 Model = Annotated[str, typer.Option(help="mlp or tiny.")]
@@ -27,13 +37,13 @@ def limit(
     json: Json = False,
 ) -> None:
     """The influence function as the limit of expected leave-one-out, on a convex model."""
-    from experiments.small.limit import study as run
+    from experiments.small.limit import study
     from experiments.small.pages import limit_page
 
-    _begin(plot)
+    begin(plot)
     with output.progress() as say:
-        found = run(_words(models), _numbers(steps), seeds_of(seeds), rate=rate, batch=batch, say=say)
-    _end(found, plot, limit_page, json, tables.limit_table)
+        result = study(words_of(models), numbers_of(steps), seeds_of(seeds), rate=rate, batch=batch, say=say)
+    finish(result, tables.limit_table, json=json, files={plot: limit_page})
 
 
 @app.command()
@@ -54,18 +64,18 @@ def kinks(
 ) -> None:
     """How much of the gap between exact unrolling and retraining is the fault of kinks."""
     from experiments.data.images import setup_of
-    from experiments.small.kinks import study as run
+    from experiments.small.kinks import study
     from experiments.small.pages import kinks_page
 
     if setup not in ("paper", "smooth"):
         raise typer.BadParameter(f"found --setup {setup!r}; expected paper or smooth.")
-    _begin(plot)
+    begin(plot)
     chosen = setup_of(model, "relu" if setup == "paper" else "gelu", "sgd", epochs, images)
     with output.progress() as say:
-        found = run(
-            chosen, seeds_of(seeds), _words(activation), count=removals, factors=_floats(factors), cache=cache, say=say
+        result = study(
+            chosen, seeds_of(seeds), words_of(activation), count=removals, factors=floats_of(factors), cache=cache, say=say
         )  # fmt: skip
-    _end(found, plot, kinks_page, json, tables.kinks_table)
+    finish(result, tables.kinks_table, json=json, files={plot: kinks_page})
 
 
 @app.command()
@@ -83,14 +93,14 @@ def bound(
     from dataclasses import replace
 
     from experiments.data.images import setup_of
-    from experiments.small.bound import study as run
+    from experiments.small.bound import study
     from experiments.small.pages import bound_page
 
-    _begin(plot)
+    begin(plot)
     chosen = replace(setup_of("tiny", "gelu", "sgd", epochs, images), hidden=hidden)
     with output.progress() as say:
-        found = run(chosen, seed, C=c, count=removals, say=say)
-    _end(found, plot, bound_page, json, tables.bound_table)
+        result = study(chosen, seed, C=c, count=removals, say=say)
+    finish(result, tables.bound_table, json=json, files={plot: bound_page})
 
 
 @app.command()
@@ -107,14 +117,14 @@ def duplicates(
 ) -> None:
     """Copies of one sample, early and late in training: two values, or one?"""
     from experiments.data.images import setup_of
-    from experiments.small.duplicates import study as run
+    from experiments.small.duplicates import study
     from experiments.small.pages import duplicates_page
 
-    _begin(plot)
+    begin(plot)
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
     with output.progress() as say:
-        found = run(chosen, seeds_of(seeds), count=copies, rank=rank, cache=cache, say=say)
-    _end(found, plot, duplicates_page, json, tables.duplicates_table)
+        result = study(chosen, seeds_of(seeds), count=copies, rank=rank, cache=cache, say=say)
+    finish(result, tables.duplicates_table, json=json, files={plot: duplicates_page})
 
 
 @app.command()
@@ -134,51 +144,14 @@ def ablation(
 ) -> None:
     """What a record must keep: ranks × projections × curvature rows, with their bytes."""
     from experiments.data.images import setup_of
-    from experiments.small.ablation import study as run
+    from experiments.small.ablation import study
     from experiments.small.pages import ablation_page
 
-    _begin(plot)
+    begin(plot)
     chosen = setup_of(model, "gelu", "sgd", epochs, images)
     with output.progress() as say:
-        found = run(
-            chosen, seeds_of(seeds), ranks=_numbers(ranks), projections=_words(projections),
-            curvatures=_words(curvatures), warmups=_words(warmup), count=removals, cache=cache, say=say,
+        result = study(
+            chosen, seeds_of(seeds), ranks=numbers_of(ranks), projections=words_of(projections),
+            curvatures=words_of(curvatures), warmups=words_of(warmup), count=removals, cache=cache, say=say,
         )  # fmt: skip
-    _end(found, plot, ablation_page, json, tables.ablation_table)
-
-
-def _begin(plot: Path | None) -> None:
-    import torch
-
-    output.plotting(plot)
-    torch.set_num_threads(1)
-
-
-def _end(
-    found: dict[str, Any],
-    plot: Path | None,
-    page: Callable[[tables.Found], str],
-    json: bool,
-    table: Callable[[tables.Found], None],
-) -> None:
-    if plot is not None:
-        plot.write_text(page(found), encoding="utf-8")
-    if json:
-        output.emit(found)
-    else:
-        table(found)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(x) for x in _floats(text)]
-
-
-def _floats(text: str) -> list[float]:
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError:
-        raise typer.BadParameter(f"found {text!r}; expected numbers with commas, such as 4,8,16.") from None
+    finish(result, tables.ablation_table, json=json, files={plot: ablation_page})

@@ -1,10 +1,11 @@
 """The pages of the small studies: one HTML file each that needs no network."""
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
-COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5fd3", "#c77d0a", "#2a9d8f")
+from backstory.results.figures import page as html_page
+from experiments.plots import COLOURS
+
 SYMBOLS = ("circle", "square", "diamond", "cross")
 Found = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ def limit_page(found: Found) -> str:
         )
     figure.add_hline(y=1, line_dash="dot")
     figure.update_xaxes(type="log")
-    return _page("The influence function as the limit of long training", LIMIT, figure)
+    return html_page("The influence function as the limit of long training", LIMIT, figure)
 
 
 def kinks_page(found: Found) -> str:
@@ -37,7 +38,7 @@ def kinks_page(found: Found) -> str:
         figure.add_scatter(x=row["factors"], y=row["gaps"], name=name, line={"color": colour}, legendgroup=name)
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
-    return _page("What kinks cost exact unrolling", KINKS, figure)
+    return html_page("What kinks cost exact unrolling", KINKS, figure)
 
 
 def bound_page(found: Found) -> str:
@@ -53,7 +54,7 @@ def bound_page(found: Found) -> str:
     figure.add_scatter(x=steps, y=truth, mode="markers", name="|truth|", marker={"color": "#6c757d", "symbol": "x"})
     figure.update_yaxes(type="log", exponentformat="power")
     words = f"{BOUND} The theorem's own number, a distance of weights, is {found['constants']['theorem']:.2g}."
-    return _page("The paper's error bound, with measured constants", words, figure)
+    return html_page("The paper's error bound, with measured constants", words, figure)
 
 
 def duplicates_page(found: Found) -> str:
@@ -73,7 +74,7 @@ def duplicates_page(found: Found) -> str:
     figure.update_xaxes(title_text="loss retrained without the copy − with it")
     figure.update_yaxes(title_text="value")
     figure.update_layout(template="plotly_white", height=330 * len(names))
-    return _page("Copies of one sample, early and late", DUPLICATES, figure)
+    return html_page("Copies of one sample, early and late", DUPLICATES, figure)
 
 
 def ablation_page(found: Found) -> str:
@@ -96,7 +97,7 @@ def ablation_page(found: Found) -> str:
         )
     figure.update_xaxes(type="log")
     shapes = ", ".join(f"{c}: {SYMBOLS[k % len(SYMBOLS)]}" for k, c in enumerate(curvatures))
-    return _page("What a record must keep", f"{ABLATION} Shapes: {shapes}.", figure)
+    return html_page("What a record must keep", f"{ABLATION} Shapes: {shapes}.", figure)
 
 
 LIMIT = """On a convex model with a constant rate, T times the effect of one sample that is added to one of T batches, averaged
@@ -117,14 +118,3 @@ def _figure(x: str, y: str) -> Any:
     figure = go.Figure()
     figure.update_layout(template="plotly_white", height=560, xaxis_title=x, yaxis_title=y)
     return figure
-
-
-def _page(title: str, words: str, figure: Any) -> str:
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title></head>
-<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem">
-<h1 style="font-size: 1.4rem">{html.escape(title)}</h1>
-<p>{html.escape(words)}</p>
-{figure.to_html(full_html=False, include_plotlyjs=True)}
-</body></html>
-"""

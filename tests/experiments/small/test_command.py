@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from experiments.__main__ import app
-from experiments.small.command import _floats, _numbers
+from experiments.cli import floats_of, numbers_of
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -49,8 +49,8 @@ def test_table_page_and_json(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_lists_are_numbers_with_commas() -> None:
-    assert _numbers("4, 8") == [4, 8]
-    assert _floats("1,0.1") == [1.0, 0.1]
+    assert numbers_of("4, 8") == [4, 8]
+    assert floats_of("1,0.1") == [1.0, 0.1]
     found = CliRunner().invoke(app, ["ablation", "--ranks", "many"])
     assert found.exit_code == 2
     assert "4,8,16" in found.output
