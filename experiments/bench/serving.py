@@ -48,7 +48,7 @@ class Service:
         """`(status, seconds)` of one typed question; the whole answer is read."""
         began = time.perf_counter()
         body = json.dumps({"text": text})
-        link.request("POST", "/ask", body, {"Content-Type": "application/json", "Accept": "application/json"})
+        link.request("POST", "/query", body, {"Content-Type": "application/json", "Accept": "application/json"})
         found = link.getresponse()
         found.read()
         return found.status, time.perf_counter() - began
