@@ -140,9 +140,12 @@ class Gathered:
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
 
-    def single(self, block: int) -> bool:
-        """Whether each sample's gradient of a block is one outer product: one call at one position."""
-        return {n for (_, b), n in self._positions.items() if b == block} == {1}
+    def positions(self) -> dict[int, int]:
+        """Of each block: how many outer products a sample's gradient is the sum of, at most; 2 for what is no such sum."""
+        most: dict[int, int] = {}
+        for (_, b), n in self._positions.items():
+            most[b] = max(n, most.get(b, 0))
+        return most
 
     def terms(self, block: int) -> Terms:
         """What was summed into the gradient of a block that is checked in this step."""

@@ -115,6 +115,7 @@ class Recorder:
         self._failure: BaseException | None = None  # of the writer, that was raised
         self._at = store.n_steps() or len(store.spooled())  # the next step's number
         self._budget = Budget(store, self._at, steps, max_bytes)
+        self._factored = [b for b, stored in enumerate(store.blocks) if not isinstance(stored, int)]
         self._sound = True  # the model is where the last recorded step left it
         self._open = False
 
@@ -205,7 +206,7 @@ class Recorder:
         if taken is None:
             self._skip(scope)
             return
-        self._choose_factors()
+        self._settle_factors(taken)
         self._budget.spend(self._at, len(scope.ids))
         if self._warming_up:
             self._keep_for_warmup(taken)
@@ -218,11 +219,21 @@ class Recorder:
             self._with_writer(self._writer.wait_made)  # a checkpoint of a step that is not recorded would be of no use
             self._checkpoint(self._at)
 
-    def _choose_factors(self) -> None:
+    def _settle_factors(self, taken: TakenStep) -> None:
         """Before the first row: a matrix that each sample passed once, at one position, has rows that are outer products."""
-        if self._at == 0 and self.settings.projection != "learned":
+        if self.settings.projection == "learned":
+            return
+        if self._at == 0:
             pairs = zip(self.blocks, self.watcher.single, strict=True)
             self.store.keep_factors([stored_as(block.shape, single) for block, single in pairs])
+            self._factored = [b for b, stored in enumerate(self.store.blocks) if not isinstance(stored, int)]
+        positions = taken.scope.gradients.positions() if self._factored else {}
+        if many := [b for b in self._factored if positions.get(b, 1) > 1]:
+            raise UsageError(
+                f"a sample of step {self._at} passes the layer of {self.blocks[many[0]].name!r} {positions[many[0]]} times (calls and "
+                "positions); in the first step each passed it once, so that its rows are stored as two factors. The steps before "
+                "are safe. Record with projection='learned', whose rows are stored whole, or begin with a step like the later ones."
+            )
 
     def _hand_over(self, taken: TakenStep) -> None:
         assert self.watcher.bases is not None

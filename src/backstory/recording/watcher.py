@@ -113,7 +113,8 @@ class StepWatcher:
         if reading is None:
             return None
         if not self._taken:
-            self.single = [scope.gradients.single(b) for b in range(len(self.blocks))]
+            positions = scope.gradients.positions()
+            self.single = [positions.get(b) == 1 for b in range(len(self.blocks))]
         self._taken += 1
         weight = scope.weights()
         inverse = safe_inverse(weight * self.reader.loss_scale)
