@@ -115,10 +115,7 @@ def _by_source(result: TextResult, run: Run, recipe: Recipe) -> None:
     sums = answer.group_by("source")
     result.sources = sorted(sums)
     result.matrix = [sums[name].tolist() for name in result.sources]
-    at, rates = (
-        torch.from_numpy(answer.steps).long(),
-        torch.from_numpy(run.steps().groups["rate"].max(1)).double(),
-    )
+    at, rates = (torch.from_numpy(answer.steps).long(), torch.from_numpy(run.steps().groups["rate"].max(1)).double())
     total = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, answer.scores.double().abs().mean(0))
     count = torch.zeros(run.n_steps, dtype=torch.float64).index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
     result.timeline = (total / count / rates).tolist()

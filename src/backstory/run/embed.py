@@ -57,13 +57,7 @@ def embed(
     progress: Progress | None = None,
 ) -> EmbedReport:
     """Write the embeddings of all occurrences before step `at`, on the model at `at`."""
-    report = EmbedReport(
-        at,
-        at,
-        dims=store.width,
-        per_layer=per_layer,
-        form=form_of(contraction),
-    )
+    report = EmbedReport(at, at, dims=store.width, per_layer=per_layer, form=form_of(contraction))
     began = time.perf_counter()
     where = slices(store, per_layer)
     watch = Watch(store, at)

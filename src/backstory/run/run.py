@@ -206,11 +206,7 @@ class Run:
     ) -> ModelAt:
         """A model of the run, ready to give gradients for `query_gradients` many times; `like` shares its projection."""
         return ModelAt(
-            self._store,
-            model,
-            self.step_of(at),
-            unverified=unverified,
-            bases=None if like is None else like.bases,
+            self._store, model, self.step_of(at), unverified=unverified, bases=None if like is None else like.bases
         )
 
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
@@ -230,12 +226,7 @@ class Run:
 
     @own_precision()
     def compress(
-        self,
-        out: str | Path,
-        *,
-        rank: int | None = RANK,
-        windows: int | None = None,
-        progress: Progress | None = None,
+        self, out: str | Path, *, rank: int | None = RANK, windows: int | None = None, progress: Progress | None = None
     ) -> CompressReport:
         """Write this run to `out` with its curvature as the mean of windows of steps: smaller; fine-tuned models came out closer to the truth.
 

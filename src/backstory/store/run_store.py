@@ -418,11 +418,7 @@ class RunStore:
     # embeddings
 
     def write_embeddings(
-        self,
-        at: int,
-        blocks: Iterable[tuple[int, Tensor]],
-        settings: Mapping[str, Any],
-        encoding: str = "float16",
+        self, at: int, blocks: Iterable[tuple[int, Tensor]], settings: Mapping[str, Any], encoding: str = "float16"
     ) -> None:
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()

