@@ -94,10 +94,10 @@ def _other_rows() -> list[Row]:
         row("random-16-empirical/6", six(projection="random")),
         row("random-32-empirical/6", six(projection="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
+        compressed_row("int8-compressed", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         row("default", {}),
         compressed_row("default-compressed", {}),
-        compressed_row("int8-compressed", six(encoding="int8")),
     ]
 
 
