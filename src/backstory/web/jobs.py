@@ -3,7 +3,7 @@
 Four lanes, so that nobody waits for something short behind something long: look-ups and queries of the model share a few
 threads each, what sweeps over the run takes turns in one, what replays training in another. A job that could not be done in its time, for
 what is before it in its lane takes too long, is refused. One that takes too long is answered with an error: its result is cached for the next who
-asks and it goes on, or nothing is kept and it is cancelled: it carries a flag in its thread, which its parts look at between them.
+asks and it goes on, or nothing is cached and it is cancelled: it carries a flag in its thread, which its parts look at between them.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ class Work:
     ) -> T:
         """The result of a job; refused with 429 where there is no room for it, with 503 where it takes too long.
 
-        `keeps`: whether what it computes is kept, so that it is worth going on with; `key` names what it computes.
+        `keeps`: whether what it computes is cached, so that it is worth going on with; `key` names what it computes.
         """
         wait, flag = self.timeout if timeout is None else timeout, Event()
         future = self._submit(job if keeps else cancel_on(flag, job), lane, wait, key)

@@ -105,7 +105,7 @@ class Guard:
             raise Refusal(
                 403,
                 "the request comes from the page of another site.",
-                "Ask from the service's own page, or from a program that sends no Origin.",
+                "Send it from the service's own page, or from a program that sends no Origin.",
             )
         path = scope["path"]
         free = path == OPEN[0] or path.startswith(OPEN[1])

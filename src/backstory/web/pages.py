@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from ..results.sign import verb
+from ..results.sign import HELPED, HURT, SIGN, verb
 from ..results.words import common_words, mark_words, name_label
 from .state import MOST_EACH
 from .views import View
@@ -76,6 +76,7 @@ def environment() -> Environment:
     made = Templates(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= FILTERS
+    made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT}
     return made
 
 
@@ -97,9 +98,9 @@ def _written(number: str) -> str:
     return re.sub(r"e([+-])0*(\d+)", _power, minus)
 
 
-def _power(found: re.Match[str]) -> str:
-    raised = found[2].translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f" × 10{'⁻' if found[1] == '-' else ''}{raised}"
+def _power(match: re.Match[str]) -> str:
+    raised = match[2].translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f" × 10{'⁻' if match[1] == '-' else ''}{raised}"
 
 
 def count(n: int) -> str:

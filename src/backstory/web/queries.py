@@ -29,7 +29,7 @@ RANKED = 10  # ids at each checkpoint
 class Query:
     """A query, ready for any checkpoint: a batch for the model, a row of a stored set, or a gradient of the final model."""
 
-    input: dict[str, Any]  # as it is shown
+    input: dict[str, Any]  # as it is content
     key: str  # the same for the same query
     batch: Any = None
     row: int | None = None
@@ -40,9 +40,9 @@ def parse_stored(state: State, name: str, index: int) -> Query:
     """A query of a stored set."""
     queries, index = state.named(name), need_index(state, state.named(name), index)
     known = present_queries(state, queries)
-    shown = known[index] if known else {"label": label_query(state, queries, index)}
-    text, label = (None if shown.get(k) is None else str(shown[k]) for k in ("text", "label"))
-    fields = {"set": queries, "index": index, "label": label, "text": text, "image": data_url(shown.get("image"))}
+    content = known[index] if known else {"label": label_query(state, queries, index)}
+    text, label = (None if content.get(k) is None else str(content[k]) for k in ("text", "label"))
+    fields = {"set": queries, "index": index, "label": label, "text": text, "image": data_url(content.get("image"))}
     return Query(_input("stored", **fields), f"stored/{queries}/{index}", row=index)
 
 
@@ -233,14 +233,22 @@ def show_tokens(state: State, query: Query, hits: Sequence[tuple[str, int]], at:
     return View({"items": items, "caveats": [CAVEAT], "sign": Influence.sign})
 
 
-def _tokens(batch: tuple[Sequence[int | str], Any], found: exact.TokenInfluence, pieces: Any) -> dict[str, Any]:
-    texts, values = pieces(batch[1], [str(x) for x in batch[0]].index(str(found.sample))), found.scores[0].tolist()
+def _tokens(batch: tuple[Sequence[int | str], Any], influence: exact.TokenInfluence, pieces: Any) -> dict[str, Any]:
+    texts, values = (
+        pieces(batch[1], [str(x) for x in batch[0]].index(str(influence.sample))),
+        influence.scores[0].tolist(),
+    )
     if len(texts) != len(values):
         raise UsageError(
             f"the recipe's pieces= gives {len(texts)} texts; expected {len(values)}, one for each position."
         )
     tokens = [{"text": text, "influence": x} for text, x in zip(texts, values, strict=True)]
-    return {"sample": str(found.sample), "step": found.step, "tokens": tokens, "total": float(found.total[0])}
+    return {
+        "sample": str(influence.sample),
+        "step": influence.step,
+        "tokens": tokens,
+        "total": float(influence.total[0]),
+    }
 
 
 def _digest(*parts: bytes) -> str:

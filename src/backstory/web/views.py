@@ -17,9 +17,9 @@ from .errors import Refusal
 from .schemas import LONGEST_TEXT, MOST_HITS, MOST_PIECES
 from .state import State
 
-MOST_ON = 10  # queries shown that a sample helped, and that it hurt
+MOST_ON = 10  # queries content that a sample helped, and that it hurt
 MOST_NEIGHBOURS = 10
-MOST_OVERWRITERS = 20  # whose content is shown
+MOST_OVERWRITERS = 20  # whose content is content
 SHOWN = 50  # queries of a set in the form
 
 
@@ -105,11 +105,11 @@ def overwriting(state: State, queries: str | None, sample: str, at: int | None) 
     """Which later samples overwrote a sample's influence."""
     name, step = state.named(queries), state.step(at)
     result = state.overwriting(name, state.sample_id(sample), step)
-    shown = show_samples(state, [x.sample for x in result.overwritten_by[:MOST_OVERWRITERS]])
+    content = show_samples(state, [x.sample for x in result.overwritten_by[:MOST_OVERWRITERS]])
     drawn = result.drawings()
     if "overwriters" in drawn:
         _link(drawn["overwriters"], [sample_path(str(x.sample)) for x in result.overwritten_by])
-    return View({**result.as_dict(), "queries": name, "samples": shown}, drawn)
+    return View({**result.as_dict(), "queries": name, "samples": content}, drawn)
 
 
 def sources(state: State, queries: Sequence[str] | None, by: str | None, at: int | None) -> View:
@@ -155,8 +155,8 @@ def harmful(state: State, queries: str | None, top: int, at: int | None, without
     drawn = result.drawings()
     for side, figure in drawn.items():
         _link(figure, [sample_path(str(x.sample)) for x in getattr(result, side)])
-    shown = show_samples(state, [x.sample for x in (*result.harmful, *result.helpful)])
-    return View({**result.as_dict(), "queries": name, "samples": shown}, drawn)
+    content = show_samples(state, [x.sample for x in (*result.harmful, *result.helpful)])
+    return View({**result.as_dict(), "queries": name, "samples": content}, drawn)
 
 
 def _link(figure: Figure, paths: Sequence[str]) -> None:
@@ -259,7 +259,7 @@ def sample(state: State, name: str, queries: str | None, with_overwriting: bool)
     }
     data |= dict.fromkeys(("value", "occurrences", "evolution", "on_queries", "overwriting"))
     data |= {"query_labels": {}, "neighbours": None if near is None else near.as_dict()}
-    shown = show_samples(state, () if near is None else (x.sample for x in near.neighbours))
+    content = show_samples(state, () if near is None else (x.sample for x in near.neighbours))
     drawn: dict[str, Figure] = {}
     if chosen is not None:
         mean = state.mean(chosen, step)
@@ -274,10 +274,10 @@ def sample(state: State, name: str, queries: str | None, with_overwriting: bool)
         drawn = {**uses.drawings(), **went.drawings()}
     if chosen is not None and with_overwriting:
         over = overwriting(state, chosen, name, step)
-        shown |= over.data.pop("samples")
+        content |= over.data.pop("samples")
         data["overwriting"] = over.data
         drawn |= {"overwriters": over.figures["overwriters"]} if "overwriters" in over.figures else {}
-    return View({**data, "samples": shown}, drawn)
+    return View({**data, "samples": content}, drawn)
 
 
 def image(state: State, name: str) -> bytes:
@@ -318,18 +318,20 @@ def _stored_set(state: State, name: str, mistakes: bool) -> dict[str, Any]:
     fits = [q for q in range(count) if wrong[q] or not mistakes]
     items = []
     for q in fits[:SHOWN]:
-        shown = known[q] if known else {}
-        text = None if shown.get("text") is None else str(shown["text"])
+        content = known[q] if known else {}
+        text = None if content.get("text") is None else str(content["text"])
         more = {"prediction": predictions[q] if predictions else None, "mistake": wrong[q]}
         items.append(
-            {"index": q, **_query_link(state, name, q), "text": text, "image": data_url(shown.get("image")), **more}
+            {"index": q, **_query_link(state, name, q), "text": text, "image": data_url(content.get("image")), **more}
         )
     return {"name": name, "count": count, "fits": len(fits), "items": items}
 
 
-def _mistake(shown: Mapping[str, Any], predictions: Sequence[str], q: int) -> bool | None:
+def _mistake(content: Mapping[str, Any], predictions: Sequence[str], q: int) -> bool | None:
     """Whether the model predicts something else than the label; None where one of them is not known."""
-    return predictions[q] != str(shown["label"]) if q < len(predictions) and shown.get("label") is not None else None
+    return (
+        predictions[q] != str(content["label"]) if q < len(predictions) and content.get("label") is not None else None
+    )
 
 
 def _query_link(state: State, name: str, index: int) -> dict[str, str]:
@@ -352,10 +354,10 @@ def present_queries(state: State, name: str) -> list[dict[str, Any]]:
 
     def compute() -> list[dict[str, Any]]:
         show = state.page.show
-        shown = [] if show is None else [dict(x) for x in show(state.sets[name])]
-        return shown if len(shown) == size(state.sets[name]) else []
+        content = [] if show is None else [dict(x) for x in show(state.sets[name])]
+        return content if len(content) == size(state.sets[name]) else []
 
-    made: list[dict[str, Any]] = state.results.get(("shown", name), compute)
+    made: list[dict[str, Any]] = state.results.get(("content", name), compute)
     return made
 
 
