@@ -21,16 +21,11 @@ out = Console()
 err = Console(stderr=True)
 
 
-def as_json(value: Any) -> str:
-    """One line of strict JSON; NaN and Inf become null."""
+def emit(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on one line, unwrapped; NaN and Inf become null."""
     from ..results.result import plain
 
-    return json.dumps(plain(value), allow_nan=False)
-
-
-def emit(value: Mapping[str, Any]) -> None:
-    """Print one JSON object, unwrapped."""
-    print(as_json(value))
+    print(json.dumps(plain(value), allow_nan=False))
 
 
 def line(text: str) -> None:
