@@ -9,7 +9,7 @@
 
 Hooks exist only inside the `with`. A step that raises, or that a GradScaler skips, is no step. The recorder owns the run; what
 happens in a step is the watcher's. Projecting rows that had to wait for Adam's second moment is most of what recording costs
-there, and nothing of it is needed by the training: the writer's thread does it while the next step trains. A step whose
+there, and nothing of it is needed by the training: a thread of the writer does it while the next step trains. A step whose
 gradient is not finite, and any step on an accelerator (whose work is queued anyway), has its record made at once.
 """
 
