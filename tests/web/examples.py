@@ -159,7 +159,9 @@ def result(replayed: bool = False, **more: Any) -> View:
     hits = [Hit(f"law/{k}", 40 + k, 0.05 / (k + 1), 2).as_dict() for k in range(3)]
     worst = [Hit(f"law/{k + 3}", 43 + k, -0.03 / (k + 1), 2).as_dict() for k in range(3)]
     steps, values = list(range(120)), [math.sin(t / 9) / 50 for t in range(120)]
-    rankings = [{"at": a, "hits": IDS[k:3] + IDS[:k], "harmful": IDS[3:6]} for k, a in enumerate(CHECKPOINTS)]
+    rankings: list[dict[str, Any]] = [
+        {"at": a, "hits": IDS[k:3] + IDS[:k], "harmful": IDS[3:6]} for k, a in enumerate(CHECKPOINTS)
+    ]
     known: dict[str, Any] = {
         "headline": "Influence", "words": [], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
         "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
