@@ -119,8 +119,11 @@ class Writer:
 
     def _wait(self, ready: Callable[[], bool], *, urgent: bool = True) -> None:
         """Wait for `ready`, a failure, or the end of the threads; where it is urgent, commits do not wait for more steps."""
+        if ready():
+            return
         self._urgent += urgent
-        self._changed.notify_all()
+        if urgent:
+            self._changed.notify_all()
         try:
             while not ready() and self._error is None and self._threads[-1].is_alive():
                 self._changed.wait(0.5)
