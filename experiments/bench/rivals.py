@@ -109,24 +109,15 @@ def environment(venvs: Path, rival: Rival) -> Path:
 def run_script(python: Path, script: str, workload: str, scale: str) -> dict[str, Any]:
     """What the script's last line says."""
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copytree(HERE, Path(scratch) / HERE.name, ignore=shutil.ignore_patterns("__pycache__"))
-        command = [
-            str(python),
-            "-W",
-            "ignore",
-            "-m",
-            f"{HERE.name}.peers.{script}",
-            "--workload",
-            workload,
-            "--scale",
-            scale,
-        ]
-        said = _call(command, "running", RUN_SECONDS, cwd=scratch)
+        folder = Path(scratch) / "experiments" / "bench"  # as the scripts import each other
+        shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        command = [str(python), "-W", "ignore", "-m", f"experiments.bench.peers.{script}"]
+        text = _call([*command, "--workload", workload, "--scale", scale], "running", RUN_SECONDS, cwd=scratch)
     try:
-        found: dict[str, Any] = json.loads(last_line_of(said))
+        figures: dict[str, Any] = json.loads(last_line_of(text))
     except ValueError as error:
-        raise Failed(f"running: its last line is no JSON ({last_line(said)})") from error
-    return found
+        raise Failed(f"running: its last line is no JSON ({last_line(text)})") from error
+    return figures
 
 
 def last_line_of(text: str) -> str:
