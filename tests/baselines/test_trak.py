@@ -1,7 +1,5 @@
 """Backstory's own TRAK, against the formula written out."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +12,6 @@ from tests.baselines.problems import (
     data,
     mlp,
     queries,
-    ratio,
     recipe,
     rows,
 )
@@ -22,8 +19,8 @@ from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
 from backstory.baselines.influence import influence_function
-from backstory.baselines.trak import margins, trak, traker
-from backstory.errors import NumericalError, UnsupportedError, UsageError
+from backstory.baselines.trak import margins, trak
+from backstory.errors import NumericalError, UsageError
 
 BIG = data(80)
 
@@ -97,47 +94,3 @@ def test_what_cannot_be_right_is_refused() -> None:
 
     with pytest.raises(NumericalError, match="probability is 1"):
         trak(recipe(sure, loss=certain, xy=xy), (xy[0][:2], xy[1][:2]), damping=0.1)
-
-
-HERE = importlib.util.find_spec("trak") is not None
-needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[baselines]' (traker)")
-
-
-@needs
-@pytest.mark.parametrize("damping", [0.0, 0.5])
-def test_without_projection_it_is_ours(damping: float) -> None:
-    kept = ["2"]  # the last layer: its 18 coordinates are well determined by 80 samples
-    made = recipe(xy=BIG)
-    damping += 1e-3
-    found = traker(made, queries(), proj_dim=None, layers=kept, damping=damping)
-    own = trak(made, queries(), layers=kept, damping=damping)
-    scale = ratio(found.scores, own.scores)
-    assert scale > 0, "the sign is turned"
-    assert_close(found.scores / scale, own.scores, 2e-2, "float32 and one inverse; the package's scale is its own")
-    assert "traker 0" in " ".join(found.caveats)
-    assert "rank only" in " ".join(found.caveats)
-
-
-@needs
-def test_with_models_and_projection_it_is_close_to_ours() -> None:
-    made = recipe(xy=BIG)
-    states = [mlp(s).state_dict() for s in (1, 2)]
-    before = {k: v.clone() for k, v in made.model.state_dict().items()}
-    exact = by_id(trak(made, queries(), models=states, damping=1.0), 80)
-    found = by_id(traker(made, queries(), models=states, damping=1.0, proj_dim=400), 80)
-    assert correlation(found, exact) > 0.9
-    again = by_id(traker(made, queries(), models=states, damping=1.0, proj_dim=400), 80)
-    assert_close(found, again, 2e-2, "the same draws, in float32 with one inverse; other draws differ by far more")
-    assert all(torch.equal(v, before[k]) for k, v in made.model.state_dict().items())
-
-
-@needs
-def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    traker(recipe(xy=BIG), queries(), proj_dim=16)
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.skipif(HERE, reason="traker is installed")
-def test_without_the_package_the_error_says_how_to_get_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[baselines\]'"):
-        traker(recipe(), queries())

@@ -10,6 +10,8 @@ from tests.support.oracles import assert_same
 from torch import Tensor, nn
 
 import backstory
+from backstory import insight
+from backstory.errors import UsageError
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 from backstory.store import RunStore
@@ -92,3 +94,35 @@ def test_other_embeddings_are_not_answered_from_memory(embedded: tuple[Run, nn.M
     run.embed(contraction=5.0, encoding="float32")
     fresh = backstory.open(run.path).query(model, cross_entropy, QUERY, contraction=5.0)
     assert_same_answer(fresh, run.query(model, cross_entropy, QUERY, contraction=5.0))
+
+
+def test_embeddings_of_another_form_are_not_held(embedded: tuple[Run, nn.Module]) -> None:
+    run, model = embedded
+    v = run.model_at(model).gradients(cross_entropy, QUERY)[0]
+    expected = insight.on_queries(run, v, 3)
+    run.load_embeddings()
+    run.embed(per_layer=True)
+    found = insight.on_queries(run, v, 3)
+    assert not run.load_embeddings()
+    again = insight.on_queries(run, v, 3)
+    for one in (found, again):
+        for name in ("helped", "hurt"):
+            values = [torch.tensor([x.influence for x in getattr(o, name)]) for o in (one, expected)]
+            assert torch.allclose(*values, rtol=1e-3), name
+
+
+def test_a_sample_that_never_occurred_is_refused_from_memory_too(embedded: tuple[Run, nn.Module]) -> None:
+    run, model = embedded
+    v = run.model_at(model).gradients(cross_entropy, QUERY)[0]
+    for _ in ("disk", "memory"):
+        with pytest.raises(UsageError, match="occur"):
+            insight.on_queries(run, v, 10**6)
+        run.load_embeddings()
+
+
+def test_what_is_handed_out_is_not_the_memory(embedded: tuple[Run, nn.Module]) -> None:
+    run, model = embedded
+    run.load_embeddings()
+    before = run.query(model, cross_entropy, QUERY).scores
+    run.embeddings().zero_()
+    assert torch.equal(run.query(model, cross_entropy, QUERY).scores, before)

@@ -61,3 +61,8 @@ def test_small_chunks_give_the_same_adjoint(per_layer: bool, tmp_path: Path, mon
     )
     assert_same(found, whole, 2 * terms_of(model, 5))
     assert said == [(i, 5) for i in range(1, 6)]
+
+
+def test_equal_scores_are_named_once() -> None:
+    _, rows = collect_best(iter([(0, torch.tensor([[5.0, 0, 0, 0, 0, 0, 0, 0]]))]), 1, 3)
+    assert len(set(rows[0].tolist())) == 6

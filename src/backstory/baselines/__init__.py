@@ -4,7 +4,7 @@ from .ekfac import ekfac
 from .influence import influence_function, influence_sweep
 from .similarity import gradient_cosine, gradient_dot, representation_similarity
 from .tracin import run_checkpoints, tracin, tracin_run
-from .trak import margins, trak, traker
+from .trak import margins, trak
 
 __all__ = [
     "ekfac",
@@ -18,5 +18,4 @@ __all__ = [
     "tracin",
     "tracin_run",
     "trak",
-    "traker",
 ]

@@ -43,10 +43,8 @@ class Adaptive:
         self._reader, self._blocks = reader, blocks
         self.preconditioned = reader.adaptive and projection in ("learned", "random")
         self.diagonal = reader.adaptive and not self.preconditioned
-        known = self.preconditioned and all("exp_avg_sq" in reader.optimizer.state.get(b.parameter, {}) for b in blocks)
-        self.scales = (
-            [self._scale(b) for b in blocks] if known else None
-        )  # those of the last step, or of one a little before
+        known = self.preconditioned and all(reader.optimizer.state.get(b.parameter) for b in blocks)
+        self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
 
     @property

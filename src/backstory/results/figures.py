@@ -33,7 +33,7 @@ SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT}
 SERIES = (ACCENT, WARM, HELPED, HURT, PLAIN, INK)
 DASHES = ("solid", "dash", "dot")
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}
-WINDOWED = 3  # times the reach of all values but the farthest: beyond it an axis hides the rest
+FARTHEST = 3  # times the reach of all values but the farthest: beyond it an axis hides the rest
 CLEAR = "rgba(0,0,0,0)"
 LONGEST = 28  # letters of a name beside a figure
 NARROW = 0.08  # of the run: a band whose name would run into the next
@@ -334,13 +334,13 @@ def line(
 
 
 def bounded(drawn: Figure, share: float = 0.01) -> Figure:
-    """The figure with an axis that a few far values do not window; a triangle at its edge stands for each of them."""
+    """The figure with an axis that a few far values do not stretch; a triangle at its edge stands for each of them."""
     values = sorted(y for t in drawn["data"] for y in t["y"] if y is not None)
     if not values:
         return drawn
     cut = int(share * len(values))
     low, high = min(0.0, values[cut]), max(0.0, values[-1 - cut])
-    if high <= low or max(0.0, values[-1]) - min(0.0, values[0]) <= WINDOWED * (high - low):
+    if high <= low or max(0.0, values[-1]) - min(0.0, values[0]) <= FARTHEST * (high - low):
         return drawn
     room = 0.08 * (high - low)
     drawn["layout"]["yaxis"]["range"] = [low - room, high + room]

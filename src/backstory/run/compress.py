@@ -25,6 +25,7 @@ from ..maths import encoding as enc
 from ..maths.shared_curvature import Sketch
 from ..maths.steps import NAMES, Step
 from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
+from ..store.bases import is_preconditioned
 from ..store.files import fsync
 from .embed import Progress
 from .sweep import Chunk, Span, Window, forward, window_name
@@ -136,7 +137,7 @@ def _fill(
 ) -> tuple[float, int]:
     """Rows and curvature of all windows; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
-    preconditioned = store.config["optimizer"].get("coordinates") == "preconditioned"
+    preconditioned = is_preconditioned(store)
     retained = total = 0.0
     count = 0
     for span in spans:

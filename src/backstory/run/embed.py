@@ -22,7 +22,7 @@ from .sweep import Chunk, backward, cut, slices
 from .workers import ahead
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
-ContractionChoice = Contraction | Literal["auto"]  # see `gamma_of`
+ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`
 
 
 @dataclass

@@ -186,9 +186,8 @@ class Run:
         how = self._method("embeddings", step, per_layer, contraction)
         if how == "embeddings":
             embedded = self._memory.get(self._store, step)
-            return (
-                self._store.read_embeddings(step, 0, self._store.rows_before(step)) if embedded is None else embedded.E
-            )
+            rows = self._store.rows_before(step)
+            return self._store.read_embeddings(step, 0, rows) if embedded is None else embedded.E.clone()
         parts = dict(vectors_at(self._store, path_to(self._store, step, per_layer, contraction), per_layer))
         return torch.cat([parts[first] for first in sorted(parts)])
 
@@ -198,8 +197,17 @@ class Run:
 
     def sample_embeddings(self, sample: int | str, at: int | str = "final") -> Tensor | None:
         """The embeddings (n, dims) of a sample's occurrences before `at`, where `load_embeddings` holds them; else None."""
-        embedded, (name,) = self._memory.get(self._store, self.step_of(at)), as_text([sample])[0]
-        return None if embedded is None else embedded.E[torch.from_numpy(np.flatnonzero(embedded.samples == name))]
+        step, (name,) = self.step_of(at), as_text([sample])[0]
+        embedded = self._memory.get(self._store, step) if self._has_default_embeddings(step) else None
+        if embedded is None:
+            return None
+        if not len(rows := np.flatnonzero(embedded.samples == name)):
+            raise UsageError(f"sample {sample!r} did not occur before step {step}; name one that did.")
+        return embedded.E[torch.from_numpy(rows)]
+
+    def _has_default_embeddings(self, step: int) -> bool:
+        """Whether the embeddings that are stored for a step are those that a query without further arguments uses."""
+        return self._method("auto", step, False, self.form()) == "embeddings"
 
     def model_at(
         self, model: nn.Module, at: int | str = "final", *, unverified: bool = False, like: ModelAt | None = None
@@ -212,9 +220,11 @@ class Run:
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
         """Hold the embeddings that `embed` has stored for `at` in memory: queries at that step then read no disk.
 
-        False where none are stored (or only segments), or where they take more than `room` bytes.
+        False where none are stored (or only segments, or of another form than a query uses by itself), or where they
+        take more than `room` bytes.
         """
-        return self._memory.load(self._store, self.step_of(at), room)
+        step = self.step_of(at)
+        return self._has_default_embeddings(step) and self._memory.load(self._store, step, room)
 
     def embedding_bytes(self, at: int | str = "final") -> int:
         """How much memory the embeddings of a step take."""
@@ -383,7 +393,7 @@ class Run:
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
     def form(self, contraction: ContractionChoice = "auto") -> Contraction:
-        """The form that "auto" stands for in this run: None where curvature rows are taken apart by groups of positions."""
+        """The form that "auto" stands for in this run: "always" where curvature rows are taken apart by groups of positions."""
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
     def quality(self, at: int | str = "final") -> Quality:

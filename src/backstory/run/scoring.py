@@ -1,5 +1,6 @@
 """Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -89,4 +90,6 @@ def _extremes(values: Tensor, k: int) -> Tensor:
     """Places of the k highest and the k lowest of each line, in falling order; of all where there are no more."""
     if values.shape[1] <= 2 * k:
         return values.argsort(1, descending=True)
-    return torch.cat([values.topk(k, 1).indices, values.topk(k, 1, largest=False).indices.flip(1)], 1)
+    high = values.topk(k, 1).indices
+    rest = values.scatter(1, high, math.inf)  # where values are equal, no place may be at both ends
+    return torch.cat([high, rest.topk(k, 1, largest=False).indices.flip(1)], 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..errors import UsageError
+from ..errors import FormatError, UsageError
 from ..maths.adam import Scale
 from ..maths.projection import Basis
 from .run_store import RunStore
@@ -29,9 +29,19 @@ def save_scales(store: RunStore, step: int, names: Sequence[str], scales: Sequen
     store.save_tensors(f"scale-{step:08d}", tensors)
 
 
+def is_preconditioned(store: RunStore) -> bool:
+    """Whether the run's rows are in Adam's own coordinates."""
+    coordinates = store.config["optimizer"].get("coordinates", RAW)
+    if coordinates not in (RAW, PRECONDITIONED):
+        raise FormatError(
+            f"found coordinates {coordinates!r} in config.json; expected {RAW!r} or {PRECONDITIONED!r}. Record the run again."
+        )
+    return bool(coordinates == PRECONDITIONED)
+
+
 def load_scales(store: RunStore, step: int) -> list[Scale] | None:
     """The coordinates at `step`, or None where rows are kept as they are."""
-    if store.config["optimizer"].get("coordinates", RAW) != PRECONDITIONED:
+    if not is_preconditioned(store):
         return None
     name = f"scale-{step:08d}"
     if name not in store.tensor_names():

@@ -29,7 +29,7 @@ RANKED = 10  # ids at each checkpoint
 class Query:
     """A query, ready for any checkpoint: a batch for the model, a row of a stored set, or a gradient of the final model."""
 
-    input: dict[str, Any]  # as it is content
+    input: dict[str, Any]  # as it is shown
     key: str  # the same for the same query
     batch: Any = None
     row: int | None = None

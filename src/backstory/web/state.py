@@ -18,7 +18,7 @@ from ..insight.evolution import evolution_of
 from ..insight.harmful import harmful_of
 from ..insight.mean import mean_influences
 from ..insight.timeline import timeline_of
-from ..replay.queries import QuerySets, part, parts, size
+from ..replay.queries import QuerySets, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
 from ..results.influence import Influence
 from ..results.quality import Quality
@@ -30,7 +30,6 @@ from .errors import Refusal
 from .jobs import Stopping, check_cancelled
 
 AT_ONCE = 8  # pieces of a text whose losses are summed in one pass
-MOST_QUERIES = 1000  # of a set
 MOST_EACH = 200  # queries of a set, where each is looked at
 ROOM = 4 << 30  # bytes of embeddings and weights in memory
 RESULTS = 256  # in the cache
@@ -124,7 +123,7 @@ class State:
         self._influences: Cache[dict[str, Influence]] = Cache(
             SCORES, lambda x: sum(int(i.scores.nbytes) for i in x.values())
         )
-        self.sets = {name: part(batch, 0, MOST_QUERIES) for name, batch in QuerySets(self.run, self.recipe).items()}
+        self.sets = dict(QuerySets(self.run, self.recipe).items())
 
     @property
     def run(self) -> Run:

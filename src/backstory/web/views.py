@@ -17,9 +17,9 @@ from .errors import Refusal
 from .schemas import LONGEST_TEXT, MOST_HITS, MOST_PIECES
 from .state import State
 
-MOST_ON = 10  # queries content that a sample helped, and that it hurt
+MOST_ON = 10  # queries that a sample helped, and that it hurt
 MOST_NEIGHBOURS = 10
-MOST_OVERWRITERS = 20  # whose content is content
+MOST_OVERWRITERS = 20  # shown with their content
 SHOWN = 50  # queries of a set in the form
 
 
