@@ -107,8 +107,8 @@ def test_embeddings_of_another_form_are_not_held(embedded: tuple[Run, nn.Module]
     again = insight.on_queries(run, v, 3)
     for one in (found, again):
         for name in ("helped", "hurt"):
-            values = [torch.tensor([x.influence for x in getattr(o, name)]) for o in (one, expected)]
-            assert torch.allclose(*values, rtol=1e-3), name
+            here, there = ([x.influence for x in getattr(o, name)] for o in (one, expected))
+            assert here == pytest.approx(there, rel=1e-3), name
 
 
 def test_a_sample_that_never_occurred_is_refused_from_memory_too(embedded: tuple[Run, nn.Module]) -> None:
