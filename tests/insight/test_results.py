@@ -52,9 +52,10 @@ def test_every_result_carries_what_must_be_said(name: str, plain: Small) -> None
     assert "Early steps are understated" in repr(found)
 
 
-def test_the_timeline_begins_with_its_phases(plain: Small) -> None:
-    found = MADE["timeline"](plain)
-    assert f"Phases: {found.phases.words}" in found._repr_html_()
+def test_the_timeline_says_its_phases_once(plain: Small) -> None:
+    timeline = MADE["timeline"](plain)
+    assert timeline._repr_html_().count(escape(timeline.phases.words)) == 1
+    assert repr(timeline).count(timeline.phases.words) == 1
 
 
 def test_text_of_samples_is_escaped() -> None:

@@ -1,6 +1,5 @@
 """The quality report: numbers against their definitions, words against the numbers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +112,6 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
     note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
     assert note in answer.caveats
     assert note in run.caveats()
-
-
-def test_a_proxy_of_before_claims_nothing_that_it_does_not_know(tmp_path: Path) -> None:
-    """Runs of before did not keep what was dropped."""
-    model = mlp()
-    train(tmp_path / "run", model, sgd(model), 1, optimizer_model="sgd")
-    path = tmp_path / "run/config.json"
-    config = json.loads(path.read_text())
-    del config["optimizer"]["dropped"]
-    path.write_text(json.dumps(config))
-    (note,) = [n for n in backstory.open(tmp_path / "run").caveats() if "proxy" in n]
-    assert "without momentum and weight decay, if it had any" in note
 
 
 def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path) -> None:

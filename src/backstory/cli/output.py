@@ -46,8 +46,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 def remarks(result: "Result") -> None:
     """What a result shows in sentences, then what must be said with its numbers: sign, unit, caveats, quality."""
     for text in result.words:
-        if text not in result.headline:
-            line(text)
+        line(text)
     for text in result.remarks:
         line(f"note: {text}")
 

@@ -48,8 +48,8 @@ class Timeline(Result):
 
     @property
     def headline(self) -> str:
-        """The model, and the phases."""
-        return f"Timeline of influence on the model at step {self.at}. Phases: {self.phases.words}"
+        """The model that was queried."""
+        return f"Timeline of influence on the model at step {self.at}"
 
     @property
     def words(self) -> tuple[str, ...]:

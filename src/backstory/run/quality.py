@@ -17,11 +17,7 @@ MEANS = ("clipped", "coverage", "retained", "drift")  # over the steps
 
 def without(optimizer: Mapping[str, Any]) -> str:
     """What a run leaves out of its optimizer's steps, where they were taken as plain SGD steps; empty where nothing."""
-    if optimizer["modelled_as"] != "sgd":
-        return ""
-    if "dropped" in optimizer:
-        return listed(optimizer["dropped"])
-    return "momentum and weight decay, if it had any" if optimizer["class"] == "SGD" else "its own way of stepping"
+    return listed(optimizer["dropped"]) if optimizer["modelled_as"] == "sgd" else ""
 
 
 def _modelled(optimizer: Mapping[str, Any]) -> str:
