@@ -155,6 +155,8 @@ def test_the_loop_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["Muon", "Adafactor", "NAdam"])
 def test_optimizers_that_are_not_modelled_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
     model = make("GPT-2")
     for p in model.parameters():
         p.requires_grad_(p.dim() == 2)  # all that Muon takes
