@@ -322,6 +322,14 @@ def test_batch_norm_is_not_stacked() -> None:
     assert "torch.func" in (obstacle(tape, ({0: [1]}, 1.0), 0) or "")
 
 
+def test_an_error_without_a_message_is_an_obstacle_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(job, "Replicas", fail)
+    assert "NotImplementedError" in (obstacle(recorded(examples.make()), ({0: [1]}, 1.0), 0) or "")
+
+
 def test_layer_norm_and_tied_weights_are_stacked() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3), nn.Linear(3, 2))
     model[2].weight = model[0].weight

@@ -224,7 +224,7 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
             for t in range(start, end):
                 stack.step(t)
     except Exception as error:  # whatever torch.func cannot do; the plain replay gives the same numbers
-        return f"torch.func cannot stack this model ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+        return f"torch.func cannot stack this model ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
     wrong = max(distance(stack.theta(r), plain[r]) for r in (0, 1))
     size = distance(plain[0], before)
     if wrong <= TOLERANCE.get(tape.parameters[0].dtype, 1e-1) * size:
