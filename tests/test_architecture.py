@@ -73,8 +73,8 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_one_file_knows_lance() -> None:
-    found = {str(p.relative_to(SOURCE)) for p in FILES if any(n.split(".")[0] == "lance" for n in imports(p))}
-    assert found == {"store/tables.py"}
+    actual = {str(p.relative_to(SOURCE)) for p in FILES if any(n.split(".")[0] == "lance" for n in imports(p))}
+    assert actual == {"store/tables.py"}
 
 
 def test_nothing_is_pickled() -> None:

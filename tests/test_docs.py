@@ -40,10 +40,10 @@ def test_readme_example_gives_its_output(
     scope: dict[str, object] = {}
     for block in blocks(ROOT / "README.md", "python"):
         exec(compile(block, "README.md", "exec"), scope)
-    found, expected = capsys.readouterr().out, "".join(blocks(ROOT / "README.md", "text"))
-    assert re.sub(r"[-+]?\d+\.\d+", "#", found) == re.sub(r"[-+]?\d+\.\d+", "#", expected), found
-    numbers = [[float(x) for x in re.findall(r"[-+]?\d+\.\d+", text)] for text in (found, expected)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.05), found
+    actual, expected = capsys.readouterr().out, "".join(blocks(ROOT / "README.md", "text"))
+    assert re.sub(r"[-+]?\d+\.\d+", "#", actual) == re.sub(r"[-+]?\d+\.\d+", "#", expected), actual
+    numbers = [[float(x) for x in re.findall(r"[-+]?\d+\.\d+", text)] for text in (actual, expected)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.05), actual
 
 
 def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:

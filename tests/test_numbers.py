@@ -162,12 +162,12 @@ def numbers(run: backstory.Run, model: nn.Module, data: Callable[[Any], Any]) ->
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_are_the_same(name: str, tmp_path: Path) -> None:
     model = seeded(Attention()) if name == "gpt" else classifier()
-    found = numbers(RUNS[name](tmp_path / "run", model), model, texts if name == "gpt" else classes)
+    actual = numbers(RUNS[name](tmp_path / "run", model), model, texts if name == "gpt" else classes)
     file = GOLDEN / f"{name}.npz"
     if os.environ.get("UPDATE_NUMBERS"):
-        np.savez_compressed(file, **found)
+        np.savez_compressed(file, **actual)
     expected = np.load(file)
-    assert sorted(expected) == sorted(found)
+    assert sorted(expected) == sorted(actual)
     for what in expected:
         size = np.nanmax(np.abs(expected[what]))
-        np.testing.assert_allclose(found[what], expected[what], rtol=0, atol=1e-6 * size, err_msg=what)
+        np.testing.assert_allclose(actual[what], expected[what], rtol=0, atol=1e-6 * size, err_msg=what)

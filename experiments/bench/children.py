@@ -27,8 +27,8 @@ def in_child(function: str, values: Mapping[str, Any], *, timeout: float = 900) 
         raise BackstoryError(f"{function} was not done after {timeout:.0f} s. Run it on a quiet machine.") from error
     if done.returncode:
         raise BackstoryError(f"{function} ended with {done.returncode}: {last_line(done.stderr)}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def main(function: str, values: str) -> None:
@@ -36,8 +36,8 @@ def main(function: str, values: str) -> None:
     module, _, name = function.partition(":")
     work, asked, kept = getattr(import_module(module), name), json.loads(values), []
     times = timed(lambda: kept.append(work(**asked)))
-    found = {**(kept[0] or {}), "seconds": times.wall, "cpu_s": times.cpu, "peak_bytes": peak_bytes()}
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    result = {**(kept[0] or {}), "seconds": times.wall, "cpu_s": times.cpu, "peak_bytes": peak_bytes()}
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 
 def last_line(text: str) -> str:

@@ -75,9 +75,9 @@ def device(
     """
     from experiments.bench.device import check_device
 
-    found = check_device(name, scale=scale, say=_say)
-    _finish("device", found, json)
-    if not all(check["passed"] for check in found["checks"]):
+    result = check_device(name, scale=scale, say=_say)
+    _finish("device", result, json)
+    if not all(check["passed"] for check in result["checks"]):
         raise typer.Exit(1)
 
 
@@ -101,10 +101,10 @@ def serve(
     output.need("fastapi", "uvicorn", extra="web")
     from experiments.bench.serving import bench_serve
 
-    found = bench_serve(
+    result = bench_serve(
         run, scale=scale, clients=clients, seconds=seconds, questions=questions, starts=starts, say=_say
     )
-    _finish("serve", found, json)
+    _finish("serve", result, json)
 
 
 @bench.command(name="all")
@@ -126,22 +126,22 @@ def everything(
         "peers": lambda: _peers(scale, 1, venvs),  # `query` has the same with more repeats
         "serve": lambda: _serve(scale),
     }
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name, run in work.items():
-        found[name] = run()
-        _show(name, found[name])
+        result[name] = run()
+        _show(name, result[name])
         if write is not None:
-            write.write_text(page(found), encoding="utf-8")
+            write.write_text(page(result), encoding="utf-8")
     if json:
-        output.emit(found)
+        output.emit(result)
 
 
 def _record(scale: str, workloads: str, study: Path | None) -> dict[str, Any]:
     from experiments.bench.recording import bench_record
 
     _one_thread()
-    found = None if study is None else _last_json(study)
-    return bench_record(workloads=workloads, scale=scale, study=found, say=_say)
+    result = None if study is None else _last_json(study)
+    return bench_record(workloads=workloads, scale=scale, study=result, say=_say)
 
 
 def _last_json(path: Path) -> dict[str, Any]:

@@ -38,13 +38,13 @@ def check_device(device: str, *, scale: str = "full", say: Say) -> dict[str, Any
         "answers, AdamW, sampled:1/6": lambda: _same_answers(device, {"curvature": "sampled:1/6"}),
         "rows, autocast in bfloat16": lambda: _compared(_autocast_rows, device, HALF),
     }
-    found = []
+    result = []
     for name, check in checks.items():
         say(f"device: {name}")
-        found.append({"check": name, **_outcome(check)})
+        result.append({"check": name, **_outcome(check)})
     say(f"device: plain and recorded training on {device}, in turns")
     timed = [compare(replace(SCALES[scale][w], device=device), {"default": {}})[0] for w in "BC"]
-    return {"device": _name(device), "torch": torch.__version__, "checks": found, "recording": timed}
+    return {"device": _name(device), "torch": torch.__version__, "checks": result, "recording": timed}
 
 
 def _known(device: str) -> None:

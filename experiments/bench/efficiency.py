@@ -42,8 +42,8 @@ def bench_efficiency(*, scale: str = "full", say: Say = quiet) -> list[dict[str,
         lines = []
         for method, stage, function, values in stages:
             say(f"store: efficiency, {method}, {stage}")
-            found = in_child(f"{HERE}:{function}", values)
-            lines.append({"method": method, "stage": stage, **found})
+            result = in_child(f"{HERE}:{function}", values)
+            lines.append({"method": method, "stage": stage, **result})
     return [{**line, "samples_per_s": line["samples"] / line["work_s"]} for line in lines]
 
 
@@ -57,9 +57,9 @@ def store_rows(path: str, scale: str) -> dict[str, Any]:
         loop.close()
 
     took = timed(train)
-    found = sizes(Path(path))
+    result = sizes(Path(path))
     return {"samples": work.samples, "work_s": took.wall, "work_cpu_s": took.cpu} | {
-        "storage_bytes": round(found["bytes_per_occurrence"] * found["occurrences"])
+        "storage_bytes": round(result["bytes_per_occurrence"] * result["occurrences"])
     }
 
 

@@ -22,13 +22,13 @@ def bench_ours(
     for workload in workloads:
         for name, (settings, per_layer) in ASKED.items():
             say(f"peers: Backstory on {workload}, {name}")
-            found = _measured(SCALES[scale][workload], settings, per_layer, repeats)
+            result = _measured(SCALES[scale][workload], settings, per_layer, repeats)
             lines.append(
                 {
                     "rival": "Backstory",
                     "workload": workload,
-                    **with_ratios(found),
-                    "configuration": f"{found['settings']}, {'per layer' if per_layer else 'joint'}",
+                    **with_ratios(result),
+                    "configuration": f"{result['settings']}, {'per layer' if per_layer else 'joint'}",
                 }
             )
     return lines

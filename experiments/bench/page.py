@@ -96,7 +96,7 @@ TABLES: dict[str, dict[str, Columns]] = {
 }
 
 
-def page(found: Mapping[str, Mapping[str, Any]]) -> str:
+def page(result: Mapping[str, Mapping[str, Any]]) -> str:
     """The whole page, for the benchmarks that were run."""
     import torch
 
@@ -110,7 +110,7 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
         "repeats, the first not counted. Embedding from disk: medians of repeats. The efficiency table and",
         "the rivals' index and queries: measured once, without a first run (but dattri LoGRA's compilation).",
     ]
-    for name, values in found.items():
+    for name, values in result.items():
         lines += ["", f"## `python -m experiments bench {name}`", "", WORDS[name]]
         for part, columns in TABLES[name].items():
             lines += ["", *table(values.get(part, []), columns)]

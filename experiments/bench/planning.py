@@ -29,19 +29,19 @@ def _terms(batch: tuple[Tensor, Tensor], terms: int) -> Tensor:
     return batch[0].new_full((len(batch[0]),), terms)
 
 
-def planned(work: Workload, found: Mapping[str, Any], seconds: float = 1.0) -> dict[str, Any]:
+def planned(work: Workload, result: Mapping[str, Any], seconds: float = 1.0) -> dict[str, Any]:
     """The plan of a run with the default settings, over what `found` says that it took."""
-    told = plan(lambda: recipe_of(work), steps=int(found["steps"]), seconds=seconds)
+    told = plan(lambda: recipe_of(work), steps=int(result["steps"]), seconds=seconds)
     each, ratio = told.row_bytes + told.step_bytes / told.batch, told.recorded_seconds / told.plain_seconds
     return {
         "workload": work.words,
         "planned_ratio": ratio,
-        "ratio": found["ratio"],
-        "ratio_off": ratio / found["ratio"] - 1,
+        "ratio": result["ratio"],
+        "ratio_off": ratio / result["ratio"] - 1,
         "planned_run_ratio": told.slowdown,
-        "run_ratio": found["run_ratio"],
-        "run_ratio_off": told.slowdown / found["run_ratio"] - 1,
+        "run_ratio": result["run_ratio"],
+        "run_ratio_off": told.slowdown / result["run_ratio"] - 1,
         "planned_bytes": each,
-        "bytes_per_occurrence": found["bytes_per_occurrence"],
-        "bytes_off": each / found["bytes_per_occurrence"] - 1,
+        "bytes_per_occurrence": result["bytes_per_occurrence"],
+        "bytes_off": each / result["bytes_per_occurrence"] - 1,
     }

@@ -82,12 +82,12 @@ def _figures(venvs: Path, rival: Rival, workload: str, scale: str) -> dict[str, 
         return {"failed": str(reason)}
 
 
-def with_ratios(found: dict[str, Any]) -> dict[str, Any]:
+def with_ratios(result: dict[str, Any]) -> dict[str, Any]:
     """Recording and index beside plain training of the same steps."""
-    out = dict(found)
+    out = dict(result)
     for part in ("record", "index"):
-        if f"{part}_s" in found:
-            out[f"{part}_over_plain"] = found[f"{part}_s"] / found["plain_s"]
+        if f"{part}_s" in result:
+            out[f"{part}_over_plain"] = result[f"{part}_s"] / result["plain_s"]
     return out
 
 

@@ -49,20 +49,20 @@ class Service:
         began = time.perf_counter()
         body = json.dumps({"text": text})
         link.request("POST", "/query", body, {"Content-Type": "application/json", "Accept": "application/json"})
-        found = link.getresponse()
-        found.read()
-        return found.status, time.perf_counter() - began
+        result = link.getresponse()
+        result.read()
+        return result.status, time.perf_counter() - began
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
         link = self.link()
         link.request("GET", path, headers={"Accept": "application/json"})
-        found = link.getresponse()
-        body = json.loads(found.read())
+        result = link.getresponse()
+        body = json.loads(result.read())
         link.close()
-        if found.status != 200:
-            kind = NotReady if found.status == 503 else BackstoryError
-            raise kind(f"{path} gave {found.status}: {body['error']['message']}")
+        if result.status != 200:
+            kind = NotReady if result.status == 503 else BackstoryError
+            raise kind(f"{path} gave {result.status}: {body['error']['message']}")
         return body
 
     def link(self) -> http.client.HTTPConnection:
@@ -75,8 +75,8 @@ class Service:
         status = Path(f"/proc/{self.pid}/status")
         if not status.exists():
             return None
-        found = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmRSS")]
-        return int(found[0]) * 1024
+        result = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmRSS")]
+        return int(result[0]) * 1024
 
 
 @contextmanager
@@ -204,10 +204,10 @@ def _texts(live: Service, facts: Mapping[str, Any]) -> list[str]:
         raise UsageError("this run cannot be asked about typed text; give one whose recipe has text=, or none.")
     pages = range(1, 1 + min(10, -(-facts["samples"] // 200)))
     items = [item for n in pages for item in live.get(f"/samples?per=200&sort=step&page={n}")["items"]]
-    found = [item["text"][:90] for item in items if item["text"] and len(item["text"]) > 2]
-    if not found:
+    result = [item["text"][:90] for item in items if item["text"] and len(item["text"]) > 2]
+    if not result:
         raise UsageError("the run holds no texts of its samples to ask with; record with rec.describe(ids, text=…).")
-    return found
+    return result
 
 
 def _until_warm(live: Service, facts: Mapping[str, Any], seconds: float = WARM_SECONDS) -> None:
@@ -227,14 +227,14 @@ def _until_warm(live: Service, facts: Mapping[str, Any], seconds: float = WARM_S
 
 
 def _one_by_one(live: Service, texts: Sequence[str], n: int) -> list[float]:
-    link, found = live.link(), []
+    link, result = live.link(), []
     for text in itertools.islice(itertools.cycle(texts), n):
         status, seconds = live.ask(link, text)
         if status != 200:
             raise BackstoryError(f"a typed question gave {status}; ask it by hand to see why.")
-        found.append(seconds)
+        result.append(seconds)
     link.close()
-    return found
+    return result
 
 
 def _crowd(live: Service, texts: Sequence[str], clients: int, seconds: float) -> dict[str, Any]:

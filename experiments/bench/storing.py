@@ -34,9 +34,9 @@ def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]
         line = {"configuration": name, **_recorded(work.name, scale, settings, compress=name in COMPRESSED)}
         curvature = line["curvature"]
         if curvature not in references:
-            found = _recorded(work.name, scale, {**REFERENCE, "curvature": curvature})
-            references[curvature] = found["bytes_per_occurrence"]
-            lines.append({"configuration": f"reference: random 32×32, {curvature}", **found, "times_smaller": 1.0})
+            result = _recorded(work.name, scale, {**REFERENCE, "curvature": curvature})
+            references[curvature] = result["bytes_per_occurrence"]
+            lines.append({"configuration": f"reference: random 32×32, {curvature}", **result, "times_smaller": 1.0})
         lines.append({**line, "times_smaller": references[curvature] / line["bytes_per_occurrence"]})
     return lines
 

@@ -64,12 +64,12 @@ def _runs(work: Workload, folder: Path, say: Say) -> dict[str, Run]:
         "rank 16": {**PROXY, "rank": 16},
         "one block": {**PROXY, "layers": [name.replace("*", "0") for name in first]},
     }
-    found = {}
+    result = {}
     for i, (name, settings) in enumerate(asked.items()):
         steps = work.epoch * (EPOCHS if name in ("SGD as a proxy", "AdamW as recorded") else 1)
         say(f"embed: recording {steps} steps of B, {name}")
-        found[name] = recorded_run(work, folder / str(i), settings, steps)[0]
-    return found
+        result[name] = recorded_run(work, folder / str(i), settings, steps)[0]
+    return result
 
 
 def _line(run: Run, name: str, per_layer: bool, at: int, peak: float, repeats: int) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def with_exponents(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _memory(run: Run, at: int) -> int:
-    found = in_child("experiments.bench.sweeping:embed_run", {"path": str(run.path), "at": at, "per_layer": True})
-    return int(found["peak_bytes"])
+    result = in_child("experiments.bench.sweeping:embed_run", {"path": str(run.path), "at": at, "per_layer": True})
+    return int(result["peak_bytes"])
 
 
 def embed_run(path: str, at: int, per_layer: bool) -> dict[str, Any]:
@@ -172,5 +172,5 @@ def _free_memory() -> float:
     file = Path("/proc/meminfo")
     if not file.exists():
         return float("inf")
-    found = [line.split()[1] for line in file.read_text().splitlines() if line.startswith("MemAvailable")]
-    return 1024.0 * int(found[0])
+    result = [line.split()[1] for line in file.read_text().splitlines() if line.startswith("MemAvailable")]
+    return 1024.0 * int(result[0])

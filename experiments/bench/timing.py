@@ -25,33 +25,33 @@ def timed(work: Callable[[], object]) -> Times:
 
 def turns(candidates: Mapping[str, Callable[[], object]], n: int) -> dict[str, list[Times]]:
     """Run all candidates in turn, n times; every single time."""
-    found: dict[str, list[Times]] = {name: [] for name in candidates}
+    result: dict[str, list[Times]] = {name: [] for name in candidates}
     for _ in range(n):
         for name, work in candidates.items():
-            found[name].append(timed(work))
-    return found
+            result[name].append(timed(work))
+    return result
 
 
 def interleave(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
     """Run all candidates in turn, once to warm up and then `repeats` times; medians of wall and CPU time."""
-    return {name: median(found[1:]) for name, found in turns(candidates, repeats + 1).items()}
+    return {name: median(result[1:]) for name, result in turns(candidates, repeats + 1).items()}
 
 
-def median(found: Sequence[Times]) -> Times:
+def median(result: Sequence[Times]) -> Times:
     """Medians of wall and of CPU time, each by itself."""
-    return Times(statistics.median(t.wall for t in found), statistics.median(t.cpu for t in found))
+    return Times(statistics.median(t.wall for t in result), statistics.median(t.cpu for t in result))
 
 
-def total(found: Sequence[Times]) -> Times:
+def total(result: Sequence[Times]) -> Times:
     """Sums."""
-    return Times(sum(t.wall for t in found), sum(t.cpu for t in found))
+    return Times(sum(t.wall for t in result), sum(t.cpu for t in result))
 
 
 def peak_bytes() -> int:
     """The highest memory of this process. Linux's own count: ru_maxrss begins at what the parent had."""
     status = Path("/proc/self/status")
     if status.exists():
-        found = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        return int(found[0]) * 1024
+        result = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(result[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

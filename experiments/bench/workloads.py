@@ -134,8 +134,8 @@ class Workload:
         if self.language:
             tokens = torch.randint(0, self.vocabulary, (n, self.length + 1), generator=g).to(self.device)
             return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        found = torch.randn(n, self.inputs, generator=g), torch.randint(0, self.classes, (n,), generator=g)
-        return found[0].to(self.device), found[1].to(self.device)
+        result = torch.randn(n, self.inputs, generator=g), torch.randint(0, self.classes, (n,), generator=g)
+        return result[0].to(self.device), result[1].to(self.device)
 
     def visits(self, steps: int | None = None) -> Iterator[slice]:
         """Which samples each step takes, in order, again and again."""
@@ -146,8 +146,8 @@ class Workload:
 
 def sample_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of each sample (B,): the sum over its positions."""
-    found = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
-    return found.reshape(len(targets), -1).sum(1)
+    result = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    return result.reshape(len(targets), -1).sum(1)
 
 
 def train_step(work: Workload, model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:

@@ -50,10 +50,12 @@ def setup_of(
     _expect("model", model, ("mlp", "cnn", "tiny"))
     _expect("activation", activation, tuple(ACTIVATIONS))
     _expect("optimizer", optimizer, OPTIMIZERS)
-    found = TINY if model == "tiny" else replace(PAPER if activation == "relu" or model == "cnn" else DESIGN, net=model)
-    usual = 10 if model == "cnn" else found.epochs
+    result = (
+        TINY if model == "tiny" else replace(PAPER if activation == "relu" or model == "cnn" else DESIGN, net=model)
+    )
+    usual = 10 if model == "cnn" else result.epochs
     return replace(
-        found, activation=activation, optimizer=optimizer, epochs=epochs or usual, images=images or found.images
+        result, activation=activation, optimizer=optimizer, epochs=epochs or usual, images=images or result.images
     )
 
 
@@ -66,9 +68,9 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=setup.rate)
 
 
-def _expect(what: str, found: str, known: tuple[str, ...]) -> None:
-    if found not in known:
-        raise UsageError(f"found {what}={found!r}; expected one of {', '.join(known)}.")
+def _expect(what: str, result: str, known: tuple[str, ...]) -> None:
+    if result not in known:
+        raise UsageError(f"found {what}={result!r}; expected one of {', '.join(known)}.")
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -83,16 +85,16 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def recipe(setup: Setup, seed: int) -> Recipe:
     """The run of this seed; ids are the images' numbers in the training set."""
-    found, others = images(setup)
+    result, others = images(setup)
     train, asked = split(setup, seed)
-    model = net(setup, found.x.shape[-1], seed)
+    model = net(setup, result.x.shape[-1], seed)
     g = generator(seed, "order")
     epochs = [train[torch.randperm(len(train), generator=g)].split(setup.batch_size) for _ in range(setup.epochs)]
     return Recipe(
         model=model,
         optimizer=optimizer_of(setup, model),
         loss=loss,
-        batches=[(b.tolist(), (_scaled(setup, found.x[b]), found.y[b])) for batches in epochs for b in batches],
+        batches=[(b.tolist(), (_scaled(setup, result.x[b]), result.y[b])) for batches in epochs for b in batches],
         queries={"test": (_scaled(setup, others.x[asked]), others.y[asked])},
     )
 
@@ -101,9 +103,9 @@ def recipe(setup: Setup, seed: int) -> Recipe:
 def _images(data: str) -> tuple[Images, Images]:
     if data == "mnist":
         return mnist()
-    found = digits_8x8()
-    half = len(found.y) // 2
-    return Images(found.name, found.x[:half], found.y[:half]), Images(found.name, found.x[half:], found.y[half:])
+    result = digits_8x8()
+    half = len(result.y) // 2
+    return Images(result.name, result.x[:half], result.y[:half]), Images(result.name, result.x[half:], result.y[half:])
 
 
 def images(setup: Setup) -> tuple[Images, Images]:
@@ -114,10 +116,10 @@ def images(setup: Setup) -> tuple[Images, Images]:
 def split(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
     """Indices of the training images, and of the queries among the test images."""
     drawn = []
-    for found, count, what in zip(images(setup), (setup.images, setup.queries), ("data", "queries"), strict=True):
-        if count > len(found.y):
-            raise UsageError(f"found {count} images; the data set {found.name} has {len(found.y)}.")
-        drawn.append(torch.randperm(len(found.y), generator=generator(seed, what))[:count])
+    for result, count, what in zip(images(setup), (setup.images, setup.queries), ("data", "queries"), strict=True):
+        if count > len(result.y):
+            raise UsageError(f"found {count} images; the data set {result.name} has {len(result.y)}.")
+        drawn.append(torch.randperm(len(result.y), generator=generator(seed, what))[:count])
     return drawn[0], drawn[1]
 
 

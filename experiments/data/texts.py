@@ -50,12 +50,12 @@ def setup_named(mode: str) -> DomainSetup:
 
 def recipe(setup: DomainSetup, seed: int, change: Callable[[Tensor], Tensor] | None = None) -> Recipe:
     """The run of this seed; `change` may replace the tokens of the training passages (N, S + 1) by others."""
-    found, before = drawn(setup, seed), setup.pretraining * setup.batch_size
+    result, before = drawn(setup, seed), setup.pretraining * setup.batch_size
     model = _net(setup, seed)
     if setup.pretraining:
         model.load_state_dict(_pretrained(setup, seed))
-    tokens = found.tokens[before:] if change is None else change(found.tokens[before:])
-    return _recipe(setup, model, found.ids[before:], tokens, setup.rate, found)
+    tokens = result.tokens[before:] if change is None else change(result.tokens[before:])
+    return _recipe(setup, model, result.ids[before:], tokens, setup.rate, result)
 
 
 def source_of(name: int | str) -> str:
@@ -70,9 +70,9 @@ def by_passage(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 def removals(setup: DomainSetup, seed: int) -> dict[str, Mapping[str, Removal]]:
     """Whole or half -> source -> what is left out: all of its passages, or a half of them that the seed draws."""
-    found = drawn(setup, seed)
-    of: dict[str, list[str]] = {name: [] for name in found.domains}
-    for name in found.ids[setup.pretraining * setup.batch_size :]:
+    result = drawn(setup, seed)
+    of: dict[str, list[str]] = {name: [] for name in result.domains}
+    for name in result.ids[setup.pretraining * setup.batch_size :]:
         of[source_of(name)].append(name)
     if few := [name for name, ids in of.items() if len(ids) < 2]:
         raise UsageError(f"the run has fewer than 2 passages of {few[0]}; take more steps.")
@@ -94,7 +94,9 @@ def drawn(setup: DomainSetup, seed: int) -> Passages:
     return passages(count, setup.length, setup.megabytes, seed)
 
 
-def _recipe(setup: DomainSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float, found: Passages) -> Recipe:
+def _recipe(
+    setup: DomainSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float, result: Passages
+) -> Recipe:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=BETAS, weight_decay=DECAY)
     size = setup.batch_size
     parts = tokens.split(size)
@@ -102,7 +104,7 @@ def _recipe(setup: DomainSetup, model: GPT, ids: Sequence[str], tokens: Tensor, 
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(parts)],
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(parts))),
-        queries={"domains": found.queries, **dict(zip(found.domains, found.queries, strict=True))},
+        queries={"domains": result.queries, **dict(zip(result.domains, result.queries, strict=True))},
     )  # fmt: skip
 
 
@@ -114,8 +116,8 @@ def _net(setup: DomainSetup, seed: int) -> GPT:
 
 @lru_cache(maxsize=4)
 def _pretrained(setup: DomainSetup, seed: int) -> dict[str, Tensor]:
-    found, n, model = drawn(setup, seed), setup.pretraining * setup.batch_size, _net(setup, seed)
-    before = _recipe(setup, model, found.ids[:n], found.tokens[:n], setup.pretraining_rate, found)
+    result, n, model = drawn(setup, seed), setup.pretraining * setup.batch_size, _net(setup, seed)
+    before = _recipe(setup, model, result.ids[:n], result.tokens[:n], setup.pretraining_rate, result)
     for t in range(setup.pretraining):
         take_step(before, t)
     return {name: x.detach().clone() for name, x in model.state_dict().items()}

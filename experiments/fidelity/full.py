@@ -82,7 +82,7 @@ def influences(
     total = len(replay.recipe.batches)
     x_theta = _query_gradient(replay)
     x_m = {n: torch.zeros_like(x) for n, x in x_theta.items()}
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for t in reversed(range(total)):
         k = replay.updates[t].modelled(model)
         P = k.diagonal()
@@ -92,11 +92,11 @@ def influences(
         scores, bent = _back(replay, t, s, curvature, form, k, P)
         x_theta = {n: (1 - k.rate * k.decay) * x + bent[n] + k.l2 * s[n] for n, x in x_theta.items()}
         x_m = {n: k.momentum * x for n, x in u.items()}
-        found.insert(0, scores)
+        result.insert(0, scores)
         if tell is not None:
             tell(total - t, total)
     replay.load(-1)
-    return torch.cat(found)
+    return torch.cat(result)
 
 
 def _times(P: Named | None, x: Named) -> Named:

@@ -71,16 +71,16 @@ def _learned_rows() -> list[Row]:
     def learned(curvature: str) -> Settings:
         return {"projection": "learned", "rank": 16, "curvature": curvature}
 
-    found = []
+    result = []
     for k in GROUPS:
         curvature = "empirical" if k == 1 else f"empirical/{k}"
-        found.append(row(f"learned-16-{curvature}", learned(curvature)))
+        result.append(row(f"learned-16-{curvature}", learned(curvature)))
         if curvature == SIX:
-            found.append(row(f"learned-16-{SIX}-expanding", learned(SIX), contraction="when_expanding"))
-            found.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), per_layer=True))
+            result.append(row(f"learned-16-{SIX}-expanding", learned(SIX), contraction="when_expanding"))
+            result.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), per_layer=True))
     for curvature in ("sampled:1", "sampled:4", "sampled:1/6"):
-        found.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
-    return [*found, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
+        result.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
+    return [*result, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
 
 
 def _other_rows() -> list[Row]:

@@ -10,15 +10,15 @@ WORDS = """How often a planted sample is more suspect than a clean one: 1 finds 
 seeds; red strokes: each seed."""
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(result: Mapping[str, Any]) -> str:
     """One HTML file."""
-    title = f"Finding planted data: {found['kind']}, {found['share']:.0%} of the samples"
-    return html_page(title, WORDS, figure(found))
+    title = f"Finding planted data: {result['kind']}, {result['share']:.0%} of the samples"
+    return html_page(title, WORDS, figure(result))
 
 
-def figure(found: Mapping[str, Any]) -> Any:
+def figure(result: Mapping[str, Any]) -> Any:
     """One line for each method, the best on top."""
-    rows = found["rows"]
+    rows = result["rows"]
     drawn = plots.figure(("Finding planted data",), "AUROC", ("",))
     names = [_name(row) for row in rows]
     bars = {"type": "data", "symmetric": False, "array": [r["upper"] - r["auroc"] for r in rows]}

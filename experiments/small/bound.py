@@ -65,8 +65,8 @@ class Flat:
         """Of one input, (c,)."""
         parts = theta.split([shape.numel() for shape in self.shapes.values()])
         named = {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        found: Tensor = functional_call(self.model, named, (x[None],))[0]
-        return found
+        result: Tensor = functional_call(self.model, named, (x[None],))[0]
+        return result
 
     def loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Of one sample."""
@@ -78,8 +78,8 @@ class Flat:
 
     def gradients(self, theta: Tensor, t: int) -> Tensor:
         """Of each sample of step t, (B, p)."""
-        found: Tensor = vmap(grad(self.loss), (None, 0, 0))(theta, *self.batches[t])
-        return found
+        result: Tensor = vmap(grad(self.loss), (None, 0, 0))(theta, *self.batches[t])
+        return result
 
     def steepest(self, theta: Tensor) -> Tensor:
         """The longest gradient of a sample along a run (T + 1, p), each at its own step."""
@@ -113,15 +113,15 @@ class Flat:
         """T_z(u_z, u_z, ·) = ∇ ⟨u, H_z u⟩ of each sample, (B, p)."""
 
         def slope(theta: Tensor, u: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            found: Tensor = grad(self.loss)(theta, x, y) @ u
-            return found
+            result: Tensor = grad(self.loss)(theta, x, y) @ u
+            return result
 
         def bend(theta: Tensor, u: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            found: Tensor = grad(slope)(theta, u, x, y) @ u
-            return found
+            result: Tensor = grad(slope)(theta, u, x, y) @ u
+            return result
 
-        found: Tensor = vmap(grad(bend), (None, 0, 0, 0))(theta, u, x, y)
-        return found
+        result: Tensor = vmap(grad(bend), (None, 0, 0, 0))(theta, u, x, y)
+        return result
 
     def query(self, theta: Tensor) -> Tensor:
         """The mean loss of the queries."""
@@ -129,8 +129,8 @@ class Flat:
 
     def query_gradient(self, theta: Tensor) -> Tensor:
         """∇ of it, (p,)."""
-        found: Tensor = grad(self.query)(theta)
-        return found
+        result: Tensor = grad(self.query)(theta)
+        return result
 
     def query_bend(self, theta: Tensor, other: Tensor) -> float:
         """The largest norm of the query's Hessian between two points, at a few places."""
@@ -220,17 +220,17 @@ def measured(plan: Recipe, C: float, say: Say | None = None) -> Run:
     """Train once; curvature matrices and Lipschitz constants at every step."""
     net, T = flat(plan), len(plan.batches)
     rates = C / (T * torch.arange(1, T + 1, dtype=torch.float64)).sqrt()
-    theta, found = [net.start], []
+    theta, result = [net.start], []
     for t in range(T):
-        found.append((*net.curvatures(theta[t], t), net.lipschitz(theta[t], t)))
+        result.append((*net.curvatures(theta[t], t), net.lipschitz(theta[t], t)))
         theta.append(theta[t] - rates[t] * net.gradients(theta[t], t).mean(0))
         if say is not None:
             say("constants along the run", t + 1, T)
-    matrices = {name: torch.stack([step[k] for step in found]) for k, name in enumerate(CURVATURES)}
+    matrices = {name: torch.stack([step[k] for step in result]) for k, name in enumerate(CURVATURES)}
     step = torch.eye(len(net.start), dtype=torch.float64) - rates[:, None, None] * matrices["hessian"]
     norms = torch.linalg.matrix_norm(step, 2)  # (T,) ‖Z_k‖
     growth = torch.cat([norms.flip(0).cumprod(0).flip(0)[1:], norms.new_ones(1)])
-    return Run(net, torch.stack(theta), rates, matrices, growth, torch.stack([step[3] for step in found]))
+    return Run(net, torch.stack(theta), rates, matrices, growth, torch.stack([step[3] for step in result]))
 
 
 def removal(run: Run, at: int, position: int) -> tuple[dict[str, Any], Tensor]:
@@ -301,7 +301,7 @@ def _verdict(constants: Constants, rows: Sequence[dict[str, Any]]) -> dict[str, 
         return float(torch.tensor(values, dtype=torch.float64).median())
 
     errors = [r["hessian"]["weights_error"] for r in rows]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "theorem": {
             "held": all(e <= constants.theorem for e in errors),
             "looseness": median([constants.theorem / max(e, 1e-300) for e in errors]),
@@ -314,10 +314,10 @@ def _verdict(constants: Constants, rows: Sequence[dict[str, Any]]) -> dict[str, 
     }
     for name in CURVATURES:
         pairs = [(r[name]["bound"], r[name]["error"], abs(r["truth"])) for r in rows]
-        found[name] = {
+        result[name] = {
             "held": all(b * (1 + 1e-9) + 1e-14 >= e for b, e, _ in pairs),
             "looseness": median([b / max(e, 1e-300) for b, e, _ in pairs]),
             "error_of_truth": median([e / max(size, 1e-300) for _, e, size in pairs]),
             "bound_of_truth": median([b / max(size, 1e-300) for b, _, size in pairs]),
         }
-    return {"verdict": found}
+    return {"verdict": result}

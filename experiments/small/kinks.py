@@ -76,10 +76,10 @@ def kink_share(
     answer = reverse(recipe, query_loss, args=args, dtype=dtype, cache=cache)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
     shrunk = [replace(r, share=f) for f in chosen for r in removals]
-    found = leave_out(
+    result = leave_out(
         recipe, shrunk, query_loss, progress, args=args, cache=cache, vectorised=vectorised, dtype=dtype
     ).reshape(len(chosen), *unrolled.shape)
-    truths = [rows / f for rows, f in zip(found, chosen, strict=True)]
+    truths = [rows / f for rows, f in zip(result, chosen, strict=True)]
     size = float(truths[0].norm())
     gaps = [float((truth - unrolled).norm()) / max(size, 1e-300) for truth in truths]
     kinks = min(1.0, gaps[-1] / gaps[0]) if gaps[0] > NEGLIGIBLE else 0.0
@@ -125,11 +125,11 @@ def _one_seed(
     setup: Setup, seed: int, count: int, factors: Sequence[float], cache: Path | None, say: Say | None
 ) -> dict[str, dict[str, Any]]:
     """The report of each kind of removal."""
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory() as folder:  # the second kind reads the first one's unrolling
         for kind, gone in zip(KINDS, removals(setup, seed, count), strict=True):
-            found[kind] = _report(setup, seed, gone, factors, cache or Path(folder), _teller(setup, seed, kind, say))
-    return found
+            result[kind] = _report(setup, seed, gone, factors, cache or Path(folder), _teller(setup, seed, kind, say))
+    return result
 
 
 def _report(

@@ -77,14 +77,14 @@ def large_t_limit(
         raise UsageError(f"found {len(seeds)} seeds and batch={batch} of n={n}; expected 2 seeds or more, batch ≤ n.")
     made = problem(model, n, dim, l2, data_seed)
     influence = influence_function(made) / batch
-    found = torch.tensor([[T * float(tsloo_of_all(made, T, batch, rate, s).mean()) for s in seeds] for T in steps])
-    ratios = found / influence
+    result = torch.tensor([[T * float(tsloo_of_all(made, T, batch, rate, s).mean()) for s in seeds] for T in steps])
+    ratios = result / influence
     return LimitCurve(
         model,
         tuple(steps),
         tuple(ratios.mean(1).tolist()),
         tuple((ratios.std(1) / len(seeds) ** 0.5).tolist()),
-        tuple(found.mean(1).tolist()),
+        tuple(result.mean(1).tolist()),
         influence,
     )
 
@@ -171,11 +171,11 @@ def study(
 
 
 def _point(model: str, T: int, seeds: Sequence[int], rate: float, batch: int) -> dict[str, Any]:
-    found = large_t_limit(model, steps=(T,), seeds=seeds, rate=rate, batch=batch)
+    result = large_t_limit(model, steps=(T,), seeds=seeds, rate=rate, batch=batch)
     return {
         "steps": T,
-        "ratio": found.ratios[0],
-        "error": found.errors[0],
-        "expected": found.expected[0],
-        "influence": found.influence,
+        "ratio": result.ratios[0],
+        "error": result.errors[0],
+        "expected": result.expected[0],
+        "influence": result.influence,
     }

@@ -10,10 +10,10 @@ SYMBOLS = ("circle", "square", "diamond", "cross")
 Found = Mapping[str, Any]
 
 
-def limit_page(found: Found) -> str:
+def limit_page(result: Found) -> str:
     """Ratio against the number of steps, with standard errors."""
     figure = _figure("steps T", "T × expected TSLOO / influence function")
-    for colour, curve in zip(COLOURS, found["curves"], strict=False):
+    for colour, curve in zip(COLOURS, result["curves"], strict=False):
         points = curve["points"]
         figure.add_scatter(
             x=[p["steps"] for p in points],
@@ -27,10 +27,10 @@ def limit_page(found: Found) -> str:
     return html_page("The influence function as the limit of long training", LIMIT, figure)
 
 
-def kinks_page(found: Found) -> str:
+def kinks_page(result: Found) -> str:
     """Gap against the share of the weight that is removed; each seed a thin line."""
     figure = _figure("share f of the weight that is removed", "gap between truth(f) and exact unrolling, of ‖truth(1)‖")
-    for colour, row in zip(COLOURS, found["rows"], strict=False):
+    for colour, row in zip(COLOURS, result["rows"], strict=False):
         name = f"{row['activation']}, {row['kind']}"
         for gaps in row["gaps_seeds"]:
             thin = {"color": colour, "width": 1}
@@ -41,32 +41,32 @@ def kinks_page(found: Found) -> str:
     return html_page("What kinks cost exact unrolling", KINKS, figure)
 
 
-def bound_page(found: Found) -> str:
+def bound_page(result: Found) -> str:
     """Errors and bounds of each removal against the step of the removal."""
     figure = _figure("step of the removed occurrence", "error of the loss, and its bound")
-    steps = [row["step"] for row in found["rows"]]
+    steps = [row["step"] for row in result["rows"]]
     for colour, name in zip(COLOURS, ("hessian", "ggn", "empirical"), strict=False):
         for kind, symbol in (("error", "circle"), ("bound", "line-ew-open")):
             marker = {"color": colour, "symbol": symbol, "size": 8}
-            values = [row[name][kind] for row in found["rows"]]
+            values = [row[name][kind] for row in result["rows"]]
             figure.add_scatter(x=steps, y=values, mode="markers", marker=marker, name=f"{name}: {kind}")
-    truth = [abs(row["truth"]) for row in found["rows"]]
+    truth = [abs(row["truth"]) for row in result["rows"]]
     figure.add_scatter(x=steps, y=truth, mode="markers", name="|truth|", marker={"color": "#6c757d", "symbol": "x"})
     figure.update_yaxes(type="log", exponentformat="power")
-    words = f"{BOUND} The theorem's own number, a distance of weights, is {found['constants']['theorem']:.2g}."
+    words = f"{BOUND} The theorem's own number, a distance of weights, is {result['constants']['theorem']:.2g}."
     return html_page("The paper's error bound, with measured constants", words, figure)
 
 
-def duplicates_page(found: Found) -> str:
+def duplicates_page(result: Found) -> str:
     """Truth across, a method's value upward, early and late copies in two colours: one plot for each method."""
     from plotly.subplots import make_subplots
 
-    names = [row["method"] for row in found["rows"]]
+    names = [row["method"] for row in result["rows"]]
     figure = make_subplots(rows=len(names), cols=1, subplot_titles=names, vertical_spacing=0.06)
     for place, name in enumerate(names, 1):
         for colour, when in zip(COLOURS, ("early", "late"), strict=False):
-            truth = [x for seed in found["values"] for x in seed["truth"][when]]
-            values = [x for seed in found["values"] for x in seed[name][when]]
+            truth = [x for seed in result["values"] for x in seed["truth"][when]]
+            values = [x for seed in result["values"] for x in seed[name][when]]
             figure.add_scatter(
                 x=truth, y=values, mode="markers", marker={"color": colour}, name=f"{when} copies", legendgroup=when,
                 showlegend=place == 1, row=place, col=1,
@@ -77,10 +77,10 @@ def duplicates_page(found: Found) -> str:
     return html_page("Copies of one sample, early and late", DUPLICATES, figure)
 
 
-def ablation_page(found: Found) -> str:
+def ablation_page(result: Found) -> str:
     """Correlation with retraining against the bytes of an occurrence."""
     figure = _figure("bytes of an occurrence on disk", "Spearman with retraining, removal from the last epoch")
-    rows = found["rows"]
+    rows = result["rows"]
     curvatures = list(dict.fromkeys(row["curvature"] for row in rows))
     for colour, projection in zip(COLOURS, dict.fromkeys(row["projection"] for row in rows), strict=False):
         chosen = [row for row in rows if row["projection"] == projection]

@@ -34,54 +34,54 @@ def treebank(
     torch.set_num_threads(1)
     setup = TreebankSetup(sequences=sequences, epochs=epochs, seed=seed)
     with output.progress() as say:
-        found = run(setup, out, count=copies, checked=proofs, say=say)
-    for name, text in pages(found).items():
+        result = run(setup, out, count=copies, checked=proofs, say=say)
+    for name, text in pages(result).items():
         (out / name).write_text(text, encoding="utf-8")
     if json:
-        output.emit(found.as_dict())
+        output.emit(result.as_dict())
     else:
-        _tables(found.as_dict(), out)
+        _tables(result.as_dict(), out)
 
 
-def _tables(found: Mapping[str, Any], out: Path) -> None:
+def _tables(result: Mapping[str, Any], out: Path) -> None:
     for name, phases in (
-        ("in the sizes, by learning rate", found["timeline"]["phases"]),
-        ("in the sizes as they are", found["phases_of_undivided_sizes"]),
-        ("in the mean with its sign, by learning rate", found["phases_of_signed_means"]),
+        ("in the sizes, by learning rate", result["timeline"]["phases"]),
+        ("in the sizes as they are", result["phases_of_undivided_sizes"]),
+        ("in the mean with its sign, by learning rate", result["phases_of_signed_means"]),
     ):
         output.out.print(f"Phases, {name}: {phases['words']}", soft_wrap=True, highlight=False)
-    _evolution(found)
+    _evolution(result)
     rows = [
         (c["epoch"], c["method"], f"{c['share_first']:.1%}", f"{c['median_rank']:g}", f"{max(c['rank']):.0f}")
-        for c in found["copies"]
+        for c in result["copies"]
     ]
-    title = f"{len(found['copies'][0]['rank'])} copies: the original among {found['copies'][0]['samples']:,} sequences"
+    title = (
+        f"{len(result['copies'][0]['rank'])} copies: the original among {result['copies'][0]['samples']:,} sequences"
+    )
     output.table(title, ("after epoch", "method", "ranks first", "median rank", "worst rank"), rows)
-    _proven(found["proven"])
-    losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in found["losses"]]
+    _proven(result["proven"])
+    losses = [(at["at"], f"{at['copies']:.3f}", f"{at['unseen']:.3f}") for at in result["losses"]]
     output.table("Loss at each epoch's end, nats a word", ("step", "copies", "unseen"), losses)
-    times = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
-    output.out.print(f"Time: {times}.\nRun: {found['run']}\nPages: {out}", soft_wrap=True, highlight=False)
-    output.out.print(found["caution"], soft_wrap=True, highlight=False)
+    times = ", ".join(f"{name} {value:.0f} s" for name, value in result["seconds"].items())
+    output.out.print(f"Time: {times}.\nRun: {result['run']}\nPages: {out}", soft_wrap=True, highlight=False)
+    output.out.print(result["caution"], soft_wrap=True, highlight=False)
 
 
-def _proven(found: Mapping[str, Any] | None) -> None:
+def _proven(result: Mapping[str, Any] | None) -> None:
     """What retraining says of originals, and of other sequences that were named before them."""
-    if found is None:
+    if result is None:
         return
     rows = [
-        (name, found[key], *("–" if found[f"{key}_{k}"] is None else f"{found[f'{key}_{k}']:+.3f}" for k in ("said", "truth")))
+        (name, result[key], *("–" if result[f"{key}_{k}"] is None else f"{result[f'{key}_{k}']:+.3f}" for k in ("said", "truth")))
         for name, key in (("originals", "originals"), ("others, named first", "others"))
     ]  # fmt: skip
-    title = (
-        f"First epoch retrained: the original was worth more in {found['original_was_worth_more']} of {found['others']}"
-    )
+    title = f"First epoch retrained: the original was worth more in {result['original_was_worth_more']} of {result['others']}"
     output.table(title, ("left out", "how many", "said, median", "truth, median"), rows)
 
 
-def _evolution(found: Mapping[str, Any]) -> None:
+def _evolution(result: Mapping[str, Any]) -> None:
     """Sizes, and means with their sign."""
-    signed, sizes = found["evolution"], found["evolution_of_sizes"]
+    signed, sizes = result["evolution"], result["evolution_of_sizes"]
     rows = [
         (at, *(_number(sizes[g][k], ".2g") for g in sizes), *(_number(signed["mean"][g][k], "+.2g") for g in sizes))
         for k, at in enumerate(signed["checkpoints"])

@@ -55,14 +55,14 @@ class Ranks:
 
     epoch: int
     method: str
-    found: Memorisation
+    result: Memorisation
     best: list[list[dict[str, Any]]]  # of the first EXAMPLES copies: the BEST sequences, highest first
     first: list[Named]  # of each copy: the sequence that ranks first
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = self.found.as_dict()
-        kept = {k: found[k] for k in ("at", "samples", "share_first", "median_rank", "rank", "caveats")}
+        result = self.result.as_dict()
+        kept = {k: result[k] for k in ("at", "samples", "share_first", "median_rank", "rank", "caveats")}
         return {"epoch": self.epoch, "method": self.method, **kept, "best": self.best}
 
 
@@ -76,15 +76,15 @@ def draw_copies(ids: Sequence[str], tokens: Tensor, count: int, seed: int) -> As
 
 def copies(run: Run, plan: Recipe, asked: Asked, ends: Sequence[int], *, seed: int, say: Say) -> list[Ranks]:
     """Ranks of the originals at every epoch's end, by every method; the model is left with the last weights."""
-    found = []
+    result = []
     for epoch, at in enumerate(ends, 1):
         run.load_weights(plan.model, at)
         last = replace(plan, batches=plan.batches[at - ends[0] : at])  # each sequence once, as it was in this epoch
         for k, method in enumerate(METHODS, 1):
             answer = answered(method, run, last, asked.tokens, at, seed)
-            found.append(Ranks(epoch, method, memorisation_of(answer, asked.ids), _best(answer), _first(answer)))
+            result.append(Ranks(epoch, method, memorisation_of(answer, asked.ids), _best(answer), _first(answer)))
             say("rank copies", len(METHODS) * (epoch - 1) + k, len(METHODS) * len(ends))
-    return found
+    return result
 
 
 def answered(method: str, run: Run, plan: Recipe, tokens: Tensor, at: int, seed: int) -> Influence:
@@ -107,16 +107,16 @@ def _first(answer: Influence) -> list[Named]:
     return [Named(str(names[i]), x) for i, x in zip(highest.indices.tolist(), highest.values.tolist(), strict=True)]
 
 
-def examples(found: Sequence[Ranks], asked: Asked, texts: dict[str, str]) -> list[dict[str, Any]]:
+def examples(result: Sequence[Ranks], asked: Asked, texts: dict[str, str]) -> list[dict[str, Any]]:
     """The first copies, with the texts that each method names at each epoch's end."""
     return [
         {
             "id": asked.ids[k],
             "text": texts[asked.ids[k]],
             "named": [
-                {"epoch": one.epoch, "method": one.method, "rank": float(one.found.rank[k]),
+                {"epoch": one.epoch, "method": one.method, "rank": float(one.result.rank[k]),
                  "best": [_shown(hit, asked.ids[k], texts, one.method) for hit in one.best[k]]}
-                for one in found
+                for one in result
             ],
         }
         for k in range(EXAMPLES)

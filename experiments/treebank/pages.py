@@ -34,29 +34,29 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.5rem; } h3 { fon
 """
 
 
-def pages(found: TreebankResult) -> dict[str, str]:
+def pages(result: TreebankResult) -> dict[str, str]:
     """Every page by its file's name."""
     more = (
-        f"In the sizes without that division: {found.undivided.words} In the mean with its sign: {found.signed.words}"
+        f"In the sizes without that division: {result.undivided.words} In the mean with its sign: {result.signed.words}"
     )
-    when = f"{WHEN} Phases in the sizes of influences: {found.timeline.phases.words} {more} {CAUTION}"
+    when = f"{WHEN} Phases in the sizes of influences: {result.timeline.phases.words} {more} {CAUTION}"
     return {
         "timeline.html": page(
-            "Penn Treebank: when did data matter?", when, sizes_figure(found), found.timeline.figure()
+            "Penn Treebank: when did data matter?", when, sizes_figure(result), result.timeline.figure()
         ),
         "evolution.html": page(
-            "Penn Treebank: how influence fades", f"{FADE} {CAUTION}", faded_figure(found), found.evolution.figure()
+            "Penn Treebank: how influence fades", f"{FADE} {CAUTION}", faded_figure(result), result.evolution.figure()
         ),
         "copies.html": page(
-            "Penn Treebank: do copies find their originals?", f"{NAMED} {_proven(found)}", copies_figure(found)
+            "Penn Treebank: do copies find their originals?", f"{NAMED} {_proven(result)}", copies_figure(result)
         ),
-        "examples.html": examples_page(found),
+        "examples.html": examples_page(result),
     }
 
 
-def sizes_figure(found: TreebankResult) -> Any:
+def sizes_figure(result: TreebankResult) -> Any:
     """Mean size of influences by learning rate and as it is, both on scales of ratios, with the phases' borders."""
-    when = found.timeline
+    when = result.timeline
     drawn = figure(
         ("Mean size of one occurrence's influence, by learning rate", "The same, not divided by the rate"),
         "training step", ("nats a word per unit of rate", "nats a word"),
@@ -72,25 +72,25 @@ def sizes_figure(found: TreebankResult) -> Any:
     return drawn
 
 
-def faded_figure(found: TreebankResult) -> Any:
+def faded_figure(result: TreebankResult) -> Any:
     """Mean size of the influence of one occurrence of each third, at every checkpoint, on a scale of ratios."""
     drawn = figure(
         ("Mean size of one occurrence's influence at each checkpoint",), "checkpoint (step)", ("nats a word",)
     )
-    groups = zip(COLOURS, found.evolution.groups, found.faded, strict=False)
+    groups = zip(COLOURS, result.evolution.groups, result.faded, strict=False)
     for colour, name, y in groups:
-        x = list(found.evolution.checkpoints)
+        x = list(result.evolution.checkpoints)
         drawn.add_scatter(x=x, y=y.tolist(), mode="lines+markers", name=name, line={"color": colour})
     drawn.update_yaxes(type="log", dtick="D2")  # ticks at 1, 2 and 5
     return drawn
 
 
-def copies_figure(found: TreebankResult) -> Any:
+def copies_figure(result: TreebankResult) -> Any:
     """Share of originals that rank first, and their median rank, at each epoch's end."""
     drawn = figure(("Originals that rank first", "Median rank of the original"), "epoch", ("share", "rank"))
     for colour, method in zip(COLOURS, METHODS, strict=False):
-        own = [one for one in found.ranks if one.method == method]
-        values = [one.found.share_first for one in own], [one.found.median_rank for one in own]
+        own = [one for one in result.ranks if one.method == method]
+        values = [one.result.share_first for one in own], [one.result.median_rank for one in own]
         for row, y in enumerate(values, 1):
             drawn.add_scatter(
                 x=[one.epoch for one in own], y=list(y), mode="lines+markers", name=method, legendgroup=method,
@@ -102,25 +102,25 @@ def copies_figure(found: TreebankResult) -> Any:
     return drawn
 
 
-def examples_page(found: TreebankResult) -> str:
+def examples_page(result: TreebankResult) -> str:
     """The first copies, with what ours names after each epoch and the influence function after the last."""
-    last = max(one.epoch for one in found.ranks)
-    parts = "\n".join(_example(k, one, last) for k, one in enumerate(found.examples, 1))
+    last = max(one.epoch for one in result.ranks)
+    parts = "\n".join(_example(k, one, last) for k, one in enumerate(result.examples, 1))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Penn Treebank: three copies</title><style>{STYLE}</style></head><body>
 <h1>Which training sequences does a copy of one name?</h1>
-<p>The first {len(found.examples)} copies that the seed drew. Green: the original. Marked: words of four letters or more that also stand in the
-copy. Influence in nats of the copy's whole loss. {html.escape(f"{_proven(found)} {CAUTION}")} This page contains training data.</p>
+<p>The first {len(result.examples)} copies that the seed drew. Green: the original. Marked: words of four letters or more that also stand in the
+copy. Influence in nats of the copy's whole loss. {html.escape(f"{_proven(result)} {CAUTION}")} This page contains training data.</p>
 {parts}
 </body></html>
 """
 
 
-def _proven(found: TreebankResult) -> str:
+def _proven(result: TreebankResult) -> str:
     """What retraining says of the ranks after the first epoch."""
-    if not found.proofs:
+    if not result.proofs:
         return ""
-    told = summary(found.proofs)
+    told = summary(result.proofs)
     return (
         f"Retraining the first epoch without the original, for {told['originals']} copies: {told['originals_truth']:+.2g} nats at the median, where ours says "
         f"{told['originals_said']:+.2g}; the original was worth more in {told['original_was_worth_more']} of the {told['others']} cases in which ours names another first."

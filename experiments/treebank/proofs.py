@@ -57,9 +57,9 @@ def first_epoch(setup: TreebankSetup) -> Recipe:
     return replace(plan, batches=plan.batches[: setup.ends[0]])
 
 
-def summary(found: Sequence[Proof]) -> dict[str, Any]:
+def summary(result: Sequence[Proof]) -> dict[str, Any]:
     """Medians of what was said and of the truth, of originals and of other sequences that were named first; how often the original was worth more."""
-    own, other = [p for p in found if p.own], [p for p in found if not p.own]
+    own, other = [p for p in result if p.own], [p for p in result if not p.own]
     worth = {p.copy: p.truth for p in own}
     return {
         "originals": len(own),
@@ -73,4 +73,4 @@ def summary(found: Sequence[Proof]) -> dict[str, Any]:
 
 
 def _said(ranks: Ranks, k: int, own: bool) -> float:
-    return float(ranks.found.influence[k]) if own else ranks.first[k].influence
+    return float(ranks.result.influence[k]) if own else ranks.first[k].influence

@@ -92,19 +92,19 @@ class TreebankSetup:
 def recipe(**args: int) -> Recipe:
     """Model, optimizer, schedule, loss and batches of `TreebankSetup(**args)`; an id says where the sequence begins in the training text."""
     setup = TreebankSetup(**args)
-    found = drawn(setup)
+    result = drawn(setup)
     with torch.random.fork_rng():
         torch.manual_seed(setup.seed)
         model = Net(
-            vocabulary=found.tokenizer.size, length=setup.length, layers=setup.layers, width=setup.width, heads=4
+            vocabulary=result.tokenizer.size, length=setup.length, layers=setup.layers, width=setup.width, heads=4
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
-    batches = [([found.ids[i] for i in b.tolist()], found.tokens[b]) for b in _order(setup)]
+    batches = [([result.ids[i] for i in b.tolist()], result.tokens[b]) for b in _order(setup)]
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=batches, loss_reduction="token-mean", tokens=counts,
         clip_norm=CLIP,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(batches), WARMUP)),
-        queries={"valid": found.asked}, page=Presentation(show=partial(shown, tokenizer=found.tokenizer)),
+        queries={"valid": result.asked}, page=Presentation(show=partial(shown, tokenizer=result.tokenizer)),
     )  # fmt: skip
 
 

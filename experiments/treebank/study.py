@@ -76,8 +76,8 @@ def study(
 ) -> TreebankResult:
     """Run the whole study into the folder `out`; the recorded run is `out/run`. `count` copies are asked, `checked` of them by retraining too."""
     report, seconds = say or (lambda stage, done, total: None), dict[str, float]()
-    found, plan = drawn(setup), recipe(**asdict(setup))
-    asked = draw_copies(found.ids, found.tokens, count, setup.seed)
+    result, plan = drawn(setup), recipe(**asdict(setup))
+    asked = draw_copies(result.ids, result.tokens, count, setup.seed)
     path, batch = fresh(out / "run", RECIPE), plan.queries["valid"]
     with _timed(seconds, "train and record"):
         run = _recorded(setup, plan, path, report)
@@ -92,7 +92,7 @@ def study(
         ranks = copies(run, plan, asked, setup.ends, seed=setup.seed, say=report)
     with _timed(seconds, "retrain"):
         proven = proofs(setup, asked, ranks[0], min(checked, count), report)
-    texts = dict(zip(found.ids, found.texts, strict=True))
+    texts = dict(zip(result.ids, result.texts, strict=True))
     return TreebankResult(
         setup, str(run.path), [_losses(run, plan, asked, at) for at in setup.ends], when,
         phases(when.per_rate, seed=setup.seed), phases(when.size * when.rate, seed=setup.seed), groups, faded, ranks, examples(ranks, asked, texts), proven, seconds,
@@ -101,7 +101,7 @@ def study(
 
 def _recorded(setup: TreebankSetup, plan: Recipe, path: Path, say: Say) -> Run:
     """Train and record by default; every epoch's end is a checkpoint, and so are PARTS − 1 places inside each."""
-    steps, found = len(plan.batches), drawn(setup)
+    steps, result = len(plan.batches), drawn(setup)
     with record(
         plan.model, plan.optimizer, path, loss_reduction="token-mean", clip_norm=plan.clip_norm, steps=steps,
         checkpoints=PARTS * setup.epochs - 1, recipe=RECIPE, recipe_args=asdict(setup),
@@ -110,7 +110,7 @@ def _recorded(setup: TreebankSetup, plan: Recipe, path: Path, say: Say) -> Run:
             with rec.step(ids, tokens=counts(tokens)) as s:
                 s.losses(take_step(plan, t))
             say("train and record", t + 1, steps)
-        rec.describe(found.ids, text=found.texts)
+        rec.describe(result.ids, text=result.texts)
     return Run(path)
 
 

@@ -43,9 +43,9 @@ def written_out(damping: float | None) -> Tensor:
 @needs
 @pytest.mark.parametrize("damping", [1e-3, None])
 def test_the_formula_written_out(damping: float | None) -> None:
-    found = ekfac(recipe(), queries(), damping=damping)
-    assert_close(by_id(found), written_out(damping), 1e-9, "N means a missing 1/N")
-    text = " ".join(found.caveats)
+    actual = ekfac(recipe(), queries(), damping=damping)
+    assert_close(by_id(actual), written_out(damping), 1e-9, "N means a missing 1/N")
+    text = " ".join(actual.caveats)
     assert "kronfluence" in text
     assert "units of the query's loss" in text
     assert "left out" not in text
@@ -55,16 +55,16 @@ def test_the_formula_written_out(damping: float | None) -> None:
 def test_batch_size_does_not_matter_and_the_model_is_left_alone() -> None:
     made = recipe(size=7, seed=3)
     kinds = [type(m) for m in made.model.modules()]
-    found = ekfac(made, queries(), batch_size=4)
-    assert_close(by_id(found), written_out(1e-3), 1e-9)
+    actual = ekfac(made, queries(), batch_size=4)
+    assert_close(by_id(actual), written_out(1e-3), 1e-9)
     assert [type(m) for m in made.model.modules()] == kinds
     assert all(p.requires_grad for p in made.model.parameters())
 
 
 @needs
 def test_a_scalar_loss_is_one_query() -> None:
-    found = ekfac(recipe(), queries(), loss=lambda m, b: cross_entropy(m, b).mean())
-    assert_close(by_id(found)[0], written_out(1e-3).mean(0), 1e-9)
+    actual = ekfac(recipe(), queries(), loss=lambda m, b: cross_entropy(m, b).mean())
+    assert_close(by_id(actual)[0], written_out(1e-3).mean(0), 1e-9)
 
 
 @needs
@@ -87,9 +87,9 @@ def test_ggn_draws_are_near_their_expectation() -> None:
     L = torch.einsum("ci,ncd,di,nj->nij", QS, H, QS, (a @ QA).square()).mean(0) + 0.02
     expected = torch.einsum("qi,qj,ij,ni,nj->qn", dq @ QS, aq @ QA, 1 / L, d @ QS, a @ QA) / 1500
     made = recipe(model, xy=xy, size=500)
-    found = by_id(ekfac(made, queries(), hessian="ggn", damping=0.02), 1500)
-    assert correlation(found, expected) > 0.98
-    assert abs(ratio(found, expected) - 1) < 0.1
+    actual = by_id(ekfac(made, queries(), hessian="ggn", damping=0.02), 1500)
+    assert correlation(actual, expected) > 0.98
+    assert abs(ratio(actual, expected) - 1) < 0.1
     assert ratio(by_id(ekfac(made, queries(), damping=0.02), 1500), expected) < 0.5
 
 

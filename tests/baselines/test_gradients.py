@@ -16,13 +16,13 @@ from backstory.errors import CoverageError, NumericalError, UsageError
 
 def test_every_sample_once_at_its_last_step() -> None:
     made = recipe(size=7, epochs=3)
-    found = survey(made)
+    actual = survey(made)
     last = {str(i): t for t, ids in enumerate(order(30, 7, 3)) for i in ids}
-    assert dict(zip(found.samples, found.steps, strict=True)) == last
-    assert len(found) == 30
-    assert found.steps == sorted(found.steps)
-    assert [s for s, keep in found.visits for _ in keep] == found.steps
-    assert found.kind == "int"
+    assert dict(zip(actual.samples, actual.steps, strict=True)) == last
+    assert len(actual) == 30
+    assert actual.steps == sorted(actual.steps)
+    assert [s for s, keep in actual.visits for _ in keep] == actual.steps
+    assert actual.kind == "int"
 
 
 def test_ids_of_two_kinds_and_no_batches_are_refused() -> None:
@@ -42,11 +42,11 @@ def test_a_sample_twice_in_a_batch_is_refused() -> None:
 
 def test_full_rows_are_the_gradients() -> None:
     made = recipe()
-    found = gradients(made)
-    ids = [int(s) for s in found.training.samples]
-    assert_close(found.stack(), rows(made.model, cross_entropy, data())[ids], 1e-12)
-    assert_close(found.of(queries()), rows(made.model, cross_entropy, queries()), 1e-12)
-    assert found.dims == [20, 5, 15, 3]
+    actual = gradients(made)
+    ids = [int(s) for s in actual.training.samples]
+    assert_close(actual.stack(), rows(made.model, cross_entropy, data())[ids], 1e-12)
+    assert_close(actual.of(queries()), rows(made.model, cross_entropy, queries()), 1e-12)
+    assert actual.dims == [20, 5, 15, 3]
 
 
 def test_random_rows_keep_inner_products_on_average() -> None:
@@ -54,13 +54,13 @@ def test_random_rows_keep_inner_products_on_average() -> None:
     G = rows(made.model, cross_entropy, data())
     total = torch.zeros(5, 30, dtype=torch.float64)
     for seed in range(150):
-        found = gradients(made, rank=2, seed=seed)
-        total += found.of(queries()) @ found.stack().T
-    ids = [int(s) for s in found.training.samples]
+        actual = gradients(made, rank=2, seed=seed)
+        total += actual.of(queries()) @ actual.stack().T
+    ids = [int(s) for s in actual.training.samples]
     exact = rows(made.model, cross_entropy, queries()) @ G[ids].T
     slope = float((total / 150 * exact).sum() / exact.square().sum())
     assert abs(slope - 1) < 0.1, f"projected products are {slope:.3f} × the true ones; 4 would mean a missing 1/r"
-    assert "random coordinates of 43" in " ".join(found.caveats)
+    assert "random coordinates of 43" in " ".join(actual.caveats)
 
 
 def test_progress_is_told_and_the_model_is_left_alone() -> None:
@@ -76,9 +76,9 @@ def test_progress_is_told_and_the_model_is_left_alone() -> None:
 
 
 def test_layers_left_out_are_named() -> None:
-    found = gradients(recipe(), layers=["!0.bias"])
-    assert found.width == 38
-    assert "left out: 0.bias" in found.caveats
+    actual = gradients(recipe(), layers=["!0.bias"])
+    assert actual.width == 38
+    assert "left out: 0.bias" in actual.caveats
 
 
 def test_uncovered_parameters_are_refused() -> None:

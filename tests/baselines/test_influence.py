@@ -54,17 +54,17 @@ def test_fisher_is_the_dense_inverse(n: int, damping: float) -> None:
     xy = data(n)
     G, V = rows(mlp(), cross_entropy, xy), pieces()[1]
     expected = V @ torch.linalg.inv(G.T @ G / n + damping * EYE) @ G.T / n
-    found = influence_function(recipe(xy=xy), queries(), damping=damping)
-    assert_close(by_id(found, n), expected, 1e-8, "N instead of 1 means a missing 1/N")
+    actual = influence_function(recipe(xy=xy), queries(), damping=damping)
+    assert_close(by_id(actual, n), expected, 1e-8, "N instead of 1 means a missing 1/N")
 
 
 def test_relative_damping_is_times_the_mean_eigenvalue() -> None:
     G, V = pieces()
     H = G.T @ G / N
     expected = V @ torch.linalg.inv(H + 0.1 * torch.linalg.eigvalsh(H).mean() * EYE) @ G.T / N
-    found = influence_function(recipe(), queries(), damping=0.1, relative=True)
-    assert_close(by_id(found), expected, 1e-9)
-    assert "mean eigenvalue" in " ".join(found.caveats)
+    actual = influence_function(recipe(), queries(), damping=0.1, relative=True)
+    assert_close(by_id(actual), expected, 1e-9)
+    assert "mean eigenvalue" in " ".join(actual.caveats)
 
 
 @pytest.mark.parametrize("hessian", ["fisher", "ggn"])
@@ -78,8 +78,8 @@ def test_parameters_taken_as_independent(hessian: str, relative: bool) -> None:
         size = 0.01 * float(h.trace()) / (hi - lo) if relative else 0.01
         eye = torch.eye(hi - lo, dtype=D)
         expected += V[:, lo:hi] @ torch.linalg.inv(h + size * eye) @ G[:, lo:hi].T / N
-    found = influence_function(recipe(), queries(), damping=0.01, relative=relative, per_layer=True, hessian=hessian)
-    assert_close(by_id(found), expected, 1e-9)
+    actual = influence_function(recipe(), queries(), damping=0.01, relative=relative, per_layer=True, hessian=hessian)
+    assert_close(by_id(actual), expected, 1e-9)
 
 
 @pytest.mark.parametrize("n", [30, 10])
@@ -102,8 +102,8 @@ def test_ggn_is_the_dense_one(n: int) -> None:
         p = output(*model.parameters()).detach().softmax(0)
         H += J.T @ (torch.diag(p) - torch.outer(p, p)) @ J / n
     expected = V @ torch.linalg.inv(H + 0.01 * EYE) @ G[:n].T / n
-    found = influence_function(recipe(xy=(xy[0], xy[1]), size=4), queries(), damping=0.01, hessian="ggn")
-    assert_close(by_id(found, n), expected, 1e-8)
+    actual = influence_function(recipe(xy=(xy[0], xy[1]), size=4), queries(), damping=0.01, hessian="ggn")
+    assert_close(by_id(actual, n), expected, 1e-8)
 
 
 def test_projected_is_the_dense_inverse_of_projected_rows() -> None:
@@ -122,9 +122,9 @@ def test_projected_is_the_dense_inverse_of_projected_rows() -> None:
     PG, PV = (torch.cat([x[:, s] @ K for s, K in blocks], 1) for x in (G, V))
     eye = torch.eye(PG.shape[1], dtype=D)
     expected = PV @ torch.linalg.inv(PG.T @ PG / N + 1e-3 * eye) @ PG.T / N
-    found = influence_function(recipe(), queries(), rank=2, seed=3)
-    assert_close(by_id(found), expected, 1e-6)
-    assert found.method == "influence function (LoGRA)"
+    actual = influence_function(recipe(), queries(), rank=2, seed=3)
+    assert_close(by_id(actual), expected, 1e-6)
+    assert actual.method == "influence function (LoGRA)"
 
 
 def test_batch_size_and_order_do_not_matter() -> None:
@@ -136,8 +136,8 @@ def test_batch_size_and_order_do_not_matter() -> None:
 
 def test_a_sweep_is_its_members() -> None:
     swept = influence_sweep(recipe(), queries(), [1e-2, 1.0])
-    for damping, found in zip((1e-2, 1.0), swept, strict=True):
-        assert_close(found.scores, influence_function(recipe(), queries(), damping=damping).scores, 1e-12)
+    for damping, actual in zip((1e-2, 1.0), swept, strict=True):
+        assert_close(actual.scores, influence_function(recipe(), queries(), damping=damping).scores, 1e-12)
 
 
 def loo(model: nn.Module, loss: Loss, xy: Batch, asked: Batch, penalty: float) -> tuple[nn.Module, Tensor]:
@@ -169,8 +169,8 @@ def test_ridge_regression_left_out_for_real() -> None:
 
     trained, truth = loo(nn.Linear(4, 1).double(), squared, (x, y), asked, 0.1)
     made = recipe(trained, loss=squared, xy=(x, y))
-    found = by_id(influence_function(made, asked, damping=0.1, hessian="ggn"), 60)
-    r, c = ratio(found, truth), correlation(found, truth)
+    actual = by_id(influence_function(made, asked, damping=0.1, hessian="ggn"), 60)
+    r, c = ratio(actual, truth), correlation(actual, truth)
     assert abs(r - 1) < 0.15, f"{r:.3f} × the truth; −1 means the sign, 60 a missing 1/N, 2 a missing second derivative"
     assert c > 0.995
 
@@ -180,8 +180,8 @@ def test_logistic_regression_left_out_for_real() -> None:
     trained, truth = loo(nn.Linear(4, 3).double(), cross_entropy, xy, queries(), 0.05)
     made = recipe(trained, xy=xy)
     for hessian, slack, least in (("ggn", 0.12, 0.995), ("fisher", 0.5, 0.95)):
-        found = by_id(influence_function(made, queries(), damping=0.05, hessian=hessian), 60)
-        r, c = ratio(found, truth), correlation(found, truth)
+        actual = by_id(influence_function(made, queries(), damping=0.05, hessian=hessian), 60)
+        r, c = ratio(actual, truth), correlation(actual, truth)
         assert abs(r - 1) < slack, f"{hessian}: {r:.3f} × the truth; −1 means the sign, 60 a missing 1/N"
         assert c > least, f"{hessian}: correlation {c:.3f}"
 
@@ -220,5 +220,5 @@ def test_dattri_agrees_where_the_hessian_is_the_ggn() -> None:
     peer = algorithm.IFAttributorExplicit(task=made, regularization=0.05)
     peer.cache(loader(data()))
     expected = peer.attribute(loader(data()), loader(queries())).T.double() / N
-    found = by_id(influence_function(recipe(model), queries(), damping=0.05, hessian="ggn"))
-    assert_close(found, expected, 1e-4, "float32 sums in the peer")
+    actual = by_id(influence_function(recipe(model), queries(), damping=0.05, hessian="ggn"))
+    assert_close(actual, expected, 1e-4, "float32 sums in the peer")

@@ -77,11 +77,11 @@ def features(x: Tensor) -> Tensor:
 
 def test_the_input_of_the_last_linear() -> None:
     a, b = features(queries()[0]), features(data()[0])
-    found = representation_similarity(recipe(), queries())
-    assert_close(by_id(found), F.cosine_similarity(a[:, None], b[None], dim=2), 1e-12)
+    actual = representation_similarity(recipe(), queries())
+    assert_close(by_id(actual), F.cosine_similarity(a[:, None], b[None], dim=2), 1e-12)
     assert_close(by_id(representation_similarity(recipe(), queries(), metric="dot")), a @ b.T, 1e-12)
-    assert "input of 2" in " ".join(found.caveats)
-    assert "rank only" in " ".join(found.caveats)
+    assert "input of 2" in " ".join(actual.caveats)
+    assert "rank only" in " ".join(actual.caveats)
 
 
 def test_a_module_by_name_and_any_batch_size() -> None:
@@ -91,9 +91,9 @@ def test_a_module_by_name_and_any_batch_size() -> None:
 
 def test_a_sample_is_most_alike_itself() -> None:
     x, y = data()
-    found = representation_similarity(recipe(), (x[4:5], y[4:5]))
-    assert found.top(1)[0].sample == 4
-    assert found.top(1)[0].influence == pytest.approx(1.0)
+    actual = representation_similarity(recipe(), (x[4:5], y[4:5]))
+    assert actual.top(1)[0].sample == 4
+    assert actual.top(1)[0].influence == pytest.approx(1.0)
 
 
 def test_positions_are_averaged() -> None:
@@ -105,8 +105,8 @@ def test_positions_are_averaged() -> None:
     x = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0), dtype=D)
     y = torch.arange(8) % 3
     made = recipe(model, loss=pooled, xy=(x, y), size=4)
-    found = by_id(representation_similarity(made, (x[:2], y[:2]), metric="dot"), 8)
-    assert_close(found, x[:2].mean(1) @ x.mean(1).T, 1e-12)
+    actual = by_id(representation_similarity(made, (x[:2], y[:2]), metric="dot"), 8)
+    assert_close(actual, x[:2].mean(1) @ x.mean(1).T, 1e-12)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -47,10 +47,10 @@ def test_a_rate_for_each_group() -> None:
     made = recipe(model)
     split = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=1.0)  # type: ignore[index]
     made = Recipe(model=model, optimizer=split, loss=made.loss, batches=made.batches)
-    found = tracin(made, queries(), [(model.state_dict(), (0.1, 0.5))])
+    actual = tracin(made, queries(), [(model.state_dict(), (0.1, 0.5))])
     G, V = rows(model, cross_entropy, data()), rows(model, cross_entropy, queries())
     expected = 0.1 * V[:, :25] @ G[:, :25].T + 0.5 * V[:, 25:] @ G[:, 25:].T
-    assert_close(by_id(found), expected, 1e-12)
+    assert_close(by_id(actual), expected, 1e-12)
     with pytest.raises(UsageError, match="2 parameter groups"):
         tracin(made, queries(), [(model.state_dict(), (0.1,))])
 
@@ -116,9 +116,9 @@ def test_checkpoints_of_a_run_come_with_their_rates(tmp_path: Path) -> None:
     made = recipe()
     states = record(made, tmp_path / "run", checkpoints=4)
     run = Run(tmp_path / "run")
-    found = list(run_checkpoints(run, made.model))
-    assert len(found) == len(run.checkpoints) >= 2
-    for step, (weights, rate) in zip(run.checkpoints, found, strict=True):
+    actual = list(run_checkpoints(run, made.model))
+    assert len(actual) == len(run.checkpoints) >= 2
+    for step, (weights, rate) in zip(run.checkpoints, actual, strict=True):
         assert all(torch.equal(v, states[step][k]) for k, v in weights.items())
         assert rate == pytest.approx([0.3 / (1 + min(step, 9))])
     by_run = tracin(made, queries(), run_checkpoints(run, made.model))

@@ -42,16 +42,16 @@ def expected(model: nn.Module, xy: Batch, damping: float) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("given", [None, margin])
 def test_the_formula_written_out(given: object) -> None:
     a, b = expected(mlp(), BIG, 0.1)
-    found = trak(recipe(xy=BIG), queries(), damping=0.1, margin=given)  # type: ignore[arg-type]
-    assert_close(by_id(found, 80), a * b, 1e-8, "−1 means that losses were taken for margins")
+    actual = trak(recipe(xy=BIG), queries(), damping=0.1, margin=given)  # type: ignore[arg-type]
+    assert_close(by_id(actual, 80), a * b, 1e-8, "−1 means that losses were taken for margins")
 
 
 def test_models_are_averaged_factor_by_factor() -> None:
     parts = [expected(mlp(seed), BIG, 0.1) for seed in (1, 2, 3)]
     mean = torch.stack([a for a, _ in parts]).mean(0) * torch.stack([b for _, b in parts]).mean(0)
-    found = trak(recipe(xy=BIG), queries(), models=[mlp(s).state_dict() for s in (1, 2, 3)], damping=0.1)
-    assert_close(by_id(found, 80), mean, 1e-8)
-    assert "3 models" in " ".join(found.caveats)
+    actual = trak(recipe(xy=BIG), queries(), models=[mlp(s).state_dict() for s in (1, 2, 3)], damping=0.1)
+    assert_close(by_id(actual, 80), mean, 1e-8)
+    assert "3 models" in " ".join(actual.caveats)
 
 
 def test_a_loss_as_target_is_turned_around() -> None:
@@ -59,9 +59,9 @@ def test_a_loss_as_target_is_turned_around() -> None:
     made = recipe(xy=BIG)
     P, V = rows(mlp(), margin, BIG), rows(mlp(), cross_entropy, queries())
     inverse = torch.linalg.inv(P.T @ P + 0.1 * torch.eye(43, dtype=D))
-    found = by_id(trak(made, queries(), target="loss", damping=0.1), 80)
-    assert_close(found, -(V @ inverse @ P.T) * expected(mlp(), BIG, 0.1)[1], 1e-8)
-    assert correlation(found, by_id(influence_function(made, queries(), damping=0.1), 80)) > 0.4
+    actual = by_id(trak(made, queries(), target="loss", damping=0.1), 80)
+    assert_close(actual, -(V @ inverse @ P.T) * expected(mlp(), BIG, 0.1)[1], 1e-8)
+    assert correlation(actual, by_id(influence_function(made, queries(), damping=0.1), 80)) > 0.4
     own = by_id(trak(made, BIG, damping=0.1), 80).diagonal()
     assert bool((own > 0).all()), "a sample must help its own margin"
 

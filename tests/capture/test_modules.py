@@ -37,7 +37,7 @@ def model() -> nn.Module:
     return nn.ModuleDict({"body": nn.ModuleDict(parts), "out": nn.Linear(3, 2, bias=False)})
 
 
-def found(net: nn.Module, **settings: Any) -> list[str]:
+def actual(net: nn.Module, **settings: Any) -> list[str]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     return [b.name for b in find_blocks(net, optimizer, **{"rank": None, **settings}).blocks]
 
@@ -65,25 +65,25 @@ ALL = ["body.embed.weight", "body.norm.weight", "body.norm.bias", "body.head.wei
     ],
 )  # fmt: skip
 def test_layers_are_chosen_by_name_type_and_function(layers: Any, expected: list[str]) -> None:
-    assert found(model(), layers=layers) == expected
+    assert actual(model(), layers=layers) == expected
 
 
 def test_a_choice_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(CoverageError, match="no trained parameter is recorded: check `layers=`"):
-        found(model(), layers=["!body", "!out"])
+        actual(model(), layers=["!body", "!out"])
 
 
 def test_a_name_means_a_module_with_all_below_it_and_no_longer_name() -> None:
     net = nn.ModuleDict({"enc": nn.Sequential(nn.Linear(2, 2, bias=False)), "enc2": nn.Linear(2, 2, bias=False)})
-    assert found(net, layers=["enc"]) == ["enc.0.weight"]
-    assert found(net, layers=["!enc"]) == ["enc2.weight"]
+    assert actual(net, layers=["enc"]) == ["enc.0.weight"]
+    assert actual(net, layers=["!enc"]) == ["enc2.weight"]
     assert (
-        found(nn.DataParallel(net), layers=["!enc"])
-        == found(nn.DataParallel(net), layers=["!module.enc"])
+        actual(nn.DataParallel(net), layers=["!enc"])
+        == actual(nn.DataParallel(net), layers=["!module.enc"])
         == ["enc2.weight"]
     )
-    assert found(nn.Linear(2, 2), layers=["!bias"]) == found(nn.Linear(2, 2), layers=["weight"]) == ["weight"]
-    assert found(nn.Linear(2, 2), layers=lambda name, module: name == "bias") == ["bias"]
+    assert actual(nn.Linear(2, 2), layers=["!bias"]) == actual(nn.Linear(2, 2), layers=["weight"]) == ["weight"]
+    assert actual(nn.Linear(2, 2), layers=lambda name, module: name == "bias") == ["bias"]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_a_name_means_a_module_with_all_below_it_and_no_longer_name() -> None:
 )  # fmt: skip
 def test_a_name_that_the_model_does_not_have_is_refused(layers: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        found(model(), layers=layers)
+        actual(model(), layers=layers)
 
 
 def test_patterns_may_match_nothing_and_frozen_modules_may_be_named() -> None:
-    assert found(model(), layers=["!*lora*"]) == ALL
+    assert actual(model(), layers=["!*lora*"]) == ALL
     net = model()
     net.get_submodule("out").requires_grad_(False)
-    assert found(net, layers=["!out"]) == ALL[:5]
+    assert actual(net, layers=["!out"]) == ALL[:5]
 
 
 def test_what_is_left_out_by_choice_is_listed() -> None:
@@ -118,14 +118,16 @@ def test_what_is_left_out_by_choice_is_listed() -> None:
 def test_an_uncovered_parameter_is_named_with_its_share_and_the_ways_out() -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), Scaled())
     with pytest.raises(CoverageError) as caught:
-        found(net)
+        actual(net)
     message = str(caught.value)
     assert "1.gain  33.3% of the trained parameters" in message
     for way in ("backstory.register", "layers=['!name']", "uncovered='skip'"):
         assert way in message
-    assert found(net, layers=["!1.gain"]) == found(net, layers=["!1"]) == found(net, uncovered="skip") == ["0.weight"]
+    assert (
+        actual(net, layers=["!1.gain"]) == actual(net, layers=["!1"]) == actual(net, uncovered="skip") == ["0.weight"]
+    )
     with pytest.raises(UsageError, match="uncovered='maybe'; expected 'error' or 'skip'"):
-        found(net, uncovered="maybe")
+        actual(net, uncovered="maybe")
 
 
 class Child(nn.MultiheadAttention):
@@ -136,9 +138,9 @@ class Child(nn.MultiheadAttention):
 def test_attention_is_uncovered_with_the_layer_below_it(kind: type[nn.MultiheadAttention]) -> None:
     """Its forward hands `out_proj.weight` to a function: a rule for `nn.Linear` never sees it used."""
     with pytest.raises(CoverageError, match=r"(?s)in_proj_weight.*in_proj_bias.*out_proj.weight.*out_proj.bias"):
-        found(kind(4, 2))
+        actual(kind(4, 2))
     net = nn.Sequential(nn.Linear(4, 4), kind(4, 2, kdim=3, vdim=3, add_bias_kv=True))
-    assert found(net, uncovered="skip") == found(net, layers=["!1"]) == ["0.weight", "0.bias"]
+    assert actual(net, uncovered="skip") == actual(net, layers=["!1"]) == ["0.weight", "0.bias"]
 
 
 def test_layers_below_a_bare_parameter_are_called_as_ever() -> None:
@@ -150,7 +152,9 @@ def test_layers_below_a_bare_parameter_are_called_as_ever() -> None:
             self.gain, self.up, self.down = nn.Parameter(torch.ones(2)), nn.Linear(2, 3), nn.Linear(3, 2, bias=False)
 
     assert (
-        found(Block(), uncovered="skip") == found(Block(), layers=["!gain"]) == ["up.weight", "up.bias", "down.weight"]
+        actual(Block(), uncovered="skip")
+        == actual(Block(), layers=["!gain"])
+        == ["up.weight", "up.bias", "down.weight"]
     )
 
 
@@ -191,7 +195,7 @@ def test_tied_weights_are_chosen_and_left_out_as_a_whole_by_any_name(layers: lis
     assert {net["embed"], net["head"]} <= blocks.owners.keys(), "rows of one use alone would not add up"
     if isinstance(layers[0], str):
         assert [b.name for b in blocks.blocks] == ["embed.weight"]
-        assert found(net, layers=[f"!{layers[0]}"]) == ["body.weight", "body.bias"]
+        assert actual(net, layers=[f"!{layers[0]}"]) == ["body.weight", "body.bias"]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +215,9 @@ def test_ranks_are_one_number_a_pair_or_patterns(rank: Any, expected: list[int])
 
 def test_ranks_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match=r"no pattern of rank= matches 'body.embed.weight'; add one"):
-        found(model(), rank={"out*": 1})
+        actual(model(), rank={"out*": 1})
     with pytest.raises(UsageError, match=r"found rank 0 for 'body.embed.weight'; expected at least 1"):
-        found(model(), rank=0)
+        actual(model(), rank=0)
 
 
 def scaled_rule(module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Tensor]:
@@ -227,7 +231,7 @@ def test_a_registered_layer_is_covered_and_so_are_its_children() -> None:
     class Child(Scaled):
         """Inherits the rule."""
 
-    assert found(nn.Sequential(nn.Linear(2, 2), Child())) == ["0.weight", "0.bias", "1.gain"]
+    assert actual(nn.Sequential(nn.Linear(2, 2), Child())) == ["0.weight", "0.bias", "1.gain"]
 
 
 def test_only_modules_can_be_registered() -> None:

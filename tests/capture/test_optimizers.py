@@ -57,8 +57,8 @@ def test_a_registered_optimizer_is_followed_as_it_steps(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"steps of HeavyBall are not modelled.*register_optimizer"):
         scores(tmp_path / "refused", HeavyBall)
     backstory.register_optimizer(HeavyBall, read)
-    found, expected = scores(tmp_path / "own", HeavyBall), scores(tmp_path / "torch", SGD, momentum=0.8)
-    assert_same(found, expected, STEPS * 100)
+    actual, expected = scores(tmp_path / "own", HeavyBall), scores(tmp_path / "torch", SGD, momentum=0.8)
+    assert_same(actual, expected, STEPS * 100)
     backstory.register_optimizer(HeavyBall, lambda optimizer, group: StepCoefficients(rate=group["lr"]))
     assert (scores(tmp_path / "wrong", HeavyBall) - expected).norm() > 0.01 * expected.norm()
 

@@ -159,7 +159,7 @@ def test_clipping_by_value_that_hardly_moves_a_norm_is_refused_within_a_round() 
     net = nn.Linear(40, 50)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     c = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
-    found = []
+    actual = []
     with Watched(net, optimizer) as watched:
         for step in range(6):
             watched.reader.begin()
@@ -171,9 +171,9 @@ def test_clipping_by_value_that_hardly_moves_a_norm_is_refused_within_a_round() 
             try:
                 optimizer.step()
             except UnsupportedError:
-                found.append(step)
+                actual.append(step)
             watched.reader.end()
-    assert found == [2, 4], "never: nobody looks; always: all are looked at in every step, or norms tell it"
+    assert actual == [2, 4], "never: nobody looks; always: all are looked at in every step, or norms tell it"
 
 
 def test_clipping_of_some_parameters_only_is_refused() -> None:
@@ -219,10 +219,12 @@ def test_a_loss_scale_is_taken_out_of_the_measured_gradient() -> None:
             assert p.grad is not None
             p.grad /= 1024
         optimizer.step()
-    found = watched.reader.reading
-    assert found is not None
-    assert found.clip == expected.clip == 1.0
-    assert found.norm == pytest.approx(expected.norm, rel=1e-14)  # 26 numbers, 5 samples, layers of 3, 4, 2: 40 × 1e-16
+    actual = watched.reader.reading
+    assert actual is not None
+    assert actual.clip == expected.clip == 1.0
+    assert actual.norm == pytest.approx(
+        expected.norm, rel=1e-14
+    )  # 26 numbers, 5 samples, layers of 3, 4, 2: 40 × 1e-16
     assert watched.reader.loss_scale == 1024
 
 

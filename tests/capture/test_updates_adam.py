@@ -81,8 +81,8 @@ def test_the_hook_after_the_update_sees_moved_weights_and_the_gradients() -> Non
         start = weight.detach().clone()
         watched.reader.on_stepped = lambda r: seen.append((r, torch.equal(weight, start), weight.grad))
         reading = watched.step(0)
-    ((found, unmoved, grad),) = seen
-    assert found is reading
+    ((actual, unmoved, grad),) = seen
+    assert actual is reading
     assert not unmoved
     assert grad is not None
 
@@ -118,8 +118,8 @@ def test_the_proxy_takes_adam_for_sgd() -> None:
     net = model()
     with Watched(net, torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.3), model_as="sgd") as watched:
         assert not watched.reader.adaptive
-        found = watched.step()
-    assert {k: v[0] for k, v in found.groups.items()} == {
+        actual = watched.step()
+    assert {k: v[0] for k, v in actual.groups.items()} == {
         "rate": 0.01, "l2": 0.0, "decay": 0.0, "momentum": 0.0, "tau": 0.0, "a": 1.0, "n": 0.0
     }  # fmt: skip
 

@@ -20,11 +20,11 @@ from backstory.errors import StoreError
 
 
 def call(*args: str | int | Path, code: int = 0, answer: str | None = None) -> str:
-    found = CliRunner().invoke(app, [str(a) for a in args], input=answer, catch_exceptions=True)
-    if code == 0 and found.exception is not None:
-        raise found.exception
-    assert found.exit_code == code, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, [str(a) for a in args], input=answer, catch_exceptions=True)
+    if code == 0 and actual.exception is not None:
+        raise actual.exception
+    assert actual.exit_code == code, actual.output
+    return actual.stdout
 
 
 def last_json(text: str) -> Any:
@@ -101,8 +101,8 @@ def test_a_run_without_a_recipe_says_what_is_missing(digits_run: Path, tmp_path:
     config = json.loads((run / "config.json").read_text())
     config["recipe"] = None
     (run / "config.json").write_text(json.dumps(config))
-    found = CliRunner().invoke(app, ["query", str(run), "--queries", "few"])
-    assert "Pass --recipe package.module:function" in str(found.exception)
+    actual = CliRunner().invoke(app, ["query", str(run), "--queries", "few"])
+    assert "Pass --recipe package.module:function" in str(actual.exception)
 
 
 def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_embed_then_query_uses_the_embeddings(digits_run: Path, tmp_path: Path) 
 
 
 def test_inspect_counts_and_verifies(digits_run: Path) -> None:
-    found = last_json(call("inspect", digits_run, "--verify", "--json"))
-    assert found["damage"] == []
-    assert found["run"]["steps"] == len(recipe("digits", epochs=1).batches)
-    assert found["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
+    actual = last_json(call("inspect", digits_run, "--verify", "--json"))
+    assert actual["damage"] == []
+    assert actual["run"]["steps"] == len(recipe("digits", epochs=1).batches)
+    assert actual["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
     assert "learned" in call("inspect", digits_run)
 
 

@@ -44,10 +44,10 @@ def test_the_fine_tuning_demo_shows_both_timelines(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(output, "out", Console(width=200))
     for _ in without_network():
         done = CliRunner().invoke(app, ["demo", "stories", "--out", str(tmp_path), "--json"], catch_exceptions=False)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [one["setup"]["passes"] for one in found["runs"]] == [1, 3]
-    assert f"{found['runs'][0]['before']:.2f}" in done.stdout
-    page = Path(found["report"]).read_text()
+    actual = json.loads(done.stdout.splitlines()[-1])
+    assert [one["setup"]["passes"] for one in actual["runs"]] == [1, 3]
+    assert f"{actual['runs'][0]['before']:.2f}" in done.stdout
+    page = Path(actual["report"]).read_text()
     assert page.count('class="plotly-graph-div"') == 2
     assert "each used 3 times" in page
 
@@ -72,14 +72,14 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*args: str) -> str:
-    found = CliRunner().invoke(app, ["data", *args], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, ["data", *args], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return actual.stdout
 
 
 def last(text: str) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = json.loads(text.strip().splitlines()[-1])
-    return found
+    actual: dict[str, list[dict[str, object]]] = json.loads(text.strip().splitlines()[-1])
+    return actual
 
 
 @pytest.mark.usefixtures("made_up")
@@ -110,9 +110,9 @@ def test_fetch_says_where_and_that_it_was_checked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("made_up")
 def test_fetch_takes_groups_and_gives_json() -> None:
-    found = last(call("fetch", "corpus/law", "mnist-5k", "--json"))["fetched"]
-    assert len(found) == 2
-    assert all(row["checked"] and row["cached"] for row in found)
+    actual = last(call("fetch", "corpus/law", "mnist-5k", "--json"))["fetched"]
+    assert len(actual) == 2
+    assert all(row["checked"] and row["cached"] for row in actual)
 
 
 @pytest.mark.usefixtures("made_up")

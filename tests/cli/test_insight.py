@@ -20,10 +20,10 @@ TRUST = ("--trust-recipe",)
 
 
 def call(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "160"})
-    if found.exception is not None:
-        raise found.exception
-    return found.stdout
+    actual = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "160"})
+    if actual.exception is not None:
+        raise actual.exception
+    return actual.stdout
 
 
 def values(*args: str | Path) -> Any:
@@ -51,11 +51,11 @@ def model(run: Path) -> Any:
 
 def test_timeline_gives_what_the_library_gives(run: Path, model: Any, tmp_path: Path) -> None:
     opened = backstory.open(run)
-    found = values("timeline", run, "--queries", "few", "--plot", tmp_path / "page.html")
+    actual = values("timeline", run, "--queries", "few", "--plot", tmp_path / "page.html")
     expected = insight.timeline(opened, model, loss, opened.queries("few"))
-    assert found["per_rate"] == pytest.approx(expected.per_rate.tolist(), rel=1e-6)
-    assert found["phases"]["words"] == expected.phases.words
-    assert "positive: the sample helped" in found["sign"]
+    assert actual["per_rate"] == pytest.approx(expected.per_rate.tolist(), rel=1e-6)
+    assert actual["phases"]["words"] == expected.phases.words
+    assert "positive: the sample helped" in actual["sign"]
     page = (tmp_path / "page.html").read_text()
     assert "Queries: few." in page
     assert '<script src="http' not in page
@@ -81,9 +81,9 @@ def test_timeline_of_the_recipes_own_set_at_a_checkpoint(run: Path) -> None:
 
 def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
     opened = backstory.open(run)
-    found = values("evolution", run, "--queries", "few")
+    actual = values("evolution", run, "--queries", "few")
     expected = insight.evolution(opened, model, loss, opened.queries("few"))
-    assert found["mean"]["late"][-1] == pytest.approx(float(expected.mean[2, -1]), rel=1e-6)
+    assert actual["mean"]["late"][-1] == pytest.approx(float(expected.mean[2, -1]), rel=1e-6)
     assert list(values("evolution", run, "--queries", "few", "--by", "source")["mean"]) == ["even", "odd"]
     some = [x["id"] for x in opened._store.samples().to_pylist()[:2]]
     named = values("evolution", run, "--queries", "few", "--ids", ", ".join(some))
@@ -94,11 +94,11 @@ def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
 def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path: Path) -> None:
     opened = backstory.open(run)
     sample = int(opened._store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
-    found = values("overwriting", run, "--queries", "few", "--sample", str(sample), "--plot", tmp_path / "page.html")
-    left = found["just_after"] + found["momentum"] - found["overwritten"] - found["decay"]
-    assert left == pytest.approx(found["influence"], rel=1e-9)
+    actual = values("overwriting", run, "--queries", "few", "--sample", str(sample), "--plot", tmp_path / "page.html")
+    left = actual["just_after"] + actual["momentum"] - actual["overwritten"] - actual["decay"]
+    assert left == pytest.approx(actual["influence"], rel=1e-9)
     expected = opened.query(model, loss, opened.queries("few")).sum_over([sample]).mean()
-    assert found["influence"] == pytest.approx(float(expected), rel=1e-3)
+    assert actual["influence"] == pytest.approx(float(expected), rel=1e-3)
     assert (tmp_path / "page.html").exists()
     other = opened._store.read(100, 101, rows=False, samples=True)
     assert other.samples is not None
@@ -112,21 +112,21 @@ def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path
 
 
 def test_sources_with_domains(run: Path, tmp_path: Path) -> None:
-    found = values("sources", run, "--queries", "few", "--queries", "more", "--plot", tmp_path / "page.html")
-    assert sorted(found["sources"]) == ["even", "odd"]
-    assert found["domains"] == ["few", "more"]
-    assert found["cells"][0][0]["low"] <= found["cells"][0][0]["high"]
+    actual = values("sources", run, "--queries", "few", "--queries", "more", "--plot", tmp_path / "page.html")
+    assert sorted(actual["sources"]) == ["even", "odd"]
+    assert actual["domains"] == ["few", "more"]
+    assert actual["cells"][0][0]["low"] <= actual["cells"][0][0]["high"]
     assert "Value for each domain" in call("sources", run, "--queries", "few", "--queries", "more", *TRUST)
     assert len(values("sources", run, "--queries", "few", "--by", "label")["sources"]) == 10
 
 
 def test_harmful_shows_text_as_it_is(run: Path) -> None:
-    found = values("harmful", run, "--queries", "few", "--top", "3")
-    influences = [h["influence"] for h in found["harmful"]]
+    actual = values("harmful", run, "--queries", "few", "--top", "3")
+    influences = [h["influence"] for h in actual["harmful"]]
     assert influences == sorted(influences)
-    assert found["helpful"][0]["influence"] > 0 > influences[0]
+    assert actual["helpful"][0]["influence"] > 0 > influences[0]
     text = call("harmful", run, "--queries", "few", "--top", "3", *TRUST)
-    assert f"[red]image {found['harmful'][0]['sample']}[/red]" in text
+    assert f"[red]image {actual['harmful'][0]['sample']}[/red]" in text
 
 
 @pytest.mark.parametrize(

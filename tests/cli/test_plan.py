@@ -48,9 +48,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def call(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, ["plan", *map(str, args), "--seconds", "0.01"], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, ["plan", *map(str, args), "--seconds", "0.01"], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return actual.stdout
 
 
 def test_a_plan_of_a_file(file: Path) -> None:

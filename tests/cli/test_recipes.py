@@ -91,13 +91,13 @@ def test_no_command_runs_a_file_of_the_current_folder(hostile: Hostile, tmp_path
     assert hostile.ran() == [], done.stderr
     before, after = (json.loads(line) for line in done.stdout.splitlines())
     assert len(before["commands"]) > 38
-    for found in before["commands"]:
-        assert found["code"] == (2 if found["words"][0] in REFUSED and "--help" not in found["words"] else 0), found
-        assert not {folder, ""} & set(found["path"]), found["words"]
-    for found in after["commands"]:
-        installed = max(i for i, path in enumerate(found["path"]) if path.endswith("site-packages"))
-        assert (found["code"], found["path"].count(folder)) == (0, 1), found
-        assert found["path"].index(folder) > installed, found  # packages may append folders of their own
+    for actual in before["commands"]:
+        assert actual["code"] == (2 if actual["words"][0] in REFUSED and "--help" not in actual["words"] else 0), actual
+        assert not {folder, ""} & set(actual["path"]), actual["words"]
+    for actual in after["commands"]:
+        installed = max(i for i, path in enumerate(actual["path"]) if path.endswith("site-packages"))
+        assert (actual["code"], actual["path"].count(folder)) == (0, 1), actual
+        assert actual["path"].index(folder) > installed, actual  # packages may append folders of their own
     assert not {folder, ""} & set(before["worker"])
     assert after["worker"][-1] == folder
 
@@ -113,8 +113,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def asked(run: Path, answer: str = "") -> tuple[str, BaseException | None]:
-    found = CliRunner().invoke(app, ["query", str(run), "--queries", "test"], input=answer)
-    return found.output, found.exception
+    actual = CliRunner().invoke(app, ["query", str(run), "--queries", "test"], input=answer)
+    return actual.output, actual.exception
 
 
 def test_the_question_shows_the_call_and_where_it_is_found(hostile: Hostile, here: Path) -> None:
@@ -192,9 +192,9 @@ def test_other_functions_are_asked_about(name: str) -> None:
 
 
 def test_a_recipe_of_backstory_is_imported_without_the_folder(digits_run: Path, here: Path) -> None:
-    found = CliRunner().invoke(app, ["query", str(digits_run), "--queries", "few"])
-    assert found.exception is None
-    assert "Import and run" not in found.output
+    actual = CliRunner().invoke(app, ["query", str(digits_run), "--queries", "few"])
+    assert actual.exception is None
+    assert "Import and run" not in actual.output
     assert str(here) not in sys.path
 
 
@@ -203,9 +203,9 @@ def test_a_name_that_an_installed_package_has_too(hostile: Hostile, here: Path) 
 
     (here / "plotly.py").write_text("def recipe(): ...")
     run, installed = renamed(hostile.mine, here / "run", "plotly:recipe"), Path(plotly.__file__).parent
-    found = CliRunner().invoke(app, ["query", str(run), "--queries", "test", "--trust-recipe"])
-    assert "has no attribute 'recipe'" in str(found.exception)
-    assert f"Python finds 'plotly' in {installed}, before {here / 'plotly.py'}: rename" in str(found.exception)
+    actual = CliRunner().invoke(app, ["query", str(run), "--queries", "test", "--trust-recipe"])
+    assert "has no attribute 'recipe'" in str(actual.exception)
+    assert f"Python finds 'plotly' in {installed}, before {here / 'plotly.py'}: rename" in str(actual.exception)
 
 
 def test_a_folder_that_was_removed_is_looked_into_by_nobody(here: Path) -> None:

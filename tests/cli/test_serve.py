@@ -34,8 +34,8 @@ def listened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run(*args: str) -> None:
-    found = CliRunner().invoke(app, ["serve", *args], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
+    actual = CliRunner().invoke(app, ["serve", *args], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
 
 
 def test_loopback_needs_no_token_and_checks_the_host(digits_run: Path, listened: list[Any]) -> None:
@@ -141,8 +141,8 @@ def test_work_in_the_background_is_given_up_where_the_service_does_not_come_up(
 
     monkeypatch.setattr("backstory.web.state.State", Watched)
     monkeypatch.setattr("uvicorn.Server.run", fails)
-    found = CliRunner().invoke(app, ["serve", str(digits_run), "--trust-recipe", "--port", "0"])
-    assert isinstance(found.exception, OSError)
+    actual = CliRunner().invoke(app, ["serve", str(digits_run), "--trust-recipe", "--port", "0"])
+    assert isinstance(actual.exception, OSError)
     assert [opened.stopping.is_set() for opened in made] == [True]
 
 
@@ -160,29 +160,29 @@ def test_it_serves_until_it_is_told_to_end_and_runs_nothing_of_its_folder_but_th
         assert child.stdout is not None
         line = next(line for line in child.stdout if "http://" in line)
         port = int(line.partition("127.0.0.1:")[2].split()[0])
-        found = {}
+        actual = {}
         for name, headers in (("without", {}), ("with", {"Authorization": f"Bearer {TOKEN}"})):
             link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             link.request("GET", "/samples?per=1&queries=test", headers=headers)
             answer = link.getresponse()
-            found[name] = answer.status, json.loads(answer.read())
+            actual[name] = answer.status, json.loads(answer.read())
             assert "server" not in {k.lower() for k, _ in answer.getheaders()}
             link.close()
     finally:
         child.send_signal(signal.SIGINT)
         said = child.communicate(timeout=60)
-    assert found["without"][0] == 401
-    assert (found["with"][0], len(found["with"][1]["items"])) == (200, 1)
-    assert found["with"][1]["items"][0]["value"] is not None, "the recipe has its late import"
+    assert actual["without"][0] == 401
+    assert (actual["with"][0], len(actual["with"][1]["items"])) == (200, 1)
+    assert actual["with"][1]["items"][0]["value"] is not None, "the recipe has its late import"
     assert "Traceback" not in said[1], said[1]
     assert hostile.ran() == []
 
 
 def report(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, ["report", *map(str, args)], env={"COLUMNS": "160"})
-    if found.exception is not None:
-        raise found.exception
-    return found.stdout
+    actual = CliRunner().invoke(app, ["report", *map(str, args)], env={"COLUMNS": "160"})
+    if actual.exception is not None:
+        raise actual.exception
+    return actual.stdout
 
 
 def test_a_file_is_written_and_said_to_contain_training_data(digits_run: Path, tmp_path: Path) -> None:

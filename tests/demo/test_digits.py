@@ -110,15 +110,15 @@ def test_a_bomb_is_refused_before_it_is_decoded(
 
 
 def test_queries_are_shown_with_their_label() -> None:
-    (found,) = show_queries((DIGIT[None, None], torch.tensor([1])))
-    assert found == {"image": png(DIGIT), "label": "1"}
+    (actual,) = show_queries((DIGIT[None, None], torch.tensor([1])))
+    assert actual == {"image": png(DIGIT), "label": "1"}
 
 
 def test_the_model_predicts_a_digit_for_each_image() -> None:
     made = recipe("digits", epochs=1)
     batch = made.queries["test"]
-    found = predict(made.model, batch)
-    assert found == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
+    actual = predict(made.model, batch)
+    assert actual == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
     assert made.page.predict is predict
 
 

@@ -35,17 +35,17 @@ def test_a_position_sees_what_came_before() -> None:
 
 
 def test_equal_tokens_at_different_positions_differ() -> None:
-    found = model()(torch.zeros(1, 6, dtype=torch.int64))[0]
-    assert (found[0] - found[5]).abs().max() > 1e-6
+    actual = model()(torch.zeros(1, 6, dtype=torch.int64))[0]
+    assert (actual[0] - actual[5]).abs().max() > 1e-6
 
 
 def test_losses_are_those_of_the_next_token() -> None:
     net, x = model(), tokens()
-    logits, found = net(x[:, :-1]), token_losses(net, x)
-    assert found.shape == (3, 6)
+    logits, actual = net(x[:, :-1]), token_losses(net, x)
+    assert actual.shape == (3, 6)
     for b, s in ((0, 0), (2, 5)):
         p = torch.softmax(logits[b, s], 0)[x[b, s + 1]].item()
-        assert found[b, s].item() == pytest.approx(-math.log(p), rel=1e-12)
+        assert actual[b, s].item() == pytest.approx(-math.log(p), rel=1e-12)
 
 
 def test_the_rate_warms_up_and_ends_at_a_tenth() -> None:

@@ -17,15 +17,15 @@ from backstory.replay.queries import open_queries
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Path]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Path]:
     out = tmp_path_factory.mktemp("demo")
     done = CliRunner().invoke(app, ["demo", "--out", str(out), "--source", "digits", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     return json.loads(done.stdout.strip().splitlines()[-1]), out
 
 
-def test_the_demo_answers_and_proves(found: tuple[dict[str, object], Path]) -> None:
-    result, out = found
+def test_the_demo_answers_and_proves(actual: tuple[dict[str, object], Path]) -> None:
+    result, out = actual
     assert result["accuracy"] > 0.8  # type: ignore[operator]
     assert result["spearman"] > 0.3  # type: ignore[operator]
     queries = result["queries"]
@@ -35,21 +35,21 @@ def test_the_demo_answers_and_proves(found: tuple[dict[str, object], Path]) -> N
     assert backstory.open(out / "run").checkpoints
 
 
-def test_its_timeline_says_the_same_without_the_last_tenth_of_the_steps(found: tuple[dict[str, object], Path]) -> None:
-    one = open_queries(found[1] / "run", ["test"], RECIPE)
+def test_its_timeline_says_the_same_without_the_last_tenth_of_the_steps(actual: tuple[dict[str, object], Path]) -> None:
+    one = open_queries(actual[1] / "run", ["test"], RECIPE)
     when = timeline(one.run, one.model, one.loss, one.batches["test"])
     assert when.phases.shape == "rises"
     assert phases(when.size[: -len(when.size) // 10]).shape == "rises"
 
 
-def test_its_lists_do_not_begin_with_the_last_step(found: tuple[dict[str, object], Path]) -> None:
-    result, _ = found
+def test_its_lists_do_not_begin_with_the_last_step(actual: tuple[dict[str, object], Path]) -> None:
+    result, _ = actual
     first = [q[side][0]["step"] for q in result["queries"] for side in ("helpful", "harmful")]  # type: ignore[attr-defined]
     assert sum(step >= 0.95 * result["steps"] for step in first) <= 2, first  # type: ignore[operator]
 
 
-def test_the_page_is_self_contained(found: tuple[dict[str, object], Path]) -> None:
-    page = (found[1] / "report.html").read_text()
+def test_the_page_is_self_contained(actual: tuple[dict[str, object], Path]) -> None:
+    page = (actual[1] / "report.html").read_text()
     outside = re.sub(r"<script.*?</script>", "", page, flags=re.S)  # Plotly's own code names addresses it does not load
     assert re.findall(r'(?:src|href)="(?!data:)([^"]+)"', outside) == []
     assert not re.search(r"<script[^>]+src=", page)

@@ -19,26 +19,26 @@ def text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[FineTuning]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> list[FineTuning]:
     return stories(tmp_path_factory.mktemp("stories"), StoriesSetup(**TINY))
 
 
-def test_once_and_three_times_with_as_many_steps(found: list[FineTuning]) -> None:
-    assert [(one.setup.passes, one.setup.sequences, one.timeline.at) for one in found] == [(1, 24, 12), (3, 8, 12)]
-    assert [Path(one.run).name for one in found] == ["run-1", "run-3"]
-    for one in found:
+def test_once_and_three_times_with_as_many_steps(actual: list[FineTuning]) -> None:
+    assert [(one.setup.passes, one.setup.sequences, one.timeline.at) for one in actual] == [(1, 24, 12), (3, 8, 12)]
+    assert [Path(one.run).name for one in actual] == ["run-1", "run-3"]
+    for one in actual:
         run = backstory.open(one.run)
         assert (run.config["recipe"], run.config["recipe_args"]["passes"]) == (RECIPE, one.setup.passes)
         assert run.config["settings"]["rank"] == 8
-    assert heading(found[0]) == "24 sequences of 'poems', each used once."
-    assert heading(found[1]) == "8 sequences of 'poems', each used 3 times."
+    assert heading(actual[0]) == "24 sequences of 'poems', each used once."
+    assert heading(actual[1]) == "8 sequences of 'poems', each used 3 times."
 
 
 def test_the_timeline_is_of_unseen_sequences_on_the_final_model(
-    found: list[FineTuning], monkeypatch: pytest.MonkeyPatch
+    actual: list[FineTuning], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinates, "check_model", lambda *_: [])  # trained anew: the run's up to rounding only
-    for one in found:
+    for one in actual:
         plan = recipe(**TINY, passes=one.setup.passes)
         before = mean_loss(plan.model, plan.queries["unseen"]).item()
         for t in range(12):
@@ -51,8 +51,8 @@ def test_the_timeline_is_of_unseen_sequences_on_the_final_model(
         assert max(map(abs, expected)) > 1e-6
 
 
-def test_plain_values_hold_both_kinds_of_phases(found: list[FineTuning]) -> None:
-    plain = found[0].as_dict()
+def test_plain_values_hold_both_kinds_of_phases(actual: list[FineTuning]) -> None:
+    plain = actual[0].as_dict()
     assert plain["setup"]["sequences"] == 24
     assert plain["timeline"]["phases"]["shape"] == "too short" == plain["phases_of_signed_means"]["shape"]
     assert plain["phases_of_undivided_sizes"]["steps"] == 12

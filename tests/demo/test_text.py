@@ -30,7 +30,7 @@ def text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("demo")
     small = text_demo.text_demo
     with pytest.MonkeyPatch.context() as patch:
@@ -42,8 +42,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     return json.loads(done.stdout.strip().splitlines()[-1]), out
 
 
-def test_a_run_is_left_that_can_be_asked_and_replayed(found: tuple[dict[str, Any], Path]) -> None:
-    result, out = found
+def test_a_run_is_left_that_can_be_asked_and_replayed(actual: tuple[dict[str, Any], Path]) -> None:
+    result, out = actual
     run = backstory.open(out / "run")
     assert (run.config["recipe"], run.config["recipe_args"]) == (RECIPE, TINY)
     assert len(run.checkpoints) > 2
@@ -55,8 +55,8 @@ def test_a_run_is_left_that_can_be_asked_and_replayed(found: tuple[dict[str, Any
     assert run.content([sample])[sample]["source"] == sample.split("/")[0]
 
 
-def test_the_matrix_and_the_timeline_are_sums_of_the_same_scores(found: tuple[dict[str, Any], Path]) -> None:
-    result, out = found
+def test_the_matrix_and_the_timeline_are_sums_of_the_same_scores(actual: tuple[dict[str, Any], Path]) -> None:
+    result, out = actual
     run, plan = backstory.open(out / "run"), recipe(**TINY)
     model = run.load_weights(plan.model)
     each = [run.query(model, lambda m, x: loss(m, x).mean(), plan.queries[n]) for n in result["domains"]]
@@ -68,22 +68,22 @@ def test_the_matrix_and_the_timeline_are_sums_of_the_same_scores(found: tuple[di
     assert result["timeline"] == pytest.approx(sizes.tolist(), rel=1e-3)
 
 
-def test_the_page_is_self_contained(found: tuple[dict[str, Any], Path]) -> None:
-    page = (found[1] / "report.html").read_text()
+def test_the_page_is_self_contained(actual: tuple[dict[str, Any], Path]) -> None:
+    page = (actual[1] / "report.html").read_text()
     outside = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert re.findall(r'(?:src|href)="([^"]+)"', outside) == []
     assert not re.search(r"<script[^>]+src=", page)
     assert "This page contains training data" in page
     assert "<li>This net was trained from scratch" in page
-    assert len(found[0]["trust"]) > 2
+    assert len(actual[0]["trust"]) > 2
     assert all(f"<h3>{name}</h3>" in page for name in ("code", "law", "poems"))
 
 
-def test_text_is_only_text(found: tuple[dict[str, Any], Path]) -> None:
-    run = backstory.open(found[1] / "run")
+def test_text_is_only_text(actual: tuple[dict[str, Any], Path]) -> None:
+    run = backstory.open(actual[1] / "run")
     hit = {"sample": "law/0/0", "influence": 0.5, "step": 3}
     asked = {"domain": "<b>", "text": "<script>alert(1)", "helpful": [hit], "harmful": []}
-    shown = TextResult(**{**{k: v for k, v in found[0].items() if k != "report"}, "questions": [asked]})
+    shown = TextResult(**{**{k: v for k, v in actual[0].items() if k != "report"}, "questions": [asked]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "content", lambda ids: {"law/0/0": {"source": "<i>", "text": "<script>alert(2)"}})
         page = text_report(shown, run)
@@ -92,9 +92,9 @@ def test_text_is_only_text(found: tuple[dict[str, Any], Path]) -> None:
     assert not re.search(r"<script>alert|<b>|<i>", page.replace(get_plotlyjs(), ""))
 
 
-def test_another_demo_s_run_is_left_alone(found: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_another_demo_s_run_is_left_alone(actual: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a run of the demo"):
-        fresh(found[1] / "run", "another:recipe")
+        fresh(actual[1] / "run", "another:recipe")
     assert fresh(tmp_path / "new" / "run", RECIPE).parent.is_dir()
 
 

@@ -98,10 +98,10 @@ def test_a_corpus_that_is_too_small_is_refused() -> None:
 @pytest.mark.parametrize("n", [2, 12, 13, 14, 25, 26, 100])
 def test_typed_text_is_cut_into_rows_that_hold_every_byte(n: int) -> None:
     text = "".join(chr(97 + k % 26) for k in range(n))
-    found = typed(text, length=12)
-    assert found.shape[1] <= 13
-    assert len(found) == -(-(n - 1) // 12)
-    rows = [bytes(row).decode() for row in found.tolist()]
+    actual = typed(text, length=12)
+    assert actual.shape[1] <= 13
+    assert len(actual) == -(-(n - 1) // 12)
+    rows = [bytes(row).decode() for row in actual.tolist()]
     assert all(row in text for row in rows)
     starts = [text.index(row) if n <= 26 else None for row in rows]
     if n <= 26:

@@ -13,9 +13,9 @@ BASE = torch.tensor([0.1, 0.2], dtype=torch.float64)
 def test_a_row_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     row = torch.tensor([1 / 3, -1e-17], dtype=torch.float64)
     Rows(tmp_path, ("a", "b"), BASE).put({3: [1, 2]}, 1.0, row)
-    found = Rows(tmp_path, ("a", "b"), BASE).get({3: [1, 2]}, 1.0)
-    assert found is not None
-    assert torch.equal(found, row)
+    actual = Rows(tmp_path, ("a", "b"), BASE).get({3: [1, 2]}, 1.0)
+    assert actual is not None
+    assert torch.equal(actual, row)
 
 
 def test_anything_else_is_not_found(tmp_path: Path) -> None:
@@ -41,10 +41,10 @@ def test_what_is_saved_comes_back_in_order(tmp_path: Path) -> None:
     ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).save(3, x, torch.ones(1, 4))
     saved = ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).load()
     assert saved is not None
-    step, found, scores = saved
+    step, actual, scores = saved
     assert step == 3
     assert scores.tolist() == [[1.0] * 4]
-    for part, expected in zip(found, x, strict=True):
+    for part, expected in zip(actual, x, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(part, expected, strict=True))
 
 

@@ -73,12 +73,12 @@ def test_removal_equals_a_hand_written_loop(clip: float | None, reduction: str) 
 
     removals = [Removal((5,)), Removal((5,), steps=(3,)), Removal((0, 10)), Removal((11,))]
     gone = [{1: {5}, 3: {5}}, {3: {5}}, {0: {0}, 2: {10}, 3: {0, 10}}, {2: {11}}]
-    found = leave_out(lambda: make(clip=clip, reduction=reduction), removals, query)
+    actual = leave_out(lambda: make(clip=clip, reduction=reduction), removals, query)
     base = by_hand({}, clip, reduction)
     expected = torch.tensor([by_hand(r, clip, reduction) - base for r in gone], dtype=D)
     terms = 4 * ((3 + 1) + 1 + 4 + 4 + 4)  # 4 steps: forward, mean, both gradients, the norm
-    assert_same(found[:, 0], expected, terms, size=max(1.0, base))
-    assert bool((found.abs() > 1e-9).all())
+    assert_same(actual[:, 0], expected, terms, size=max(1.0, base))
+    assert bool((actual.abs() > 1e-9).all())
 
 
 def test_removing_what_never_occurred_is_refused() -> None:
@@ -92,9 +92,9 @@ def test_progress_is_told() -> None:
     assert seen == [(1, 2), (2, 2)]
 
 
-def assert_rows(found: Tensor, expected: Tensor) -> None:
+def assert_rows(actual: Tensor, expected: Tensor) -> None:
     """Two trainings' differences of query losses, which are about 1: they round where the losses do."""
-    assert_same(found, expected, examples.TERMS, size=1.0)
+    assert_same(actual, expected, examples.TERMS, size=1.0)
 
 
 def first_of(sample: int) -> int:
@@ -134,8 +134,8 @@ def test_stacked_equals_plain_equals_by_hand(kind: str, clip: float | None, sche
     fresh = partial(examples.make, kind, clip, schedule)
     expected = expected_rows(fresh)
     for vectorised in (True, False):
-        found = leave_out(fresh, REMOVALS, "q", vectorised=vectorised)
-        assert_rows(found, expected)
+        actual = leave_out(fresh, REMOVALS, "q", vectorised=vectorised)
+        assert_rows(actual, expected)
     assert float(expected.abs().min()) > 1e-9
 
 
@@ -216,8 +216,8 @@ def test_another_run_query_or_removal_never_meets_an_old_row(tmp_path: Path) -> 
             for removals in ([Removal((1,))], [Removal((1,), share=0.5)]):
                 for activation in ("tanh", "relu"):
                     fresh = partial(examples.make, kind, activation=activation)
-                    found = leave_out(fresh, removals, query, cache=tmp_path)
-                    assert_rows(found, leave_out(fresh, removals, query))
+                    actual = leave_out(fresh, removals, query, cache=tmp_path)
+                    assert_rows(actual, leave_out(fresh, removals, query))
     assert len(list(tmp_path.rglob("*.json"))) == 16
 
 
@@ -229,8 +229,8 @@ def test_removals_of_the_same_occurrences_share_a_row(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_worker_processes_give_the_same(tmp_path: Path) -> None:
     args = {"optimizer": "momentum", "dropout": 0.4}
-    found = leave_out(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
-    assert_rows(found, leave_out(examples.NAME, REMOVALS, "q", args=args))
+    actual = leave_out(examples.NAME, REMOVALS, QuerySet("q"), args=args, workers=2, cache=tmp_path)
+    assert_rows(actual, leave_out(examples.NAME, REMOVALS, "q", args=args))
     assert len(list(tmp_path.rglob("*.json"))) == len(REMOVALS)
 
 
@@ -239,8 +239,8 @@ def test_pieces_of_workers_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(job, "spread", lambda work, jobs, workers: ((i, work(*x)) for i, x in enumerate(jobs)))
     args = {"optimizer": "adamw"}
     seen: list[tuple[int, int]] = []
-    found = leave_out(examples.NAME, REMOVALS, "q", lambda a, b: seen.append((a, b)), args=args, workers=3)
-    assert_rows(found, leave_out(examples.NAME, REMOVALS, "q", args=args))
+    actual = leave_out(examples.NAME, REMOVALS, "q", lambda a, b: seen.append((a, b)), args=args, workers=3)
+    assert_rows(actual, leave_out(examples.NAME, REMOVALS, "q", args=args))
     assert seen[-1] == (len(REMOVALS), len(REMOVALS))
 
 
@@ -270,8 +270,8 @@ def test_what_cannot_be_stacked_is_replayed_plainly() -> None:
             model=model, optimizer=optimizer, loss=recipe.loss, batches=recipe.batches, queries=recipe.queries
         )
 
-    found = leave_out(branched, REMOVALS, "q")
-    assert_rows(found, expected_rows(partial(branched)))
+    actual = leave_out(branched, REMOVALS, "q")
+    assert_rows(actual, expected_rows(partial(branched)))
     with pytest.raises(UnsupportedError, match="cannot be stacked"):
         leave_out(branched, REMOVALS, "q", vectorised=True)
 
@@ -289,8 +289,8 @@ def test_few_states_in_memory_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     expected = leave_out(examples.make, REMOVALS, "q", vectorised=False)
     monkeypatch.setattr(Tape, "affordable", lambda tape: 2)
     for vectorised in (True, False):
-        found = leave_out(examples.make, REMOVALS, "q", vectorised=vectorised)
-        assert_rows(found, expected)
+        actual = leave_out(examples.make, REMOVALS, "q", vectorised=vectorised)
+        assert_rows(actual, expected)
 
 
 def test_a_replay_that_diverges_is_an_error() -> None:

@@ -31,18 +31,18 @@ def test_products_are_those_of_dense_derivatives(q: int) -> None:
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     J, H = jacrev(losses)(theta), jacrev(jacrev(lambda x: w @ losses(x)))(theta)
     s = torch.randn(q, len(theta), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = step_gradient(lambda: recipe.loss(model, batch), w, parameters)
-    dots, turned = found.pull([x.view(q, *p.shape) for x, p in zip(s.split(sizes, 1), parameters, strict=True)])
-    torch.testing.assert_close(torch.cat([g.reshape(-1) for g in found.grads]), w @ J)
+    actual = step_gradient(lambda: recipe.loss(model, batch), w, parameters)
+    dots, turned = actual.pull([x.view(q, *p.shape) for x, p in zip(s.split(sizes, 1), parameters, strict=True)])
+    torch.testing.assert_close(torch.cat([g.reshape(-1) for g in actual.grads]), w @ J)
     torch.testing.assert_close(dots, s @ J.T)
     torch.testing.assert_close(torch.cat([x.flatten(1) for x in turned], 1), s @ H)
 
 
 def test_a_parameter_without_a_gradient_gets_zeros() -> None:
     used, idle = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    found = step_gradient(lambda: 3 * used, torch.ones(2, dtype=torch.float64), [used, idle])
-    dots, turned = found.pull([torch.ones(1, 2, dtype=torch.float64)] * 2)
-    assert found.grads[1].tolist() == [0, 0]
+    actual = step_gradient(lambda: 3 * used, torch.ones(2, dtype=torch.float64), [used, idle])
+    dots, turned = actual.pull([torch.ones(1, 2, dtype=torch.float64)] * 2)
+    assert actual.grads[1].tolist() == [0, 0]
     assert dots.tolist() == [[3, 3]]
     assert [x.tolist() for x in turned] == [[[0, 0]], [[0, 0]]]
 
@@ -120,7 +120,7 @@ def test_what_is_not_there_or_not_a_loss_is_refused() -> None:
 def test_a_query_that_is_a_view_of_a_weight_is_copied() -> None:
     recipe = examples.make()
     bias = list(recipe.model.parameters())[-1]
-    found = losses(recipe, lambda m: bias)
+    actual = losses(recipe, lambda m: bias)
     with torch.no_grad():
         bias.add_(1)
-    assert torch.equal(found + 1, bias.detach())
+    assert torch.equal(actual + 1, bias.detach())

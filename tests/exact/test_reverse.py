@@ -23,18 +23,18 @@ CAUSES = "A ratio of 4 would mean a missing weight, −1 a wrong sign; a median 
 CLIP = 0.15
 
 
-def assert_scores(found: Tensor, expected: Tensor) -> None:
+def assert_scores(actual: Tensor, expected: Tensor) -> None:
     """Two sweeps over two replays: the sums of training, and twice as many of its Hessian products."""
-    assert_same(found, expected, 3 * examples.TERMS, size=1.0)
+    assert_same(actual, expected, 3 * examples.TERMS, size=1.0)
 
 
 @pytest.mark.parametrize("clip", [None, CLIP])
 @pytest.mark.parametrize("kind", examples.KINDS)
 def test_equals_differences_of_the_replay(kind: str, clip: float | None) -> None:
     fresh = partial(examples.make, kind, clip, schedule=True)
-    found = reverse(fresh, "q")
-    assert_close(found.scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
-    assert found.method == "exact unrolling"
+    actual = reverse(fresh, "q")
+    assert_close(actual.scores, examples.differences(fresh), rtol=1e-6, causes=CAUSES)
+    assert actual.method == "exact unrolling"
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -175,9 +175,9 @@ def test_the_model_of_an_earlier_step_can_be_asked() -> None:
         recipe = examples.make("adam")
         return replace(recipe, batches=recipe.batches[:5])
 
-    found = reverse(partial(examples.make, "adam"), "q", at=5)
-    assert_scores(found.scores, reverse(short, "q").scores)
-    assert found.at == 5
+    actual = reverse(partial(examples.make, "adam"), "q", at=5)
+    assert_scores(actual.scores, reverse(short, "q").scores)
+    assert actual.at == 5
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_states_are_those_of_the_run() -> None:
     tape.record([0, 4], watch=lambda t: seen.append(update.slots(tape.optimizer)))
     for first, end in ((4, 8), (0, 4)):
         for moment in backward(tape, first, end):
-            for found, expected in ((moment.before, seen[moment.step]), (moment.after, seen[moment.step + 1])):
-                for x, y in zip(found, expected, strict=True):
+            for actual, expected in ((moment.before, seen[moment.step]), (moment.after, seen[moment.step + 1])):
+                for x, y in zip(actual, expected, strict=True):
                     for a, b in zip(x, y, strict=True):
                         assert_same(a, b, examples.TERMS, size=1.0)
 
@@ -263,12 +263,12 @@ def test_states_are_those_of_the_run() -> None:
 def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", optimizer="momentum", clip=0.3, dropout=0.4)
     batch = examples.make().queries["q"]
-    found = query(run, examples.NAME, batch)
+    actual = query(run, examples.NAME, batch)
     expected = reverse(examples.NAME, "q", args=run.config["recipe_args"])
-    assert_same(found.scores, expected.scores, 3 * examples.TERMS, size=1.0)
-    assert found.method == "exact unrolling"
-    assert "the replay reproduces the run" in found.caveats[0]
-    assert [h.sample for h in found.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
+    assert_same(actual.scores, expected.scores, 3 * examples.TERMS, size=1.0)
+    assert actual.method == "exact unrolling"
+    assert "the replay reproduces the run" in actual.caveats[0]
+    assert [h.sample for h in actual.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
 
 
 def test_occurrences_are_those_of_the_run(tmp_path: Path) -> None:
@@ -277,19 +277,19 @@ def test_occurrences_are_those_of_the_run(tmp_path: Path) -> None:
     recipe = examples.make()
     run.load_weights(recipe.model)
     estimate = run.query(recipe.model, recipe.loss, batch)
-    found = query(run, examples.NAME, batch)
-    assert found.sample_ids.tolist() == estimate.sample_ids.tolist()
-    assert found.steps.tolist() == estimate.steps.tolist()
-    assert (found.at, found.id_kind) == (estimate.at, estimate.id_kind)
-    assert float(torch.corrcoef(torch.stack([found.scores[0], estimate.scores[0]]))[0, 1]) > 0.8
+    actual = query(run, examples.NAME, batch)
+    assert actual.sample_ids.tolist() == estimate.sample_ids.tolist()
+    assert actual.steps.tolist() == estimate.steps.tolist()
+    assert (actual.at, actual.id_kind) == (estimate.at, estimate.id_kind)
+    assert float(torch.corrcoef(torch.stack([actual.scores[0], estimate.scores[0]]))[0, 1]) > 0.8
 
 
 def test_an_earlier_model_is_asked_at_its_step(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
-    found = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
-    assert found.at == 4
-    assert max(found.steps) == 3
-    assert "not compared" in found.caveats[0]
+    actual = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
+    assert actual.at == 4
+    assert max(actual.steps) == 3
+    assert "not compared" in actual.caveats[0]
 
 
 def test_a_recipe_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

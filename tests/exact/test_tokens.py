@@ -79,8 +79,8 @@ def occurrences() -> list[tuple[int, int]]:
     return [(i, t) for t, (ids, _) in enumerate(make().batches) for i in ids if isinstance(i, int)]
 
 
-def of(answer: Influence, found: TokenInfluence) -> Tensor:
-    return answer.sum_over([found.sample], steps=[found.step])
+def of(answer: Influence, actual: TokenInfluence) -> Tensor:
+    return answer.sum_over([actual.sample], steps=[actual.step])
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -102,21 +102,21 @@ def test_positions_sum_to_the_occurrence(case: str, tmp_path: Path) -> None:
     if "clip" in args:
         assert (run.steps().clip < 1).any()
     answer = answered(run, recipe)
-    found = tokens(run, NAME, recipe.queries["q"], occurrences())
-    assert [(x.sample, x.step) for x in found] == occurrences()
-    assert all(x.scores.shape == (2, S) for x in found)
-    expected = torch.stack([of(answer, x) for x in found])
-    assert_close(torch.stack([x.scores.sum(1) for x in found]), expected, 1e-6, CAUSES)
-    assert_close(torch.stack([x.total for x in found]), expected, 1e-12)
+    actual = tokens(run, NAME, recipe.queries["q"], occurrences())
+    assert [(x.sample, x.step) for x in actual] == occurrences()
+    assert all(x.scores.shape == (2, S) for x in actual)
+    expected = torch.stack([of(answer, x) for x in actual])
+    assert_close(torch.stack([x.scores.sum(1) for x in actual]), expected, 1e-6, CAUSES)
+    assert_close(torch.stack([x.total for x in actual]), expected, 1e-12)
 
 
 def test_rounded_rows_leave_a_rounded_sum(tmp_path: Path) -> None:
     """Over all occurrences: where an influence is a small difference of large parts, rounding is larger beside it."""
     run, recipe = recorded(tmp_path / "run", {"optimizer": "adamw", "clip": 0.3}, encoding="float16")
     answer = answered(run, recipe)
-    found = tokens(run, NAME, recipe.queries["q"], occurrences())
+    actual = tokens(run, NAME, recipe.queries["q"], occurrences())
     sums, expected = (
-        torch.stack(x).flatten() for x in zip(*[(y.scores.sum(1), of(answer, y)) for y in found], strict=True)
+        torch.stack(x).flatten() for x in zip(*[(y.scores.sum(1), of(answer, y)) for y in actual], strict=True)
     )
     assert_close(sums, expected, 1e-3, CAUSES)
     assert not torch.equal(sums, expected)
@@ -142,8 +142,8 @@ def test_a_position_is_what_one_backward_each_and_an_explicit_product_say(tmp_pa
             assert isinstance(name, int)
             expected[name, t] = RATE * weights[t] * x @ apart[t][i].T  # (Q, S)
         x = x @ factors[t]
-    found = tokens(run, NAME, trained.queries["q"], occurrences(), contraction="never")
-    for one in found:
+    actual = tokens(run, NAME, trained.queries["q"], occurrences(), contraction="never")
+    for one in actual:
         assert isinstance(one.sample, int)
         assert_close(one.scores, expected[one.sample, one.step], 1e-9, CAUSES)
 
@@ -187,8 +187,8 @@ def test_other_rounding_is_no_other_recipe(tmp_path: Path) -> None:
     query, steps = recipe.queries["q"], (0, 3)
     expected = tokens(run, NAME, query, [(0, t) for t in steps])
     with NoisyRounding():
-        found = tokens(run, NAME, query, [(0, t) for t in steps])
-    assert_close(torch.stack([x.scores for x in found]), torch.stack([x.scores for x in expected]), 1e-10)
+        actual = tokens(run, NAME, query, [(0, t) for t in steps])
+    assert_close(torch.stack([x.scores for x in actual]), torch.stack([x.scores for x in expected]), 1e-10)
 
 
 @pytest.mark.parametrize(("stored", "words"), [(1, "differs from the run at step"), (None, "no weights to tell which")])

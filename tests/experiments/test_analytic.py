@@ -24,14 +24,14 @@ def test_exact_curves_are_those_of_the_product(plain: Small) -> None:
     rows = store.read(0, store.n_rows(), dtype=torch.float64).rows
     assert rows is not None
     p, rates = rows.shape[1], store.steps().groups["rate"][:, 0]
-    found = analytic(plain.run, probes=None, contraction="never")
+    actual = analytic(plain.run, probes=None, contraction="never")
     K = torch.eye(p, dtype=torch.float64)
     for t in reversed(range(STEPS)):
         G = rows[3 * t : 3 * t + 3]
-        assert found.gradient_norm[t] == pytest.approx(float(G.norm(dim=1).mean()), rel=1e-4)
-        assert found.trace[t] == pytest.approx(float(K.trace()) / p, rel=1e-4)
+        assert actual.gradient_norm[t] == pytest.approx(float(G.norm(dim=1).mean()), rel=1e-4)
+        assert actual.trace[t] == pytest.approx(float(K.trace()) / p, rel=1e-4)
         squares = (G @ K.T / 3).square().sum(1)
-        assert found.embedding_norm[t] == pytest.approx(float(squares.mean().sqrt()), rel=1e-4)
+        assert actual.embedding_norm[t] == pytest.approx(float(squares.mean().sqrt()), rel=1e-4)
         K = K @ (torch.eye(p, dtype=torch.float64) - rates[t] / 3 * G.T @ G)
 
 
@@ -60,18 +60,18 @@ def test_with_orthogonal_gradients_the_simplified_trace_is_the_trace(tmp_path: P
             with rec.step([t]):
                 model(x[t : t + 1]).square().sum().backward()
                 optimizer.step()
-    found = analytic(backstory.open(tmp_path / "run"), probes=None, contraction="never")
-    np.testing.assert_allclose(found.trace_simple, found.trace, rtol=1e-6)
-    np.testing.assert_allclose(found.trace_simple, [1 - 0.4 * (4 - t) / 6 for t in range(5)], rtol=1e-6)
+    actual = analytic(backstory.open(tmp_path / "run"), probes=None, contraction="never")
+    np.testing.assert_allclose(actual.trace_simple, actual.trace, rtol=1e-6)
+    np.testing.assert_allclose(actual.trace_simple, [1 - 0.4 * (4 - t) / 6 for t in range(5)], rtol=1e-6)
     left = [(1 - 0.4) ** 2 * (4 - t) + 6 - (4 - t) for t in range(5)]
-    np.testing.assert_allclose(found.embedding_norm_simple, [2 * (f / 6) ** 0.5 for f in left], rtol=1e-6)
-    np.testing.assert_allclose(found.gradient_norm, 2.0, rtol=1e-6)
+    np.testing.assert_allclose(actual.embedding_norm_simple, [2 * (f / 6) ** 0.5 for f in left], rtol=1e-6)
+    np.testing.assert_allclose(actual.gradient_norm, 2.0, rtol=1e-6)
 
 
 def test_momentum_counts_with_all_that_it_pays_out(tmp_path: Path) -> None:
     """Nesterov with μ = 0.9 moves by 10 η g in all; the simplified norm by hand, from the rows."""
     made = small("nesterov", tmp_path / "run")
-    found = analytic(made.run, probes=None)
+    actual = analytic(made.run, probes=None)
     store = made.run._store
     rows, rates = store.read(0, store.n_rows(), dtype=torch.float64).rows, store.steps().groups["rate"][:, 0]
     assert rows is not None
@@ -79,16 +79,16 @@ def test_momentum_counts_with_all_that_it_pays_out(tmp_path: Path) -> None:
     sigma = 10 * torch.from_numpy(rates).repeat_interleave(3) * rows.square().sum(1) / 3
     left = p - 2 * sigma[3:].sum() + sigma[3:].square().sum()
     expected = 10 * (rows[:3] / 3).square().sum(1).mean().sqrt() * (left.clamp_min(0) / p).sqrt()
-    assert found.embedding_norm_simple[0] == pytest.approx(float(expected), rel=1e-4)
-    assert found.trace_simple[0] == pytest.approx(1 - float(sigma[3:].sum()) / p, rel=1e-4)
+    assert actual.embedding_norm_simple[0] == pytest.approx(float(expected), rel=1e-4)
+    assert actual.trace_simple[0] == pytest.approx(1 - float(sigma[3:].sum()) / p, rel=1e-4)
     last = 10 * (rows[-3:] / 3).square().sum(1).mean().sqrt()
-    assert found.embedding_norm_simple[-1] == pytest.approx(float(last), rel=1e-4)
+    assert actual.embedding_norm_simple[-1] == pytest.approx(float(last), rel=1e-4)
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = analytic(plain.run)
-    assert len(found.as_dict()["trace"]) == STEPS
-    assert len(found.to_pandas()) == STEPS
-    assert [len(x["data"]) for x in found.drawings().values()] == [1, 2, 2]
+    actual = analytic(plain.run)
+    assert len(actual.as_dict()["trace"]) == STEPS
+    assert len(actual.to_pandas()) == STEPS
+    assert [len(x["data"]) for x in actual.drawings().values()] == [1, 2, 2]
     with pytest.raises(UsageError, match="at least 1"):
         analytic(plain.run, probes=0)

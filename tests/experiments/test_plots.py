@@ -9,6 +9,6 @@ from experiments.plots import smooth
 def test_smoothing_keeps_length_level_and_gaps(n: int) -> None:
     y = np.full(n, 2.0)
     y[0] = np.nan
-    found = smooth(y)
-    assert found.shape == (n,)
-    np.testing.assert_allclose(found[np.isfinite(found)], 2.0)
+    actual = smooth(y)
+    assert actual.shape == (n,)
+    np.testing.assert_allclose(actual[np.isfinite(actual)], 2.0)

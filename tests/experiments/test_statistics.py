@@ -14,8 +14,8 @@ def test_counts_give_what_the_drawn_values_give() -> None:
     x, y = draw(20, 0), draw(20, 1)
     picks = torch.randint(20, (20,), generator=torch.Generator().manual_seed(2))
     C = torch.bincount(picks, minlength=20).double()[None]
-    found = float(weighted(order(x), order(y), C)[0])
-    assert found == pytest.approx(counted(x[picks], y[picks]), abs=1e-12)
+    actual = float(weighted(order(x), order(y), C)[0])
+    assert actual == pytest.approx(counted(x[picks], y[picks]), abs=1e-12)
 
 
 def pairs(good: float, bad: float) -> list[Pair]:
@@ -40,8 +40,8 @@ def test_the_interval_of_equally_good_predictors_includes_0() -> None:
 
 
 def test_a_method_does_not_differ_from_itself() -> None:
-    found = difference([Pair(p.truth, p.ours, p.ours) for p in pairs(0.5, 0.5)])
-    assert found == (0.0, 0.0, 0.0), "sums of whole numbers are exact"
+    actual = difference([Pair(p.truth, p.ours, p.ours) for p in pairs(0.5, 0.5)])
+    assert actual == (0.0, 0.0, 0.0), "sums of whole numbers are exact"
 
 
 def test_seeds_that_disagree_widen_the_interval() -> None:
@@ -63,12 +63,12 @@ def scored(noise: float, seeds: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_the_interval_of_a_mean_holds_the_mean_and_narrows_with_better_scores() -> None:
-    found = {}
+    actual = {}
     for noise in (0.1, 1.0):
         lower, upper = interval(scored(noise))
         assert lower < sum(spearman(*one) for one in scored(noise)) / 4 < upper
-        found[noise] = upper - lower
-    assert found[0.1] < found[1.0] / 3
+        actual[noise] = upper - lower
+    assert actual[0.1] < actual[1.0] / 3
 
 
 def test_the_interval_of_one_seed_is_that_of_its_removals_drawn_again() -> None:

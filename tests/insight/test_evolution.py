@@ -18,23 +18,23 @@ EARLY = list(dict.fromkeys(i for t in range(3) for i in ids_of(t)))
 
 def test_means_are_those_of_the_samples_used_so_far(plain: Small) -> None:
     groups = {"first": EARLY[:3], "others": EARLY[3:]}
-    found = evolution(plain.run, plain.model, loss, plain.queries, by=groups)
-    assert found.checkpoints == (4, 8, 12)
-    for j, at in enumerate(found.checkpoints):
+    actual = evolution(plain.run, plain.model, loss, plain.queries, by=groups)
+    assert actual.checkpoints == (4, 8, 12)
+    for j, at in enumerate(actual.checkpoints):
         model = plain.run.load_weights(mlp(), at)
         answer = plain.run.query(model, loss, plain.queries, at, method="adjoint")
         for i, ids in enumerate(groups.values()):
             seen = [x for x in ids if any(x in ids_of(t) for t in range(at))]
-            assert found.mean[i, j] == pytest.approx(float(answer.sum_over(seen).mean()) / len(seen), rel=1e-9)
-            assert found.samples[i, j] == len(seen)
+            assert actual.mean[i, j] == pytest.approx(float(answer.sum_over(seen).mean()) / len(seen), rel=1e-9)
+            assert actual.samples[i, j] == len(seen)
 
 
 def test_a_group_that_was_not_used_yet_has_no_mean(plain: Small) -> None:
-    found = evolution(plain.run, plain.model, loss, plain.queries, by="steps")
-    assert np.isnan(found.mean[1:, 0]).all()
-    assert np.isnan(found.mean[2, 1])
-    assert found.samples[:, 0].tolist() == [9 if len({*EARLY}) == 9 else len({*EARLY}), 0, 0]
-    assert np.isfinite(found.mean[:, 2]).all()
+    actual = evolution(plain.run, plain.model, loss, plain.queries, by="steps")
+    assert np.isnan(actual.mean[1:, 0]).all()
+    assert np.isnan(actual.mean[2, 1])
+    assert actual.samples[:, 0].tolist() == [9 if len({*EARLY}) == 9 else len({*EARLY}), 0, 0]
+    assert np.isfinite(actual.mean[:, 2]).all()
 
 
 def test_segments_give_the_same_and_the_model_keeps_its_weights(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_segments_give_the_same_and_the_model_keeps_its_weights(tmp_path: Path) 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
     seen: list[tuple[int, int]] = []
-    found = evolution(plain.run, plain.model, loss, plain.queries, progress=lambda *x: seen.append(x))
+    actual = evolution(plain.run, plain.model, loss, plain.queries, progress=lambda *x: seen.append(x))
     assert seen == [(1, 3), (2, 3), (3, 3)]
-    assert list(found.as_dict()["mean"]) == ["early", "middle", "late"]
-    assert len(found.to_pandas()) == 9
-    assert len(found.figure().data) == 3
+    assert list(actual.as_dict()["mean"]) == ["early", "middle", "late"]
+    assert len(actual.to_pandas()) == 9
+    assert len(actual.figure().data) == 3
 
 
 def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
 def test_the_life_of_one_sample_up_to_a_checkpoint(plain: Small) -> None:
     sample = EARLY[0]
     model = plain.run.load_weights(mlp(), 8)
-    found = evolution(plain.run, model, loss, plain.queries, 8, by={"it": [sample]})
-    assert (found.checkpoints, found.at, found.groups) == ((4, 8), 8, ("it", "(others)"))
+    actual = evolution(plain.run, model, loss, plain.queries, 8, by={"it": [sample]})
+    assert (actual.checkpoints, actual.at, actual.groups) == ((4, 8), 8, ("it", "(others)"))
     expected = float(plain.run.query(model, loss, plain.queries, 8).sum_over([sample]).mean())
-    alone = found.only("it")
+    alone = actual.only("it")
     assert alone.mean[0, 1] == pytest.approx(expected, rel=1e-9)
     assert len(alone.draw()["data"]) == 1
-    assert alone.words == found.words == (describe_change(found.mean[0].tolist()),)
+    assert alone.words == actual.words == (describe_change(actual.mean[0].tolist()),)
     thirds = evolution(plain.run, model, loss, plain.queries, 8)
     assert [w.split(":")[0] for w in thirds.words] == ["early", "middle", "late"]

@@ -9,13 +9,13 @@ from backstory.insight.harmful import Harmful, RankedSample, harmful
 
 
 def test_lowest_first_with_what_the_run_holds_of_them(plain: Small) -> None:
-    found = harmful(plain.run, plain.model, loss, plain.queries, top=3)
+    actual = harmful(plain.run, plain.model, loss, plain.queries, top=3)
     ids, scores = plain.run.query(plain.model, loss, plain.queries).per_sample()
     means = dict(zip(ids, scores.mean(0).tolist(), strict=True))
     ranked = sorted(means, key=lambda i: means[i])
-    assert [s.sample for s in found.harmful] == ranked[:3]
-    assert [s.sample for s in found.helpful] == [i for i in ranked[::-1][:3] if means[i] > 0]
-    for s in (*found.harmful, *found.helpful):
+    assert [s.sample for s in actual.harmful] == ranked[:3]
+    assert [s.sample for s in actual.helpful] == [i for i in ranked[::-1][:3] if means[i] > 0]
+    for s in (*actual.harmful, *actual.helpful):
         assert s.influence == pytest.approx(means[s.sample], rel=1e-9)
         assert isinstance(s.sample, int)
         assert s.source == SOURCES[s.sample % 3]
@@ -47,9 +47,9 @@ def test_how_many_of_the_harmful_came_late() -> None:
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = harmful(plain.run, plain.model, loss, plain.queries, top=2)
-    told = found.as_dict()
-    assert told["harmful"][0]["text"] == found.harmful[0].text
+    actual = harmful(plain.run, plain.model, loss, plain.queries, top=2)
+    told = actual.as_dict()
+    assert told["harmful"][0]["text"] == actual.harmful[0].text
     assert told["sign"].startswith("positive")
-    assert len(found.to_pandas()) == len(found.harmful) + len(found.helpful) == 3
-    assert list(found.drawings()) == ["harmful", "helpful"]
+    assert len(actual.to_pandas()) == len(actual.harmful) + len(actual.helpful) == 3
+    assert list(actual.drawings()) == ["harmful", "helpful"]

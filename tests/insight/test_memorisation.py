@@ -13,17 +13,17 @@ from backstory.results.influence import Influence
 
 def test_ranks_are_counted(plain: Small) -> None:
     ids = [3, 7, 0, 8]
-    found = memorisation(plain.run, plain.model, loss, batch_of(ids), ids)
+    actual = memorisation(plain.run, plain.model, loss, batch_of(ids), ids)
     answer = plain.run.query(plain.model, loss, batch_of(ids))
     own = plain.run.self_influence(plain.model, loss, batch_of(ids), ids)
-    np.testing.assert_allclose(found.influence, own.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(actual.influence, own.numpy(), rtol=1e-9)
     for q, sample in enumerate(ids):
         ranked = [h.sample for h in answer.top(9, query=q)]
-        assert found.rank[q] == 1 + ranked.index(sample)
-    assert found.share_first == np.mean([r == 1 for r in found.rank])
-    assert found.median_rank == np.median(found.rank)
-    assert found.samples == 9
-    assert found.ids == (3, 7, 0, 8)
+        assert actual.rank[q] == 1 + ranked.index(sample)
+    assert actual.share_first == np.mean([r == 1 for r in actual.rank])
+    assert actual.median_rank == np.median(actual.rank)
+    assert actual.samples == 9
+    assert actual.ids == (3, 7, 0, 8)
 
 
 def test_any_answer_can_be_ranked(plain: Small) -> None:
@@ -38,19 +38,19 @@ def test_any_answer_can_be_ranked(plain: Small) -> None:
 def test_only_the_first_is_first() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
     answer = Influence(scores, np.array(["a", "b", "c"]), np.array([0, 1, 2]), "str", 3, "adjoint")
-    found = memorisation_of(answer, ["a", "b", "c"])
-    assert found.rank.tolist() == [1, 3, 2]
-    assert found.influence.tolist() == [3, 1, 2]
-    assert found.share_first == pytest.approx(1 / 3)
-    assert found.median_rank == 2
+    actual = memorisation_of(answer, ["a", "b", "c"])
+    assert actual.rank.tolist() == [1, 3, 2]
+    assert actual.influence.tolist() == [3, 1, 2]
+    assert actual.share_first == pytest.approx(1 / 3)
+    assert actual.median_rank == 2
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1, 2])
-    assert found.as_dict()["samples"] == 9
-    assert 0 <= found.as_dict()["share_first"] <= 1
-    assert len(found.to_pandas()) == 2
-    assert "first in" in found.headline
+    actual = memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1, 2])
+    assert actual.as_dict()["samples"] == 9
+    assert 0 <= actual.as_dict()["share_first"] <= 1
+    assert len(actual.to_pandas()) == 2
+    assert "first in" in actual.headline
 
 
 def test_ids_must_fit(plain: Small) -> None:

@@ -19,15 +19,15 @@ from backstory.maths.steps import Contraction, Step, expands
 from backstory.run.embed import ContractionChoice
 
 
-def check(found: Overwriting, answer: float) -> None:
-    size = abs(found.just_after) + abs(found.momentum) + float(np.abs(found.by_step).sum())
-    assert abs(found.unexplained) < 1e-10 * size, f"the terms leave {found.unexplained:.2e} of {size:.2e}"
-    assert abs(found.influence - answer) < 1e-10 * size
-    assert sum(e.overwritten for e in found.overwritten_by) == pytest.approx(
-        found.overwritten, rel=1e-10, abs=1e-12 * size
+def check(actual: Overwriting, answer: float) -> None:
+    size = abs(actual.just_after) + abs(actual.momentum) + float(np.abs(actual.by_step).sum())
+    assert abs(actual.unexplained) < 1e-10 * size, f"the terms leave {actual.unexplained:.2e} of {size:.2e}"
+    assert abs(actual.influence - answer) < 1e-10 * size
+    assert sum(e.overwritten for e in actual.overwritten_by) == pytest.approx(
+        actual.overwritten, rel=1e-10, abs=1e-12 * size
     )
-    assert float(found.by_step.sum()) == pytest.approx(found.overwritten + found.decay, rel=1e-10, abs=1e-12 * size)
-    assert found.lost == found.just_after - found.influence
+    assert float(actual.by_step.sum()) == pytest.approx(actual.overwritten + actual.decay, rel=1e-10, abs=1e-12 * size)
+    assert actual.lost == actual.just_after - actual.influence
 
 
 @pytest.mark.parametrize("contraction", ["never", "always", "auto"])
@@ -37,12 +37,12 @@ def test_terms_add_up_in_every_run(name: str, contraction: ContractionChoice, tm
     answer = made.run.query(made.model, loss, made.queries, contraction=contraction, method="adjoint")
     sample = ids_of(1)[0]
     for step in (None, 1):
-        found = overwriting(made.run, made.model, loss, made.queries, sample, contraction=contraction, step=step)
+        actual = overwriting(made.run, made.model, loss, made.queries, sample, contraction=contraction, step=step)
         expected = answer.sum_over([sample], steps=None if step is None else [step]).mean()
-        check(found, float(expected))
-        assert found.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
-    assert (found.momentum != 0) == (name not in ("sgd", "sgd, exact curvature"))
-    assert (found.decay != 0) == (
+        check(actual, float(expected))
+        assert actual.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
+    assert (actual.momentum != 0) == (name not in ("sgd", "sgd, exact curvature"))
+    assert (actual.decay != 0) == (
         name in ("momentum, decay, clipped", "groups", "adamw, diagonal", "adamw, preconditioned, clipped")
     )
 
@@ -52,67 +52,67 @@ def test_terms_add_up_with_independent_parameters_and_at_a_checkpoint(name: str,
     made = small(name, tmp_path / "run")
     made.run.load_weights(made.model, 8)
     answer = made.run.query(made.model, loss, made.queries, 8, per_layer=True, method="adjoint")
-    found = overwriting(made.run, made.model, loss, made.queries, 4, 8, per_layer=True)
-    check(found, float(answer.sum_over([4]).mean()))
+    actual = overwriting(made.run, made.model, loss, made.queries, 4, 8, per_layer=True)
+    check(actual, float(answer.sum_over([4]).mean()))
     together = overwriting(made.run, made.model, loss, made.queries, 4, 8)
-    assert abs(together.overwritten - found.overwritten) > 1e-6 * abs(found.overwritten), "layers were taken together"
-    assert len(found.by_step) == 8
+    assert abs(together.overwritten - actual.overwritten) > 1e-6 * abs(actual.overwritten), "layers were taken together"
+    assert len(actual.by_step) == 8
 
 
 def test_just_after_is_the_step_itself(plain: Small) -> None:
     """SGD: η w ⟨∇ℓ of the query, g⟩, from a backward pass of its own."""
     run, model = plain.run, plain.model
     sample = ids_of(3)[1]
-    found = overwriting(run, model, loss, plain.queries, sample, step=3)
+    actual = overwriting(run, model, loss, plain.queries, sample, step=3)
     block = run._store.read(9, 12, dtype=torch.float64)
     assert block.rows is not None
     grads = torch.autograd.grad(loss(model, plain.queries).mean(), list(model.parameters()))
     v = torch.cat([g.flatten() for g in grads])
     rate = float(run.steps().groups["rate"][3, 0])
-    assert found.just_after == pytest.approx(rate / 3 * float(v @ block.rows[1]), rel=1e-9)
+    assert actual.just_after == pytest.approx(rate / 3 * float(v @ block.rows[1]), rel=1e-9)
 
 
 def test_terms_are_overlap_times_influence(plain: Small) -> None:
     """Theorem 1 from the stored rows and the run's own answer: SGD, literal form."""
     run, sample = plain.run, ids_of(0)[2]
-    found = overwriting(run, plain.model, loss, plain.queries, sample, step=0, contraction="never")
+    actual = overwriting(run, plain.model, loss, plain.queries, sample, step=0, contraction="never")
     answer = run.query(plain.model, loss, plain.queries, contraction="never", method="adjoint")
     rows = run._store.read(0, run.n_occurrences, dtype=torch.float64).rows
     assert rows is not None
     moved = 0.3 / 3 * rows[2]  # η w g
     terms = (answer.scores.mean(0) * (rows @ moved)).tolist()
     places = [(t, i) for t in range(STEPS) for i in ids_of(t)]
-    assert len(found.overwritten_by) == 9
-    for e in found.overwritten_by:
+    assert len(actual.overwritten_by) == 9
+    for e in actual.overwritten_by:
         mine = {t: x for (t, i), x in zip(places, terms, strict=True) if i == e.sample and t > 0}
         assert e.overwritten == pytest.approx(sum(mine.values()), rel=1e-8)
         assert e.step == max(mine, key=lambda t: abs(mine[t]))
     for t in range(1, STEPS):
-        assert found.by_step[t] == pytest.approx(sum(terms[3 * t : 3 * t + 3]), rel=1e-8)
+        assert actual.by_step[t] == pytest.approx(sum(terms[3 * t : 3 * t + 3]), rel=1e-8)
 
 
 def test_overwriters_are_ranked_and_named(plain: Small) -> None:
-    found = overwriting(plain.run, plain.model, loss, plain.queries, ids_of(0)[0], step=0)
-    taken = [e.overwritten for e in found.overwritten_by]
+    actual = overwriting(plain.run, plain.model, loss, plain.queries, ids_of(0)[0], step=0)
+    taken = [e.overwritten for e in actual.overwritten_by]
     assert taken == sorted(taken, reverse=True)
-    assert found.by_step[0] == 0
-    for e in found.overwritten_by:
+    assert actual.by_step[0] == 0
+    for e in actual.overwritten_by:
         assert isinstance(e.sample, int)
         assert e.sample in ids_of(e.step)
         assert e.occurrences == sum(e.sample in ids_of(t) for t in range(1, STEPS))
-    ranked = found.top_steps(3)
+    ranked = actual.top_steps(3)
     assert [x for _, x in ranked] == sorted((x for _, x in ranked), reverse=True)
-    assert ranked[0][1] == found.by_step.max()
+    assert ranked[0][1] == actual.by_step.max()
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = overwriting(plain.run, plain.model, loss, plain.queries, 4)
-    told = found.as_dict()
+    actual = overwriting(plain.run, plain.model, loss, plain.queries, 4)
+    told = actual.as_dict()
     assert told["sign"].startswith("positive: the sample helped")
-    assert told["lost"] == found.lost
+    assert told["lost"] == actual.lost
     assert len(told["by_step"]) == STEPS
-    assert len(found.to_pandas()) == len(found.overwritten_by)
-    assert "influence taken away" in found.figure().to_json()
+    assert len(actual.to_pandas()) == len(actual.overwritten_by)
+    assert "influence taken away" in actual.figure().to_json()
 
 
 def test_a_sample_that_was_not_there_is_refused(plain: Small) -> None:

@@ -74,15 +74,15 @@ def lifted(kind: str, seed: int, n: int, noise: float) -> Curve:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_planted_patterns_are_found_at_the_noise_of_the_demo(kind: str) -> None:
-    found = [phases(noisy(kind, seed)).shape for seed in range(4)]
-    assert found == 4 * [SHAPES[kind]]
+    actual = [phases(noisy(kind, seed)).shape for seed in range(4)]
+    assert actual == 4 * [SHAPES[kind]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SHAPES)
 def test_of_100_planted_patterns_95_are_found_and_of_100_noises_5_are_called_one(kind: str) -> None:
-    found = [phases(noisy(kind, seed)).shape for seed in range(1000, 1100)]
-    assert found.count(SHAPES[kind]) >= 95, f"{kind}: {sorted(set(found))}, {found.count(SHAPES[kind])} as planted"
+    actual = [phases(noisy(kind, seed)).shape for seed in range(1000, 1100)]
+    assert actual.count(SHAPES[kind]) >= 95, f"{kind}: {sorted(set(actual))}, {actual.count(SHAPES[kind])} as planted"
 
 
 @pytest.mark.slow
@@ -90,8 +90,8 @@ def test_of_100_planted_patterns_95_are_found_and_of_100_noises_5_are_called_one
 def test_the_same_with_heavy_tails(tails: int) -> None:
     for kind, shape in SHAPES.items():
         draws = [np.random.default_rng(seed).standard_t(tails, STEPS) for seed in range(2000, 2100)]
-        found = [phases(curve(kind) * np.exp(0.6 * NOISE * z)).shape for z in draws]
-        assert found.count(shape) >= 95, f"{kind}: {found.count(shape)} as planted"
+        actual = [phases(curve(kind) * np.exp(0.6 * NOISE * z)).shape for z in draws]
+        assert actual.count(shape) >= 95, f"{kind}: {actual.count(shape)} as planted"
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
@@ -99,27 +99,27 @@ def test_the_same_with_heavy_tails(tails: int) -> None:
 @pytest.mark.parametrize("kind", ["sudden", "gentle"])
 def test_phases_have_boundaries_and_windows(kind: str, n: int, noise: float) -> None:
     for seed in range(2):
-        found = phases(lifted(kind, seed, n, noise))
-        assert found.present, f"{kind}, seed {seed}: {found.words}"
-        end, start = found.warm_up.boundary, found.ascent.boundary
+        actual = phases(lifted(kind, seed, n, noise))
+        assert actual.present, f"{kind}, seed {seed}: {actual.words}"
+        end, start = actual.warm_up.boundary, actual.ascent.boundary
         assert end is not None
         assert start is not None
         assert 0.02 * n <= end <= 0.2 * n, f"the warm-up is said to end at {end} of {n}"
         assert 0.25 * n <= start <= 0.65 * n, f"the ascent is said to begin at {start} of {n}"
-        assert f"warm-up until step {end}, basin until step {start}" in found.words
-        assert [(w.name, w.first == 0, w.last == n) for w in found.windows] == [
+        assert f"warm-up until step {end}, basin until step {start}" in actual.words
+        assert [(w.name, w.first == 0, w.last == n) for w in actual.windows] == [
             ("early", True, False), ("late", False, True),
         ]  # fmt: skip
-        assert all((w.times_basin or 0) > 1.2 and w.last - w.first <= n / 2 for w in found.windows)
+        assert all((w.times_basin or 0) > 1.2 and w.last - w.first <= n / 2 for w in actual.windows)
 
 
 @pytest.mark.parametrize("kind", ["decay", "growth", "hill", "flat", "nothing"])
 def test_without_the_three_phases_there_is_no_advice_and_no_multiple_of_chance(kind: str) -> None:
-    found = phases(noisy(kind, 0))
-    assert not found.present
-    assert (found.windows, found.basin, found.warm_up.boundary, found.ascent.boundary) == ((), None, None, None)
-    assert not any(word in found.words for word in ("chance", "times", "until"))
-    assert (found.warm_up.present, found.ascent.present) == (found.shape == "falls", found.shape == "rises")
+    actual = phases(noisy(kind, 0))
+    assert not actual.present
+    assert (actual.windows, actual.basin, actual.warm_up.boundary, actual.ascent.boundary) == ((), None, None, None)
+    assert not any(word in actual.words for word in ("chance", "times", "until"))
+    assert (actual.warm_up.present, actual.ascent.present) == (actual.shape == "falls", actual.shape == "rises")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 1.5])
@@ -129,8 +129,8 @@ def test_without_the_three_phases_there_is_no_advice_and_no_multiple_of_chance(k
 )
 def test_phases_are_not_found_where_they_are_not(kind: str, n: int, noise: float) -> None:
     for seed in range(2):
-        found = phases(lifted(kind, seed, n, noise))
-        assert not found.present, f"{kind}, seed {seed}: {found.words}"
+        actual = phases(lifted(kind, seed, n, noise))
+        assert not actual.present, f"{kind}, seed {seed}: {actual.words}"
 
 
 @pytest.mark.parametrize("kind", ["gentle", "decay", "growth", "flat"])
@@ -163,26 +163,26 @@ def test_what_only_odd_sized_batches_show_is_no_clear_pattern() -> None:
 def test_noise_that_grows_is_no_pattern() -> None:
     """As that of means with their sign: 80 times as large at the end as at the beginning."""
     growth = np.exp(4.4 * np.arange(STEPS) / STEPS)
-    found = [phases(3 + growth * np.random.default_rng(seed).standard_t(4, STEPS)).shape for seed in range(20)]
-    assert found.count("no clear pattern") >= 19
+    actual = [phases(3 + growth * np.random.default_rng(seed).standard_t(4, STEPS)).shape for seed in range(20)]
+    assert actual.count("no clear pattern") >= 19
 
 
 def test_a_rise_in_a_quiet_part_is_found_beside_a_noisy_one() -> None:
     t = np.arange(STEPS) / STEPS
     rise = np.minimum(4 * t, 1)
-    found = [
+    actual = [
         phases(rise + 0.1 * np.exp(4.4 * t) * np.random.default_rng(seed).standard_normal(STEPS)).shape
         for seed in range(4)
     ]
-    assert found == 4 * ["rises"]
+    assert actual == 4 * ["rises"]
 
 
 def test_a_small_rise_is_no_phase_however_certain() -> None:
     t = np.arange(3000) / 3000
     y = 1 + 4 * np.exp(-t / 0.03) + 0.1 * np.maximum(0, t - 0.5) + 0.01 * np.random.default_rng(0).standard_normal(3000)
-    found = phases(y)
-    assert found.ascent.p < 0.001
-    assert found.shape == "falls"
+    actual = phases(y)
+    assert actual.ascent.p < 0.001
+    assert actual.shape == "falls"
 
 
 def test_the_same_seed_gives_the_same_answer_and_nothing_else_is_drawn() -> None:
@@ -202,9 +202,9 @@ def test_units_do_not_matter() -> None:
 
 @pytest.mark.parametrize("level", [0.1, 1 / 3, -0.7, 1e-9, 0.0])
 def test_rounding_is_no_pattern(level: float) -> None:
-    found = phases(np.full(600, level) * (1 + 1e-15 * np.random.default_rng(0).standard_normal(600)))
-    assert found.shape == "no clear pattern"
-    assert min(found.warm_up.p, found.ascent.p) > 0.5
+    actual = phases(np.full(600, level) * (1 + 1e-15 * np.random.default_rng(0).standard_normal(600)))
+    assert actual.shape == "no clear pattern"
+    assert min(actual.warm_up.p, actual.ascent.p) > 0.5
 
 
 def test_steps_without_a_number_are_left_out() -> None:
@@ -234,10 +234,10 @@ def test_how_often_phases_are_wrongly_present(n: int, noise: float) -> None:
 
 
 def test_short_runs_and_wrong_arguments() -> None:
-    found: Phases = phases(np.ones(19))
-    assert found.shape == "too short"
-    assert "19 steps are too few" in found.words
-    assert found.as_dict()["windows"] == ()
+    actual: Phases = phases(np.ones(19))
+    assert actual.shape == "too short"
+    assert "19 steps are too few" in actual.words
+    assert actual.as_dict()["windows"] == ()
     with pytest.raises(UsageError, match="one number a step"):
         phases(np.ones((4, 4)))
     with pytest.raises(UsageError, match="samples \\(3,\\)"):
@@ -280,13 +280,13 @@ def test_closest_curves_are_isotonic_regression(n: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_closest_valley_and_hill_are_the_best_of_all_turns(seed: int) -> None:
     y, w = tilted(20, seed), weights(20, seed)
-    found = errors(y, w)
-    for turned, error, fit in ((False, found.valley, valley(y, w)), (True, found.hill, hill(y, w))):
+    actual = errors(y, w)
+    for turned, error, fit in ((False, actual.valley, valley(y, w)), (True, actual.hill, hill(y, w))):
         every = [distance(y[:c], w[:c], turned) + distance(y[c:], w[c:], not turned) for c in range(len(y) + 1)]
         assert error == pytest.approx(min(every), abs=1e-12)
         assert float((w * (y - fit) ** 2).sum()) == pytest.approx(error, abs=1e-12)
-    assert found.rising == pytest.approx(distance(y, w, True), abs=1e-12)
-    assert found.falling == pytest.approx(distance(y, w, False), abs=1e-12)
+    assert actual.rising == pytest.approx(distance(y, w, True), abs=1e-12)
+    assert actual.falling == pytest.approx(distance(y, w, False), abs=1e-12)
     assert errors(y) == errors(y, np.ones(20))
 
 

@@ -28,28 +28,28 @@ MADE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_results_render_themselves(name: str, plain: Small) -> None:
-    found = MADE[name](plain)
-    html = found._repr_html_()
-    table = found.to_pandas()
+    actual = MADE[name](plain)
+    html = actual._repr_html_()
+    table = actual.to_pandas()
     assert isinstance(table, pd.DataFrame)
     assert all(f"<th>{column}</th>" in html for column in table.columns)
     assert f"<li>{escape(SIGN)}</li>" in html
-    assert all(isinstance(found.figure(drawn), go.Figure) for drawn in found.drawings())
-    assert found.drawings()
+    assert all(isinstance(actual.figure(drawn), go.Figure) for drawn in actual.drawings())
+    assert actual.drawings()
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_every_result_carries_what_must_be_said(name: str, plain: Small) -> None:
-    found = MADE[name](plain)
-    sent = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    actual = MADE[name](plain)
+    sent = json.loads(json.dumps(actual.as_dict(), allow_nan=False))
     assert sent["sign"] == SIGN
-    assert sent["unit"] == found.unit
-    assert sent["at"] == found.at == plain.run.n_steps
+    assert sent["unit"] == actual.unit
+    assert sent["at"] == actual.at == plain.run.n_steps
     assert any("eval mode" in caveat for caveat in sent["caveats"])
     assert "SGD's steps are modelled exactly." in sent["quality"]["words"]
-    assert sent["quality"]["verdict"] == found.quality.verdict == "fair", "the empirical Fisher"
-    assert (sent["headline"], sent["words"]) == (found.headline, list(found.words))
-    assert "Early steps are understated" in repr(found)
+    assert sent["quality"]["verdict"] == actual.quality.verdict == "fair", "the empirical Fisher"
+    assert (sent["headline"], sent["words"]) == (actual.headline, list(actual.words))
+    assert "Early steps are understated" in repr(actual)
 
 
 def test_the_timeline_says_its_phases_once(plain: Small) -> None:
@@ -67,6 +67,6 @@ def test_text_of_samples_is_escaped() -> None:
 
 
 def test_without_pandas_the_plain_words_are_printed(plain: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = MADE["harmful"](plain)
+    actual = MADE["harmful"](plain)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert found._repr_html_() is None
+    assert actual._repr_html_() is None

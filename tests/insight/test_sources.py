@@ -14,38 +14,40 @@ from backstory.insight.sources import bootstrap, bootstraps, sources
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def assert_sums(found: Floats, expected: Floats, scores: Floats) -> None:
+def assert_sums(actual: Floats, expected: Floats, scores: Floats) -> None:
     """Sums of drawn scores, of which every one may be in a group, a few times: up to rounding."""
     size = float(np.abs(scores).mean(0).sum())
-    assert_same(torch.from_numpy(found), torch.from_numpy(expected), scores.size, size=size)
+    assert_same(torch.from_numpy(actual), torch.from_numpy(expected), scores.size, size=size)
 
 
 def test_values_are_sums_of_influence(plain: Small) -> None:
     x, y = plain.queries
     sets = {"a": (x[:3], y[:3]), "b": (x[3:], y[3:])}
-    found = sources(plain.run, plain.model, loss, sets, draws=50)
-    assert sorted(found.sources) == sorted(SOURCES)
-    assert found.domains == ("a", "b")
+    actual = sources(plain.run, plain.model, loss, sets, draws=50)
+    assert sorted(actual.sources) == sorted(SOURCES)
+    assert actual.domains == ("a", "b")
     answers = {d: plain.run.query(plain.model, loss, batch) for d, batch in sets.items()}
-    for i, name in enumerate(found.sources):
+    for i, name in enumerate(actual.sources):
         ids = [k for k in range(9) if SOURCES[k % 3] == name]
-        for j, domain in enumerate(found.domains):
-            cell = found.cells[i][j]
+        for j, domain in enumerate(actual.domains):
+            cell = actual.cells[i][j]
             assert (
-                found.matrix[i, j] == cell.value == pytest.approx(float(answers[domain].sum_over(ids).mean()), rel=1e-9)
+                actual.matrix[i, j]
+                == cell.value
+                == pytest.approx(float(answers[domain].sum_over(ids).mean()), rel=1e-9)
             )
             assert (cell.source, cell.domain, cell.samples, cell.queries) == (name, domain, 3, (3, 1)[j])
             assert cell.per_sample == cell.value / 3
             assert cell.low < cell.high
-        assert found.total[i].low < found.total[i].high
-        assert found.total[i].value == pytest.approx(found.matrix[i].mean())
-    values = [v.value for v in found.total]
+        assert actual.total[i].low < actual.total[i].high
+        assert actual.total[i].value == pytest.approx(actual.matrix[i].mean())
+    values = [v.value for v in actual.total]
     assert values == sorted(values, reverse=True)
 
 
 def test_labels_may_take_the_place_of_sources(plain: Small) -> None:
-    found = sources(plain.run, plain.model, loss, {"all": plain.queries}, by="label", draws=50)
-    assert sorted(found.sources) == ["0", "1"]
+    actual = sources(plain.run, plain.model, loss, {"all": plain.queries}, by="label", draws=50)
+    assert sorted(actual.sources) == ["0", "1"]
 
 
 def test_intervals_are_those_of_theory() -> None:
@@ -79,13 +81,13 @@ def test_groups_in_any_order_and_pieces_of_any_size() -> None:
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
     x, y = plain.queries
-    found = sources(plain.run, plain.model, loss, {"a": (x[:2], y[:2]), "b": (x[2:], y[2:])}, draws=50)
-    told = found.as_dict()
+    actual = sources(plain.run, plain.model, loss, {"a": (x[:2], y[:2]), "b": (x[2:], y[2:])}, draws=50)
+    told = actual.as_dict()
     assert told["total"][0]["low"] <= told["total"][0]["high"]
     assert told["interval"] == "95 %"
     assert np.array(told["matrix"]).shape == (3, 2)
-    assert len(found.to_pandas()) == 6
-    assert list(found.drawings()) == ["sources", "matrix"]
+    assert len(actual.to_pandas()) == 6
+    assert list(actual.drawings()) == ["sources", "matrix"]
     one = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
     assert list(one.drawings()) == ["sources"]
     again = sources(plain.run, plain.model, loss, {"a": plain.queries}, draws=50)
@@ -109,8 +111,8 @@ def test_wrong_arguments(plain: Small) -> None:
 def test_domains_share_the_samples_that_are_drawn() -> None:
     g = np.random.default_rng(1)
     group, scores = g.integers(0, 3, 40), [g.normal(size=(q, 40)) for q in (5, 2)]
-    found = bootstraps(scores, group, 64, seed=3, at_once=400)
-    for one, x in zip(found, scores, strict=True):
+    actual = bootstraps(scores, group, 64, seed=3, at_once=400)
+    for one, x in zip(actual, scores, strict=True):
         assert_sums(one, bootstrap(x, group, 64, seed=3, at_once=400), x)
     same = np.broadcast_to(g.normal(size=40), (4, 40))  # no query differs: what is left are the samples
     four, two = bootstraps([same, same[:2]], group, 64, seed=3)

@@ -16,42 +16,42 @@ from backstory.insight.timeline import timeline
 
 
 def test_a_step_is_the_mean_of_its_occurrences_over_its_rate(plain: Small) -> None:
-    found = timeline(plain.run, plain.model, loss, plain.queries)
+    actual = timeline(plain.run, plain.model, loss, plain.queries)
     scores = plain.run.query(plain.model, loss, plain.queries).scores  # (4, 36)
     for t in range(STEPS):
         expected = float(scores[:, 3 * t : 3 * t + 3].mean())
         rate = 0.3 * (1 - t / (2 * STEPS))
-        assert found.influence[t] == pytest.approx(expected, rel=1e-9)
-        assert found.rate[t] == pytest.approx(rate)
-        assert found.per_rate[t] == pytest.approx(expected / rate, rel=1e-9)
-    assert found.at == STEPS
+        assert actual.influence[t] == pytest.approx(expected, rel=1e-9)
+        assert actual.rate[t] == pytest.approx(rate)
+        assert actual.per_rate[t] == pytest.approx(expected / rate, rel=1e-9)
+    assert actual.at == STEPS
 
 
 @pytest.mark.parametrize("name", ["momentum, decay, clipped", "adamw, preconditioned, clipped"])
 def test_clipped_steps_add_up_to_nothing_and_are_left_out(name: str, tmp_path: Path) -> None:
     made = small(name, tmp_path / "run")
-    found = timeline(made.run, made.model, loss, made.queries)
+    actual = timeline(made.run, made.model, loss, made.queries)
     clipped = made.run.steps().clip < 1
     assert clipped.sum() > STEPS // 2
-    assert np.isnan(found.per_rate).tolist() == clipped.tolist()
+    assert np.isnan(actual.per_rate).tolist() == clipped.tolist()
     scores = made.run.query(made.model, loss, made.queries).scores.mean(0).reshape(STEPS, 3)
-    assert found.size.tolist() == pytest.approx(
-        (scores.abs().mean(1) / torch.from_numpy(found.rate)).tolist(), rel=1e-6
+    assert actual.size.tolist() == pytest.approx(
+        (scores.abs().mean(1) / torch.from_numpy(actual.rate)).tolist(), rel=1e-6
     )
-    assert np.abs(found.influence[clipped]).max() < 0.2 * (found.size * found.rate)[clipped].min(), (
+    assert np.abs(actual.influence[clipped]).max() < 0.2 * (actual.size * actual.rate)[clipped].min(), (
         "they nearly add up to 0"
     )
-    assert any(f"{clipped.sum()} of {STEPS} steps were clipped" in note for note in found.caveats)
+    assert any(f"{clipped.sum()} of {STEPS} steps were clipped" in note for note in actual.caveats)
 
 
 def test_losses_are_those_of_training(plain: Small) -> None:
     model = mlp()
     optimizer = sgd(model, 0.3)
-    found = timeline(plain.run, plain.model, loss, plain.queries).loss
+    actual = timeline(plain.run, plain.model, loss, plain.queries).loss
     for t in range(STEPS):
         optimizer.param_groups[0]["lr"] = 0.3 * (1 - t / (2 * STEPS))
         value = loss(model, batch_of(ids_of(t))).mean()
-        assert found[t] == pytest.approx(value.item(), rel=1e-9)
+        assert actual[t] == pytest.approx(value.item(), rel=1e-9)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -59,10 +59,10 @@ def test_losses_are_those_of_training(plain: Small) -> None:
 
 def test_at_a_checkpoint_only_what_was_before_counts(plain: Small) -> None:
     model = plain.run.load_weights(mlp(), 4)
-    found = timeline(plain.run, model, loss, plain.queries, 4)
-    assert len(found.influence) == len(found.loss) == 4
+    actual = timeline(plain.run, model, loss, plain.queries, 4)
+    assert len(actual.influence) == len(actual.loss) == 4
     expected = plain.run.query(model, loss, plain.queries, 4).scores.mean(0)
-    assert found.influence[3] == pytest.approx(float(expected[9:12].mean()), rel=1e-9)
+    assert actual.influence[3] == pytest.approx(float(expected[9:12].mean()), rel=1e-9)
 
 
 def test_a_rate_of_zero_and_losses_that_are_not_known(tmp_path: Path) -> None:
@@ -70,20 +70,20 @@ def test_a_rate_of_zero_and_losses_that_are_not_known(tmp_path: Path) -> None:
     optimizer = sgd(model, 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, t / 3))
     train(tmp_path / "run", model, optimizer, 6, schedule=schedule)
-    found = timeline(backstory.open(tmp_path / "run"), model, loss, batch_of([1, 2]))
-    assert np.isnan(found.per_rate).tolist() == [True] + [False] * 5
-    assert np.isnan(found.loss).all()
-    assert list(found.drawings()) == ["timeline"], "no plot of losses that are not known"
+    actual = timeline(backstory.open(tmp_path / "run"), model, loss, batch_of([1, 2]))
+    assert np.isnan(actual.per_rate).tolist() == [True] + [False] * 5
+    assert np.isnan(actual.loss).all()
+    assert list(actual.drawings()) == ["timeline"], "no plot of losses that are not known"
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
-    found = timeline(plain.run, plain.model, loss, plain.queries)
-    told = found.as_dict()
+    actual = timeline(plain.run, plain.model, loss, plain.queries)
+    told = actual.as_dict()
     assert told["phases"]["shape"] == "too short"
     assert "per unit of learning rate" in told["unit"]
     assert any("the mean over 4 queries" in note for note in told["caveats"])
-    assert len(found.to_pandas()) == STEPS
-    assert list(found.drawings()) == ["timeline", "loss"]
+    assert len(actual.to_pandas()) == STEPS
+    assert list(actual.drawings()) == ["timeline", "loss"]
     assert not any("clipped" in note for note in told["caveats"])
 
 
@@ -97,14 +97,14 @@ def test_phases_are_sought_in_the_sizes_and_know_how_many_samples_a_step_had(
         return phases(values)
 
     monkeypatch.setattr(sys.modules[timeline.__module__], "phases", seen)
-    found = timeline(plain.run, plain.model, loss, plain.queries)
+    actual = timeline(plain.run, plain.model, loss, plain.queries)
     (values, samples) = sought[0]
-    assert values is found.size
+    assert values is actual.size
     assert samples == STEPS * [3]
-    assert any("phases are sought in the mean size" in note for note in found.caveats)
+    assert any("phases are sought in the mean size" in note for note in actual.caveats)
 
 
 def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:
     made = small("groups", tmp_path / "run")
-    found = timeline(made.run, made.model, loss, made.queries)
-    assert found.rate[0] == pytest.approx(0.2)
+    actual = timeline(made.run, made.model, loss, made.queries)
+    assert actual.rate[0] == pytest.approx(0.2)

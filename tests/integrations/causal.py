@@ -118,9 +118,9 @@ def same_answers(a: nn.Module, b: nn.Module, steps: int) -> None:
 
 def order(run: Path) -> list[list[int]]:
     """The ids of each step, as the run has them."""
-    found = stored(run)
-    steps: list[list[int]] = [[] for _ in range(len(found.table.step))]
-    for step, sample in zip(found.step.tolist(), found.samples, strict=True):
+    actual = stored(run)
+    steps: list[list[int]] = [[] for _ in range(len(actual.table.step))]
+    for step, sample in zip(actual.step.tolist(), actual.samples, strict=True):
         steps[step].append(int(sample))
     return steps
 

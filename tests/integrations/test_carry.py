@@ -21,9 +21,9 @@ def items(n: int = 7) -> Any:
     return [{"x": torch.tensor(float(i)), "uid": f"u{i}"} for i in range(n)]
 
 
-def stack(found: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+def stack(actual: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """A collator that keeps nothing but x, and would not know ids."""
-    return {"x": torch.stack([item["x"] for item in found])}
+    return {"x": torch.stack([item["x"] for item in actual])}
 
 
 def loader(data: Any = None, **more: Any) -> DataLoader[Any]:
@@ -67,9 +67,9 @@ def test_indices_are_ids_in_any_order(workers: int) -> None:
     batches = loader(shuffle=True, num_workers=workers)
     carry(batches, None)
     for _ in range(2):
-        found = carried(batches)
-        assert sorted(x for _, values in found for x in values) == list(range(7))
-        assert all(names == values for names, values in found)
+        actual = carried(batches)
+        assert sorted(x for _, values in actual for x in values) == list(range(7))
+        assert all(names == values for names, values in actual)
 
 
 def test_workers_that_are_started_anew_get_picklable_things() -> None:

@@ -189,8 +189,8 @@ def points() -> list[dict[str, Any]]:
 
 
 def one_label(items: list[dict[str, Any]]) -> dict[str, Tensor]:
-    found = collate(items)
-    return {k: found[k] for k in ("input_ids", "attention_mask")} | {
+    actual = collate(items)
+    return {k: actual[k] for k in ("input_ids", "attention_mask")} | {
         "labels": torch.tensor([int(x["input_ids"][0]) % 3 for x in items])
     }
 
@@ -206,9 +206,9 @@ def test_one_label_for_each_sample(tmp_path: Path) -> None:
         tmp_path / "out", tmp_path / "run", record={"loss_reduction": "mean"}, eval_strategy="no", **settings
     )
     made.train()
-    found = stored(tmp_path / "run")
-    assert found.weight[:22].tolist() == pytest.approx([1 / 3] * 21 + [1.0])
-    assert float(found.loss.min()) > 0
+    actual = stored(tmp_path / "run")
+    assert actual.weight[:22].tolist() == pytest.approx([1 / 3] * 21 + [1.0])
+    assert float(actual.loss.min()) > 0
 
 
 def test_a_mean_over_each_micro_batch_weighs_the_samples_of_small_ones_more(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_mean_over_each_micro_batch_weighs_the_samples_of_small_ones_more(tmp_
         optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.0),
     )  # fmt: skip
     made.train()
-    found, data = stored(tmp_path / "run"), points()
-    assert found.weight.tolist() == pytest.approx([1 / 9] * 18 + [1 / 6] * 3 + [1 / 2])
-    for i in found.samples:
+    actual, data = stored(tmp_path / "run"), points()
+    assert actual.weight.tolist() == pytest.approx([1 / 9] * 18 + [1 / 6] * 3 + [1 / 2])
+    for i in actual.samples:
         truth.zero_grad()
         truth(data[int(i)]["x"][None], torch.tensor([data[int(i)]["labels"]]))["loss"].backward()
         grads.append(torch.cat([p.grad.flatten() for p in truth.parameters() if p.grad is not None]))
-    assert_same(found.rows, torch.stack(grads), terms_of(model, 1))
+    assert_same(actual.rows, torch.stack(grads), terms_of(model, 1))
 
 
 class Deaf(Plain):
@@ -516,12 +516,12 @@ def test_texts_without_a_loss_are_taken_as_they_are(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"collator": silent, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     made, _ = trainer(tmp_path / "out", tmp_path / "run", eval_strategy="no", **settings)
     made.train()
-    found, data = stored(tmp_path / "run"), texts()
-    quiet = torch.tensor([int(data[int(i)]["input_ids"][0]) % 2 == 0 for i in found.samples])
+    actual, data = stored(tmp_path / "run"), texts()
+    quiet = torch.tensor([int(data[int(i)]["input_ids"][0]) % 2 == 0 for i in actual.samples])
     assert bool(quiet.any())
-    assert bool((found.rows[quiet] == 0).all())
-    assert bool((found.loss[quiet] == 0).all())
-    assert bool((found.rows[~quiet] != 0).any(1).all())
+    assert bool((actual.rows[quiet] == 0).all())
+    assert bool((actual.loss[quiet] == 0).all())
+    assert bool((actual.rows[~quiet] != 0).any(1).all())
 
 
 def test_an_auxiliary_loss_is_found(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_recording_changes_nothing_about_training(tmp_path: Path) -> None:
         assert (batches.dataset, batches.collate_fn, type(batches)) == before, "the user's loader is as it was"
         return module.state_dict(), fit.optimizers[0]
 
-    found, optimizer = trained(tmp_path / "run")
-    same_weights(found, trained(None)[0], TERMS)
+    actual, optimizer = trained(tmp_path / "run")
+    same_weights(actual, trained(None)[0], TERMS)
     assert not optimizer._optimizer_step_pre_hooks
     assert "integrations" not in optimizer.step.__code__.co_filename
 
@@ -145,10 +145,10 @@ def test_token_means_take_a_function_of_the_batch(tmp_path: Path) -> None:
     chosen = {"loss_reduction": "token-mean", "tokens": tokens}
     fit = trainer(tmp_path, tmp_path / "run", record=chosen, accumulate_grad_batches=2, max_epochs=1)
     fit.fit(Tokens(), loader())
-    found = stored(tmp_path / "run")
-    counted = torch.tensor([int(i) % 3 + 1 for i in found.samples])
+    actual = stored(tmp_path / "run")
+    counted = torch.tensor([int(i) % 3 + 1 for i in actual.samples])
     sums = [counted[i : i + SIZE].sum() for i in range(0, SAMPLES, SIZE) for _ in range(min(SIZE, SAMPLES - i))]
-    assert found.weight.tolist() == pytest.approx([1 / (2 * float(s)) for s in sums])
+    assert actual.weight.tolist() == pytest.approx([1 / (2 * float(s)) for s in sums])
     with pytest.raises(UsageError, match="needs tokens=, a function of the batch"):
         BackstoryCallback(tmp_path / "other", loss_reduction="token-mean")
 

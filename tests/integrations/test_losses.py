@@ -20,8 +20,8 @@ def bert(kind: Any) -> nn.Module:
 def adapted() -> nn.Module:
     import peft  # 10 s
 
-    found: nn.Module = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    return found
+    actual: nn.Module = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    return actual
 
 
 def test_models_of_the_next_token_shift_their_labels() -> None:
@@ -36,9 +36,9 @@ def test_samples_losses_make_the_models_loss(kind: str) -> None:
     model = adapted() if kind == "adapted" else bert(BertForMaskedLM) if kind == "BERT" else make(kind)
     batch = collate(texts()[:5])
     outputs = model(**batch)
-    found = scored(batch, outputs, bool(shifts(model)))
-    assert found is not None
-    assert float(found.losses().sum() / counts(found.labels).sum()) == pytest.approx(
+    actual = scored(batch, outputs, bool(shifts(model)))
+    assert actual is not None
+    assert float(actual.losses().sum() / counts(actual.labels).sum()) == pytest.approx(
         float(outputs.loss.detach()), rel=1e-6
     )
 

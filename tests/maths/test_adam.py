@@ -48,9 +48,9 @@ def test_a_diagonal_of_rank_one_is_exact(size: tuple[int, ...], eps: float) -> N
     u = torch.outer(positive(shape.d_out), positive(shape.d_in, seed=1))
     assert u.sqrt().min() > eps
     v_hat = (u.sqrt() - eps).square()
-    found = written_out(factor_scale(v_hat.reshape(size), eps, shape))
+    actual = written_out(factor_scale(v_hat.reshape(size), eps, shape))
     causes = "A common factor: (Σr)^¼ left out or on both sides; ratios that vary by row or column: the exponent."
-    assert_close(found.square(), 1 / (v_hat.sqrt() + eps), 1e-12, causes)
+    assert_close(actual.square(), 1 / (v_hat.sqrt() + eps), 1e-12, causes)
 
 
 def test_any_other_diagonal_is_adafactors() -> None:
@@ -58,9 +58,9 @@ def test_any_other_diagonal_is_adafactors() -> None:
     v_hat, eps = positive(D_OUT, D_IN), 0.1
     u = (v_hat.sqrt() + eps) ** 2
     expected = [[(u.sum() / (u[i].sum() * u[:, j].sum())).sqrt() for j in range(D_IN)] for i in range(D_OUT)]
-    found = written_out(factor_scale(v_hat, eps, MATRIX))
-    assert_close(found.square(), torch.tensor(expected, dtype=torch.float64), 1e-12)
-    assert not torch.allclose(found.square(), 1 / u.sqrt(), rtol=0.05), "too close to rank one to show anything"
+    actual = written_out(factor_scale(v_hat, eps, MATRIX))
+    assert_close(actual.square(), torch.tensor(expected, dtype=torch.float64), 1e-12)
+    assert not torch.allclose(actual.square(), 1 / u.sqrt(), rtol=0.05), "too close to rank one to show anything"
 
 
 @pytest.mark.parametrize("piece", [1, 2 * D_IN, 3 * D_IN + 1])
@@ -79,8 +79,8 @@ def test_pieces_add_up(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
 @pytest.mark.parametrize("shape", [MATRIX, VECTOR], ids=["matrix", "vector"])
 def test_adams_correction_divides_v(shape: Shape) -> None:
     v = positive(*((D_OUT, D_IN) if shape.d_in else (D_OUT,)))
-    found, expected = factor_scale(v, 0.1, shape, 0.271), factor_scale(v / 0.271, 0.1, shape)
-    assert_close(written_out(found), written_out(expected), 1e-13)
+    actual, expected = factor_scale(v, 0.1, shape, 0.271), factor_scale(v / 0.271, 0.1, shape)
+    assert_close(written_out(actual), written_out(expected), 1e-13)
 
 
 @pytest.mark.parametrize("size", [(9,), ()], ids=["vector", "scalar"])
@@ -115,9 +115,9 @@ def test_half_precision_is_widened_before_anything_is_done(size: tuple[int, ...]
     """ε = 1e-8 and sums of squares do not exist in float16."""
     v_hat = (1e-4 * positive(*size)).to(dtype)
     shape = shape_of(torch.Size(size), None)
-    found = factor_scale(v_hat, 1e-8, shape)
-    assert found.left.dtype == torch.float32
-    assert_close(written_out(found), written_out(factor_scale(v_hat.double(), 1e-8, shape)), 1e-6)
+    actual = factor_scale(v_hat, 1e-8, shape)
+    assert actual.left.dtype == torch.float32
+    assert_close(written_out(actual), written_out(factor_scale(v_hat.double(), 1e-8, shape)), 1e-6)
     assert factor_scale(v_hat.double(), 1e-8, shape).left.dtype == torch.float64
 
 
@@ -264,9 +264,9 @@ def test_preconditioned_coordinates_equal_raw_ones(
     raw, preconditioned = ([pair[i] for pair in pairs] for i in (0, 1))
     v = queries()
     v_preconditioned = v * exact_diagonal().sqrt()
-    expected, found = by_adjoint(raw, v, contraction), by_adjoint(preconditioned, v_preconditioned, contraction)
+    expected, actual = by_adjoint(raw, v, contraction), by_adjoint(preconditioned, v_preconditioned, contraction)
     causes = "P and P^½ mixed up: ratios that vary with the coordinates; clipping with preconditioned dots: clipped steps only."
-    assert_close(found, expected, 1e-10, causes)
+    assert_close(actual, expected, 1e-10, causes)
     embedded = torch.cat(Propagator(P, dtype=torch.float64, contraction=contraction).embed(preconditioned))
     assert_close(v_preconditioned @ embedded.T, expected, 1e-10, causes)
     assert_close(

@@ -25,9 +25,9 @@ def test_influence_is_query_times_embedding(
     steps = random_steps(rule, clipped=clipped, curvature=curvature)
     v = queries()
     adjoint = Adjoint(v, contraction=contraction)
-    found = [adjoint.influence(step) for step in reversed(steps)][::-1]
+    actual = [adjoint.influence(step) for step in reversed(steps)][::-1]
     embedded = Propagator(P, dtype=torch.float64, contraction=contraction).embed(steps)
-    assert_close(torch.cat(found, 1), v @ torch.cat(embedded).T, 1e-10, CAUSES)
+    assert_close(torch.cat(actual, 1), v @ torch.cat(embedded).T, 1e-10, CAUSES)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -37,8 +37,8 @@ def test_influence_equals_unrolling_by_autograd(rule: str) -> None:
     v = queries()
     expected, over_all = unrolled([recorded(step, "always") for step in steps])
     adjoint = Adjoint(v)
-    found = [adjoint.influence(step) for step in reversed(steps)][::-1]
-    assert_close(torch.cat(found, 1), v @ torch.cat(expected).T, 1e-10, CAUSES)
+    actual = [adjoint.influence(step) for step in reversed(steps)][::-1]
+    assert_close(torch.cat(actual, 1), v @ torch.cat(expected).T, 1e-10, CAUSES)
     assert_close(adjoint.x_theta, v @ over_all, 1e-10, CAUSES)
 
 

@@ -134,8 +134,8 @@ def test_embeddings_are_derivatives_of_torch_sgd(mode: str, clip: str) -> None:
     factors = [visit.clip for visit in observe(run)]
     assert {"never": min(factors) == 1, "sometimes": min(factors) < 0.99 and max(factors) == 1,
             "always": max(factors) < 0.99}[clip], f"the example does not test what it says: {factors}"  # fmt: skip
-    found = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
-    assert_close(torch.cat(found), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
+    result = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
+    assert_close(torch.cat(result), torch.cat(difference_embeddings(run)), 1e-8, CAUSES)
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def adam_coefficients(name: str, t: int, seconds: Seconds) -> Coefficients:
     return Coefficients(*(torch.cat(column) for column in columns))
 
 
-def relative(found: Seconds, expected: Seconds) -> float:
-    pairs = [(a[n], b[n]) for a, b in zip(found, expected, strict=True) for n in b]
+def relative(result: Seconds, expected: Seconds) -> float:
+    pairs = [(a[n], b[n]) for a, b in zip(result, expected, strict=True) for n in b]
     return max(((a - b).abs() / b.abs().max()).max().item() for a, b in pairs)
 
 
@@ -233,8 +233,8 @@ def test_embeddings_are_derivatives_of_torch_adam_with_v_frozen(name: str, clip:
         torch.cat(Propagator(P, dtype=torch.float64, contraction="never").embed(steps)), expected, 1e-8, causes
     )
     adjoint = Adjoint(torch.eye(P, dtype=torch.float64), contraction="never")
-    found = [adjoint.influence(step) for step in reversed(steps)][::-1]
-    assert_close(torch.cat(found, 1).T, expected, 1e-8, causes)
+    result = [adjoint.influence(step) for step in reversed(steps)][::-1]
+    assert_close(torch.cat(result, 1).T, expected, 1e-8, causes)
 
 
 def test_momentum_switched_on_and_off_in_the_middle() -> None:
@@ -253,11 +253,11 @@ def test_momentum_switched_on_and_off_in_the_middle() -> None:
 @pytest.mark.parametrize("mode", ["plain", "momentum", "nesterov, l2", "two groups"])
 def test_on_a_quadratic_the_embedding_is_retraining(mode: str) -> None:
     run = quadratic_run(MODES[mode])
-    found = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
+    result = embeddings(run, [coefficients(MODES[mode], t) for t in range(TIMES)])
     with_all = train(run)
     for t, batch in enumerate(BATCHES):
         without = torch.stack([train(reweighted(run, t, i, 0.0)) for i in range(len(batch))])
-        assert_close(found[t], without - with_all, 1e-9, CAUSES)
+        assert_close(result[t], without - with_all, 1e-9, CAUSES)
 
 
 def test_plain_sgd_is_the_papers_algorithm_1() -> None:
@@ -399,8 +399,8 @@ def test_rows_before_and_after_a_matrix_is_made_are_the_papers(monkeypatch: pyte
     steps = [Step(G, torch.full((7,), 1 / 7, dtype=torch.float64), plain(0.1)) for G in made]
     assert settled(steps, p, monkeypatch) == 1
     expected, _ = algorithm_1(list(made), [0.1 / 7] * 40)
-    found = Propagator(p, dtype=torch.float64, contraction="never").embed(steps)
-    assert_close(torch.cat(found), torch.cat(expected), 1e-11, CAUSES)
+    result = Propagator(p, dtype=torch.float64, contraction="never").embed(steps)
+    assert_close(torch.cat(result), torch.cat(expected), 1e-11, CAUSES)
 
 
 def test_steps_without_rows_do_not_pile_up() -> None:
@@ -432,8 +432,8 @@ def test_pending_rows_in_float32_are_as_exact_as_float32_is() -> None:
     steps = [Step(G, torch.full((7,), 1 / 7, dtype=torch.float64), heavy(0.05)) for G in made]
     exact = torch.cat(Propagator(p, dtype=torch.float64, contraction="always").embed(steps))
     narrow = [s._replace(G=s.G.float(), w=s.w.float()) for s in steps]
-    found = torch.cat(Propagator(p, dtype=torch.float32, contraction="always").embed(narrow))
-    assert_close(found.double(), exact, 1e-5)
+    result = torch.cat(Propagator(p, dtype=torch.float32, contraction="always").embed(narrow))
+    assert_close(result.double(), exact, 1e-5)
 
 
 def test_embed_yields_the_last_step_first() -> None:
@@ -450,11 +450,11 @@ def test_the_implicit_form_contracts_where_the_literal_one_expands(together: boo
     g = torch.Generator().manual_seed(6)
     steps = [random_step(g, 4, plain(10.0 ** (t % 4 - 1))) for t in range(12)]
     norms: dict[Contraction, list[float]] = {"never": [], 1.0: []}
-    for contraction, found in norms.items():
+    for contraction, result in norms.items():
         propagator = Propagator(P, dtype=torch.float64, contraction=contraction)
         for step in reversed(steps):
             propagator.embed([step] if together else [step._replace(V=step.w.sqrt()[:, None] * step.G)])
-            found.append(torch.linalg.matrix_norm(propagator.A, 2).item())
+            result.append(torch.linalg.matrix_norm(propagator.A, 2).item())
     assert max(norms[1.0]) <= 1 + 1e-12
     assert sorted(norms[1.0], reverse=True) == pytest.approx(norms[1.0])
     assert max(norms["never"]) > 1e6, "the rows are not hostile enough to show the difference"
@@ -490,8 +490,8 @@ def test_shared_orthogonal_rows_are_a_shorter_way(
     apart = Propagator.of_segment(P, dtype=torch.float64, contraction=contraction, momentum=momentum)
     at_once = Propagator.of_segment(P, dtype=torch.float64, contraction=contraction, momentum=momentum)
     expected = [x for step in reversed(steps) for x in apart.embed([step])][::-1]
-    found = at_once.embed([s._replace(orthogonal=t not in alone) for t, s in enumerate(steps)])
-    for t, (x, y) in enumerate(zip(found, expected, strict=True)):
+    result = at_once.embed([s._replace(orthogonal=t not in alone) for t, s in enumerate(steps)])
+    for t, (x, y) in enumerate(zip(result, expected, strict=True)):
         assert_close(x, y, 1e-11, f"step {t}: {CAUSES}")
     assert_close(at_once.sigma, apart.sigma, 1e-11, "what comes before the steps")
     assert (at_once._C is None) == (apart._C is None), "a second matrix where there is no momentum"

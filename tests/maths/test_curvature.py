@@ -35,9 +35,9 @@ def example(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def hessian(kind: str, f: Tensor, y: Tensor) -> Tensor:
     """Of one sample's loss with respect to its outputs, (n, n)."""
     n = f.numel()
-    found = torch.autograd.functional.hessian(lambda x: loss(kind, x.reshape(f.shape), y), f.reshape(-1))
-    assert isinstance(found, Tensor)
-    return found.reshape(n, n)
+    actual = torch.autograd.functional.hessian(lambda x: loss(kind, x.reshape(f.shape), y), f.reshape(-1))
+    assert isinstance(actual, Tensor)
+    return actual.reshape(n, n)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,9 +57,9 @@ def test_sampled_seeds_average_to_the_hessian(kind: str) -> None:
     g = torch.Generator().manual_seed(1)
     many = f.expand(40_000, -1, -1)
     seeds = sampled_seed(many, kind, g).flatten(1)
-    found, expected = seeds.T @ seeds / len(seeds), hessian(kind, f, y)
-    error = (found - expected).norm() / expected.norm()
-    ratio = (found.diagonal() / expected.diagonal()).median()
+    actual, expected = seeds.T @ seeds / len(seeds), hessian(kind, f, y)
+    error = (actual - expected).norm() / expected.norm()
+    ratio = (actual.diagonal() / expected.diagonal()).median()
     assert error < 0.05, f"off by {error:.2f}; diagonal ratio {ratio:.2f} (2 or 0.5: a factor of the squared error)"
 
 

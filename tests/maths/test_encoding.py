@@ -137,10 +137,10 @@ def test_zeros_and_single_precision() -> None:
     rows[1] = 0
     rows[2, :12] *= 1e-30  # squares of such numbers are 0 in single precision
     rows[0, 17:] *= 1e-42  # and these have hardly a digit left
-    found = multiply_factors(split_factors(rows, BLOCKS), BLOCKS)
-    assert not found[1].any()
-    assert_close(found[0, :17], rows[0, :17], 1e-6)
-    assert_close(found[2, :12] * 1e30, rows[2, :12] * 1e30, 1e-5)
+    actual = multiply_factors(split_factors(rows, BLOCKS), BLOCKS)
+    assert not actual[1].any()
+    assert_close(actual[0, :17], rows[0, :17], 1e-6)
+    assert_close(actual[2, :12] * 1e30, rows[2, :12] * 1e30, 1e-5)
 
 
 def test_rows_without_factors_are_left_alone() -> None:

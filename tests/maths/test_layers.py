@@ -89,12 +89,12 @@ def check(module: nn.Module, x: Tensor) -> None:
     assert rule is not None
     with torch.no_grad():
         delta = normal(*module(x).shape, seed=1)
-        found = rule(module, (x,), delta)
+        actual = rule(module, (x,), delta)
     expected = per_sample_gradients(module, x, delta)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in module.named_parameters():
         assert_close(
-            dense(found[name], value.shape), expected[name], 1e-10,
+            dense(actual[name], value.shape), expected[name], 1e-10,
             f"`{name}`: a ratio of {B} or 1/{B} is the batch size; errors in some entries only are the order of "
             "patches, padding, or positions summed over samples.",
         )  # fmt: skip
@@ -138,16 +138,16 @@ def test_positions_are_those_of_the_output_and_the_same_for_all_parameters(name:
     assert rule is not None
     with torch.no_grad():
         delta = normal(*module(x).shape, seed=1)
-        found = rule(module, (x,), delta)
+        actual = rule(module, (x,), delta)
     n_features = len(getattr(module, "normalized_shape", (0,)))
     counts = {
         part.right.shape[1] if isinstance(part, Outer) else part[0].shape[1]
-        for part in found.values()
+        for part in actual.values()
         if isinstance(part, Outer | Sum)
     }
     for t in range(min(counts, default=0)):
         expected = per_sample_gradients(module, x, alone(module, delta, n_features, t))
-        for own, part in found.items():
+        for own, part in actual.items():
             if isinstance(part, Outer | Sum):
                 here = type(part)(*(y[:, t : t + 1] for y in part))
                 assert_close(dense(here, expected[own].shape[1:]), expected[own], 1e-10, f"`{own}` at position {t}")
@@ -161,8 +161,8 @@ def test_a_vector_with_one_position_has_nothing_to_sum() -> None:
             rule = rule_for(layer)
             assert rule is not None
             with torch.no_grad():
-                found = rule(layer, (torch.zeros(B, *positions, 5),), torch.zeros(B, *positions, 5))
-            assert isinstance(found["bias"], kind), f"{layer} with positions {positions}"
+                actual = rule(layer, (torch.zeros(B, *positions, 5),), torch.zeros(B, *positions, 5))
+            assert isinstance(actual["bias"], kind), f"{layer} with positions {positions}"
 
 
 def test_a_norm_without_parameters_has_no_gradients() -> None:

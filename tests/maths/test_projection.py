@@ -204,8 +204,8 @@ def test_moments_are_sums_of_squares_of_whole_gradients(contribution: str) -> No
     outer = CONTRIBUTIONS[contribution]
     G = matrices(outer)
     causes = "Positions must be summed before squaring: Σδδᵀ‖a‖² is not GGᵀ."
-    for found in (moments(outer, SMALL), moments(Dense(G), SMALL)):
-        for actual, expected in zip(found, explicit_moments(G), strict=True):
+    for result in (moments(outer, SMALL), moments(Dense(G), SMALL)):
+        for actual, expected in zip(result, explicit_moments(G), strict=True):
             assert actual is not None
             assert_close(actual, expected, 1e-12, causes)
 
@@ -254,9 +254,9 @@ def test_a_long_side_of_low_rank_is_found_in_float32(rank: int) -> None:
 
 
 def test_a_side_that_no_row_has_reached_gets_seeded_coordinates() -> None:
-    found, spare = learned_basis(None, None, SMALL, seed=0, name="layer"), random_basis(SMALL, seed=0, name="layer")
-    assert all(torch.equal(x, y) for x, y in zip(found[:2], spare[:2], strict=True) if x is not None and y is not None)
-    assert found.left is not None
+    result, spare = learned_basis(None, None, SMALL, seed=0, name="layer"), random_basis(SMALL, seed=0, name="layer")
+    assert all(torch.equal(x, y) for x, y in zip(result[:2], spare[:2], strict=True) if x is not None and y is not None)
+    assert result.left is not None
 
 
 def test_a_learned_basis_holds_the_top_eigenvectors() -> None:
@@ -295,10 +295,10 @@ def test_calls_of_one_parameter_add_up_before_anything_is_squared(parts: tuple[s
     outers = [CONTRIBUTIONS[name] for name in parts]
     G = matrices(outers[0]) + matrices(outers[1])
     basis = random_basis(SMALL, seed=0, name="tied")
-    for found in (merge(outers, SMALL), merge([outers[0], Dense(matrices(outers[1]))], SMALL)):
-        assert_close(densify(found, SMALL), G, 1e-12)
-        assert_close(project(found, SMALL, basis), project(Dense(G), SMALL, basis), 1e-12)
-        for actual, expected in zip(moments(found, SMALL), explicit_moments(G), strict=True):
+    for result in (merge(outers, SMALL), merge([outers[0], Dense(matrices(outers[1]))], SMALL)):
+        assert_close(densify(result, SMALL), G, 1e-12)
+        assert_close(project(result, SMALL, basis), project(Dense(G), SMALL, basis), 1e-12)
+        for actual, expected in zip(moments(result, SMALL), explicit_moments(G), strict=True):
             assert actual is not None
             assert_close(actual, expected, 1e-12, "Squares of calls were added, not calls.")
     assert merge(outers[:1], SMALL) is outers[0]
@@ -335,10 +335,10 @@ def test_positions_of_a_vector_stay_apart_until_they_meet_something_else() -> No
 def test_the_smaller_of_factors_and_gradient_is_kept(positions: int, smaller: type) -> None:
     """S (d_out + d_in) numbers against d_out · d_in: here 12 S against 35."""
     outer = Outer(normal(B, positions, D_OUT), normal(B, positions, D_IN, seed=1))
-    found = compact(outer, SMALL)
-    assert isinstance(found, smaller)
-    assert_close(densify(found, SMALL), matrices(outer), 1e-12)
-    assert compact(found, SMALL) is found
+    result = compact(outer, SMALL)
+    assert isinstance(result, smaller)
+    assert_close(densify(result, SMALL), matrices(outer), 1e-12)
+    assert compact(result, SMALL) is result
 
 
 SHAPES = {
@@ -356,9 +356,9 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_shape_of(name: str) -> None:
     size, rank, expected = SHAPES[name]
-    found = shape_of(torch.Size(size), rank)
-    assert found == expected
-    assert found.dims == expected.r_out * max(1, expected.r_in)
+    result = shape_of(torch.Size(size), rank)
+    assert result == expected
+    assert result.dims == expected.r_out * max(1, expected.r_in)
 
 
 def test_the_kinds_are_known_by_these_names() -> None:
@@ -385,14 +385,14 @@ def test_groups_cut_the_positions_in_order_into_nearly_equal_parts(positions: in
 def part_of(kind: str, positions: int, seed: int) -> tuple[Contribution, Shape]:
     vector, left = Shape(D_OUT, 0, 3, 0), normal(B, positions, D_OUT, seed=seed)
     right = normal(B, positions, D_IN, seed=seed + 1)
-    found: dict[str, tuple[Contribution, Shape]] = {
+    result: dict[str, tuple[Contribution, Shape]] = {
         "factors": (Outer(left, right), SMALL),
         "tokens": (Outer(tokens(B, positions), right), SMALL),
         "sum": (Sum(left), vector),
         "dense vector": (Dense(left[:, 0]), vector),
         "dense matrix": (Dense(left[:, 0, :, None] * right[:, 0, None]), SMALL),
     }
-    return found[kind]
+    return result[kind]
 
 
 def by_group(part: Contribution, groups: int) -> list[Tensor]:
@@ -438,11 +438,11 @@ def test_groups_are_projected_each_as_if_alone(kind: str, sides: str, positions:
     """Positions that divide evenly, that do not, and fewer positions than groups; what has none goes to the last."""
     part, shape = part_of(kind, positions, seed)
     shape, basis = basis_of(sides, shape)
-    found = project_groups(part, shape, basis, groups)
-    assert found.shape == (B, groups, shape.dims)
+    result = project_groups(part, shape, basis, groups)
+    assert result.shape == (B, groups, shape.dims)
     expected = [project(Dense(G), shape, basis) for G in by_group(part, groups)]
-    assert_close(found, torch.stack(expected, 1), 1e-12, "A group's positions, or vec(LᵀGR), in the wrong order.")
-    assert_close(found.sum(1), project(part, shape, basis), 1e-12, "The groups do not add up to the gradient.")
+    assert_close(result, torch.stack(expected, 1), 1e-12, "A group's positions, or vec(LᵀGR), in the wrong order.")
+    assert_close(result.sum(1), project(part, shape, basis), 1e-12, "The groups do not add up to the gradient.")
 
 
 @EXAMPLES
@@ -474,8 +474,8 @@ def test_products_are_inner_products_of_whole_gradients(kind: str, positions: in
     part, shape = part_of(kind, positions, seed)
     whole = normal(D_OUT, D_IN, seed=5) if shape.d_in else normal(D_OUT, seed=5)
     expected = [[(g * whole).sum() for g in G] for G in by_group(part, groups)]
-    found = products(part, whole, shape, groups)
-    assert_close(found.T, torch.tensor(expected, dtype=torch.float64), 1e-11, "A transposed or shared product.")
+    result = products(part, whole, shape, groups)
+    assert_close(result.T, torch.tensor(expected, dtype=torch.float64), 1e-11, "A transposed or shared product.")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 7])
@@ -488,9 +488,9 @@ def test_sums_of_groups_keep_what_follows_the_positions(groups: int) -> None:
             [sum((row[t] for t in range(ends[k], ends[k + 1])), torch.zeros(shape[2:]).double()) for k in range(groups)]
             for row in x
         ]
-        found = group_sums(x, groups)
-        assert found.shape == (B, groups, *shape[2:])
-        assert_close(found, torch.stack([torch.stack(row) for row in expected]), 1e-13)
+        result = group_sums(x, groups)
+        assert result.shape == (B, groups, *shape[2:])
+        assert_close(result, torch.stack([torch.stack(row) for row in expected]), 1e-13)
 
 
 def test_a_convolutions_weight_meets_its_gradient_as_a_matrix() -> None:
@@ -536,11 +536,11 @@ def test_sides_are_three_times_as_wide_and_no_wider_than_the_parameter(shape: Sh
 
 def test_a_spectrum_is_that_of_numpy_largest_first() -> None:
     C = decaying(12, 1.0)
-    found = spectrum(C, 3)
+    result = spectrum(C, 3)
     values, vectors = np.linalg.eigh(C.numpy())
-    assert found.vectors.shape == (12, 12), "a narrow problem is solved whole"
-    assert_close(found.values, torch.from_numpy(values[::-1].copy()), 1e-12)
-    cosines = (found.vectors * torch.from_numpy(vectors[:, ::-1].copy())).sum(0).abs()
+    assert result.vectors.shape == (12, 12), "a narrow problem is solved whole"
+    assert_close(result.values, torch.from_numpy(values[::-1].copy()), 1e-12)
+    cosines = (result.vectors * torch.from_numpy(vectors[:, ::-1].copy())).sum(0).abs()
     assert_close(cosines, torch.ones(12, dtype=torch.float64), 1e-10)
 
 
@@ -573,8 +573,8 @@ def test_rounding_does_not_decide_a_sign(ends: tuple[float, ...]) -> None:
     """Gradients of two classes' biases are (1, −1) times something: neither entry is the largest."""
     vector = torch.tensor(ends, dtype=torch.float64)[:, None]
     near = torch.cat([vector * (1 + 1e-15 * torch.eye(len(vector), dtype=torch.float64)), vector], 1)
-    for found in (fix_signs(near), fix_signs(-near)):
-        assert_same(found, fix_signs(vector).expand_as(near), 20)
+    for result in (fix_signs(near), fix_signs(-near)):
+        assert_same(result, fix_signs(vector).expand_as(near), 20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -585,13 +585,13 @@ def test_the_leading_part_of_a_wide_problem_is_as_good(
     """A third of what is computed is kept on average: that much must hold all but 0.5 % of the energy it could."""
     monkeypatch.setattr(projection, "PRECISE", 100)
     C = decaying(360, power).to(dtype)
-    found = spectrum(C, 120)
-    assert found.vectors.shape == (360, 120)
-    assert found.values.dtype == torch.float64
-    assert bool((found.values.diff() <= 0).all())
-    V = found.vectors.double()
+    result = spectrum(C, 120)
+    assert result.vectors.shape == (360, 120)
+    assert result.values.dtype == torch.float64
+    assert bool((result.values.diff() <= 0).all())
+    V = result.vectors.double()
     assert_close(V.T @ V, torch.eye(120, dtype=torch.float64), 1e-5, "not orthonormal")
-    assert_close((V * (C.double() @ V)).sum(0), found.values, 1e-4, "values are not those of the vectors")
+    assert_close((V * (C.double() @ V)).sum(0), result.values, 1e-4, "values are not those of the vectors")
     for k in (1, 10, 40, 80):
         assert kept(C, V, k) > 0.995, f"{k} columns hold {kept(C, V, k):.4f} of the energy that {k} could"
 
@@ -599,9 +599,9 @@ def test_the_leading_part_of_a_wide_problem_is_as_good(
 def test_a_wide_problem_of_few_rows_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projection, "PRECISE", 50)
     C = decaying(200, 1.0, rows=7).float()
-    found = spectrum(C, 30)
-    assert kept(C, found.vectors, 7) == pytest.approx(1, abs=1e-5)
-    assert float(found.values[7:].sum()) < 1e-4 * float(found.values[:7].sum())
+    result = spectrum(C, 30)
+    assert kept(C, result.vectors, 7) == pytest.approx(1, abs=1e-5)
+    assert float(result.values[7:].sum()) < 1e-4 * float(result.values[:7].sum())
     nothing = spectrum(torch.zeros(200, 200), 30)
     assert bool(nothing.vectors.isfinite().all())
     assert bool((nothing.values == 0).all())
@@ -610,9 +610,9 @@ def test_a_wide_problem_of_few_rows_or_none(monkeypatch: pytest.MonkeyPatch) -> 
 def test_where_most_of_a_wide_problem_is_asked_for_it_is_solved_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projection, "PRECISE", 50)
     C = decaying(90, 1.0)
-    found = spectrum(C, 46)
-    assert found.vectors.shape == (90, 90)
-    assert kept(C, found.vectors, 46) == pytest.approx(1, abs=1e-10)
+    result = spectrum(C, 46)
+    assert result.vectors.shape == (90, 90)
+    assert kept(C, result.vectors, 46) == pytest.approx(1, abs=1e-10)
 
 
 SPECTRA = st.lists(
@@ -624,11 +624,11 @@ SPECTRA = st.lists(
 @given(SPECTRA, st.data())
 def test_no_other_way_of_sharing_holds_more(values: list[list[int]], data: st.DataObject) -> None:
     budget = data.draw(st.integers(len(values), sum(map(len, values))))
-    found = allocate([torch.tensor(v, dtype=torch.float64) for v in values], budget)
+    result = allocate([torch.tensor(v, dtype=torch.float64) for v in values], budget)
     ways = [way for way in product(*(range(1, len(v) + 1) for v in values)) if sum(way) == budget]
-    assert tuple(found) in ways, "at least one each, no more than there are, the budget in all"
+    assert tuple(result) in ways, "at least one each, no more than there are, the budget in all"
     energy = {way: sum(sum(v[:k]) for v, k in zip(values, way, strict=True)) for way in ways}
-    assert energy[tuple(found)] == max(energy.values())
+    assert energy[tuple(result)] == max(energy.values())
 
 
 def test_of_equal_eigenvalues_the_first_parameters_come_first() -> None:
@@ -651,13 +651,13 @@ def test_a_budget_that_cannot_be_shared_out_is_refused(budget: int) -> None:
 def test_few_rows_have_the_spectrum_of_numpys_svd(most: int, dtype: torch.dtype) -> None:
     X = torch.randn(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     X[7] = X[2] - 2 * X[5]
-    found = spectrum_of_rows(X, most)
+    result = spectrum_of_rows(X, most)
     _, S, Vt = np.linalg.svd(X.double().numpy())
     m = min(most, 8)
-    assert found.vectors.shape == (40, m), "a row that is a sum of others gives no coordinate"
-    assert found.vectors.dtype == dtype
-    assert_close(found.values, torch.from_numpy(S[:m] ** 2), 1e-6 if dtype == torch.float32 else 1e-12)
-    V, tolerance = found.vectors.double(), 1e-6 if dtype == torch.float32 else 1e-10
+    assert result.vectors.shape == (40, m), "a row that is a sum of others gives no coordinate"
+    assert result.vectors.dtype == dtype
+    assert_close(result.values, torch.from_numpy(S[:m] ** 2), 1e-6 if dtype == torch.float32 else 1e-12)
+    V, tolerance = result.vectors.double(), 1e-6 if dtype == torch.float32 else 1e-10
     assert_close(V.T @ V, torch.eye(m, dtype=torch.float64), tolerance, "not orthonormal")
     cosines = (V * torch.from_numpy(Vt[:m].T.copy())).sum(0).abs()
     assert_close(cosines, torch.ones(m, dtype=torch.float64), tolerance)
@@ -666,9 +666,9 @@ def test_few_rows_have_the_spectrum_of_numpys_svd(most: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_rows_of_nothing_have_one_coordinate(rows: int) -> None:
-    found = spectrum_of_rows(torch.zeros(rows, 5), 4)
-    assert (found.values.tolist(), tuple(found.vectors.shape)) == ([0.0], (5, 1))
-    assert float(found.vectors.norm()) == 1
+    result = spectrum_of_rows(torch.zeros(rows, 5), 4)
+    assert (result.values.tolist(), tuple(result.vectors.shape)) == ([0.0], (5, 1))
+    assert float(result.vectors.norm()) == 1
 
 
 @settings(max_examples=200, deadline=None)
@@ -676,11 +676,11 @@ def test_rows_of_nothing_have_one_coordinate(rows: int) -> None:
 def test_no_fewer_coordinates_hold_the_energy(values: list[list[int]], share: float, more: int) -> None:
     """Against every way of keeping some of each, in whole numbers, so that nothing is rounded."""
     wanted, most = share * sum(map(sum, values)), len(values) + more
-    found = count_sufficient([torch.tensor(v, dtype=torch.float64) for v in values], wanted, most)
+    result = count_sufficient([torch.tensor(v, dtype=torch.float64) for v in values], wanted, most)
     ways = list(product(*(range(1, len(v) + 1) for v in values)))
     enough = [sum(w) for w in ways if sum(sum(v[:k]) for v, k in zip(values, w, strict=True)) >= wanted]
     useful = sum(max(1, sum(x > 0 for x in v)) for v in values)  # all that is not zero, and one of each
-    assert found == min([most, min(enough) if enough else useful])
+    assert result == min([most, min(enough) if enough else useful])
 
 
 def test_rounding_is_not_taken_for_energy() -> None:

@@ -47,9 +47,9 @@ def test_embeddings_are_displacements_carried_to_the_end() -> None:
 def test_with_weights_of_one_it_is_algorithm_1_line_by_line() -> None:
     steps = [s._replace(w=torch.ones_like(s.w)) for s in run()]
     expected, M = algorithm_1([s.G for s in steps], [s.rate for s in steps])
-    found = embed(steps)
-    assert_close(torch.cat(found.E), torch.cat(expected), 1e-12, CAUSES)
-    assert_close(found.K, torch.eye(P, dtype=torch.float64) - M, 1e-12)
+    actual = embed(steps)
+    assert_close(torch.cat(actual.E), torch.cat(expected), 1e-12, CAUSES)
+    assert_close(actual.K, torch.eye(P, dtype=torch.float64) - M, 1e-12)
 
 
 @pytest.mark.parametrize("cuts", [[3], [1, 4], [1, 2, 3, 4, 5]], ids=str)

@@ -49,28 +49,28 @@ def test_columns_are_the_recursion(rule: str, clipped: bool) -> None:
     m = {t: g.normal(size=P) for t, step in enumerate(steps) if step.clip < 1}
     met = [torch.from_numpy(g.normal(size=(len(step.w) + (t in m), 3))) for t, step in enumerate(steps)]
     X, Y, Z = written_out(steps, s, B1, B2, m)
-    found = columns(steps, torch.from_numpy(s), met, 1.0)
+    actual = columns(steps, torch.from_numpy(s), met, 1.0)
     M = np.array(list(m.values())).reshape(len(m), P)
-    for numbers, expected in ((found.x, X), (found.y, Y)):
+    for numbers, expected in ((actual.x, X), (actual.y, Y)):
         n = numbers.numpy()
         assert_close(torch.from_numpy(B1 * n[0] + B2 * n[1] + M.T @ n[2:]), torch.from_numpy(expected), 1e-12)
-    _assert_met(found, met, Z, B1, B2, M)
+    _assert_met(actual, met, Z, B1, B2, M)
 
 
 def _assert_met(
-    found: Columns, met: list[torch.Tensor], Z: dict[int, np.ndarray], B1: np.ndarray, B2: np.ndarray, M: np.ndarray
+    actual: Columns, met: list[torch.Tensor], Z: dict[int, np.ndarray], B1: np.ndarray, B2: np.ndarray, M: np.ndarray
 ) -> None:
     """Rows times Zᵀ of their own step, as a propagator puts them together."""
-    for t, (rows, L) in enumerate(zip(met, found.L.split([len(x) for x in met]), strict=True)):
-        x, z = rows.numpy(), found.z[t].numpy()
+    for t, (rows, L) in enumerate(zip(met, actual.L.split([len(x) for x in met]), strict=True)):
+        x, z = rows.numpy(), actual.z[t].numpy()
         whole = (x * z[0]) @ B1.T + (x * z[1]) @ B2.T + L.numpy() @ M
         assert_close(torch.from_numpy(whole), torch.from_numpy(x @ Z[t].T), 1e-12, f"step {t}")
 
 
 def test_memory_does_not_grow_with_the_square_of_the_steps() -> None:
     steps = window("momentum", clipped=True)
-    found = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), "always")
-    assert found.z.shape == (len(steps), 2, 3)
+    actual = columns(steps, torch.zeros(len(steps), 2), [torch.zeros(1, 3).double()] * len(steps), "always")
+    assert actual.z.shape == (len(steps), 2, 3)
 
 
 def rows(n: int, p: int, seed: int = 0, decay: float = 1.0) -> Tensor:
@@ -84,15 +84,15 @@ def test_without_a_limit_it_is_the_sum(n: int, p: int, piece: int) -> None:
     V, sketch = rows(n, p), Sketch(p)
     for part in V.split(piece):
         sketch.add(part)
-    found = sketch.rows()
-    assert len(found) == min(n, p)
-    assert_close(found.T @ found, V.T @ V, 1e-11)
+    actual = sketch.rows()
+    assert len(actual) == min(n, p)
+    assert_close(actual.T @ actual, V.T @ V, 1e-11)
     assert sketch.retained == pytest.approx(sketch.total, rel=1e-12)
 
 
 def test_rows_are_orthogonal_and_sorted() -> None:
-    found = orthogonal(rows(30, 8))
-    products = found @ found.T
+    actual = orthogonal(rows(30, 8))
+    products = actual @ actual.T
     sizes = products.diagonal()
     assert_close(products, torch.diag(sizes), 1e-10)
     assert bool((sizes[1:] <= sizes[:-1]).all())
@@ -103,9 +103,9 @@ def test_a_limit_keeps_the_leading_directions() -> None:
     sketch.add(V)  # at once: nothing is reduced before the end
     values, U = np.linalg.eigh(V.numpy().T @ V.numpy())
     best = (U[:, -4:] * values[-4:]) @ U[:, -4:].T
-    found = sketch.rows()
-    assert found.shape == (4, 10)
-    assert_close(found.T @ found, torch.from_numpy(best), 1e-11)
+    actual = sketch.rows()
+    assert actual.shape == (4, 10)
+    assert_close(actual.T @ actual, torch.from_numpy(best), 1e-11)
     assert sketch.retained / sketch.total == pytest.approx(values[-4:].sum() / values.sum(), rel=1e-12)
 
 
@@ -115,10 +115,10 @@ def test_a_stream_comes_close_to_the_best_of_its_size() -> None:
         sketch.add(part)
     H = V.T @ V
     best = torch.linalg.eigvalsh(H)[-8:].sum() / H.trace()
-    found = sketch.rows()
-    assert found.shape == (8, 30)
+    actual = sketch.rows()
+    assert actual.shape == (8, 30)
     assert 0.97 * best < sketch.retained / sketch.total <= best + 1e-12
-    assert bool((torch.linalg.eigvalsh(H - found.T @ found) > -1e-9).all()), "a sketch never holds more than the sum"
+    assert bool((torch.linalg.eigvalsh(H - actual.T @ actual) > -1e-9).all()), "a sketch never holds more than the sum"
 
 
 def test_rows_that_change_afterwards_do_not_matter() -> None:
@@ -131,9 +131,9 @@ def test_rows_that_change_afterwards_do_not_matter() -> None:
 
 def test_equal_rows_count_once() -> None:
     V = rows(1, 6).expand(5, 6)
-    found = orthogonal(V)
-    assert found.shape == (1, 6)
-    assert_close(found.T @ found, V.T @ V, 1e-12)
+    actual = orthogonal(V)
+    assert actual.shape == (1, 6)
+    assert_close(actual.T @ actual, V.T @ V, 1e-12)
 
 
 def test_nothing_is_all_of_nothing() -> None:
@@ -146,7 +146,7 @@ def test_nothing_is_all_of_nothing() -> None:
 def test_float32_rows_keep_what_adds_up() -> None:
     """A long tail far below the largest eigenvalue, but not below rounding."""
     V = torch.cat([torch.eye(300)[:1] * 1e2, torch.eye(300)[1:] * 0.3])  # 1e-5 of the largest, each
-    found = orthogonal(V)
-    assert found.dtype == torch.float32
-    assert len(found) == 300
-    assert float(found.square().sum()) == pytest.approx(float(V.square().sum()), rel=1e-6)
+    actual = orthogonal(V)
+    assert actual.dtype == torch.float32
+    assert len(actual) == 300
+    assert float(actual.square().sum()) == pytest.approx(float(V.square().sum()), rel=1e-6)

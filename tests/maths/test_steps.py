@@ -87,15 +87,15 @@ def test_the_implicit_curvature_by_an_explicit_inverse(k: Coefficients, gamma: f
     """H̃ = Vᵀ (I + γ V diag(α) Vᵀ)⁻¹ V, which is also H (I + γ diag(α) H)⁻¹."""
     step = random_step(generator(1), 4, k, clipped=clipped, curvature=9)  # more rows than coordinates
     V = curvature_rows(step)
-    found = V.T @ implicit(step, gamma or "always", V)
+    actual = V.T @ implicit(step, gamma or "always", V)
     rate, _, _, mu, tau, a, n, diagonal = (torch.as_tensor(x, dtype=torch.float64).expand(P) for x in k)
     alpha = (0.6 if clipped else 1.0) * rate * diagonal * ((1 - tau) * a + n)
     D = torch.diag((1 / (1 - mu) if gamma is None else gamma) * alpha)
     small = V.T @ torch.linalg.inv(torch.eye(9, dtype=torch.float64) + V @ D @ V.T) @ V
     H = V.T @ V
     large = H @ torch.linalg.inv(torch.eye(P, dtype=torch.float64) + D @ H)
-    assert_close(found, small, 1e-11, "1/(1-μ) is the default γ; c belongs into α.")
-    assert_close(found, large, 1e-11)
+    assert_close(actual, small, 1e-11, "1/(1-μ) is the default γ; c belongs into α.")
+    assert_close(actual, large, 1e-11)
 
 
 def test_never_is_the_literal_form() -> None:

@@ -43,24 +43,24 @@ def wrap(block: NanoBlock, reentrant: bool) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_rows_are_those_without_checkpointing(name: str, reentrant: bool, tmp_path: Path) -> None:
     model, plain = checkpointed(name, reentrant), make(name)
-    found, _ = train(tmp_path / "run", model, adamw(model), truth=plain)
+    actual, _ = train(tmp_path / "run", model, adamw(model), truth=plain)
     same, expected = train(tmp_path / "plain", plain, adamw(plain))
-    assert_close(found.rows, expected, 1e-9, CAUSES)
-    assert found.curvature is not None
+    assert_close(actual.rows, expected, 1e-9, CAUSES)
+    assert actual.curvature is not None
     assert same.curvature is not None
-    assert_close(found.curvature.flatten(1), same.curvature.flatten(1), 1e-9, CAUSES)
+    assert_close(actual.curvature.flatten(1), same.curvature.flatten(1), 1e-9, CAUSES)
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "nanoGPT"])
 @pytest.mark.parametrize("curvature", ["sampled:2", "sampled:1/3"])
 def test_extra_passes_go_through_checkpoints(name: str, curvature: str, tmp_path: Path) -> None:
     model, plain = checkpointed(name, reentrant=False), make(name)
-    found, _ = train(tmp_path / "run", model, adamw(model), truth=plain, curvature=curvature, outputs=True)
+    actual, _ = train(tmp_path / "run", model, adamw(model), truth=plain, curvature=curvature, outputs=True)
     same, expected = train(tmp_path / "plain", plain, adamw(plain), curvature=curvature, outputs=True)
-    assert_close(found.rows, expected, 1e-9, CAUSES)
-    assert found.curvature is not None
+    assert_close(actual.rows, expected, 1e-9, CAUSES)
+    assert actual.curvature is not None
     assert same.curvature is not None
-    assert_close(found.curvature.flatten(1), same.curvature.flatten(1), 1e-9, CAUSES)
+    assert_close(actual.curvature.flatten(1), same.curvature.flatten(1), 1e-9, CAUSES)
     assert bool((same.curvature.norm(dim=2) > 0).any())
 
 

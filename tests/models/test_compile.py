@@ -31,10 +31,10 @@ def test_rows_of_a_compiled_model(how: str, backend: str, tmp_path: Path) -> Non
         assert isinstance(compiled, nn.Module)
         forward = compiled
     recorded = forward if how == "whole" and forward is not None else model
-    found, _ = train(tmp_path / "run", recorded, adamw(model), forward=forward, truth=plain, parts=WHOLE, steps=1)
+    actual, _ = train(tmp_path / "run", recorded, adamw(model), forward=forward, truth=plain, parts=WHOLE, steps=1)
     _, expected = train(tmp_path / "plain", plain, adamw(plain), parts=WHOLE, steps=1)
-    assert_close(found.rows, expected, 1e-9, "0 means that the compiled graph went past the hooks.")
-    assert found.names == [n for n, _ in plain.named_parameters()], "names are those without the wrapper"
+    assert_close(actual.rows, expected, 1e-9, "0 means that the compiled graph went past the hooks.")
+    assert actual.names == [n for n, _ in plain.named_parameters()], "names are those without the wrapper"
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -44,10 +44,10 @@ def test_a_submodule_that_is_compiled(tmp_path: Path) -> None:
     compiled = torch.compile(model.blocks[1], backend="eager")
     assert isinstance(compiled, nn.Module)
     model.blocks[1] = compiled
-    found, _ = train(tmp_path / "run", model, adamw(model), truth=plain, parts=WHOLE, steps=1)
+    actual, _ = train(tmp_path / "run", model, adamw(model), truth=plain, parts=WHOLE, steps=1)
     _, expected = train(tmp_path / "plain", plain, adamw(plain), parts=WHOLE, steps=1)
-    assert_close(found.rows, expected, 1e-9)
-    assert found.names == [n for n, _ in plain.named_parameters()]
+    assert_close(actual.rows, expected, 1e-9)
+    assert actual.names == [n for n, _ in plain.named_parameters()]
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -64,10 +64,10 @@ def test_a_graph_from_before_the_recording_is_refused(tmp_path: Path) -> None:
 
 def test_data_parallel_without_devices(tmp_path: Path) -> None:
     model, plain = make("nanoGPT"), make("nanoGPT")
-    found, _ = train(tmp_path / "run", nn.DataParallel(model), adamw(model), truth=plain, steps=1)
+    actual, _ = train(tmp_path / "run", nn.DataParallel(model), adamw(model), truth=plain, steps=1)
     _, expected = train(tmp_path / "plain", plain, adamw(plain), steps=1)
-    assert_close(found.rows, expected, 1e-9)
-    assert found.names == [n for n, _ in plain.named_parameters()]
+    assert_close(actual.rows, expected, 1e-9)
+    assert actual.names == [n for n, _ in plain.named_parameters()]
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ def _one_process(tmp_path: Path) -> Iterator[None]:
 def test_distributed_data_parallel_in_one_process(tmp_path: Path) -> None:
     model, plain = make("nanoGPT"), make("nanoGPT")
     wrapped = nn.parallel.DistributedDataParallel(model)
-    found, _ = train(tmp_path / "run", wrapped, adamw(model), truth=plain, parts=WHOLE, steps=1)
+    actual, _ = train(tmp_path / "run", wrapped, adamw(model), truth=plain, parts=WHOLE, steps=1)
     _, expected = train(tmp_path / "plain", plain, adamw(plain), parts=WHOLE, steps=1)
-    assert_close(found.rows, expected, 1e-9)
-    assert found.names == [n for n, _ in plain.named_parameters()]
+    assert_close(actual.rows, expected, 1e-9)
+    assert actual.names == [n for n, _ in plain.named_parameters()]
 
 
 @pytest.mark.usefixtures("_one_process")

@@ -133,14 +133,14 @@ def test_rows_are_those_of_one_backward_per_sample(name: str, tmp_path: Path) ->
     model = shaken(MODELS[name]().double())
     twin, inputs = copy.deepcopy(model), batch(name, torch.float64)
     train(tmp_path / "run", model, name, torch.float64, projection="full", encoding="float64")
-    found = kept(tmp_path / "run")
-    keys = [n for n in found.names if n.endswith(("key.bias", "k_lin.bias", "k_proj.bias", "k.bias"))]
+    actual = kept(tmp_path / "run")
+    keys = [n for n in actual.names if n.endswith(("key.bias", "k_lin.bias", "k_proj.bias", "k.bias"))]
     assert keys, "no parameter of this model has a gradient of 0, so this test shows nothing"
-    expected = one_backward_each(twin, *inputs, found.names)
-    assert_close(found.rows[:SAMPLES], expected, 1e-9)
+    expected = one_backward_each(twin, *inputs, actual.names)
+    assert_close(actual.rows[:SAMPLES], expected, 1e-9)
     sizes = {n: p.numel() for n, p in model.named_parameters()}
-    parts = dict(zip(found.names, found.rows.split([sizes[n] for n in found.names], 1), strict=True))
-    assert max(float(parts[n].abs().max()) for n in keys) < 1e-12 * float(found.rows.abs().max())
+    parts = dict(zip(actual.names, actual.rows.split([sizes[n] for n in actual.names], 1), strict=True))
+    assert max(float(parts[n].abs().max()) for n in keys) < 1e-12 * float(actual.rows.abs().max())
 
 
 @pytest.mark.parametrize("name", MODELS)

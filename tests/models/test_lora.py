@@ -28,12 +28,12 @@ def adapted(name: str, **settings: Any) -> nn.Module:
 @pytest.mark.parametrize("name", TARGETS)
 def test_rows_of_adapters_are_those_of_one_backward_per_sample(name: str, tmp_path: Path) -> None:
     model = shaken(adapted(name))  # B begins as 0, and A then has no gradient: here both have one
-    found, expected = train(tmp_path / "run", model, adamw(model))
-    assert_close(found.rows, expected, 1e-9, "2 or 1/2: the adapter's scale lora_alpha / r was counted twice or not.")
-    assert all(".lora_A.default.weight" in n or ".lora_B.default.weight" in n for n in found.names), found.names
-    assert found.names == [n for n, p in model.named_parameters() if p.requires_grad]
+    actual, expected = train(tmp_path / "run", model, adamw(model))
+    assert_close(actual.rows, expected, 1e-9, "2 or 1/2: the adapter's scale lora_alpha / r was counted twice or not.")
+    assert all(".lora_A.default.weight" in n or ".lora_B.default.weight" in n for n in actual.names), actual.names
+    assert actual.names == [n for n, p in model.named_parameters() if p.requires_grad]
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    assert found.rows.shape[1] < frozen, "the frozen base was recorded"
+    assert actual.rows.shape[1] < frozen, "the frozen base was recorded"
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -41,31 +41,31 @@ def test_rows_of_adapters_are_those_of_one_backward_per_sample(name: str, tmp_pa
 def test_the_usual_start_from_zero_is_recorded(name: str, projection: str, tmp_path: Path) -> None:
     """At the first step A has no gradient, and Adam's second moment of it is 0."""
     model = adapted(name)
-    found, expected = train(tmp_path / "run", model, adamw(model), projection=projection, rank=3, steps=3)
-    assert bool(found.rows.isfinite().all())
+    actual, expected = train(tmp_path / "run", model, adamw(model), projection=projection, rank=3, steps=3)
+    assert bool(actual.rows.isfinite().all())
     if projection == "full":
-        assert_close(found.rows, expected, 1e-9)
+        assert_close(actual.rows, expected, 1e-9)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_layers_are_chosen_by_pefts_names(name: str, tmp_path: Path) -> None:
     model = shaken(adapted(name))
     chosen = ["*.lora_B.*", f"!*.1.*{TARGETS[name][-1]}*"]
-    found, expected = train(tmp_path / "run", model, adamw(model), layers=chosen)
+    actual, expected = train(tmp_path / "run", model, adamw(model), layers=chosen)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     wanted = [
         "lora_B" in n and not (".1." in n and TARGETS[name][-1] in n) for n, p in trained for _ in range(p.numel())
     ]
-    assert_close(found.rows, expected[:, torch.tensor(wanted)], 1e-9)
-    assert 0 < len(found.names) < len(trained) / 2
+    assert_close(actual.rows, expected[:, torch.tensor(wanted)], 1e-9)
+    assert 0 < len(actual.names) < len(trained) / 2
 
 
 @pytest.mark.parametrize(("name", "norm"), [("GPT-2", "ln_f"), ("Llama", "norm")])
 def test_modules_that_are_trained_whole_beside_adapters(name: str, norm: str, tmp_path: Path) -> None:
     model = shaken(adapted(name, modules_to_save=[norm]))
-    found, expected = train(tmp_path / "run", model, adamw(model))
-    assert_close(found.rows, expected, 1e-9)
-    assert any(f"{norm}.modules_to_save.default.weight" in n for n in found.names)
+    actual, expected = train(tmp_path / "run", model, adamw(model))
+    assert_close(actual.rows, expected, 1e-9)
+    assert any(f"{norm}.modules_to_save.default.weight" in n for n in actual.names)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -82,10 +82,10 @@ def test_adapters_that_are_no_layers_are_refused_by_name(name: str, kind: str, l
 
 def test_adapters_of_embeddings_can_be_left_out(tmp_path: Path) -> None:
     model = shaken(adapted("GPT-2", target_modules=["wte", "c_attn"]))
-    found, expected = train(tmp_path / "run", model, adamw(model), layers=["!*lora_embedding*"])
+    actual, expected = train(tmp_path / "run", model, adamw(model), layers=["!*lora_embedding*"])
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     wanted = torch.tensor(["lora_embedding" not in n for n, p in trained for _ in range(p.numel())])
-    assert_close(found.rows, expected[:, wanted], 1e-9)
+    assert_close(actual.rows, expected[:, wanted], 1e-9)
 
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

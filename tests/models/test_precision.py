@@ -30,23 +30,23 @@ def bfloat16() -> AbstractContextManager[Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_under_autocast_are_those_of_float32_but_for_rounding(name: str, tmp_path: Path) -> None:
     model = make(name, torch.float32)
-    found, expected = train(tmp_path / "run", model, adamw(model), around=bfloat16, steps=3)
-    assert_close(found.rows, expected, ROUNDING)
-    assert not torch.allclose(found.rows, expected, rtol=1e-5, atol=0), "nothing was rounded: autocast was off"
+    actual, expected = train(tmp_path / "run", model, adamw(model), around=bfloat16, steps=3)
+    assert_close(actual.rows, expected, ROUNDING)
+    assert not torch.allclose(actual.rows, expected, rtol=1e-5, atol=0), "nothing was rounded: autocast was off"
 
 
 @pytest.mark.parametrize(("name", "projection"), [("GPT-2", "learned"), ("Llama", "random"), ("nanoGPT", "mask")])
 def test_subspaces_under_autocast(name: str, projection: str, tmp_path: Path) -> None:
     model = make(name, torch.float32)
-    found, _ = train(tmp_path / "run", model, adamw(model), around=bfloat16, projection=projection, rank=4)
-    assert bool(found.rows.isfinite().all())
+    actual, _ = train(tmp_path / "run", model, adamw(model), around=bfloat16, projection=projection, rank=4)
+    assert bool(actual.rows.isfinite().all())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_in_bfloat16(name: str, tmp_path: Path) -> None:
     model, wide = make(name, torch.bfloat16), make(name, torch.bfloat16).float()
-    found, expected = train(tmp_path / "run", model, adamw(model), truth=wide, steps=1)
-    assert_close(found.rows, expected, ROUNDING)
+    actual, expected = train(tmp_path / "run", model, adamw(model), truth=wide, steps=1)
+    assert_close(actual.rows, expected, ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_question_inside_autocast_is_rounded_in_its_forward_pass_alone(tmp_pat
 
     expected = ask()
     with bfloat16():
-        found = ask()
-    for a, b in zip(found, expected, strict=True):
+        actual = ask()
+    for a, b in zip(actual, expected, strict=True):
         assert_close(a, b, 1e-6)
 
 
@@ -227,9 +227,9 @@ def test_loss_scale_and_clipping(name: str, half: bool, max_norm: float, tmp_pat
     model = make(name, torch.float32)
     around = bfloat16 if half else lambda: torch.autocast("cpu", enabled=False)
     expected, clips = scaled_loop(tmp_path / "run", model, max_norm, around)
-    found = kept(tmp_path / "run")
+    actual = kept(tmp_path / "run")
     assert_close(
-        found.rows, expected, ROUNDING if half else 1e-4, "1024 or its inverse: the loss scale was not taken out."
+        actual.rows, expected, ROUNDING if half else 1e-4, "1024 or its inverse: the loss scale was not taken out."
     )
-    assert found.clip == pytest.approx(clips, rel=1e-4)
-    assert (max_norm < 1) == (max(found.clip) < 1)
+    assert actual.clip == pytest.approx(clips, rel=1e-4)
+    assert (max_norm < 1) == (max(actual.clip) < 1)

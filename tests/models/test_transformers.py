@@ -37,11 +37,11 @@ TOTAL = sum(LENGTHS) - len(LENGTHS)  # the first token of a sample has no loss
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_micro_batches_give_the_rows_of_one_backward_per_sample(name: str, tmp_path: Path) -> None:
     model = make(name)
-    found, expected = train(tmp_path / "run", model, adamw(model))
+    actual, expected = train(tmp_path / "run", model, adamw(model))
     close = 1e-6 if name == "Gemma2" else 1e-9  # Gemma2 rounds a product of the weight to float32
-    assert_close(found.rows, expected, close, CAUSES)
-    assert_close(found.weight, torch.full((10,), 1 / TOTAL, dtype=torch.float64), 1e-15)
-    assert found.names == [n for n, _ in model.named_parameters()]
+    assert_close(actual.rows, expected, close, CAUSES)
+    assert_close(actual.weight, torch.full((10,), 1 / TOTAL, dtype=torch.float64), 1e-15)
+    assert actual.names == [n for n, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama, tied"])
@@ -49,11 +49,11 @@ def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, t
     model = make(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {"projection": "random", "rank": 3, "curvature": "empirical/3"}
-    found, expected = train(tmp_path / "run", model, optimizer, **settings)
-    assert_close(found.rows, projected(expected, model, tmp_path / "run"), 1e-9, CAUSES)
-    assert found.curvature is not None
-    assert found.curvature.shape[1] == 3
-    assert_close(found.curvature.sum(1), found.rows, 1e-12, "the groups of positions do not make up the gradient")
+    actual, expected = train(tmp_path / "run", model, optimizer, **settings)
+    assert_close(actual.rows, projected(expected, model, tmp_path / "run"), 1e-9, CAUSES)
+    assert actual.curvature is not None
+    assert actual.curvature.shape[1] == 3
+    assert_close(actual.curvature.sum(1), actual.rows, 1e-12, "the groups of positions do not make up the gradient")
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama"])
@@ -61,10 +61,10 @@ def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, t
 def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, projection: str, tmp_path: Path) -> None:
     model = make(name)
     settings: dict[str, Any] = {"projection": projection, "rank": 3, "curvature": "empirical/3"}
-    found, _ = train(tmp_path / "run", model, adamw(model), **settings)
-    assert found.curvature is not None
-    assert_close(found.curvature.sum(1), found.rows, 1e-9)
-    sizes = found.curvature.norm(dim=2)  # (N, K)
+    actual, _ = train(tmp_path / "run", model, adamw(model), **settings)
+    assert actual.curvature is not None
+    assert_close(actual.curvature.sum(1), actual.rows, 1e-9)
+    sizes = actual.curvature.norm(dim=2)  # (N, K)
     assert bool((sizes[[0, 5]] > 0).all()), "the longest sequence has all its groups"
     assert bool((sizes[3, 1:] == 0).all()), "padding has no gradient"
 
@@ -106,10 +106,10 @@ def test_positions_are_told_apart_by_sample(tmp_path: Path) -> None:
     model = make("GPT-2")
     for name, p in model.named_parameters():
         p.requires_grad_("wpe" in name)
-    found, expected = train(tmp_path / "run", model, adamw(model), parts=[[0, 1, 2, 3, 4]])
-    assert found.names == ["transformer.wpe.weight"]
-    assert_close(found.rows, expected, 1e-9)
-    assert bool((found.rows[3].reshape(16, 8)[2:] == 0).all()), "sample 3 has two tokens"
+    actual, expected = train(tmp_path / "run", model, adamw(model), parts=[[0, 1, 2, 3, 4]])
+    assert actual.names == ["transformer.wpe.weight"]
+    assert_close(actual.rows, expected, 1e-9)
+    assert bool((actual.rows[3].reshape(16, 8)[2:] == 0).all()), "sample 3 has two tokens"
 
 
 def test_a_model_that_was_recorded_gives_the_same_logits_afterwards(tmp_path: Path) -> None:
@@ -164,5 +164,5 @@ def test_optimizers_that_are_not_modelled_are_refused_with_the_way_out(name: str
     with pytest.raises(UnsupportedError, match=rf"{name} are not modelled.*optimizer_model='sgd'"):
         train(tmp_path / "run", model, optimizer)
     assert not (tmp_path / "run").exists()
-    found, expected = train(tmp_path / "run", model, optimizer, optimizer_model="sgd")
-    assert_close(found.rows, expected, 1e-9, CAUSES)
+    actual, expected = train(tmp_path / "run", model, optimizer, optimizer_model="sgd")
+    assert_close(actual.rows, expected, 1e-9, CAUSES)

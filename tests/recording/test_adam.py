@@ -63,20 +63,20 @@ def test_rows_are_scaled_and_then_projected(
     model = mlp()
     optimizer = adamw(model, **VARIANTS[variant])
     seen = adam.record(tmp_path / "run", model, optimizer, STEPS, max_norm=max_norm, micro=3, **projection)
-    found = stored(tmp_path / "run")
+    actual = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
-    assert_close(found.rows, expected, 1e-9, CAUSES)
+    assert_close(actual.rows, expected, 1e-9, CAUSES)
     gdot = torch.cat([adam.met(s.rows, s, t, model, tmp_path / "run") for t, s in enumerate(seen)])
     if max_norm is not None:
-        assert (found.table.clip < 1).all()
-        np.testing.assert_allclose(found.table.clip, [max_norm / (s.whole.norm() + 1e-6) for s in seen], rtol=1e-10)
-        assert_close(found.gdot, gdot, 1e-10, "⟨g, ∇L⟩ must be taken in unscaled coordinates")
+        assert (actual.table.clip < 1).all()
+        np.testing.assert_allclose(actual.table.clip, [max_norm / (s.whole.norm() + 1e-6) for s in seen], rtol=1e-10)
+        assert_close(actual.gdot, gdot, 1e-10, "⟨g, ∇L⟩ must be taken in unscaled coordinates")
     sizes = [float((s.whole * s.half).square().sum()) for s in seen]
-    np.testing.assert_allclose(found.table.size, sizes, rtol=1e-9)
-    assert found.table.coverage.tolist() == [1.0] * STEPS
+    np.testing.assert_allclose(actual.table.size, sizes, rtol=1e-9)
+    assert actual.table.coverage.tolist() == [1.0] * STEPS
     changes = [2 * (now.half / old.half).log() for old, now in pairwise(seen)]  # of log P
     drifts = [0.0, *(float(x.square().mean().sqrt()) for x in changes)]
-    np.testing.assert_allclose(found.table.drift, drifts, rtol=1e-5)
+    np.testing.assert_allclose(actual.table.drift, drifts, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -85,12 +85,12 @@ def test_rows_of_sequences(projection: dict[str, Any], tied: bool, tmp_path: Pat
     """Unseen tokens have no second moment, and no row."""
     model = seeded(Tiny(tied))
     seen = adam.record(tmp_path / "run", model, adamw(model), STEPS, max_norm=0.2, micro=3, **TEXT, **projection)
-    found = stored(tmp_path / "run")
+    actual = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
-    assert_close(found.rows, expected, 1e-9, CAUSES)
+    assert_close(actual.rows, expected, 1e-9, CAUSES)
     gdot = torch.cat([adam.met(s.rows, s, t, model, tmp_path / "run") for t, s in enumerate(seen)])
-    assert_close(found.gdot, gdot, 1e-9)
-    assert (found.table.clip < 1).all()
+    assert_close(actual.gdot, gdot, 1e-9)
+    assert (actual.table.clip < 1).all()
     if not tied:
         assert (seen[0].half == 0).any()
 
@@ -162,10 +162,10 @@ def test_recording_may_begin_in_the_middle(projection: dict[str, Any], tmp_path:
     optimizer = adamw(model)
     step_before(model, optimizer, 4)
     seen = adam.record(tmp_path / "run", model, optimizer, STEPS, **projection)
-    found = stored(tmp_path / "run")
+    actual = stored(tmp_path / "run")
     expected = torch.cat([projected(s.rows * s.half, model, tmp_path / "run") for s in seen])
-    assert_close(found.rows, expected, 1e-9, CAUSES)
-    assert (found.table.drift > 0).all(), "the second moment before the first recorded step is known"
+    assert_close(actual.rows, expected, 1e-9, CAUSES)
+    assert (actual.table.drift > 0).all(), "the second moment before the first recorded step is known"
 
 
 @pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
@@ -268,10 +268,10 @@ def scaled_run(path: Path, fused: bool, unscale: bool, max_norm: float | None) -
 )
 def test_a_loss_scale_is_taken_out(fused: bool, unscale: bool, max_norm: float | None, tmp_path: Path) -> None:
     expected, skipped = scaled_run(tmp_path / "run", fused, unscale, max_norm)
-    found = stored(tmp_path / "run")
+    actual = stored(tmp_path / "run")
     assert skipped == 1
-    assert_close(found.rows, torch.cat(expected), 1e-4, "1024 or its inverse: the loss scale was not taken out once.")
-    assert (found.table.clip < 1).all() == (max_norm is not None)
+    assert_close(actual.rows, torch.cat(expected), 1e-4, "1024 or its inverse: the loss scale was not taken out once.")
+    assert (actual.table.clip < 1).all() == (max_norm is not None)
 
 
 def test_a_fused_step_that_unscales_by_itself_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -106,10 +106,10 @@ def test_attention_is_found_and_left_out_as_a_whole_is_right(tmp_path: Path) -> 
     expected = one_backward_each(model, batch(ids_of(0)), cross_entropy, ["out.weight", "out.bias"])
     everything = one_backward_each(model, batch(ids_of(0)), cross_entropy, [n for n, _ in model.named_parameters()])
     train(tmp_path / "run", model, sgd(model), 1, batch=batch, layers=["!attention*"])
-    found = stored(tmp_path / "run")
-    assert_close(found.rows, expected, 1e-10)
+    actual = stored(tmp_path / "run")
+    assert_close(actual.rows, expected, 1e-10)
     share = float(expected.mean(0).square().sum() / everything.mean(0).square().sum())
-    assert found.table.coverage.tolist() == pytest.approx([share], rel=1e-10)
+    assert actual.table.coverage.tolist() == pytest.approx([share], rel=1e-10)
     (note,) = [n for n in backstory.open(tmp_path / "run").caveats() if "not recorded" in n]
     assert note == f"4 parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
 
@@ -368,10 +368,10 @@ def test_key_biases_in_half_precision(
     right = RULES[nn.Linear]
 
     def half(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Any]:
-        found = right(layer, inputs, delta)
+        actual = right(layer, inputs, delta)
         delta = delta.clone()
         delta[:, ::2] = 0.0
-        return {**found, "bias": Sum(delta)} if layer is model.k else found
+        return {**actual, "bias": Sum(delta)} if layer is model.k else actual
 
     monkeypatch.setitem(RULES, nn.Linear, half if wrong else right)
     g = torch.Generator().manual_seed(0)

@@ -81,40 +81,40 @@ def test_rows_are_those_of_each_group_at_each_layers_own_output(
     settings = {**PROJECTIONS[projection], "curvature": f"empirical/{K}"}
     seen = adam.record(tmp_path / "run", model, adamw(model), 4, groups=K, tokens=4, micro=3, max_norm=0.05,
                        losses=losses, batch=sequences, **settings)  # fmt: skip
-    found = block_of(tmp_path / "run")
-    assert found.curvature is not None
-    assert found.hdot is not None
-    assert found.rows is not None
+    actual = block_of(tmp_path / "run")
+    assert actual.curvature is not None
+    assert actual.hdot is not None
+    assert actual.rows is not None
     scale = [torch.ones(()) if projection == "full" else s.half for s in seen]
     pieces = [projected(s.pieces * x, model, tmp_path / "run") for s, x in zip(seen, scale, strict=True)]
-    assert_close(found.curvature.flatten(0, 1), torch.cat(pieces).flatten(0, 1), 1e-9, CAUSES)
+    assert_close(actual.curvature.flatten(0, 1), torch.cat(pieces).flatten(0, 1), 1e-9, CAUSES)
     whole = [projected(s.rows * x, model, tmp_path / "run") for s, x in zip(seen, scale, strict=True)]
-    assert_close(found.rows, torch.cat(whole), 1e-9, "the gradient is the sum of its groups")
+    assert_close(actual.rows, torch.cat(whole), 1e-9, "the gradient is the sum of its groups")
     if projection == "full":
         products = [(s.pieces @ s.whole, s.rows @ s.whole) for s in seen]
     else:
         run = (model, tmp_path / "run")
         products = [(adam.met(s.pieces, s, t, *run), adam.met(s.rows, s, t, *run)) for t, s in enumerate(seen)]
-    assert_close(found.hdot, torch.cat([h for h, _ in products]), 1e-9, "⟨h, ∇L⟩ in unscaled coordinates")
-    assert_close(found.gdot, torch.cat([g for _, g in products]), 1e-9)
+    assert_close(actual.hdot, torch.cat([h for h, _ in products]), 1e-9, "⟨h, ∇L⟩ in unscaled coordinates")
+    assert_close(actual.gdot, torch.cat([g for _, g in products]), 1e-9)
     store = RunStore.open(tmp_path / "run")
     assert (store.steps().clip < 1).all()
     assert store.split
-    assert found.kappa is not None
-    assert_close(found.kappa, torch.full((12, K), 4 / 3, dtype=torch.float64), 1e-14, "w × terms")
+    assert actual.kappa is not None
+    assert_close(actual.kappa, torch.full((12, K), 4 / 3, dtype=torch.float64), 1e-14, "w × terms")
 
 
 def test_without_clipping_products_are_those_of_the_kept_coordinates(tmp_path: Path) -> None:
     model = seeded(Tiny())
     settings = {**LEARNED, "curvature": "empirical/3", "tokens": 4, "losses": next_token, "batch": sequences}
     adam.record(tmp_path / "run", model, adamw(model), 4, **settings)
-    found = block_of(tmp_path / "run")
-    assert found.rows is not None
-    assert found.curvature is not None
-    assert found.hdot is not None
+    actual = block_of(tmp_path / "run")
+    assert actual.rows is not None
+    assert actual.curvature is not None
+    assert actual.hdot is not None
     for t in range(4):
         at = slice(3 * t, 3 * t + 3)
-        assert_close(found.hdot[at], found.curvature[at] @ found.rows[at].mean(0), 1e-10)
+        assert_close(actual.hdot[at], actual.curvature[at] @ actual.rows[at].mean(0), 1e-10)
 
 
 LENGTHS = [5, 2, 1, 4]
@@ -148,17 +148,17 @@ def test_padded_sequences_of_unequal_lengths_under_a_token_mean(projection: str,
             s.batch(part, tokens=(labels[part] != -100).sum(1))
             (padded(model, (tokens[part], labels[part])).sum() / sum(LENGTHS)).backward()
         optimizer.step()
-    found = block_of(tmp_path / "run")
+    actual = block_of(tmp_path / "run")
     half = torch.ones(()) if projection == "full" else adam.second_moments(model, optimizer)[0]
-    assert found.curvature is not None
-    assert found.rows is not None
-    assert found.kappa is not None
+    assert actual.curvature is not None
+    assert actual.rows is not None
+    assert actual.kappa is not None
     assert backstory.open(tmp_path / "run").config["settings"]["curvature"] == "empirical/6"
     expected = projected(pieces * half, model, tmp_path / "run")
-    assert_close(found.curvature.flatten(0, 1), expected.flatten(0, 1), 1e-9, CAUSES)
-    assert_close(found.rows, projected(rows * half, model, tmp_path / "run"), 1e-9)
-    assert_close(found.weight, torch.full((4,), 1 / sum(LENGTHS), dtype=torch.float64), 1e-14)
-    assert_close(found.kappa, torch.full((4, 6), 1 / sum(LENGTHS), dtype=torch.float64), 1e-14)
+    assert_close(actual.curvature.flatten(0, 1), expected.flatten(0, 1), 1e-9, CAUSES)
+    assert_close(actual.rows, projected(rows * half, model, tmp_path / "run"), 1e-9)
+    assert_close(actual.weight, torch.full((4,), 1 / sum(LENGTHS), dtype=torch.float64), 1e-14)
+    assert_close(actual.kappa, torch.full((4, 6), 1 / sum(LENGTHS), dtype=torch.float64), 1e-14)
 
 
 @pytest.mark.parametrize("how", ["tokens", "mask"])
@@ -218,17 +218,17 @@ def test_sampled_rows_taken_apart_leave_the_gradient_whole(
                 optimizer.step()
             half = torch.ones(()).double() if projection == "full" else adam.second_moments(model, optimizer)[0]
             seen.append(adam.Seen(rows, torch.cat(passes, 1), rows.mean(0), half.expand(rows.shape[1]), half))
-    found = block_of(tmp_path / "run")
-    assert found.curvature is not None
-    assert found.rows is not None
-    assert found.hdot is not None
+    actual = block_of(tmp_path / "run")
+    assert actual.curvature is not None
+    assert actual.rows is not None
+    assert actual.hdot is not None
     run = (model, tmp_path / "run")
-    assert_close(found.rows, torch.cat([projected(s.rows * s.half, *run) for s in seen]), 1e-9, CAUSES)
+    assert_close(actual.rows, torch.cat([projected(s.rows * s.half, *run) for s in seen]), 1e-9, CAUSES)
     curved = torch.cat([projected(s.pieces * s.half, *run) for s in seen])
-    assert_close(found.curvature.flatten(0, 1), curved.flatten(0, 1), 1e-9, CAUSES)
+    assert_close(actual.curvature.flatten(0, 1), curved.flatten(0, 1), 1e-9, CAUSES)
     if max_norm is not None:
-        assert_close(found.hdot, torch.cat([adam.met(s.pieces, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
-        assert_close(found.gdot, torch.cat([adam.met(s.rows, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
+        assert_close(actual.hdot, torch.cat([adam.met(s.pieces, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
+        assert_close(actual.gdot, torch.cat([adam.met(s.rows, s, t, *run) for t, s in enumerate(seen)]), 1e-9)
 
 
 def _seeded_by(c: int) -> Any:
@@ -256,7 +256,7 @@ def test_two_dimensions_of_positions_are_one_row_of_them(tmp_path: Path, monkeyp
 
     monkeypatch.setitem(RULES, Square, rule)
     settings: dict[str, Any] = {"curvature": "empirical/3", "projection": "full", "encoding": "float64"}
-    found = []
+    actual = []
     for kind in (Square, nn.Linear):
         model = seeded(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), kind(4, 2)))
         optimizer, path = sgd(model), tmp_path / kind.__name__
@@ -266,5 +266,5 @@ def test_two_dimensions_of_positions_are_one_row_of_them(tmp_path: Path, monkeyp
             optimizer.step()
         rows = block_of(path).curvature
         assert rows is not None
-        found.append(rows.flatten(0, 1))
-    assert_close(found[0], found[1], 1e-12)
+        actual.append(rows.flatten(0, 1))
+    assert_close(actual[0], actual[1], 1e-12)

@@ -92,10 +92,10 @@ def test_exact_rows_make_the_gauss_newton_matrix(
 ) -> None:
     n = 3 * (2 if positions else 1)
     run, expected = record_one_step(tmp_path / "r", kind, f"exact:{n}", positions=positions, reduction=reduction)
-    found = recorded_matrix(run)
-    ratio = (found.diagonal() / expected.diagonal().clamp_min(1e-30)).median()
+    actual = recorded_matrix(run)
+    ratio = (actual.diagonal() / expected.diagonal().clamp_min(1e-30)).median()
     torch.testing.assert_close(
-        found,
+        actual,
         expected,
         rtol=1e-10,
         atol=1e-13,
@@ -105,8 +105,8 @@ def test_exact_rows_make_the_gauss_newton_matrix(
 
 def test_sampled_rows_average_to_it(tmp_path: Path) -> None:
     run, expected = record_one_step(tmp_path / "r", "cross-entropy", "sampled:400")
-    found = recorded_matrix(run)
-    assert (found - expected).norm() / expected.norm() < 0.1
+    actual = recorded_matrix(run)
+    assert (actual - expected).norm() / expected.norm() < 0.1
 
 
 def test_the_training_step_does_not_notice(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_warm_up_steps_have_the_same_rows(tmp_path: Path) -> None:
             optimizer.zero_grad()
     run = backstory.open(tmp_path / "r")
     block = run._store.read(0, 24, dtype=D, curvature=True)
-    for found in (block.rows, block.curvature, block.kappa, block.hdot):
-        assert found is not None
-        steps = found.reshape(4, 6, -1)
+    for actual in (block.rows, block.curvature, block.kappa, block.hdot):
+        assert actual is not None
+        steps = actual.reshape(4, 6, -1)
         assert_same(steps[0], steps[3], terms_of(model, 1, 6))
         assert steps.abs().max() > 0
 

@@ -91,17 +91,19 @@ def test_with_the_weights_before_every_step_it_is_the_recording(
     run, kept = trained(tmp_path / "recorded", optimizer, **settings)
     plan = make(optimizer)
     given = kept if states else without_states(kept)
-    found = record_checkpoints(plan, given, tmp_path / "made", nearest="before", **settings)
-    same_rows(found._store, run._store)
-    a, b = found.steps(), run.steps()
+    actual = record_checkpoints(plan, given, tmp_path / "made", nearest="before", **settings)
+    same_rows(actual._store, run._store)
+    a, b = actual.steps(), run.steps()
     for name in ("clip", "norm", "coverage", "size", "trained"):
         assert_same(torch.from_numpy(getattr(a, name)), torch.from_numpy(getattr(b, name)), TERMS)
     np.testing.assert_allclose(a.drift, b.drift, rtol=0, atol=1e-6)  # of log P, in float32
     assert all((a.groups[k] == b.groups[k]).all() for k in b.groups)
-    assert found.config["fingerprints"][str(STEPS)] == run.config["fingerprints"][str(STEPS)] == fingerprint(plan.model)
+    assert (
+        actual.config["fingerprints"][str(STEPS)] == run.config["fingerprints"][str(STEPS)] == fingerprint(plan.model)
+    )
     terms, dtype = (CORE, torch.float32) if settings is LEARNED else (2 * TERMS, None)
-    assert_same(asked(found, plan), asked(run, plan), terms, dtype=dtype)
-    assert "one before every step" in found.caveats()[0]
+    assert_same(asked(actual, plan), asked(run, plan), terms, dtype=dtype)
+    assert "one before every step" in actual.caveats()[0]
 
 
 @pytest.mark.parametrize("nearest", ["after", "before"])

@@ -68,8 +68,8 @@ def measured(path: Path, what: str, chunk_bytes: int) -> dict[str, int]:
         capture_output=True, text=True, timeout=300, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    actual: dict[str, int] = json.loads(done.stdout)
+    return actual
 
 
 @pytest.mark.parametrize("what", ["embed", "query"])

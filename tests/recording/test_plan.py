@@ -64,8 +64,8 @@ class TinyGPT(nn.Module):
 
 
 def token_sums(model: nn.Module, batch: Tensor) -> Tensor:
-    found = F.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:], reduction="none")
-    return found.sum(1)
+    actual = F.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:], reduction="none")
+    return actual.sum(1)
 
 
 def gpt(steps: int = 90) -> Recipe:
@@ -271,9 +271,9 @@ def test_layers_that_would_be_left_out_are_named() -> None:
 def test_parameters_of_no_group_are_named() -> None:
     made = mlp()
     made.optimizer.param_groups[0]["params"] = list(made.model.parameters())[:-1]
-    found = backstory.plan(lambda: made, **QUICK)
-    assert len(found.elsewhere) == 1
-    assert "1 parameters are in no group of the optimizer" in str(found)
+    actual = backstory.plan(lambda: made, **QUICK)
+    assert len(actual.elsewhere) == 1
+    assert "1 parameters are in no group of the optimizer" in str(actual)
 
 
 @pytest.mark.parametrize(
@@ -388,9 +388,9 @@ def test_every_number_has_its_unit() -> None:
 
 def test_a_plan_is_plain() -> None:
     p = backstory.plan(mlp, rank={"0.*": (4, 6), "*": 3}, **QUICK)
-    found = json.loads(json.dumps(p.as_dict()))
-    assert found["rank"] == {"0.*": [4, 6], "*": 3}
-    assert found["alternatives"][0]["dims"] == p.dims
+    actual = json.loads(json.dumps(p.as_dict()))
+    assert actual["rank"] == {"0.*": [4, 6], "*": 3}
+    assert actual["alternatives"][0]["dims"] == p.dims
     assert "rank 0.*: 4 × 6, *: 3" in str(p)
     assert isinstance(p, Plan)
     with pytest.raises(AttributeError):

@@ -60,8 +60,8 @@ def recorded(path: Path, size: int = 3, steps: int = STEPS, **settings: Any) -> 
 
 def eigenvalues(rows: Tensor, model: nn.Module) -> list[list[float]]:
     """Of each parameter's own Σ g gᵀ, largest first."""
-    found = [G.flatten(1).numpy() for G in by_parameter(rows, model).values()]
-    return [np.linalg.eigvalsh(X.T @ X)[::-1].clip(0).tolist() for X in found]
+    actual = [G.flatten(1).numpy() for G in by_parameter(rows, model).values()]
+    return [np.linalg.eigvalsh(X.T @ X)[::-1].clip(0).tolist() for X in actual]
 
 
 def fewest(values: list[list[float]], share: float) -> list[int]:
@@ -144,8 +144,8 @@ def test_gradients_of_low_rank_need_few_coordinates(tmp_path: Path) -> None:
         return (torch.stack([normal(2, seed=i) for i in ids]) @ plane,)
 
     def losses(net: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-        found: Tensor = net(*given) @ normal(18, seed=9)
-        return found
+        actual: Tensor = net(*given) @ normal(18, seed=9)
+        return actual
 
     train(tmp_path / "run", model, sgd(model), STEPS, batch=batch, losses=losses, **{**AUTO, "rank": "auto:0.999999"})
     run = backstory.open(tmp_path / "run")
@@ -157,8 +157,8 @@ def test_parameters_without_a_gradient_keep_one_number(tmp_path: Path) -> None:
     model = seeded(Line())
 
     def losses(net: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-        found: Tensor = net(given[0])[:, :9].square().sum(1) + 0 * net(given[0])[:, 9:].sum(1)
-        return found
+        actual: Tensor = net(given[0])[:, :9].square().sum(1) + 0 * net(given[0])[:, 9:].sum(1)
+        return actual
 
     train(tmp_path / "run", model, sgd(model, 0.01), STEPS, batch=wide_batch, losses=losses, **AUTO)
     assert RunStore.open(tmp_path / "run").dims[1] == 1
@@ -355,12 +355,12 @@ def test_a_reader_from_before_the_choice_sees_it(tmp_path: Path) -> None:
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     recorded(tmp_path / "run")
-    found = json.loads(json.dumps(inspect(tmp_path / "run", verify=True)))
-    assert found["settings"]["rank"] == "auto:0.8/4"
-    assert found["damage"] == []
+    actual = json.loads(json.dumps(inspect(tmp_path / "run", verify=True)))
+    assert actual["settings"]["rank"] == "auto:0.8/4"
+    assert actual["damage"] == []
     dims = RunStore.open(tmp_path / "run").dims
-    assert found["parameters"]["0.weight"] == f"9 × 12 -> {dims[0]} numbers a row"
-    assert "rank" in repr(found["settings"])
+    assert actual["parameters"]["0.weight"] == f"9 × 12 -> {dims[0]} numbers a row"
+    assert "rank" in repr(actual["settings"])
 
 
 def test_from_checkpoints(tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ def test_rows_are_those_of_one_backward_per_sample(name: str, reduction: str, tm
             with rec.step([f"{t}-{i}" for i in range(SIZE)], weights=w if reduction == "weights" else None):
                 (w * curved(model, batch)).sum().backward()
                 optimizer.step()
-    found = stored(tmp_path / "run")
-    assert_close(found.rows, torch.cat(expected), 1e-10, CAUSES)
-    assert_close(found.weight, w.repeat(2), 1e-15)
-    assert found.samples == [f"{t}-{i}" for t in range(2) for i in range(SIZE)]
+    actual = stored(tmp_path / "run")
+    assert_close(actual.rows, torch.cat(expected), 1e-10, CAUSES)
+    assert_close(actual.weight, w.repeat(2), 1e-15)
+    assert actual.samples == [f"{t}-{i}" for t in range(2) for i in range(SIZE)]
 
 
 LENGTHS = [5, 2, 1, 4]
@@ -99,9 +99,9 @@ def test_token_mean_keeps_sums_over_tokens_and_one_weight(name: str, how: str, m
                     s.outputs(model(tokens[part]), "cross-entropy", mask=mask[part])
                 (token_losses(model, (tokens[part], mask[part])).sum() / sum(LENGTHS)).backward()
             optimizer.step()
-    found = stored(tmp_path / "run")
-    assert_close(found.rows, expected, 1e-10, "A ratio of the sample's length means that a token mean was kept.")
-    assert_close(found.weight, torch.full((4,), 1 / sum(LENGTHS), dtype=torch.float64), 1e-15)
+    actual = stored(tmp_path / "run")
+    assert_close(actual.rows, expected, 1e-10, "A ratio of the sample's length means that a token mean was kept.")
+    assert_close(actual.weight, torch.full((4,), 1 / sum(LENGTHS), dtype=torch.float64), 1e-15)
 
 
 @pytest.mark.parametrize(("reduction", "sizes"), [("mean", [2, 2, 2]), ("sum", [3, 1, 2]), ("weights", [1, 4, 1])])
@@ -116,10 +116,10 @@ def test_micro_batches_are_one_step(reduction: str, sizes: list[int], tmp_path: 
                 s.batch(part, weights=w[part] if reduction == "weights" else None)
                 (w[part] * cross_entropy(model, (batch[0][part], batch[1][part]))).sum().backward()
             optimizer.step()
-    found = stored(tmp_path / "run")
-    assert_close(found.rows, expected, 1e-10, CAUSES)
-    assert found.table.rows.tolist() == [6]
-    assert_close(found.weight, w, 1e-15)
+    actual = stored(tmp_path / "run")
+    assert_close(actual.rows, expected, 1e-10, CAUSES)
+    assert actual.table.rows.tolist() == [6]
+    assert_close(actual.weight, w, 1e-15)
 
 
 def test_frozen_parameters_are_left_out_and_groups_are_kept(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_frozen_parameters_are_left_out_and_groups_are_kept(tmp_path: Path) -> N
         with rec.step(range(SIZE)):
             curved(model, batch).mean().backward()
             optimizer.step()
-    found = stored(tmp_path / "run")
-    assert_close(found.rows, expected, 1e-10, CAUSES)
-    assert found.table.groups["rate"].tolist() == [[0.3, 0.1]]
-    assert found.table.groups["l2"].tolist() == [[0.0, 0.1]]
+    actual = stored(tmp_path / "run")
+    assert_close(actual.rows, expected, 1e-10, CAUSES)
+    assert actual.table.groups["rate"].tolist() == [[0.3, 0.1]]
+    assert actual.table.groups["l2"].tolist() == [[0.0, 0.1]]
     blocks = {b["name"]: b["group"] for b in backstory.open(tmp_path / "run").config["blocks"]}
     assert blocks == {"token.weight": 1, "position.weight": 1, "norm.bias": 0, "head.weight": 1}
 
@@ -256,9 +256,9 @@ def test_losses_are_kept_where_they_are_given(tmp_path: Path) -> None:
                     expected = losses.detach()
                 losses.mean().backward()
                 optimizer.step()
-    found = stored(tmp_path / "run").loss
-    assert torch.equal(found[:2], expected)
-    assert bool(found[2:].isnan().all())
+    actual = stored(tmp_path / "run").loss
+    assert torch.equal(actual[:2], expected)
+    assert bool(actual[2:].isnan().all())
 
 
 @pytest.mark.parametrize("style", ["no_grad", "never differentiated", "eval"])
@@ -346,9 +346,9 @@ def test_hooks_are_gone_afterwards(fails: bool, tmp_path: Path) -> None:
     optimizer = sgd(model)
 
     def hooks() -> int:
-        found = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-        found += sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())
-        return found + len(optimizer._optimizer_step_pre_hooks)
+        actual = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        actual += sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())
+        return actual + len(optimizer._optimizer_step_pre_hooks)
 
     assert hooks() == 0
     try:
@@ -456,8 +456,8 @@ def test_a_sample_of_weight_zero_has_no_row(tmp_path: Path) -> None:
         with rec.step([0, 1], weights=w):
             (w * cross_entropy(model, batch_of([0, 1]))).sum().backward()
             optimizer.step()
-    found = stored(tmp_path / "run")
-    assert found.rows[1].abs().max() == 0 < found.rows[0].abs().max()
+    actual = stored(tmp_path / "run")
+    assert actual.rows[1].abs().max() == 0 < actual.rows[0].abs().max()
 
 
 class FakeScaler:
@@ -507,12 +507,12 @@ def test_scaled_losses_give_the_same_run_and_skipped_steps_are_none(
                         assert p.grad is not None
                         p.grad *= scale
                 scaler.step(optimizer)
-    found, expected = stored(tmp_path / "run"), stored(tmp_path / "plain")
+    actual, expected = stored(tmp_path / "run"), stored(tmp_path / "plain")
     close = 1e-10 if dtype == torch.float64 else 1e-5
-    assert_close(found.rows, expected.rows, close, f"{scale} or its inverse: the loss scale was not taken out once.")
-    np.testing.assert_allclose(found.table.clip, expected.table.clip, rtol=close)
+    assert_close(actual.rows, expected.rows, close, f"{scale} or its inverse: the loss scale was not taken out once.")
+    np.testing.assert_allclose(actual.table.clip, expected.table.clip, rtol=close)
     if max_norm is None:
-        assert found.table.clip.tolist() == [1.0] * 3, "rounding of the scale must not be taken for clipping"
+        assert actual.table.clip.tolist() == [1.0] * 3, "rounding of the scale must not be taken for clipping"
     assert backstory.open(tmp_path / "run").config["skipped"] == 1
 
 
@@ -535,10 +535,10 @@ def test_torchs_own_scaler(tmp_path: Path) -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 100.0)
                 scaler.step(optimizer)
                 scaler.update()
-    found = stored(tmp_path / "run")
+    actual = stored(tmp_path / "run")
     assert rec.skipped == 1
-    assert_close(found.rows, torch.cat(expected), 1e-5, "1024 or its inverse: the loss scale was not taken out once.")
-    assert found.table.clip.tolist() == [1.0] * 3
+    assert_close(actual.rows, torch.cat(expected), 1e-5, "1024 or its inverse: the loss scale was not taken out once.")
+    assert actual.table.clip.tolist() == [1.0] * 3
 
 
 # -- room on the disk ------------------------------------------------------------------------------------------------

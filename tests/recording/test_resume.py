@@ -101,13 +101,13 @@ def same_run(whole: Whole, path: Path, model: nn.Module) -> None:
     first, second = RunStore.open(whole.path), RunStore.open(path)
     same_weights(model.state_dict(), whole.kept[-1]["model"], terms_of(model, STEPS))
     assert second.config["fingerprints"][str(STEPS)] == fingerprint(model)
-    found, expected = stored(path), stored(whole.path)
+    actual, expected = stored(path), stored(whole.path)
     if second.config["encoding"] == "int8":
-        found = found._replace(rows=at_the_same_codes(found, expected))
+        actual = actual._replace(rows=at_the_same_codes(actual, expected))
     if not (basis := second.load_tensors("basis")):
-        same_numbers(found, expected, terms_of(model, STEPS))
+        same_numbers(actual, expected, terms_of(model, STEPS))
     else:
-        same_numbers(found, expected, CORE, torch.float32)
+        same_numbers(actual, expected, CORE, torch.float32)
         for name, side in first.load_tensors("basis").items():
             assert_same(basis[name], side, CORE, dtype=torch.float32)
     assert first.tensor_metadata("basis") == second.tensor_metadata("basis")
@@ -116,13 +116,13 @@ def same_run(whole: Whole, path: Path, model: nn.Module) -> None:
     assert second.spooled() == []
 
 
-def at_the_same_codes(found: Stored, expected: Stored) -> Tensor:
+def at_the_same_codes(actual: Stored, expected: Stored) -> Tensor:
     """A number that lies between two codes may fall to either: hardly ever, and to no other."""
     code = expected.rows.abs().max() / 127
-    apart = (found.rows - expected.rows).abs()
+    apart = (actual.rows - expected.rows).abs()
     assert apart.max() < 1.01 * code
     assert (apart > code / 100).double().mean() < 0.01
-    return torch.where(apart > code / 100, expected.rows, found.rows)
+    return torch.where(apart > code / 100, expected.rows, actual.rows)
 
 
 def again() -> nn.Module:

@@ -168,8 +168,8 @@ def test_scales_of_replaced_steps_are_gone_and_a_resumed_end_has_its_own(tmp_pat
         store = RunStore.open(tmp_path / "run")
         assert names(store) == [f"scale-{start:08d}"]
         if start == 5:
-            for k, found in store.load_tensors("scale-00000005").items():
-                assert_same(found, before[k], 3 * max(found.shape[0], 9))  # of the same moments: sums over 9, 12 or 4
+            for k, actual in store.load_tensors("scale-00000005").items():
+                assert_same(actual, before[k], 3 * max(actual.shape[0], 9))  # of the same moments: sums over 9, 12 or 4
         assert len(backstory.open(tmp_path / "run").query(model, next_token, sequences([1]))) == 3 * start
 
 

@@ -72,12 +72,12 @@ def test_attention_is_left_out_by_each_way_that_the_error_names(name: str, remed
     expected = one_backward_each(model, sequences(ids_of(0)), cross_entropy, kept)
     whole = one_backward_each(model, sequences(ids_of(0)), cross_entropy, [*kept, *missing]).mean(0)
     train(tmp_path / "run", model, sgd(model), 1, batch=sequences, **REMEDIES[remedy](inside, missing))
-    found, run = stored(tmp_path / "run"), backstory.open(tmp_path / "run")
+    actual, run = stored(tmp_path / "run"), backstory.open(tmp_path / "run")
     assert [b["name"] for b in run.config["blocks"]] == kept
-    assert_close(found.rows, expected, 1e-10, CAUSES)
+    assert_close(actual.rows, expected, 1e-10, CAUSES)
     assert run.config["left_out"] == missing
     share = float(expected.mean(0).square().sum() / whole.square().sum())
-    assert found.table.trained.tolist() == pytest.approx([share], rel=1e-9)
+    assert actual.table.trained.tolist() == pytest.approx([share], rel=1e-9)
     assert (
         f"{len(missing)} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
         in run.caveats()

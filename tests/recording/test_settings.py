@@ -47,8 +47,8 @@ def test_settings_are_frozen() -> None:
 
 
 def test_provenance_says_with_what_a_run_was_made() -> None:
-    found = provenance("cpu")
-    assert {"backstory", "torch", "python", "platform", "device", "torch_initial_seed", "began"} <= found.keys()
+    actual = provenance("cpu")
+    assert {"backstory", "torch", "python", "platform", "device", "torch_initial_seed", "began"} <= actual.keys()
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def test_weights_given_must_be_finite_and_complete() -> None:
 
 
 def test_the_inverse_of_no_weight_is_zero() -> None:
-    found: Tensor = safe_inverse(torch.tensor([0.0, 4.0]))
-    assert found.tolist() == [0.0, 0.25]
+    actual: Tensor = safe_inverse(torch.tensor([0.0, 4.0]))
+    assert actual.tolist() == [0.0, 0.25]
 
 
 def test_rows_whose_sum_overflows_are_finite_all_the_same() -> None:

@@ -78,9 +78,9 @@ def test_rows_are_true_rows_in_the_basis_of_the_warm_up(name: str, micro: int, t
     )
 
 
-def _core(found: Tensor, moment: Tensor, kept: int) -> Tensor:
+def _core(actual: Tensor, moment: Tensor, kept: int) -> Tensor:
     """The stored core, checked: as many columns as the layout says, orthonormal, and the best so many."""
-    core = found.double()
+    core = actual.double()
     assert core.shape == (len(moment), kept)
     torch.testing.assert_close(core.T @ core, torch.eye(kept, dtype=torch.float64), rtol=0, atol=1e-6)
     best = torch.linalg.eigvalsh(moment)[-kept:].sum()
@@ -88,16 +88,16 @@ def _core(found: Tensor, moment: Tensor, kept: int) -> Tensor:
     return core
 
 
-def _side(found: Tensor | None, moment: Tensor, r: int) -> Tensor:
+def _side(actual: Tensor | None, moment: Tensor, r: int) -> Tensor:
     """The stored side, checked: orthonormal, and as good as the top eigenvectors of the true moment."""
     if r >= len(moment):
-        assert found is None
+        assert actual is None
         return torch.eye(len(moment), dtype=torch.float64)
-    assert found is not None
-    torch.testing.assert_close(found.T @ found, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert actual is not None
+    torch.testing.assert_close(actual.T @ actual, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-12)
     best = torch.linalg.eigvalsh(moment)[-r:].sum()
-    assert float((found.T @ moment @ found).trace() / best) == pytest.approx(1, abs=1e-12)
-    return found
+    assert float((actual.T @ moment @ actual).trace() / best) == pytest.approx(1, abs=1e-12)
+    return actual
 
 
 def test_a_run_shorter_than_its_warm_up_is_complete(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_ids_and_losses_survive_the_spool(tmp_path: Path) -> None:
                     expected = losses.tolist()
                 losses.mean().backward()
                 optimizer.step()
-    found = stored(tmp_path / "run")
-    assert found.samples == [f"ü{i}" for t in range(2) for i in ids_of(t)]
-    assert found.loss[3:].tolist() == expected
-    assert bool(found.loss[:3].isnan().all())
+    actual = stored(tmp_path / "run")
+    assert actual.samples == [f"ü{i}" for t in range(2) for i in ids_of(t)]
+    assert actual.loss[3:].tolist() == expected
+    assert bool(actual.loss[:3].isnan().all())
 
 
 WIDE: dict[str, Any] = {**LEARNED, "rank": 2, "warmup_steps": 4}
@@ -287,9 +287,9 @@ def test_each_parameter_by_itself_where_they_keep_unequal_numbers(how: str, tmp_
             K = K - E.T @ rows
     if how == "embeddings":
         run.embed(per_layer=True, contraction="never", dtype=torch.float64, encoding="float64")
-    found = run.query_gradients(v, method=how, per_layer=True, contraction="never")
-    assert found.method == how
-    assert_close(found.scores, expected, 1e-10)
+    actual = run.query_gradients(v, method=how, per_layer=True, contraction="never")
+    assert actual.method == how
+    assert_close(actual.scores, expected, 1e-10)
 
 
 @pytest.mark.parametrize(("encoding", "step"), [("int8", 0.5 / 127), ("float16", 2.0**-11)])

@@ -60,9 +60,9 @@ def test_clipping_follows_all_that_was_clipped_and_coverage_what_is_trained(tmp_
     c, rho = 0.05 / (norm + 1e-6), norm / (norm + 1e-6)
     J = c * (torch.eye(len(n)) - rho * torch.outer(n, n) / norm**2)
     v = torch.arange(1.0, len(n) + 1).double()
-    found = run.query_gradients(v[None]).scores
-    ratio = 0.1 / 3 * (G @ (J @ v)) / found[0]
-    assert_close(found, 0.1 / 3 * (G @ (J @ v))[None], 1e-9, f"the ratios are {ratio.tolist()}")
+    actual = run.query_gradients(v[None]).scores
+    ratio = 0.1 / 3 * (G @ (J @ v)) / actual[0]
+    assert_close(actual, 0.1 / 3 * (G @ (J @ v))[None], 1e-9, f"the ratios are {ratio.tolist()}")
     table = run.steps()
     assert table.clip.tolist() == pytest.approx([c], rel=1e-9)
     assert table.norm.tolist() == pytest.approx([norm], rel=1e-9)
@@ -114,9 +114,9 @@ def adamw_run(path: Path, spoil: Callable[[int, Tensor, Keeping], object], steps
 
 
 def rows_of(store: RunStore) -> Tensor:
-    found = store.read(0, store.n_rows(), dtype=torch.float64).rows
-    assert found is not None
-    return found
+    actual = store.read(0, store.n_rows(), dtype=torch.float64).rows
+    assert actual is not None
+    return actual
 
 
 def test_a_buffer_that_batches_share_is_read_in_time(tmp_path: Path) -> None:

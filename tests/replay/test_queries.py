@@ -99,13 +99,13 @@ def test_a_stored_set_comes_before_one_of_the_recipe(run: Path) -> None:
 @pytest.mark.parametrize("batch", [X, (X, Y), {"x": X, "y": Y}])
 def test_parts_are_the_whole(batch: Any) -> None:
     def first(b: Any) -> torch.Tensor:
-        found: torch.Tensor = b if isinstance(b, torch.Tensor) else b["x"] if isinstance(b, dict) else b[0]
-        return found
+        actual: torch.Tensor = b if isinstance(b, torch.Tensor) else b["x"] if isinstance(b, dict) else b[0]
+        return actual
 
     assert size(batch) == 10
-    found = list(parts(batch, 4))
-    assert [size(b) for b in found] == [4, 4, 2]
-    assert torch.equal(torch.cat([first(b) for b in found]), X)
+    actual = list(parts(batch, 4))
+    assert [size(b) for b in actual] == [4, 4, 2]
+    assert torch.equal(torch.cat([first(b) for b in actual]), X)
     assert size(part(batch, 0, 3)) == 3
 
 

@@ -38,18 +38,18 @@ def recorded(path: Path, checkpoints: int = 2, make: Callable[..., Recipe] = exa
 def test_a_recorded_run_is_reproduced(tmp_path: Path, dropout: float) -> None:
     run = recorded(tmp_path / "run", optimizer="momentum", clip=0.3, dropout=dropout)
     args = run.config["recipe_args"]
-    found = reproduction(run, examples.NAME, args=args)
+    actual = reproduction(run, examples.NAME, args=args)
     assert reproduces(run, examples.NAME, args=args) is True
-    assert max(found.same + found.near) == 8
-    assert "reproduces the run" in str(found)
+    assert max(actual.same + actual.near) == 8
+    assert "reproduces the run" in str(actual)
 
 
 @pytest.mark.parametrize("checkpoints", [0, 2])
 def test_whole_numbers_are_reproduced_bit_for_bit(tmp_path: Path, checkpoints: int) -> None:
-    found = reproduction(recorded(tmp_path / "run", checkpoints, examples.whole), examples.whole)
-    assert found
-    assert found.same[-1] == 8
-    assert "reproduces the run bit for bit" in str(found)
+    actual = reproduction(recorded(tmp_path / "run", checkpoints, examples.whole), examples.whole)
+    assert actual
+    assert actual.same[-1] == 8
+    assert "reproduces the run bit for bit" in str(actual)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -57,31 +57,31 @@ def test_other_rounding_is_no_other_recipe(kind: str, tmp_path: Path) -> None:
     args: dict[str, Any] = {"optimizer": kind, "dropout": 0.4, "clip": 0.3}
     with NoisyRounding():
         run = recorded(tmp_path / "run", **args)
-    found = reproduction(run, examples.NAME, args=args)
-    assert found
-    assert found.near[-1] == 8
-    assert "up to rounding" in str(found)
-    assert 0 < found.gaps[8].replay <= found.gaps[8].allowed < 1e-12
+    actual = reproduction(run, examples.NAME, args=args)
+    assert actual
+    assert actual.near[-1] == 8
+    assert "up to rounding" in str(actual)
+    assert 0 < actual.gaps[8].replay <= actual.gaps[8].allowed < 1e-12
 
 
 def test_without_stored_weights_a_mismatch_stays_open(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", checkpoints=0)
     with NoisyRounding():
-        found = reproduction(run, examples.NAME)
-    assert not found
-    assert (found.undecided, found.different) == ((8,), ())
-    assert "not bit for bit those of the run" in str(found)
-    assert "Another processor" in str(found)
-    assert "checkpoints=K" in str(found)
+        actual = reproduction(run, examples.NAME)
+    assert not actual
+    assert (actual.undecided, actual.different) == ((8,), ())
+    assert "not bit for bit those of the run" in str(actual)
+    assert "Another processor" in str(actual)
+    assert "checkpoints=K" in str(actual)
 
 
 @pytest.mark.parametrize("other", [{}, {"dropout": 0.4, "schedule": True}, {"dropout": 0.4, "seed": 1}])
 def test_another_recipe_is_told_apart(other: dict[str, Any], tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", optimizer="momentum", dropout=0.4)
     args = {"optimizer": "momentum", **other}
-    found = reproduction(run, examples.NAME, args=args)
-    assert not found
-    assert "differs from the run at step" in str(found)
+    actual = reproduction(run, examples.NAME, args=args)
+    assert not actual
+    assert "differs from the run at step" in str(actual)
     assert not reproduces(run, examples.NAME, args=args)
 
 
@@ -93,9 +93,9 @@ def test_a_millionth_of_the_rate_is_told_apart(tmp_path: Path) -> None:
         recipe.optimizer.param_groups[0]["lr"] *= 1 + 1e-6
         return recipe
 
-    found = reproduction(run, faster)
-    assert found.different
-    assert found.gaps[found.different[0]].replay < 1e-5
+    actual = reproduction(run, faster)
+    assert actual.different
+    assert actual.gaps[actual.different[0]].replay < 1e-5
 
 
 @pytest.mark.parametrize("other", [0.0, 1.0, 2.0], ids=["no training", "itself", "twice the rate"])
@@ -110,11 +110,11 @@ def test_coarse_weights_cannot_tell_recipes_apart(other: float, tmp_path: Path) 
             made, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01 * rate), batches=batches
         )
 
-    found = reproduction(recorded(tmp_path / "run", make=coarse), lambda: coarse(other))
+    actual = reproduction(recorded(tmp_path / "run", make=coarse), lambda: coarse(other))
     if other != 1.0:
-        assert found.undecided
-        assert not found
-        assert "another recipe could look the same" in str(found)
+        assert actual.undecided
+        assert not actual
+        assert "another recipe could look the same" in str(actual)
 
 
 def test_each_tensor_has_its_own_bound() -> None:
@@ -154,10 +154,10 @@ def shifted() -> Recipe:
 def test_a_weight_that_only_rounding_moves_hides_no_fault_and_is_none(tmp_path: Path) -> None:
     with NoisyRounding():
         run = recorded(tmp_path / "run", make=shifted)
-    found = reproduction(run, shifted)
+    actual = reproduction(run, shifted)
     there, here = (m.state_dict()["shift.weight"] for m in (run.load_weights(Shifted()), replay(shifted).model))
     assert float((there - here).abs()) > 1e-4, "rounding did not move it, and the test says nothing"
-    assert found, str(found)
+    assert actual, str(actual)
     assert not reproduction(run, lambda: dataclasses.replace(shifted(), clip_norm=1.0))
 
 
@@ -178,15 +178,15 @@ def test_replays_are_the_training(kind: str) -> None:
     for t in range(len(recipe.batches)):
         take_step(recipe, t)
     for _ in range(2):
-        found = replay(examples.NAME, args={"optimizer": kind, "dropout": 0.4, "clip": 0.3})
-        examples.assert_replayed(found, recipe)
+        actual = replay(examples.NAME, args={"optimizer": kind, "dropout": 0.4, "clip": 0.3})
+        examples.assert_replayed(actual, recipe)
 
 
 def test_a_replay_with_a_removal_is_tslooss_counterfactual() -> None:
     removal = Removal((3,))
     with_it, without = (losses(replay(examples.make, r), "q") for r in (None, removal))
-    found = leave_out(examples.make, [removal], "q")[0]
-    assert_same(without - with_it, found, examples.TERMS, size=1.0)
+    actual = leave_out(examples.make, [removal], "q")[0]
+    assert_same(without - with_it, actual, examples.TERMS, size=1.0)
 
 
 def test_nothing_to_compare_is_not_a_success() -> None:

@@ -77,9 +77,9 @@ IDS = [["a", "b"], ["c", "a"], ["b", "c"]]
 
 def test_places_are_the_hits_of_each_step() -> None:
     for removal in (Removal(("a",)), Removal(("b", "c")), Removal(("c",), steps=(2, 0)), Removal(("a", "a"))):
-        found = places(removal, index(IDS))
-        assert found == {t: hits for t, ids in enumerate(IDS) if (hits := removal.hits(t, ids))}
-        assert list(found) == sorted(found)
+        actual = places(removal, index(IDS))
+        assert actual == {t: hits for t, ids in enumerate(IDS) if (hits := removal.hits(t, ids))}
+        assert list(actual) == sorted(actual)
 
 
 def test_ids_out_of_tensors_and_arrays_are_the_numbers_they_are() -> None:
@@ -109,11 +109,11 @@ class Pair(NamedTuple):
 
 def test_every_floating_tensor_of_a_batch_is_converted() -> None:
     x, y = torch.zeros(2), torch.zeros(2, dtype=torch.long)
-    found = convert({"a": (x, y), "b": [x, "text", 3], "c": Pair(x, y)}, torch.float64)
-    assert found["a"][0].dtype == found["b"][0].dtype == found["c"].x.dtype == torch.float64
-    assert found["a"][1].dtype == found["c"].y.dtype == torch.long
-    assert found["b"][1:] == ["text", 3]
-    assert isinstance(found["c"], Pair)
+    actual = convert({"a": (x, y), "b": [x, "text", 3], "c": Pair(x, y)}, torch.float64)
+    assert actual["a"][0].dtype == actual["b"][0].dtype == actual["c"].x.dtype == torch.float64
+    assert actual["a"][1].dtype == actual["c"].y.dtype == torch.long
+    assert actual["b"][1:] == ["text", 3]
+    assert isinstance(actual["c"], Pair)
     assert convert(x, None) is x
 
 

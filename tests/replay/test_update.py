@@ -30,8 +30,8 @@ def test_both_forms_take_the_optimizers_steps(kind: str, clip: float | None) -> 
         three = [torch.einsum("r,...->r...", scales, g) for g in grads]
         update.advance_(stack, three, coefficients, clip, lead=1)
         true = update.slots(recipe.optimizer)
-        for found in (now, Slots(*(tuple(x[1] for x in part) for part in stack))):
-            for part, expected in zip(found, true, strict=True):
+        for actual in (now, Slots(*(tuple(x[1] for x in part) for part in stack))):
+            for part, expected in zip(actual, true, strict=True):
                 for x, y in zip(part, expected, strict=True):
                     assert_same(x, y, 8 * (27 + 10), size=1.0)  # 8 steps: a norm over 27 weights, 10 operations
 
@@ -48,8 +48,8 @@ def test_a_parameter_that_never_moved_has_a_finite_derivative() -> None:
     optimizer = torch.optim.Adam([nn.Parameter(zero.clone())], lr=0.1)
     g = zero.clone().requires_grad_()
     after = update.update(update.slots(optimizer), [g], update.coefficients(optimizer), None)
-    (found,) = torch.autograd.grad(after.theta[0].sum(), g)
-    assert found.item() == pytest.approx(-0.1 / 1e-8)
+    (actual,) = torch.autograd.grad(after.theta[0].sum(), g)
+    assert actual.item() == pytest.approx(-0.1 / 1e-8)
 
 
 def test_what_is_not_modelled_is_named() -> None:

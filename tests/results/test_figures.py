@@ -60,8 +60,8 @@ def test_names_hold_no_markup_and_are_short() -> None:
 def test_several_lines_have_a_key_and_one_has_none() -> None:
     one, two = line([0], [1.0], "one", drawing.INK), line([0], [1.0], "two", drawing.WARM, dash="dot")
     assert figure([one], "x", "y", height=200)["layout"]["meta"]["key"] == []
-    found = figure([one, two], "x", "y", height=200)["layout"]["meta"]["key"]
-    assert found == [
+    actual = figure([one, two], "x", "y", height=200)["layout"]["meta"]["key"]
+    assert actual == [
         {"name": "one", "colour": drawing.INK, "dash": "solid"},
         {"name": "two", "colour": drawing.WARM, "dash": "dot"},
     ]

@@ -124,10 +124,10 @@ def test_text_ids_stay_text() -> None:
 
 
 def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
-    found = answer(id_kind="str", quality=Quality(steps=3)).between(0, 2)
-    assert {type(h.sample) for h in found.top(3, query=0, per="occurrence")} == {str}
-    assert {type(h.sample) for h in found.top(3, query=0)} == {str}
-    assert found.quality == Quality(steps=3)
+    actual = answer(id_kind="str", quality=Quality(steps=3)).between(0, 2)
+    assert {type(h.sample) for h in actual.top(3, query=0, per="occurrence")} == {str}
+    assert {type(h.sample) for h in actual.top(3, query=0)} == {str}
+    assert actual.quality == Quality(steps=3)
 
 
 def ties(kind: str, scores: list[float], names: list[str]) -> Influence:
@@ -138,10 +138,10 @@ def ties(kind: str, scores: list[float], names: list[str]) -> Influence:
 
 def test_equal_influences_come_in_the_order_of_ids() -> None:
     names = ["20", "3", "100", "1", "5"]
-    found = ties("int", [1.0, 1.0, 1.0, 2.0, 1.0], names)
-    assert [h.sample for h in found.top(3)] == [1, 3, 5]
-    assert [h.sample for h in found.bottom(3)] == [3, 5, 20]
-    assert [h.sample for h in found.bottom(3, per="occurrence")] == [3, 5, 20]
+    actual = ties("int", [1.0, 1.0, 1.0, 2.0, 1.0], names)
+    assert [h.sample for h in actual.top(3)] == [1, 3, 5]
+    assert [h.sample for h in actual.bottom(3)] == [3, 5, 20]
+    assert [h.sample for h in actual.bottom(3, per="occurrence")] == [3, 5, 20]
     text = ties("str", [0.0] * 5, names)
     assert [h.sample for h in text.top(4)] == [h.sample for h in text.bottom(4)] == ["1", "100", "20", "3"]
     assert [h.sample for h in ties("str", [0.0] * 5, names[::-1]).top(4)] == ["1", "100", "20", "3"]
@@ -153,12 +153,12 @@ def test_equal_influences_come_in_the_order_of_ids() -> None:
 def test_both_ends_against_sorting_everything(n: int, k: int) -> None:
     g = np.random.default_rng(n)
     scores, names = g.standard_normal(n), g.integers(0, 20, n).astype(str)
-    found = ties("str", scores.tolist(), names.tolist())
+    actual = ties("str", scores.tolist(), names.tolist())
     sums = {name: float(scores[names == name].sum()) for name in set(names.tolist())}
     ranked = sorted(sums, key=lambda name: -sums[name])
-    assert [h.sample for h in found.top(k)] == ranked[:k]
-    assert [h.sample for h in found.bottom(k)] == ranked[::-1][:k]
-    for hit in found.top(k):
+    assert [h.sample for h in actual.top(k)] == ranked[:k]
+    assert [h.sample for h in actual.bottom(k)] == ranked[::-1][:k]
+    for hit in actual.top(k):
         mine = names == hit.sample
         assert hit.occurrences == mine.sum()
         assert hit.influence == pytest.approx(sums[str(hit.sample)])
@@ -167,13 +167,13 @@ def test_both_ends_against_sorting_everything(n: int, k: int) -> None:
 
 def test_a_ready_index_may_name_samples_that_did_not_occur_yet() -> None:
     index = SampleIndex(np.array(["10", "7", "8", "9"]), np.array([0, 3, 0, 2, 3, 0]))
-    found = answer(index=index)
-    assert [h.sample for h in found.top(9, query=0)] == [8, 10, 9]
-    assert found.per_sample()[0] == answer().per_sample()[0]
-    assert torch.equal(found.per_sample()[1], answer().per_sample()[1])
-    assert [h.sample for h in found.between(0, 1).top(9, query=0)] == [10, 9]
+    actual = answer(index=index)
+    assert [h.sample for h in actual.top(9, query=0)] == [8, 10, 9]
+    assert actual.per_sample()[0] == answer().per_sample()[0]
+    assert torch.equal(actual.per_sample()[1], answer().per_sample()[1])
+    assert [h.sample for h in actual.between(0, 1).top(9, query=0)] == [10, 9]
     with pytest.raises(UsageError, match="'7'"):
-        found.sum_over([7])
+        actual.sum_over([7])
 
 
 def test_one_query_alone() -> None:
@@ -184,32 +184,32 @@ def test_one_query_alone() -> None:
 
 
 def test_the_influence_of_each_step() -> None:
-    found = answer(at=4).by_step(0)
-    assert found.steps.tolist() == [0, 1, 2, 3]
-    assert found.influence.tolist() == [-1.0, 3.5, -6.0, 0.0]
-    assert found.size.tolist() == [1.5, 1.75, 3.0, 0.0]
+    actual = answer(at=4).by_step(0)
+    assert actual.steps.tolist() == [0, 1, 2, 3]
+    assert actual.influence.tolist() == [-1.0, 3.5, -6.0, 0.0]
+    assert actual.size.tolist() == [1.5, 1.75, 3.0, 0.0]
     assert answer(at=4).draw()["data"][0]["y"] == answer(at=4).by_step("mean").influence.tolist()
 
 
 def test_the_single_uses_of_a_sample() -> None:
-    found = answer(caveats=("mind this",)).occurrences(10, query=0)
-    assert (found.steps, found.influence) == ((0, 1, 2), (1.0, 3.0, -5.0))
-    assert found.words[0] == "2 of 3 helped, 1 hurt."
-    assert "Its use at step 2 came in the last tenth of training" in found.words[1]
+    actual = answer(caveats=("mind this",)).occurrences(10, query=0)
+    assert (actual.steps, actual.influence) == ((0, 1, 2), (1.0, 3.0, -5.0))
+    assert actual.words[0] == "2 of 3 helped, 1 hurt."
+    assert "Its use at step 2 came in the last tenth of training" in actual.words[1]
     assert len(answer(at=100).occurrences(10, query=0).words) == 1
-    assert found.as_dict()["influence"] == [1.0, 3.0, -5.0]
-    assert len(found.to_pandas()) == 3
-    assert found.draw()["data"][0]["y"] == [1.0, 3.0, -5.0]
-    assert found.caveats == ("mind this",)
+    assert actual.as_dict()["influence"] == [1.0, 3.0, -5.0]
+    assert len(actual.to_pandas()) == 3
+    assert actual.draw()["data"][0]["y"] == [1.0, 3.0, -5.0]
+    assert actual.caveats == ("mind this",)
     with pytest.raises(UsageError, match="'77'"):
         answer().occurrences(77, query=0)
 
 
 def test_plain_values_of_one_query_or_of_the_mean() -> None:
-    found = answer().as_dict(top=1)
-    assert (found["query"], found["per"], found["queries"], found["method"]) == ("mean", "sample", 2, "adjoint")
-    assert found["hits"] == [answer().top(1, query="mean")[0].as_dict()]
-    assert found["harmful"] == [answer().bottom(1, query="mean")[0].as_dict()]
+    actual = answer().as_dict(top=1)
+    assert (actual["query"], actual["per"], actual["queries"], actual["method"]) == ("mean", "sample", 2, "adjoint")
+    assert actual["hits"] == [answer().top(1, query="mean")[0].as_dict()]
+    assert actual["harmful"] == [answer().bottom(1, query="mean")[0].as_dict()]
     other = answer().as_dict(top=2, per="occurrence", query=1)
     assert [h["influence"] for h in other["hits"]] == [4.0, 2.0]
     best = answer(sample_ids=np.stack([SAMPLES, SAMPLES]), steps=np.stack([STEPS, STEPS]), complete=False, best=3)

@@ -21,38 +21,38 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def test_every_text_is_escaped() -> None:
-    found = show_table(HOSTILE, pd.DataFrame({HOSTILE: [HOSTILE]}), [HOSTILE])
-    assert HOSTILE not in found
-    assert found.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4
+    actual = show_table(HOSTILE, pd.DataFrame({HOSTILE: [HOSTILE]}), [HOSTILE])
+    assert HOSTILE not in actual
+    assert actual.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4
 
 
 def test_a_long_table_says_how_long_it_is() -> None:
-    found = show_table("long", pd.DataFrame({"x": range(1234)}))
-    assert "1,234 rows, of which 10 are shown" in found
-    assert found.count("<tr") == 11
+    actual = show_table("long", pd.DataFrame({"x": range(1234)}))
+    assert "1,234 rows, of which 10 are shown" in actual
+    assert actual.count("<tr") == 11
 
 
 def test_an_answer_shows_both_ends_with_words() -> None:
-    found = answer(caveats=(HOSTILE,))._repr_html_()
-    assert found is not None
-    assert "the mean of 2 queries" in found
-    assert found.index("<td>9</td>") < found.index("<td>8</td>") < found.index("<td>10</td>")  # +1.5, +0.75, −1
-    assert found.count("<td>9</td>") == 1
-    assert "helped: without it the loss would be higher" in found
-    assert "hurt: without it the loss would be lower" in found
-    assert "positive: the sample helped" in found
-    assert HOSTILE not in found
+    actual = answer(caveats=(HOSTILE,))._repr_html_()
+    assert actual is not None
+    assert "the mean of 2 queries" in actual
+    assert actual.index("<td>9</td>") < actual.index("<td>8</td>") < actual.index("<td>10</td>")  # +1.5, +0.75, −1
+    assert actual.count("<td>9</td>") == 1
+    assert "helped: without it the loss would be higher" in actual
+    assert "hurt: without it the loss would be lower" in actual
+    assert "positive: the sample helped" in actual
+    assert HOSTILE not in actual
 
 
 def test_an_answer_of_the_best_alone_shows_occurrences() -> None:
     scores, names = torch.tensor([[2.0, -1.0]], dtype=torch.float64), np.array([[HOSTILE, "b"]])
-    found = answer(
+    actual = answer(
         scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, best=1
     )._repr_html_()
-    assert found is not None
-    assert "query 1 of 1" in found
-    assert "&lt;script&gt;" in found
-    assert HOSTILE not in found
+    assert actual is not None
+    assert "query 1 of 1" in actual
+    assert "&lt;script&gt;" in actual
+    assert HOSTILE not in actual
 
 
 def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
             optimizer.step()
     run = backstory.open(path)
     run.add_queries("few", torch.ones(2, 3))
-    found = run._repr_html_()
-    assert found is not None
-    assert "&lt;b&gt;run" in found
-    assert "<td>SGD</td>" in found
-    assert "4 full dimensions" in found
-    assert "<td>few</td>" in found
-    assert "<b>" not in found
+    actual = run._repr_html_()
+    assert actual is not None
+    assert "&lt;b&gt;run" in actual
+    assert "<td>SGD</td>" in actual
+    assert "4 full dimensions" in actual
+    assert "<td>few</td>" in actual
+    assert "<b>" not in actual
 
 
 def test_without_pandas_the_plain_words_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,9 +83,9 @@ def test_a_window_for_each_step_changes_nothing(name: str, tmp_path: Path) -> No
     for per_layer in (False, True):
         for contraction in ("always", "never"):
             asked: dict[str, Any] = {"method": "adjoint", "per_layer": per_layer, "contraction": contraction}
-            found, expected = small.query_gradients(v, **asked).scores, run.query_gradients(v, **asked).scores
+            actual, expected = small.query_gradients(v, **asked).scores, run.query_gradients(v, **asked).scores
             assert_close(
-                found, expected, 1e-5 if "preconditioned, clipped" in name else 1e-10, f"{per_layer} {contraction}"
+                actual, expected, 1e-5 if "preconditioned, clipped" in name else 1e-10, f"{per_layer} {contraction}"
             )
 
 
@@ -122,9 +122,9 @@ def test_embeddings_and_segments_equal_the_adjoint(name: str, per_layer: bool, t
     for at in (STEPS, 4):
         expected = small.query_gradients(v, at, method="adjoint", per_layer=per_layer).scores
         small.embed(at, per_layer=per_layer, **EXACT)
-        found = small.query_gradients(v, at, method="embeddings", per_layer=per_layer)
-        assert found.method == "embeddings"
-        assert_close(found.scores, expected, 1e-9)
+        actual = small.query_gradients(v, at, method="embeddings", per_layer=per_layer)
+        assert actual.method == "embeddings"
+        assert_close(actual.scores, expected, 1e-9)
     small.embed(per_layer=per_layer, segments=3, **EXACT)
     again = small.query_gradients(v, 5, per_layer=per_layer)
     assert again.method == "segments"

@@ -112,22 +112,22 @@ def test_losses_that_mix_samples_take_the_slow_way_and_are_right(
 ) -> None:
     model, batch = mlp(), batch_of(range(4))
     asked = Asked(model, monkeypatch)
-    found = asked.rows(loss_fn, batch)
+    actual = asked.rows(loss_fn, batch)
     assert asked.slow
     expected = []
     for q in range(4):
         model.zero_grad()
         loss_fn(model, batch)[q].backward()
         expected.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    assert_close(found, torch.stack(expected), 1e-10)
+    assert_close(actual, torch.stack(expected), 1e-10)
 
 
 def test_a_scalar_is_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = mlp(), batch_of(range(4))
     asked = Asked(model, monkeypatch)
-    found = asked.rows(lambda m, b: cross_entropy(m, b).mean(), batch)
+    actual = asked.rows(lambda m, b: cross_entropy(m, b).mean(), batch)
     expected = one_backward_each(model, batch, cross_entropy, trained_names(model)).mean(0)
-    assert_close(found, expected[None], 1e-10)
+    assert_close(actual, expected[None], 1e-10)
 
 
 def test_as_many_queries_as_positions_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +155,9 @@ class Placed(nn.Module):
 def test_positions_that_all_queries_share_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(seeded(Placed()), monkeypatch)
     tokens = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(1))
-    found = asked.rows(curved, (tokens,))
+    actual = asked.rows(curved, (tokens,))
     assert not asked.slow
-    assert_close(found, one_backward_each(asked.model, (tokens,), curved, trained_names(asked.model)), 1e-12)
+    assert_close(actual, one_backward_each(asked.model, (tokens,), curved, trained_names(asked.model)), 1e-12)
 
 
 def test_an_index_of_samples_is_not_taken_for_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,8 +273,8 @@ def test_a_query_with_nan_is_named(scalar: bool, monkeypatch: pytest.MonkeyPatch
 def test_a_query_that_leaves_a_layer_alone_has_zeros_there(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     asked = Asked(model, monkeypatch)
-    found = asked.rows(lambda m, b: m.get_submodule("0")(b[0]).square().sum(1), batch_of([0, 1]))
-    assert found[:, 16:].abs().max() == 0 < found[:, :16].abs().min()
+    actual = asked.rows(lambda m, b: m.get_submodule("0")(b[0]).square().sum(1), batch_of([0, 1]))
+    assert actual[:, 16:].abs().max() == 0 < actual[:, :16].abs().min()
 
 
 def test_a_live_recording_is_not_disturbed(tmp_path: Path) -> None:
@@ -291,6 +291,6 @@ def test_bases_are_those_given() -> None:
     blocks = find_blocks(model, sgd(model), rank=None)
     turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
     bases = [Basis(turn, None), *[Basis(None, None)] * 3]
-    found = query_rows(model, cross_entropy, batch_of([0]), blocks, bases)
+    actual = query_rows(model, cross_entropy, batch_of([0]), blocks, bases)
     full = query_rows(model, cross_entropy, batch_of([0]), blocks, [Basis(None, None)] * 4)
-    assert_close(found[:, :12].reshape(1, 4, 3), turn.T @ full[:, :12].reshape(1, 4, 3), 1e-12)
+    assert_close(actual[:, :12].reshape(1, 4, 3), turn.T @ full[:, :12].reshape(1, 4, 3), 1e-12)

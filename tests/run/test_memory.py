@@ -102,10 +102,10 @@ def test_embeddings_of_another_form_are_not_held(embedded: tuple[Run, nn.Module]
     expected = insight.on_queries(run, v, 3)
     run.load_embeddings()
     run.embed(per_layer=True)
-    found = insight.on_queries(run, v, 3)
+    actual = insight.on_queries(run, v, 3)
     assert not run.load_embeddings()
     again = insight.on_queries(run, v, 3)
-    for one in (found, again):
+    for one in (actual, again):
         for name in ("helped", "hurt"):
             here, there = ([x.influence for x in getattr(o, name)] for o in (one, expected))
             assert here == pytest.approx(there, rel=1e-3), name

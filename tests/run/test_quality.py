@@ -34,14 +34,14 @@ def recorded(path: Path, *, rate: float = 0.1, clip: float | None = None, **sett
 
 def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "r", rate=30.0, projection="full")
-    found = run.quality()
+    actual = run.quality()
     block = run._store.read(0, 60, dtype=torch.float64)
     assert block.rows is not None
     each = [30.0 / 10 * torch.linalg.matrix_norm(g, 2) ** 2 / 2 for g in block.rows.split(10)]
-    assert found.largest_growth == pytest.approx(float(max(each)), rel=1e-4)
-    assert found.largest_growth_step == int(torch.stack(each).argmax())
-    assert found.expanding_steps == tuple(t for t, x in enumerate(each) if x > 1) != ()
-    assert "steps are above it" in " ".join(found.words[:2])
+    assert actual.largest_growth == pytest.approx(float(max(each)), rel=1e-4)
+    assert actual.largest_growth_step == int(torch.stack(each).argmax())
+    assert actual.expanding_steps == tuple(t for t, x in enumerate(each) if x > 1) != ()
+    assert "steps are above it" in " ".join(actual.words[:2])
 
 
 def test_energy_coverage_and_clipping(tmp_path: Path) -> None:
@@ -137,32 +137,32 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
     model = mlp()
     seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="random", rank=2)
     run = backstory.open(tmp_path / "r")
-    found = run.quality()
-    text = " ".join(found.words)
+    actual = run.quality()
+    text = " ".join(actual.words)
     assert (
         "AdamW's steps are modelled with its second moment as it was in the run, factored over rows and columns."
         in text
     )
-    assert found.drift == pytest.approx(run.steps().drift.mean(), rel=1e-12)
-    assert found.drift > 0
-    assert f"change by {found.drift:.1%} from step to step; that change is left out." in text
+    assert actual.drift == pytest.approx(run.steps().drift.mean(), rel=1e-12)
+    assert actual.drift > 0
+    assert f"change by {actual.drift:.1%} from step to step; that change is left out." in text
     told = run.query(model, cross_entropy, batch_of([0])).quality
     assert told is not None
-    assert told.words == found.words
+    assert told.words == actual.words
     rows = run._store.read(0, 18, dtype=torch.float64).rows
     assert rows is not None
     energy = [float(g.mean(0).square().sum() / (s.whole * s.half).square().sum())
               for g, s in zip(rows.split(3), seen, strict=True)]  # fmt: skip
-    assert found.retained == pytest.approx(sum(energy) / 6, rel=1e-5), "within Adam's own coordinates"
+    assert actual.retained == pytest.approx(sum(energy) / 6, rel=1e-5), "within Adam's own coordinates"
 
 
 def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path) -> None:
     model = mlp()
     seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="full")
-    found = backstory.open(tmp_path / "r").quality()
-    text = " ".join(found.words)
+    actual = backstory.open(tmp_path / "r").quality()
+    text = " ".join(actual.words)
     assert "AdamW's steps are modelled with its second moment as it was in the run." in text
-    assert found.drift == 0
+    assert actual.drift == 0
     assert "change by" not in text
     rate = torch.cat([torch.full((p.numel(),), 0.02 if p.dim() > 1 else 0.05).double() for p in model.parameters()])
     each = []
@@ -171,5 +171,5 @@ def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path
         H = s.rows.T @ s.rows / 3
         root = (rate * s.P).sqrt()
         each.append(float(torch.linalg.eigvalsh(root[:, None] * H * root)[-1]) * effect / (2 * 1.8))
-    assert found.largest_growth == pytest.approx(max(each), rel=1e-4)
-    assert found.largest_growth_step == each.index(max(each))
+    assert actual.largest_growth == pytest.approx(max(each), rel=1e-4)
+    assert actual.largest_growth_step == each.index(max(each))

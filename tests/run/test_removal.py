@@ -69,22 +69,22 @@ def test_corrected_removal_is_retraining_on_a_quadratic(tmp_path: Path, settings
     model = train(settings, path=tmp_path / "run")
     question = torch.eye(3, dtype=D)
     samples = [0, 1, 5]
-    found = backstory.open(tmp_path / "run").predict_removal(samples, model, loss, question, contraction="never")
+    actual = backstory.open(tmp_path / "run").predict_removal(samples, model, loss, question, contraction="never")
     base = loss(model, question).detach()
     truth = torch.stack([loss(train(settings, without=z), question).detach() - base for z in samples], 1)
-    torch.testing.assert_close(found.corrected, truth, rtol=1e-9, atol=1e-12)
-    assert (found.plain - truth).norm() > 1e-3 * truth.norm(), "the plain sum should miss the sample's own curvature"
-    assert found.samples == (0, 1, 5)
+    torch.testing.assert_close(actual.corrected, truth, rtol=1e-9, atol=1e-12)
+    assert (actual.plain - truth).norm() > 1e-3 * truth.norm(), "the plain sum should miss the sample's own curvature"
+    assert actual.samples == (0, 1, 5)
 
 
 @pytest.mark.parametrize("contraction", ["never", "always"])
 def test_one_occurrence_needs_no_correction(tmp_path: Path, contraction: Contraction) -> None:
     model = train({"momentum": 0.7}, path=tmp_path / "run")
-    found = backstory.open(tmp_path / "run").predict_removal(
+    actual = backstory.open(tmp_path / "run").predict_removal(
         [5, 0], model, loss, torch.eye(3, dtype=D), contraction=contraction
     )
-    torch.testing.assert_close(found.plain[:, 0], found.corrected[:, 0], rtol=1e-10, atol=1e-14)
-    assert (found.plain - found.corrected)[:, 1].norm() > 0
+    torch.testing.assert_close(actual.plain[:, 0], actual.corrected[:, 0], rtol=1e-10, atol=1e-14)
+    assert (actual.plain - actual.corrected)[:, 1].norm() > 0
 
 
 def test_unknown_and_repeated_samples_are_refused(tmp_path: Path) -> None:

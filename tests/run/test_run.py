@@ -166,10 +166,13 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     assert run.checkpoints == [0, 3, 6, 9]
     asked = run.load_weights(mlp(seed=4), at=6)
     expected = backstory.open(tmp_path / "short").query(short, cross_entropy, QUERY)
-    found = run.query(asked, cross_entropy, QUERY, at=6)
-    assert_same(found.scores, expected.scores, 2 * terms_of(short, 6))
-    assert (found.sample_ids.tolist(), found.steps.tolist()) == (expected.sample_ids.tolist(), expected.steps.tolist())
-    assert found.at == 6
+    actual = run.query(asked, cross_entropy, QUERY, at=6)
+    assert_same(actual.scores, expected.scores, 2 * terms_of(short, 6))
+    assert (actual.sample_ids.tolist(), actual.steps.tolist()) == (
+        expected.sample_ids.tolist(),
+        expected.steps.tolist(),
+    )
+    assert actual.at == 6
     run.embed(at=6, dtype=torch.float64, encoding="float64")
     by_embeddings = run.query(asked, cross_entropy, QUERY, at=6)
     assert by_embeddings.method == "embeddings"
@@ -240,9 +243,9 @@ def test_keep_gives_the_ends_of_the_whole_answer(run: Pair) -> None:
         opened.query(model, cross_entropy, QUERY, keep=0)
 
 
-def same_hits(found: list[Hit], expected: list[Hit]) -> None:
-    assert [(h.sample, h.step) for h in found] == [(h.sample, h.step) for h in expected]
-    one, two = (torch.tensor([h.influence for h in x], dtype=torch.float64) for x in (found, expected))
+def same_hits(actual: list[Hit], expected: list[Hit]) -> None:
+    assert [(h.sample, h.step) for h in actual] == [(h.sample, h.step) for h in expected]
+    one, two = (torch.tensor([h.influence for h in x], dtype=torch.float64) for x in (actual, expected))
     assert_same(one, two, 2 * terms_of(mlp(), 6))
 
 
@@ -325,9 +328,9 @@ def test_content_can_be_added_shown_and_erased(run: Pair) -> None:
 def test_query_sets_come_back_as_they_were_given(run: Pair, batch: Any) -> None:
     opened, _ = run
     opened.add_queries("mine", batch)
-    found = backstory.open(opened.path).queries("mine")
-    assert type(found) is type(batch)
-    pairs = [(found, batch)] if isinstance(batch, Tensor) else list(zip(_values(found), _values(batch), strict=True))
+    actual = backstory.open(opened.path).queries("mine")
+    assert type(actual) is type(batch)
+    pairs = [(actual, batch)] if isinstance(batch, Tensor) else list(zip(_values(actual), _values(batch), strict=True))
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
     with pytest.raises(UsageError, match=r"no query set 'yours'; the run has mine. Add it with run.add_queries"):
         opened.queries("yours")

@@ -196,12 +196,12 @@ def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, fo
     run = backstory.open(tmp_path / "run")
     assert run.form() == run.form(form) == form
     question = (model, next_token, sequences([20, 21, 22]))
-    found = {
+    actual = {
         contraction: run.query(*question, contraction=contraction).scores
         for contraction in ("auto", "when_expanding", "always", "never")
     }
-    assert_same(found["auto"], found[form], 2 * terms_of(model, 6, 3 * 5))
-    assert not torch.allclose(found["when_expanding"], found["always"], rtol=1e-3)
+    assert_same(actual["auto"], actual[form], 2 * terms_of(model, 6, 3 * 5))
+    assert not torch.allclose(actual["when_expanding"], actual["always"], rtol=1e-3)
     run.embed()
     assert run.query(*question).method == run.query(*question, contraction=form).method == "embeddings"
     assert run.query(*question, contraction="never").method == "adjoint"
@@ -221,10 +221,10 @@ def test_a_question_at_a_checkpoint_is_that_to_a_run_that_ended_there(case: str,
     adam.record(tmp_path / "short", short, adamw(short), 6, **SETTINGS[case])
     run, query = backstory.open(tmp_path / "long"), batch_of([3, 7])
     asked = run.load_weights(mlp(seed=4), at=6)
-    found = run.query(asked, cross_entropy, query, at=6)
+    actual = run.query(asked, cross_entropy, query, at=6)
     expected = backstory.open(tmp_path / "short").query(short, cross_entropy, query)
     terms, dtype = (2 * 26, torch.float32) if case == "learned" else (2 * terms_of(short, 6), None)  # a core is float32
-    assert_same(found.scores, expected.scores, terms, dtype=dtype)
+    assert_same(actual.scores, expected.scores, terms, dtype=dtype)
     if case == "full":
         assert len(run.query(asked, cross_entropy, query, at=5, unverified=True)) == 15
         return

@@ -54,12 +54,12 @@ def test_small_chunks_give_the_same_adjoint(per_layer: bool, tmp_path: Path, mon
     whole = collect(by_adjoint(store, v, 5, per_layer=per_layer, contraction="always", progress=None), 2, 15)
     monkeypatch.setattr(sweep, "CHUNK_BYTES", 1)
     said: list[tuple[int, int]] = []
-    found = collect(
+    actual = collect(
         by_adjoint(store, v, 5, per_layer=per_layer, contraction="always", progress=lambda a, b: said.append((a, b))),
         2,
         15,
     )
-    assert_same(found, whole, 2 * terms_of(model, 5))
+    assert_same(actual, whole, 2 * terms_of(model, 5))
     assert said == [(i, 5) for i in range(1, 6)]
 
 

@@ -243,8 +243,8 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     model = mlp()
     train(tmp_path / "run", model, sgd(model), 4)
-    found = CliRunner().invoke(app, ["embed", str(tmp_path / "run"), "--segments", "2"])
-    assert found.exit_code == 0, found.output
-    assert "2 segments" in " ".join(found.output.split())
+    actual = CliRunner().invoke(app, ["embed", str(tmp_path / "run"), "--segments", "2"])
+    assert actual.exit_code == 0, actual.output
+    assert "2 segments" in " ".join(actual.output.split())
     answer = backstory.open(tmp_path / "run").query(model, cross_entropy, batch_of([20]))
     assert answer.method == "segments"

@@ -23,18 +23,18 @@ def recorded(path: Path) -> RunStore:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 26 * 8 * 7, 1 << 20])
 def test_steps_come_whole_and_last_first(chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, found = recorded(tmp_path / "run"), stored(tmp_path / "run")
+    store, actual = recorded(tmp_path / "run"), stored(tmp_path / "run")
     monkeypatch.setattr(sweep, "CHUNK_BYTES", chunk_bytes)
     seen: list[int] = []
     for chunk in backward(store, 6, dtype=torch.float64):
         for i, step in reversed(list(enumerate(chunk.steps))):
             t = chunk.first_step + i
             rows = slice(3 * t, 3 * t + 3)
-            assert torch.equal(step.G, found.rows[rows])
-            assert torch.equal(step.w, found.weight[rows])
+            assert torch.equal(step.G, actual.rows[rows])
+            assert torch.equal(step.w, actual.weight[rows])
             assert step.dot_g is not None
-            assert torch.equal(step.dot_g, found.gdot[rows])
-            assert (step.clip, step.norm) == (found.table.clip[t], found.table.norm[t])
+            assert torch.equal(step.dot_g, actual.gdot[rows])
+            assert (step.clip, step.norm) == (actual.table.clip[t], actual.table.norm[t])
             seen.append(t)
         assert chunk.row_start == 3 * chunk.first_step
     assert seen == [5, 4, 3, 2, 1, 0]

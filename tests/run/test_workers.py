@@ -33,12 +33,12 @@ def test_the_next_item_is_made_while_one_is_used_and_no_other() -> None:
                 second.set()
             yield i
 
-    found = ahead(items())
-    assert next(found) == 0
+    actual = ahead(items())
+    assert next(actual) == 0
     assert second.wait(10), "nothing was made ahead"
-    assert next(found) == 1
+    assert next(actual) == 1
     assert max(made) <= 2, "made more than one ahead: memory is bounded by that"
-    assert list(found) == [2, 3]
+    assert list(actual) == [2, 3]
 
 
 def test_an_error_is_raised_where_its_item_would_be() -> None:
@@ -46,10 +46,10 @@ def test_an_error_is_raised_where_its_item_would_be() -> None:
         yield 1
         raise ValueError("the second")
 
-    found = ahead(items())
-    assert next(found) == 1
+    actual = ahead(items())
+    assert next(actual) == 1
     with pytest.raises(ValueError, match="the second"):
-        next(found)
+        next(actual)
 
 
 def test_what_makes_the_items_is_closed_with_it() -> None:
@@ -61,9 +61,9 @@ def test_what_makes_the_items_is_closed_with_it() -> None:
         finally:
             closed.append("closed")
 
-    found = ahead(items())
-    next(found)
-    found.close()
+    actual = ahead(items())
+    next(actual)
+    actual.close()
     assert closed == ["closed"]
 
 
@@ -75,17 +75,17 @@ def test_closing_early_leaves_no_thread() -> None:
         go.wait(10)
         yield 1
 
-    found = ahead(items())
-    next(found)
+    actual = ahead(items())
+    next(actual)
     assert set(threading.enumerate()) > before
     go.set()
-    found.close()
+    actual.close()
     assert set(threading.enumerate()) == before
 
 
 @pytest.mark.slow
 def test_work_is_done_elsewhere_with_one_thread() -> None:
     before = dict(os.environ)
-    found = dict(spread(os.getenv, [("OMP_NUM_THREADS",), ("MKL_NUM_THREADS",)], 2))
-    assert found == {0: "1", 1: "1"}
+    actual = dict(spread(os.getenv, [("OMP_NUM_THREADS",), ("MKL_NUM_THREADS",)], 2))
+    assert actual == {0: "1", 1: "1"}
     assert dict(os.environ) == before

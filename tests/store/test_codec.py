@@ -199,11 +199,11 @@ def test_the_diagonal_comes_back_in_float32(tmp_path: Path) -> None:
     expected = torch.stack([x for t in range(6) if (x := diagonal_record(t).P) is not None])
     with diagonal_run(tmp_path / "run", 4) as store:
         store.append([diagonal_record(t) for t in range(4, 6)])
-        found = store.diagonal(1, 5)
-        assert found is not None
-        assert found.dtype == torch.float32
-        assert torch.equal(found, expected[1:5].float())
-        found.zero_()
+        actual = store.diagonal(1, 5)
+        assert actual is not None
+        assert actual.dtype == torch.float32
+        assert torch.equal(actual, expected[1:5].float())
+        actual.zero_()
         again = store.diagonal(1, 5)
         assert again is not None
         assert torch.equal(again, expected[1:5].float())

@@ -39,11 +39,11 @@ def test_curvature_comes_back(tmp_path: Path, encoding: str, error: float) -> No
     store = RunStore.open(tmp_path / "run")
     blocks = list(store.backward(5, dtype=torch.float64, chunk_bytes=8 * WIDTH * (R + 1) * 4))
     assert len(blocks) > 1
-    found = torch.cat([b.curvature for b in reversed(blocks) if b.curvature is not None])
+    actual = torch.cat([b.curvature for b in reversed(blocks) if b.curvature is not None])
     expected = torch.cat([r.curvature for r in made if r.curvature is not None])
     for lo, hi in ((0, 5), (5, 12)):
         size = expected[..., lo:hi].abs().amax(-1, keepdim=True)
-        assert ((found - expected)[..., lo:hi].abs() <= error * size).all()
+        assert ((actual - expected)[..., lo:hi].abs() <= error * size).all()
     for name in ("kappa", "hdot"):
         whole = torch.cat([getattr(b, name) for b in reversed(blocks)])
         assert torch.equal(whole, torch.cat([getattr(r, name) for r in made]))

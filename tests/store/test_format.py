@@ -45,8 +45,8 @@ def test_the_checksum_is_that_of_format_1() -> None:
         **{**made.__dict__, "rows": torch.arange(24.0).reshape(2, 12), "weight": torch.tensor([0.5, 0.25])}
     )
     made = type(made)(**{**made.__dict__, "loss": torch.tensor([1.0, 2.0]), "gdot": torch.tensor([3.0, 4.0])})
-    found = {name: codec.rows_table([made], [5, 7], name)[1] for name in ("float64", "int8")}
-    assert found == CHECKSUMS
+    actual = {name: codec.rows_table([made], [5, 7], name)[1] for name in ("float64", "int8")}
+    assert actual == CHECKSUMS
 
 
 CHECKSUMS = {"float64": [3960689379], "int8": [2862082343]}

@@ -331,10 +331,10 @@ def test_a_layout_is_settled_anew_before_the_first_row_only(tmp_path: Path) -> N
     ]
     assert reader.config["seed"] == 4
     assert reader.verify() == []
-    found, true = all_rows(reader), rows_of(0, 3)
+    actual, true = all_rows(reader), rows_of(0, 3)
     for part in (slice(0, 2), slice(2, 12)):
         step = true[:, part].abs().amax(1, keepdim=True) / 127
-        assert bool(((found - true)[:, part].abs() <= 0.5001 * step).all()), (
+        assert bool(((actual - true)[:, part].abs() <= 0.5001 * step).all()), (
             "one scale for each layer of the new layout"
         )
 
@@ -524,8 +524,8 @@ def test_embeddings_are_in_the_layout_that_was_settled_after_the_run_was_opened(
         store.write_embeddings(3, [(0, E)], {}, "int8")
         assert reader.n_steps() == 3
         fresh = RunStore.open(tmp_path / "run")
-        found = [x.read_embeddings(3, 0, len(E), dtype=torch.float64) for x in (store, reader, fresh)]
-    for x in found:
+        actual = [x.read_embeddings(3, 0, len(E), dtype=torch.float64) for x in (store, reader, fresh)]
+    for x in actual:
         for part in (slice(0, 2), slice(2, 12)):
             step = E[:, part].abs().amax(1, keepdim=True) / 127
             assert bool(((x - E)[:, part].abs() <= 0.5001 * step).all())

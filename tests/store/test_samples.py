@@ -17,8 +17,8 @@ def test_samples_come_back_in_the_order_asked(tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as store:
         store.put_samples(["a", "it's", "c"], text=["1", "2", None], image=[b"\x89PNG", None, None], label=list("xyz"))
         store.put_samples([])
-    found = RunStore.open(tmp_path / "run").samples(["it's", "nobody", "a", "it's"])
-    assert found.to_pydict() == {
+    actual = RunStore.open(tmp_path / "run").samples(["it's", "nobody", "a", "it's"])
+    assert actual.to_pydict() == {
         "id": ["it's", "a"],
         "text": ["2", "1"],
         "image": [None, b"\x89PNG"],

@@ -28,8 +28,8 @@ def fresh(path: Path, *batches: list[int]) -> Table:
 
 
 def contents(table: Table) -> list[int]:
-    found: list[int] = table.table(["x"])["x"].to_pylist()
-    return found
+    actual: list[int] = table.table(["x"])["x"].to_pylist()
+    return actual
 
 
 def manifests(path: Path) -> list[Path]:

@@ -82,8 +82,8 @@ def test_rows_of_another_step_are_found(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 5) as store:
         store._rows.delete("step = 2 AND pos = 1")
         store._rows.append(store._rows.table(store._rows.schema.names, 0, 1))
-        found = store.verify()
-    assert any(line.startswith("step 2: its rows carry other steps or positions") for line in found)
+        actual = store.verify()
+    assert any(line.startswith("step 2: its rows carry other steps or positions") for line in actual)
 
 
 def test_missing_data_files_are_reported_by_step(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_missing_data_files_are_reported_by_step(tmp_path: Path) -> None:
     store.close(compact=False)
     for file in first:
         file.unlink()
-    found = RunStore.open(tmp_path / "run").verify()
-    assert [line.split(":")[0] for line in found] == [f"step {t} cannot be read" for t in range(3)]
+    actual = RunStore.open(tmp_path / "run").verify()
+    assert [line.split(":")[0] for line in actual] == [f"step {t} cannot be read" for t in range(3)]
 
 
 def test_damaged_tensors_are_named(tmp_path: Path) -> None:
@@ -110,5 +110,5 @@ def test_steps_that_do_not_follow_each_other_are_found(tmp_path: Path) -> None:
         lines = store._steps.table(store._steps.schema.names, 0, 5)
         store._steps.delete("step >= 2")
         store._steps.append(lines.take([3, 4]))
-    found = RunStore.open(tmp_path / "run").verify()
-    assert found[0] == "line 2 of steps is step 3, expected step 2."
+    actual = RunStore.open(tmp_path / "run").verify()
+    assert actual[0] == "line 2 of steps is step 3, expected step 2."

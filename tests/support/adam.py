@@ -107,8 +107,8 @@ def _of_group(twin: nn.Module, calls: Sequence[Any], names: Sequence[str], k: in
             delta.copy_(out.grad)
         again = module(*(x.detach() for x in args))
         held = {n: p for n, p in twin.named_parameters() if n in total and any(p is q for q in module.parameters())}
-        found = torch.autograd.grad(again, list(held.values()), delta, allow_unused=True)
-        for n, g in zip(held, found, strict=True):
+        actual = torch.autograd.grad(again, list(held.values()), delta, allow_unused=True)
+        for n, g in zip(held, actual, strict=True):
             total[n] = total[n] + (0 if g is None else g)
     return torch.cat([total[n].flatten() for n in names])
 

@@ -91,9 +91,9 @@ def whole() -> Recipe:
     )
 
 
-def assert_replayed(found: Recipe, expected: Recipe) -> None:
+def assert_replayed(actual: Recipe, expected: Recipe) -> None:
     """Weights of two trainings of one recipe, up to rounding."""
-    for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+    for a, b in zip(actual.model.parameters(), expected.model.parameters(), strict=True):
         assert_same(a, b, TERMS, size=1.0)
 
 

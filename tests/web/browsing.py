@@ -68,12 +68,12 @@ def served(path: Path) -> Iterator[str]:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium, or whichever is on the path."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    actual = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if actual is None:
         missing("no Chromium on the path: install the package `chromium`")
     expect.set_options(timeout=1000 * SECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=QUIET, timeout=1000 * SECONDS)
+        browser = playwright.chromium.launch(executable_path=actual, args=QUIET, timeout=1000 * SECONDS)
         yield browser
         browser.close()
 

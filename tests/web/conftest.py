@@ -37,8 +37,8 @@ def untrusted(text_run: Path) -> State:
 
 @pytest.fixture(scope="session")
 def client(state: State) -> Iterator[TestClient]:
-    with TestClient(make_app(state, warm=False), base_url=BASE) as found:
-        yield found
+    with TestClient(make_app(state, warm=False), base_url=BASE) as actual:
+        yield actual
 
 
 @pytest.fixture(autouse=True)

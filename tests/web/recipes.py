@@ -94,11 +94,11 @@ def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:
     return path
 
 
-def assert_same_hits(found: Any, expected: Any) -> None:
+def assert_same_hits(actual: Any, expected: Any) -> None:
     """Hits, or all of an answer, of one question that was asked twice: the same but for rounding."""
     hits = expected if isinstance(expected, list) else [*expected["hits"], *expected["harmful"]]
     rounding = TERMS * 2**-24
-    assert_alike(found, expected, rel=rounding, abs=rounding * max(abs(h["influence"]) for h in hits))
+    assert_alike(actual, expected, rel=rounding, abs=rounding * max(abs(h["influence"]) for h in hits))
 
 
 def copied(path: Path, to: Path) -> Path:

@@ -45,8 +45,8 @@ def test_the_document_holds(document: Any, examples: int) -> None:
 
     held = [getattr(checks, name) for name in CHECKS]
     seen = []
-    for found in document.get_all_operations():
-        operation = found.ok()
+    for actual in document.get_all_operations():
+        operation = actual.ok()
         calm = settings(
             max_examples=examples, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
@@ -113,9 +113,9 @@ def test_with_a_token_nothing_is_told_without_it(state: State) -> None:
     app = make_app(state, limits=Limits(token=TOKEN, any_host=True), warm=False)
     client = TestClient(app, base_url="http://elsewhere.example")
     for path in ("/", "/samples", "/openapi.json", "/nothing", "/images/law%2F1%2F0"):
-        found = client.get(path)
-        assert found.status_code == 401, path
-        assert found.json()["error"]["code"] == 401
+        actual = client.get(path)
+        assert actual.status_code == 401, path
+        assert actual.json()["error"]["code"] == 401
     assert client.post("/query", json={"text": "the court"}).status_code == 401
     assert client.get("/health").status_code == client.get("/static/page.js").status_code == 200
     assert client.get("/samples", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -141,10 +141,10 @@ def test_what_fails_inside_is_a_plain_500(state: State, monkeypatch: pytest.Monk
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(views, "harmful", fails)
-    found = TestClient(make_app(state, warm=False), base_url=BASE).get("/harmful")
-    assert found.status_code == 500
-    assert found.json()["error"]["message"] == "something went wrong inside."
-    assert "secret" not in found.text
+    actual = TestClient(make_app(state, warm=False), base_url=BASE).get("/harmful")
+    assert actual.status_code == 500
+    assert actual.json()["error"]["message"] == "something went wrong inside."
+    assert "secret" not in actual.text
 
 
 def test_a_full_queue_and_slow_answers(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +191,10 @@ def test_many_clients_at_once_get_the_same_right_answers(state: State) -> None:
             alone = [(await client.post("/query", json={"text": text})).json()["hits"] for text in texts]
             asked = [client.post("/query", json={"text": texts[n % 3]}) for n in range(48)]
             asked += [client.get("/images/law%2F1%2F0") for _ in range(24)]
-            found = await asyncio.gather(*asked)
-            assert {r.status_code for r in found} == {200}
+            actual = await asyncio.gather(*asked)
+            assert {r.status_code for r in actual} == {200}
             for n in range(48):
-                assert_same_hits(found[n].json()["hits"], alone[n % 3])
+                assert_same_hits(actual[n].json()["hits"], alone[n % 3])
 
     asyncio.run(main())
 

@@ -88,8 +88,8 @@ def test_who_comes_meanwhile_waits_for_the_first() -> None:
         assert go.wait(20)
         return 5
 
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(kept.get("a", slow))) for _ in range(4)]
+    actual: list[int] = []
+    threads = [threading.Thread(target=lambda: actual.append(kept.get("a", slow))) for _ in range(4)]
     threads[0].start()
     assert begun.wait(20)
     for thread in threads[1:]:
@@ -98,4 +98,4 @@ def test_who_comes_meanwhile_waits_for_the_first() -> None:
     go.set()
     for thread in threads:
         thread.join(20)
-    assert (found, made) == ([5] * 4, [1])
+    assert (actual, made) == ([5] * 4, [1])

@@ -15,8 +15,8 @@ from backstory.web.requests import QueryBody, TokensBody, Upload
 
 def test_an_expected_error_keeps_its_words() -> None:
     for error in (UsageError("found 3; expected 4."), StoreError("the run is damaged.")):
-        found = refuse(error)
-        assert (found.code, found.message) == (422, str(error))
+        actual = refuse(error)
+        assert (actual.code, actual.message) == (422, str(error))
     given = Refusal(429, "full.", "wait", {"Retry-After": "1"})
     assert refuse(given) is given
     assert str(given) == "full. wait"
@@ -24,31 +24,31 @@ def test_an_expected_error_keeps_its_words() -> None:
 
 
 def test_who_asks_while_the_service_ends_may_ask_again() -> None:
-    found = refuse(Stopping())
-    assert (found.code, found.headers) == (503, {"Retry-After": "5"})
+    actual = refuse(Stopping())
+    assert (actual.code, actual.headers) == (503, {"Retry-After": "5"})
 
 
 def test_an_error_of_the_framework_keeps_its_number_and_headers() -> None:
-    found = refuse(HTTPException(405, "Method Not Allowed", {"Allow": "GET"}))
-    assert (found.code, found.headers) == (405, {"Allow": "GET"})
-    assert "read-only" in found.hint
+    actual = refuse(HTTPException(405, "Method Not Allowed", {"Allow": "GET"}))
+    assert (actual.code, actual.headers) == (405, {"Allow": "GET"})
+    assert "read-only" in actual.hint
 
 
 def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "backstory.web"):
-        found = refuse(RuntimeError("/secret/path"))
-    assert found.code == 500
-    assert "secret" not in found.message + found.hint
+        actual = refuse(RuntimeError("/secret/path"))
+    assert actual.code == 500
+    assert "secret" not in actual.message + actual.hint
     assert "/secret/path" in caplog.text
 
 
 def test_a_refused_value_is_not_repeated() -> None:
     with pytest.raises(ValidationError) as error:
         QueryBody.model_validate({"text": 10**6, "gradient": ["secret"]})
-    found = refuse(error.value)
-    assert found.code == 422
-    assert "gradient.0" in found.message
-    assert "secret" not in found.message
+    actual = refuse(error.value)
+    assert actual.code == 422
+    assert "gradient.0" in actual.message
+    assert "secret" not in actual.message
 
 
 def problems(shape: type[QueryBody | Upload], body: Any) -> str:

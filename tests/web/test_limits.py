@@ -56,8 +56,8 @@ def asked(
         "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in given.items()],
     }  # fmt: skip
     asyncio.run(Guard(echo, limits, say)(scope, receive, send))
-    found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
-    return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent[1:]).decode()
+    actual = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+    return sent[0]["status"], actual, b"".join(m.get("body", b"") for m in sent[1:]).decode()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.9.1", "LOCALHOST.", "a.localhost"])

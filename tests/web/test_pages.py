@@ -47,11 +47,11 @@ class Reader(HTMLParser):
 
 
 def read(html: str) -> Reader:
-    found = Reader()
-    found.feed(html)
-    found.close()
-    assert not found.open, f"left open: {found.open}"
-    return found
+    actual = Reader()
+    actual.feed(html)
+    actual.close()
+    assert not actual.open, f"left open: {actual.open}"
+    return actual
 
 
 def page(name: str, view: View | None = None, **place: Any) -> str:
@@ -70,11 +70,11 @@ def named(request: pytest.FixtureRequest) -> tuple[str, Reader]:
 
 
 def test_what_users_can_fill_is_only_text(named: tuple[str, Reader]) -> None:
-    name, found = named
-    assert "x" not in [a.get("src") for a in found.all("img")], f"an image of {name} came out of a text"
-    assert all(a.get("type") == "application/json" or a.get("src") == "/static/page.js" for a in found.all("script"))
-    assert not [a for _, a in found.elements if any(k.startswith("on") for k in a)], "inline handlers"
-    assert not found.all("b"), "the run's name is markup"
+    name, actual = named
+    assert "x" not in [a.get("src") for a in actual.all("img")], f"an image of {name} came out of a text"
+    assert all(a.get("type") == "application/json" or a.get("src") == "/static/page.js" for a in actual.all("script"))
+    assert not [a for _, a in actual.elements if any(k.startswith("on") for k in a)], "inline handlers"
+    assert not actual.all("b"), "the run's name is markup"
 
 
 def test_the_hostile_text_is_shown_as_it_is() -> None:
@@ -92,23 +92,23 @@ def test_data_blocks_are_json_that_cannot_end_early(named: tuple[str, Reader]) -
 
 
 def test_every_page_has_landmarks_one_heading_and_a_way_past_the_head(named: tuple[str, Reader]) -> None:
-    found = named[1]
-    assert all(len(found.all(tag)) == 1 for tag in ("main", "h1", "title"))
-    assert found.all("nav")
-    assert found.all("a")[0] == {"class": "skip", "href": "#main"}
-    assert found.all("html")[0]["lang"] == "en"
+    actual = named[1]
+    assert all(len(actual.all(tag)) == 1 for tag in ("main", "h1", "title"))
+    assert actual.all("nav")
+    assert actual.all("a")[0] == {"class": "skip", "href": "#main"}
+    assert actual.all("html")[0]["lang"] == "en"
 
 
 def test_fields_have_labels_and_images_words(named: tuple[str, Reader]) -> None:
-    found = named[1]
-    labelled = {a.get("for") for a in found.all("label")}
-    ids = [a.get("id") for _, a in found.elements if a.get("id")]
+    actual = named[1]
+    labelled = {a.get("for") for a in actual.all("label")}
+    ids = [a.get("id") for _, a in actual.elements if a.get("id")]
     assert len(ids) == len(set(ids)), "an id is there twice"
     for tag in ("input", "select", "textarea"):
-        for a in found.all(tag):
+        for a in actual.all(tag):
             inside = a.get("type") == "checkbox"  # inside its label, or with words of its own
             assert a.get("type") == "hidden" or inside or a.get("id") in labelled, f"{tag} {a} has no label"
-    assert all(a.get("alt") for a in found.all("img"))
+    assert all(a.get("alt") for a in actual.all("img"))
 
 
 def test_nothing_leads_outside(named: tuple[str, Reader]) -> None:
@@ -226,28 +226,28 @@ def test_small_filters() -> None:
 
 
 def test_a_checkpoint_can_be_chosen_without_a_script() -> None:
-    found = read(page("result"))
-    form = next(a for a in found.all("form") if "data-query" in a)
+    actual = read(page("result"))
+    form = next(a for a in actual.all("form") if "data-query" in a)
     assert (form["method"], form["action"]) == ("get", "/queries/law/0")
-    steps = [a["value"] for a in found.all("option") if (a.get("value") or "").isdigit()]
+    steps = [a["value"] for a in actual.all("option") if (a.get("value") or "").isdigit()]
     assert steps == ["40", "80", "120"]
 
 
 def test_a_typed_text_is_sent_again_by_post() -> None:
     typed = examples.result(input=examples.shown_input(kind="text", text=examples.HOSTILE))
-    found = read(page("result", typed))
-    form = next(a for a in found.all("form") if "data-query" in a)
+    actual = read(page("result", typed))
+    form = next(a for a in actual.all("form") if "data-query" in a)
     assert (form["method"], form["action"]) == ("post", "/query")
-    texts = [a["value"] for a in found.all("input") if a.get("name") == "text"]
+    texts = [a["value"] for a in actual.all("input") if a.get("name") == "text"]
     assert texts == [examples.HOSTILE] * 6  # the slider, the ranking at every checkpoint, the tokens; three comparisons
     assert "This page as JSON" not in read(page("result", typed, path="/query")).text
 
 
 def test_tokens_can_be_shaded_where_the_service_can() -> None:
-    found = read(page("result"))
-    form = next(a for a in found.all("form") if "data-shade" in a)
+    actual = read(page("result"))
+    form = next(a for a in actual.all("form") if "data-shade" in a)
     assert (form["method"], form["action"]) == ("get", "/query/tokens")
-    pairs = [(a["name"], a["value"]) for a in found.all("input") if a.get("name") in ("sample", "step")]
+    pairs = [(a["name"], a["value"]) for a in actual.all("input") if a.get("name") in ("sample", "step")]
     assert pairs[:2] == [("sample", "law/0"), ("step", "40")]
     assert "data-shade" not in page("result", can_shade=False)
 
@@ -260,11 +260,11 @@ def test_tokens_are_shaded_by_sign_and_size() -> None:
 
 
 def test_pages_of_samples_keep_the_filters() -> None:
-    found = read(page("samples", params={"source": "law", "text": "a&b", "sort": "value", "page": "2"}))
-    links = {a["rel"]: a["href"] for a in found.all("a") if a.get("rel")}
+    actual = read(page("samples", params={"source": "law", "text": "a&b", "sort": "value", "page": "2"}))
+    links = {a["rel"]: a["href"] for a in actual.all("a") if a.get("rel")}
     assert links["prev"] == "/samples?source=law&text=a%26b&sort=value&page=1"
     assert links["next"] == "/samples?source=law&text=a%26b&sort=value&page=3"
-    assert next(a for a in found.all("input") if a.get("id") == "text")["value"] == "a&b"
+    assert next(a for a in actual.all("input") if a.get("id") == "text")["value"] == "a&b"
 
 
 def test_values_have_a_column_where_a_query_set_is_named() -> None:
@@ -281,8 +281,8 @@ def test_no_sample_is_said_in_words() -> None:
 
 
 def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
-    found = read(page("sample", params={"queries": "law"}))
-    link = next(a for a in found.all("a") if a.get("data-replace") == "overwriting")
+    actual = read(page("sample", params={"queries": "law"}))
+    link = next(a for a in actual.all("a") if a.get("data-replace") == "overwriting")
     assert link["href"] == "/samples/law%2F1?queries=law&overwriting=true"
     for name in ("sample overwritten", "overwriting"):
         text = read(page(name)).text
@@ -294,16 +294,16 @@ def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
 
 
 def test_sources_come_as_csv_for_the_same_query_sets() -> None:
-    found = read(page("sources"))
-    link = next(a for a in found.all("a") if "download" in a)
+    actual = read(page("sources"))
+    link = next(a for a in actual.all("a") if "download" in a)
     assert link["href"] == "/sources.csv?queries=law&queries=poems&by=source"
-    ticked = [a["value"] for a in found.all("input") if a.get("name") == "queries" and "checked" in a]
+    ticked = [a["value"] for a in actual.all("input") if a.get("name") == "queries" and "checked" in a]
     assert ticked == ["law", "poems"]
 
 
 def test_harmful_samples_can_be_ticked() -> None:
-    found = read(page("harmful"))
-    ticks = [(a["value"], a["data-influence"]) for a in found.all("input") if a.get("name") == "id"]
+    actual = read(page("harmful"))
+    ticks = [(a["value"], a["data-influence"]) for a in actual.all("input") if a.get("name") == "id"]
     assert ticks[:2] == [("law/0", "-0.02"), ("law/1", "-0.01")]
     assert read(page("harmful", examples.harmful(0))).text.count("No sample hurt") == 1
 
@@ -360,15 +360,15 @@ def test_samples_in_both_results_are_marked() -> None:
 
 
 def test_a_page_has_its_twin() -> None:
-    found = read(page("sources", path="/sources", params={"queries": ["law", "poems"]}))
-    twin = next(a["href"] for a in found.all("a") if "format=json" in (a["href"] or ""))
+    actual = read(page("sources", path="/sources", params={"queries": ["law", "poems"]}))
+    twin = next(a["href"] for a in actual.all("a") if "format=json" in (a["href"] or ""))
     assert twin == "/sources?queries=law&queries=poems&format=json"
 
 
 def test_two_queries_that_were_sent_have_no_twin() -> None:
     def twins(**place: Any) -> list[str | None]:
-        found = read(page("compare", path="/compare", **place))
-        return [a["href"] for a in found.all("a") if "format=json" in (a["href"] or "")]
+        actual = read(page("compare", path="/compare", **place))
+        return [a["href"] for a in actual.all("a") if "format=json" in (a["href"] or "")]
 
     assert twins(params={}) == []
     chosen = {"set": "law", "index": "0", "set2": "poems", "index2": "0"}
@@ -381,27 +381,27 @@ def test_two_queries_that_were_sent_have_no_twin() -> None:
 def test_a_result_can_be_compared_whatever_was_queried(kind: str, sent: set[str]) -> None:
     more: dict[str, dict[str, Any]] = {"stored": {"set": "law", "index": 0}, "image": {"image": examples.picture()}}
     shown = examples.shown_input(kind=kind, text="a text", label="seven", **more.get(kind, {}))
-    found = read(page("result", examples.result(input=shown)))
-    hidden = [a["name"] for a in found.all("input") if a.get("type") == "hidden"]
+    actual = read(page("result", examples.result(input=shown)))
+    hidden = [a["name"] for a in actual.all("input") if a.get("type") == "hidden"]
     assert all(hidden.count(name) >= 3 for name in sent | {"at"})
     assert {"text2", "image2", "set2"} <= {
-        a.get("name") for tag, a in found.elements if tag in ("input", "textarea", "select")
+        a.get("name") for tag, a in actual.elements if tag in ("input", "textarea", "select")
     }
 
 
 def test_images_are_shown_with_words() -> None:
     shown = examples.sample(1, text=None, image="/images/law%2F1")
     view = examples.one_sample()
-    found = read(page("sample", View({**view.data, "sample": shown}, view.figures)))
-    image = next(a for a in found.all("img") if a["src"] == "/images/law%2F1")
+    actual = read(page("sample", View({**view.data, "sample": shown}, view.figures)))
+    image = next(a for a in actual.all("img") if a["src"] == "/images/law%2F1")
     assert image["alt"] == "Training image law/1, labelled label 1"
 
 
 def test_static_files_are_a_fixed_table() -> None:
-    found = pages.static()
-    assert set(found) == {"style.css", "page.js", "plotly.min.js"}
-    assert b"light-dark(" in found["style.css"][1]
-    assert len(found["plotly.min.js"][1]) > 1_000_000
+    actual = pages.static()
+    assert set(actual) == {"style.css", "page.js", "plotly.min.js"}
+    assert b"light-dark(" in actual["style.css"][1]
+    assert len(actual["plotly.min.js"][1]) > 1_000_000
     assert all(
-        b"http://" not in body and b"https://" not in body for n, (_, body) in found.items() if n != "plotly.min.js"
+        b"http://" not in body and b"https://" not in body for n, (_, body) in actual.items() if n != "plotly.min.js"
     )

@@ -62,10 +62,10 @@ def plain(file: Path) -> Reader:
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_nothing_leads_outside(name: str, pages: dict[str, Path]) -> None:
-    found = plain(pages[name])
-    links = [a[k] for _, a in found.elements for k in ("href", "src", "action") if a.get(k)]
+    actual = plain(pages[name])
+    links = [a[k] for _, a in actual.elements for k in ("href", "src", "action") if a.get(k)]
     assert all(link is not None and link.startswith(("#", "data:image/png;base64,")) for link in links), links
-    assert any(a.get("http-equiv") == "Content-Security-Policy" for a in found.all("meta"))
+    assert any(a.get("http-equiv") == "Content-Security-Policy" for a in actual.all("meta"))
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
@@ -182,9 +182,9 @@ def test_hostile_text_is_only_text(pages: dict[str, Path]) -> None:
 
 
 def test_pictures_are_in_the_file(pages: dict[str, Path]) -> None:
-    found = [a["src"] for a in plain(pages["digits"]).all("img")]
-    assert len(found) > 12
-    assert all(src is not None and src.startswith("data:image/png;base64,") for src in found)
+    actual = [a["src"] for a in plain(pages["digits"]).all("img")]
+    assert len(actual) > 12
+    assert all(src is not None and src.startswith("data:image/png;base64,") for src in actual)
 
 
 def test_the_query_set_can_be_chosen(runs: dict[str, State]) -> None:

@@ -49,8 +49,8 @@ def test_json_and_forms_say_the_same() -> None:
 
 
 def test_lists_of_a_form() -> None:
-    found = asyncio.run(read(request(b"sample=a&step=1&sample=b&step=2&text=x", FORM), TokensBody))
-    assert (found.sample, found.step) == (["a", "b"], [1, 2])
+    actual = asyncio.run(read(request(b"sample=a&step=1&sample=b&step=2&text=x", FORM), TokensBody))
+    assert (actual.sample, actual.step) == (["a", "b"], [1, 2])
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"top": ' + b"9" * 5000 + b"}"])
@@ -94,9 +94,9 @@ def test_an_upload_has_a_file_and_fields() -> None:
 
 
 def test_bodies_are_documented() -> None:
-    found = document(QueryBody)["requestBody"]["content"]
-    assert set(found) == {JSON, FORM}
-    assert "gradient" in found[JSON]["schema"]["properties"]
+    actual = document(QueryBody)["requestBody"]["content"]
+    assert set(actual) == {JSON, FORM}
+    assert "gradient" in actual[JSON]["schema"]["properties"]
 
 
 def paired(body: bytes, kind: str = JSON) -> Pair:

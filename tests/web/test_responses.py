@@ -70,8 +70,8 @@ def test_a_weight_that_only_looks_like_a_number_is_none(state: State) -> None:
         carrier = httpx.ASGITransport(make_app(state, warm=False))
         async with httpx.AsyncClient(transport=carrier, base_url=BASE) as client:
             for path, code in (("/health", 200), ("/nothing", 404)):
-                found = await client.get(path, headers=[(b"accept", b"text/html;q=\xb2")])
-                assert (found.status_code, found.headers["content-type"]) == (code, "application/json")
+                actual = await client.get(path, headers=[(b"accept", b"text/html;q=\xb2")])
+                assert (actual.status_code, actual.headers["content-type"]) == (code, "application/json")
 
     asyncio.run(main())
 
@@ -113,9 +113,9 @@ def test_where_the_page_of_an_error_fails_it_is_json(client: TestClient, monkeyp
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(pages, "render", fails)
-    found = client.get("/samples/nobody", headers={"accept": BROWSER})
-    assert (found.status_code, found.headers["content-type"]) == (404, "application/json")
-    assert set(found.json()["error"]) == {"code", "message", "hint"}
+    actual = client.get("/samples/nobody", headers={"accept": BROWSER})
+    assert (actual.status_code, actual.headers["content-type"]) == (404, "application/json")
+    assert set(actual.json()["error"]) == {"code", "message", "hint"}
 
 
 def test_script_in_a_sample_is_escaped_on_the_page(client: TestClient) -> None:

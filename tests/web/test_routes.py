@@ -16,9 +16,9 @@ from backstory.web.state import State
 
 
 def refused(client: TestClient, path: str, code: int) -> dict[str, object]:
-    found = client.get(path)
-    assert found.status_code == code, f"{path} gave {found.status_code}: {found.text[:200]}"
-    error: dict[str, object] = found.json()["error"]
+    actual = client.get(path)
+    assert actual.status_code == code, f"{path} gave {actual.status_code}: {actual.text[:200]}"
+    error: dict[str, object] = actual.json()["error"]
     assert set(error) == {"code", "message", "hint"}
     assert error["code"] == code
     return error
@@ -28,17 +28,17 @@ def refused(client: TestClient, path: str, code: int) -> dict[str, object]:
     "path", ["/", "/timeline?queries=poems&at=16", "/phases", "/health", "/samples?text=court", "/sources?queries=law&queries=poems", "/harmful?top=3", "/openapi.json"]
 )  # fmt: skip
 def test_paths_answer_in_json(client: TestClient, path: str) -> None:
-    found = client.get(path)
-    assert found.status_code == 200, found.text
-    assert found.headers["content-type"] == "application/json"
-    assert "nosniff" in found.headers["x-content-type-options"]
+    actual = client.get(path)
+    assert actual.status_code == 200, actual.text
+    assert actual.headers["content-type"] == "application/json"
+    assert "nosniff" in actual.headers["x-content-type-options"]
 
 
 def test_samples_are_bounded_by_value(client: TestClient) -> None:
     whole = client.get("/samples?queries=law").json()["items"]
-    found = client.get("/samples?queries=law&min_value=0").json()
-    assert [x["id"] for x in found["items"]] == [x["id"] for x in whole if x["value"] >= 0]
-    assert 0 < found["total"] < len(whole)
+    actual = client.get("/samples?queries=law&min_value=0").json()
+    assert [x["id"] for x in actual["items"]] == [x["id"] for x in whole if x["value"] >= 0]
+    assert 0 < actual["total"] < len(whole)
 
 
 def test_the_path_of_every_sample_leads_to_it(state: State) -> None:
@@ -96,38 +96,38 @@ def test_what_is_out_of_bounds_is_refused(client: TestClient, path: str) -> None
 
 
 def test_the_last_steps_are_left_out_of_harmful_data(client: TestClient) -> None:
-    found = client.get("/harmful?without_last=10").json()
-    assert found["without_last"] == 10
-    assert found["harmful"] != client.get("/harmful").json()["harmful"]
+    actual = client.get("/harmful?without_last=10").json()
+    assert actual["without_last"] == 10
+    assert actual["harmful"] != client.get("/harmful").json()["harmful"]
     assert "expected 0 to 23" in str(refused(client, "/harmful?without_last=24", 422)["message"])
     refused(client, "/harmful?without_last=-1", 422)
 
 
 def test_empty_fields_of_a_form_mean_nothing(client: TestClient) -> None:
-    found = client.get("/samples?text=&source=&label=&first_step=&last_step=&sort=&queries=&page=&per=")
-    assert found.status_code == 200
-    assert found.json()["total"] == len(TEXTS)
+    actual = client.get("/samples?text=&source=&label=&first_step=&last_step=&sort=&queries=&page=&per=")
+    assert actual.status_code == 200
+    assert actual.json()["total"] == len(TEXTS)
 
 
 def test_letters_with_a_meaning_elsewhere_are_letters_here(client: TestClient) -> None:
     for text in ("' OR 1=1 --", "%", "_", "\\", "(", "*", "[a", "\x00"):
-        found = client.get("/samples", params={"text": text})
-        assert found.status_code == 200, text
-        assert found.json()["total"] <= 1, text
+        actual = client.get("/samples", params={"text": text})
+        assert actual.status_code == 200, text
+        assert actual.json()["total"] <= 1, text
 
 
 def test_json_keeps_script_as_text(client: TestClient) -> None:
-    found = client.get("/samples/tags")
-    assert found.headers["content-type"] == "application/json"
-    assert found.json()["sample"]["text"] == "<script>alert"
+    actual = client.get("/samples/tags")
+    assert actual.headers["content-type"] == "application/json"
+    assert actual.json()["sample"]["text"] == "<script>alert"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("path", ["/", "/samples", "/samples/tags", "/sources", "/health"])
 def test_nothing_can_be_changed(client: TestClient, method: str, path: str) -> None:
-    found = client.request(method, path)
-    assert found.status_code == 405
-    assert "read-only" in found.json()["error"]["hint"]
+    actual = client.request(method, path)
+    assert actual.status_code == 405
+    assert "read-only" in actual.json()["error"]["hint"]
 
 
 def test_a_path_that_is_not_there(client: TestClient) -> None:
@@ -136,9 +136,9 @@ def test_a_path_that_is_not_there(client: TestClient) -> None:
 
 
 def test_the_table_of_sources(client: TestClient) -> None:
-    found = client.get("/sources.csv?queries=law&queries=poems")
-    assert found.headers["content-type"].startswith("text/csv")
-    assert found.text.splitlines()[0] == "source,samples,value,low,high,law,poems"
+    actual = client.get("/sources.csv?queries=law&queries=poems")
+    assert actual.headers["content-type"].startswith("text/csv")
+    assert actual.text.splitlines()[0] == "source,samples,value,low,high,law,poems"
 
 
 def test_sweeps_and_questions_keep_out_of_the_way_of_look_ups(bare_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,18 +186,18 @@ def test_questions_to_a_model_in_memory_have_their_own_lane(state: State, monkey
 
 def test_files_of_the_pages_come_from_a_table(client: TestClient) -> None:
     for name, kind in (("style.css", "text/css"), ("page.js", "text/javascript"), ("plotly.min.js", "text/javascript")):
-        found = client.get(f"/static/{name}")
-        assert found.status_code == 200
-        assert found.headers["content-type"].startswith(kind)
-        assert "max-age" in found.headers["cache-control"]
+        actual = client.get(f"/static/{name}")
+        assert actual.status_code == 200
+        assert actual.headers["content-type"].startswith(kind)
+        assert "max-age" in actual.headers["cache-control"]
 
 
 TEXT = {"text": "the court"}
 
 
-def refuses(found: Any, code: int) -> None:
-    assert found.status_code == code, found.text[:300]
-    assert set(found.json()["error"]) == {"code", "message", "hint"}
+def refuses(actual: Any, code: int) -> None:
+    assert actual.status_code == code, actual.text[:300]
+    assert set(actual.json()["error"]) == {"code", "message", "hint"}
 
 
 def test_typed_text_as_json_and_as_a_form(client: TestClient) -> None:
@@ -212,19 +212,19 @@ def test_typed_text_as_json_and_as_a_form(client: TestClient) -> None:
 
 def test_stored_queries_and_two_of_them(client: TestClient) -> None:
     path = client.get("/query").json()["query_sets"][0]["items"][1]["path"]
-    found = client.get(path, params={"at": 16, "top": 1, "replay": "true"}).json()
-    assert (found["at"], len(found["hits"]), len(found["rankings"])) == (16, 1, 3)
+    actual = client.get(path, params={"at": 16, "top": 1, "replay": "true"}).json()
+    assert (actual["at"], len(actual["hits"]), len(actual["rankings"])) == (16, 1, 3)
     assert [len(client.get(path, params={"top": k}).json()["harmful"]) for k in (1, 3, 200)] == [1, 3, 9]
     again = client.post("/query", json={"set": "law", "index": 1, "at": 16, "top": 1, "replay": True}).json()
-    assert again["rankings"] == found["rankings"]
+    assert again["rankings"] == actual["rankings"]
     both = client.get("/compare?set=law&index=0&set2=poems&index2=1").json()
     assert both["left"]["input"]["set"] == "law"
     assert both["right"]["input"]["index"] == 1
 
 
 def test_a_number_leads_to_its_query(client: TestClient) -> None:
-    found = client.get("/queries?set=law&index=1", follow_redirects=False)
-    assert (found.status_code, found.headers["location"]) == (303, "/queries/law/1")
+    actual = client.get("/queries?set=law&index=1", follow_redirects=False)
+    assert (actual.status_code, actual.headers["location"]) == (303, "/queries/law/1")
     refuses(client.get("/queries?set=law&index=2"), 404)
     refuses(client.get("/queries?set=https:%2F%2Felsewhere&index=0"), 404)
     refuses(client.get("/query?mistakes=true"), 422)
@@ -270,9 +270,9 @@ def test_lines_typed_in_a_browser_are_those_of_a_program(client: TestClient) -> 
 
 
 def test_one_error_is_said_of_a_gradient_however_many_there_are(client: TestClient) -> None:
-    found = client.post("/query", json={"gradient": [1.0, 2.0, *[""] * 1000]})
-    refuses(found, 422)
-    said = found.json()["error"]["message"]
+    actual = client.post("/query", json={"gradient": [1.0, 2.0, *[""] * 1000]})
+    refuses(actual, 422)
+    said = actual.json()["error"]["message"]
     assert said.count("gradient.") == 1
     assert "gradient.2 " in said
 
@@ -296,9 +296,9 @@ def test_a_pair_that_is_refused_is_kept_in_the_page(client: TestClient) -> None:
 
 
 def test_an_image_is_uploaded(client: TestClient) -> None:
-    found = client.post("/query/image", files={"image": ("a.png", b"bytes")}, data={"top": "2", "label": "seven"})
-    assert found.status_code == 200, found.text
-    assert found.json()["input"]["label"] == "seven"
+    actual = client.post("/query/image", files={"image": ("a.png", b"bytes")}, data={"top": "2", "label": "seven"})
+    assert actual.status_code == 200, actual.text
+    assert actual.json()["input"]["label"] == "seven"
     refuses(client.post("/query/image", data={"top": "2"}), 415)
     refuses(client.post("/query/image", files={"picture": ("a.png", b"bytes")}), 422)
     refuses(client.post("/query/image", files={"image": ("a.png", b"bytes")}, data={"top": "0"}), 422)
@@ -307,8 +307,8 @@ def test_an_image_is_uploaded(client: TestClient) -> None:
 
 def test_tokens(client: TestClient) -> None:
     step = client.get("/samples/tags").json()["sample"]["steps"][0]
-    found = client.get("/query/tokens", params={"sample": "tags", "step": step, "set": "law", "index": 0})
-    assert "".join(p["text"] for p in found.json()["items"][0]["tokens"]) == "<script>aler"
+    actual = client.get("/query/tokens", params={"sample": "tags", "step": step, "set": "law", "index": 0})
+    assert "".join(p["text"] for p in actual.json()["items"][0]["tokens"]) == "<script>aler"
     body = {"sample": ["tags"], "step": [step], "text": "the court"}
     assert client.post("/query/tokens", json=body).status_code == 200
     page = client.get("/query/tokens", params={"sample": "tags", "step": step, "text": "a b", "format": "html"})
@@ -336,11 +336,11 @@ def test_malformed_queries(client: TestClient, body: bytes, code: int) -> None:
 def test_a_gradient_that_is_not_finite(client: TestClient) -> None:
     for bad in ("NaN", "Infinity", "-1e400", "1e39", "null", '"1"'):
         body = '{"gradient": [' + ", ".join(["0"] * 135 + [bad]) + "]}"
-        found = client.post("/query", content=body, headers={"content-type": "application/json"})
+        actual = client.post("/query", content=body, headers={"content-type": "application/json"})
         if bad == '"1"':
-            assert found.status_code == 200  # a number in quotes is one
+            assert actual.status_code == 200  # a number in quotes is one
         else:
-            refuses(found, 422)
+            refuses(actual, 422)
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_other_kinds_of_bodies(client: TestClient, kind: str) -> None:
 
 def test_a_broken_form(client: TestClient) -> None:
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x", "multipart/form-data; boundary="):
-        found = client.post("/query/image", content=b"--y\r\nnonsense", headers={"content-type": kind})
-        assert 400 <= found.status_code < 500, kind
-        assert set(found.json()["error"]) == {"code", "message", "hint"}
+        actual = client.post("/query/image", content=b"--y\r\nnonsense", headers={"content-type": kind})
+        assert 400 <= actual.status_code < 500, kind
+        assert set(actual.json()["error"]) == {"code", "message", "hint"}
 
 
 def test_a_body_in_chunks_is_counted(client: TestClient) -> None:
@@ -362,5 +362,5 @@ def test_a_body_in_chunks_is_counted(client: TestClient) -> None:
 
 
 def test_a_text_of_one_letter_says_what_is_needed(client: TestClient) -> None:
-    found = client.post("/query", json={"text": "a"})
-    assert "expected 2 or more" in found.json()["error"]["message"]
+    actual = client.post("/query", json={"text": "a"})
+    assert "expected 2 or more" in actual.json()["error"]["message"]

@@ -34,18 +34,18 @@ def measure(bench: Bench) -> None:
     def index() -> None:
         for ids, x, y in bench.batches():
             with rival.with_batch(None):
-                found = losses(x, y)
-                found.sum().backward()
+                outcome = losses(x, y)
+                outcome.sum().backward()
                 model.zero_grad()
-            rival.process_batch(ids.tolist(), losses=found)
+            rival.process_batch(ids.tolist(), losses=outcome)
         rival.teardown()
 
     def ask() -> Tensor:
         made = package.Attributor(config.partial_run_path)
         with made.trace(model, None) as result:
             losses(*bench.queries).sum().backward()
-        found: Tensor = result.scores
-        return found
+        outcome: Tensor = result.scores
+        return outcome
 
     bench.time("index", index)
     scores = bench.time("query", ask)

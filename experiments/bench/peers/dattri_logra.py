@@ -67,8 +67,8 @@ def made(model: nn.Module) -> Any:
     """The rival's attributor."""
 
     def loss(model: nn.Module, batch: Any, device: Any) -> Tensor:
-        found: Tensor = model(**batch).loss
-        return found
+        result: Tensor = model(**batch).loss
+        return result
 
     task = import_module("dattri.task").AttributionTask(loss, model, model.state_dict())
     return import_module("dattri.algorithm.logra").LoGraAttributor(

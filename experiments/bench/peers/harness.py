@@ -64,15 +64,15 @@ class Bench:
         """One epoch with the rival in the loop and one without, in turns; medians of the turns after the first."""
         model, optimizer = self.work.start()
         batches, size = list(self.batches()), self.work.turn
-        found: dict[str, list[Times]] = {"plain": [], "record": []}
+        outcome: dict[str, list[Times]] = {"plain": [], "record": []}
         for lo in range(0, len(batches), size):
             part = batches[lo : lo + size]
             plain = timed_once(partial(self._plain, model, optimizer, part))
             rival = timed_once(partial(_each, recorded, part))
             if len(part) == size:
-                found["plain"].append(plain)
-                found["record"].append(rival)
-        for name, times in found.items():
+                outcome["plain"].append(plain)
+                outcome["record"].append(rival)
+        for name, times in outcome.items():
             one, scale = median(times[1:] or times), self.work.epoch / size
             self.times[name] = Times(one.wall * scale, one.cpu * scale)
 

@@ -33,10 +33,10 @@ def measure(bench: Bench) -> None:
     def ask() -> Tensor:
         rival.eval()
         log(torch.arange(bench.work.n_queries), *bench.queries)
-        found: Tensor = rival.compute_influence_all(rival.get_log(), rival.build_log_dataloader(batch_size=64))[
+        result: Tensor = rival.compute_influence_all(rival.get_log(), rival.build_log_dataloader(batch_size=64))[
             "influence"
         ]
-        return found
+        return result
 
     bench.time("index", index)
     scores = bench.time("query", ask)

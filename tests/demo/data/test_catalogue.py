@@ -25,9 +25,9 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    found = catalogue.catalogue()
-    assert list(found) == NAMES
-    for entry in found.values():
+    actual = catalogue.catalogue()
+    assert list(actual) == NAMES
+    for entry in actual.values():
         assert all(entry.as_dict()[key] for key in ("what", "megabytes", "licence", "package", "path")), entry.name
         assert not entry.cached
         assert {len(digest) for digest in entry.files.values()} <= {32, 64}
@@ -69,8 +69,8 @@ def md5(path: Path) -> str:
 @pytest.mark.slow
 def test_real_mnist_5k() -> None:
     real("mnist-5k")
-    found = data.mnist_5k()
-    assert torch.bincount(found.y).tolist() == [500] * 10
+    actual = data.mnist_5k()
+    assert torch.bincount(actual.y).tolist() == [500] * 10
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def story_loss(model: models.Llama, tokens: list[int]) -> float:
 @pytest.mark.parametrize("source", domains.SOURCES)
 def test_real_corpus(source: str) -> None:
     real(f"corpus/{source}")
-    found = data.corpus([source])
-    assert 0.9 * 2_000_000 < sum(len(d.text.encode()) for d in found) <= 2_000_000
-    assert all(d.source == source and d.text.strip() for d in found)
-    assert len({d.id for d in found}) == len(found) > 20
+    actual = data.corpus([source])
+    assert 0.9 * 2_000_000 < sum(len(d.text.encode()) for d in actual) <= 2_000_000
+    assert all(d.source == source and d.text.strip() for d in actual)
+    assert len({d.id for d in actual}) == len(actual) > 20

@@ -50,12 +50,12 @@ def turned(x: Tensor, t: int, *, neighbours: bool) -> Tensor:
 
 def test_attention_scores_are_the_same_in_both_layouts() -> None:
     data, parts = checkpoint()
-    found = models.read_llama(data).weights
+    actual = models.read_llama(data).weights
     x = torch.randn(2, DIM, generator=torch.Generator().manual_seed(1))
     d = DIM // HEADS
     for layer in range(LAYERS):
         theirs = [parts[f"self_attn.{k}_proj"][layer] for k in "qk"]
-        ours = [found[f"model.layers.{layer}.self_attn.{k}_proj.weight"] for k in "qk"]
+        ours = [actual[f"model.layers.{layer}.self_attn.{k}_proj.weight"] for k in "qk"]
         for head in range(HEADS):
             rows = slice(head * d, head * d + d)
             scores = [

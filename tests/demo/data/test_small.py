@@ -11,11 +11,11 @@ from backstory.demo.data import small
 
 
 def test_digits_are_images_between_0_and_1() -> None:
-    found = data.digits_8x8()
-    assert found.x.shape == (1797, 1, 8, 8)
-    assert found.x.min() == 0
-    assert found.x.max() == 1
-    assert set(found.y.tolist()) == set(range(10))
+    actual = data.digits_8x8()
+    assert actual.x.shape == (1797, 1, 8, 8)
+    assert actual.x.min() == 0
+    assert actual.x.max() == 1
+    assert set(actual.y.tolist()) == set(range(10))
 
 
 def test_wrong_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_the_recipe_is_the_same_each_time() -> None:
 
 
 def test_test_images_are_not_trained_on() -> None:
-    found = digits.images("digits")
-    train, test = digits.split(found, 50)
+    actual = digits.images("digits")
+    train, test = digits.split(actual, 50)
     assert not set(train.tolist()) & set(test.tolist())
-    assert len(train) + len(test) == len(found.y), "an image that fills no batch is a test image"
-    assert len(train) == 1400 == 4 * len(found.y) // 5 // 50 * 50
+    assert len(train) + len(test) == len(actual.y), "an image that fills no batch is a test image"
+    assert len(train) == 1400 == 4 * len(actual.y) // 5 // 50 * 50

@@ -17,11 +17,11 @@ def test_bytes_round_trip() -> None:
 
 
 def test_documents_are_cut_and_tails_dropped() -> None:
-    found = cut(DOCUMENTS, Bytes(), 3)
-    assert found.ids == ["x/a/0", "x/a/3", "y/a/0"]
-    assert found.sources == ["x", "x", "y"]
-    assert found.tokens.dtype == torch.int64
-    assert found.tokens.tolist() == [[97, 98, 99], [100, 101, 102], [0xC3, 0xA4, 49]]
+    actual = cut(DOCUMENTS, Bytes(), 3)
+    assert actual.ids == ["x/a/0", "x/a/3", "y/a/0"]
+    assert actual.sources == ["x", "x", "y"]
+    assert actual.tokens.dtype == torch.int64
+    assert actual.tokens.tolist() == [[97, 98, 99], [100, 101, 102], [0xC3, 0xA4, 49]]
 
 
 def test_ids_do_not_depend_on_the_other_documents() -> None:

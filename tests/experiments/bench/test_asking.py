@@ -9,11 +9,11 @@ from experiments.bench.workloads import TINY
 
 
 def test_one_line_for_each_workload_and_configuration() -> None:
-    found = bench_query(scale="tiny", repeats=1)["rows"]
-    assert [(x["workload"][0], x["occurrences"], x["queries"]) for x in found] == [
+    actual = bench_query(scale="tiny", repeats=1)["rows"]
+    assert [(x["workload"][0], x["occurrences"], x["queries"]) for x in actual] == [
         ("A", 24, 3), ("A", 24, 3), ("B", 12, 2), ("B", 12, 2),
     ]  # fmt: skip
-    for line in found:
+    for line in actual:
         assert line["index_and_query_s"] == line["index_s"] + line["embeddings_s"]
         assert line["adjoint_s"] > 0
         assert line["settings"]

@@ -15,22 +15,22 @@ from experiments.bench import efficiency, embedding, ours, recording, rivals, se
 
 
 def run(*args: str) -> Any:
-    found = CliRunner().invoke(app, ["bench", *args], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return json.loads(found.stdout.strip().splitlines()[-1])
+    actual = CliRunner().invoke(app, ["bench", *args], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return json.loads(actual.stdout.strip().splitlines()[-1])
 
 
 def test_bench_record_has_its_keys() -> None:
-    found = run("record", "--workloads", "A", "--scale", "tiny", "--json")
-    assert found["threads"] == 1
-    assert {"ratio", "cpu_ratio", "run_ratio", "one_off_s", "bytes_per_occurrence"} <= found["rows"][0].keys()
+    actual = run("record", "--workloads", "A", "--scale", "tiny", "--json")
+    assert actual["threads"] == 1
+    assert {"ratio", "cpu_ratio", "run_ratio", "one_off_s", "bytes_per_occurrence"} <= actual["rows"][0].keys()
 
 
 def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path) -> None:
     study = tmp_path / "gpt.json"
     study.write_text('seed 0\n{"rows": [{"method": "default", "mean": 0.75}]}\n')
-    found = run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
-    assert found["rows"][0]["fidelity"] == 0.75
+    actual = run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
+    assert actual["rows"][0]["fidelity"] == 0.75
     study.write_text("nothing")
     with pytest.raises(UsageError, match="is not the output of a command with --json"):
         run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")
@@ -38,15 +38,15 @@ def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path) -> None:
 
 def test_bench_embed_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "bench_sweep", lambda **_: {"disk": [], "slopes": []})
-    found = run("embed", "--p", "64", "--repeats", "1", "--scale", "tiny", "--json")
-    assert {"samples_per_s", "share_of_peak", "against_literal"} <= found["memory"][0].keys()
-    assert [line["rows_per_step"] for line in found["memory"]] == [16, 4, 1]
-    assert found["threads"] == 1
+    actual = run("embed", "--p", "64", "--repeats", "1", "--scale", "tiny", "--json")
+    assert {"samples_per_s", "share_of_peak", "against_literal"} <= actual["memory"][0].keys()
+    assert [line["rows_per_step"] for line in actual["memory"]] == [16, 4, 1]
+    assert actual["threads"] == 1
 
 
 def test_bench_query_has_its_keys() -> None:
-    found = run("query", "--repeats", "1", "--scale", "tiny", "--json")
-    assert {"index_s", "embeddings_s", "adjoint_s", "occurrences", "queries"} <= found["rows"][0].keys()
+    actual = run("query", "--repeats", "1", "--scale", "tiny", "--json")
+    assert {"index_s", "embeddings_s", "adjoint_s", "occurrences", "queries"} <= actual["rows"][0].keys()
 
 
 def test_bench_store_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +54,9 @@ def test_bench_store_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         efficiency, "bench_efficiency", lambda **_: [{"method": "M", "stage": "S", "samples_per_s": 2.5}]
     )
     monkeypatch.setattr(storing, "STEPS", 2)
-    found = run("store", "--scale", "tiny", "--json")
-    assert {"configuration", "bytes_per_occurrence", "times_smaller"} <= found["rows"][0].keys()
-    assert found["efficiency"][0]["samples_per_s"] == 2.5
+    actual = run("store", "--scale", "tiny", "--json")
+    assert {"configuration", "bytes_per_occurrence", "times_smaller"} <= actual["rows"][0].keys()
+    assert actual["efficiency"][0]["samples_per_s"] == 2.5
 
 
 def test_bench_peers_reports_a_rival_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,8 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.setattr("experiments.bench.serving.bench_serve", lambda **_: {"rows": [{"clients": 32, "errors": 0}]})
     file = tmp_path / "benchmarks.md"
-    found = run("all", "--write", str(file), "--json")
-    assert found["record"]["rows"][0]["ratio"] == 1.5
+    actual = run("all", "--write", str(file), "--json")
+    assert actual["record"]["rows"][0]["ratio"] == 1.5
     text = file.read_text()
     assert "| B: GPT | default | 1.5 |" in text
     assert "| 1,024 | 12.5 |" in text
@@ -102,11 +102,11 @@ ROW = {"occurrences": 20480, "warm_median_s": 0.0375, "errors": 0, "memory_growt
 def test_figures_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
 
-    def found(run: Path | None, **how: Any) -> dict[str, Any]:
+    def actual(run: Path | None, **how: Any) -> dict[str, Any]:
         asked.append((run, how))
         return {"rows": [ROW]}
 
-    monkeypatch.setattr(serving, "bench_serve", found)
+    monkeypatch.setattr(serving, "bench_serve", actual)
     monkeypatch.setattr(output, "out", Console(width=300))
     plain = CliRunner().invoke(
         app, ["bench", "serve", str(tmp_path), "--clients", "3", "--json"], catch_exceptions=False

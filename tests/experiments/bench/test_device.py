@@ -17,16 +17,16 @@ def quiet(text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def actual() -> dict[str, Any]:
     return check_device("cpu", scale="tiny", say=quiet)
 
 
-def test_the_cpu_agrees_with_itself(found: dict[str, Any]) -> None:
-    assert [check["found"] for check in found["checks"] if not check["passed"]] == []
-    same = [check["found"] for check in found["checks"] if "differs" in check["found"]]
+def test_the_cpu_agrees_with_itself(actual: dict[str, Any]) -> None:
+    assert [check["found"] for check in actual["checks"] if not check["passed"]] == []
+    same = [check["found"] for check in actual["checks"] if "differs" in check["found"]]
     assert len(same) == 5
     assert all(float(re.findall(r"by (\S+) of the largest value", text)[0]) < device.ROUNDING for text in same)
-    assert [line["workload"][0] for line in found["recording"]] == ["B", "C"]
+    assert [line["workload"][0] for line in actual["recording"]] == ["B", "C"]
 
 
 def test_numbers_that_differ_are_reported_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

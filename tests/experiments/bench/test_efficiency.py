@@ -18,14 +18,14 @@ def test_every_stage_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**getattr(efficiency, function.partition(":")[2])(**values), "peak_bytes": 1}
 
     monkeypatch.setattr(efficiency, "in_child", here)
-    found = bench_efficiency(scale="tiny")
-    assert [x["method"].split()[0] for x in found] == ["Backstory"] * 3 + ["LoGRA"] * 2
-    for line in found:
+    actual = bench_efficiency(scale="tiny")
+    assert [x["method"].split()[0] for x in actual] == ["Backstory"] * 3 + ["LoGRA"] * 2
+    for line in actual:
         assert line["samples_per_s"] == TINY["B"].samples / line["work_s"]
         assert line["peak_bytes"] == 1
-    assert [x.get("storage_bytes") is not None for x in found] == [True, True, False, True, False]
-    assert found[0]["storage_bytes"] > 12 * 2 * 1008  # rows of float16
-    assert found[1]["storage_bytes"] > 12 * 2 * 1008  # embeddings
+    assert [x.get("storage_bytes") is not None for x in actual] == [True, True, False, True, False]
+    assert actual[0]["storage_bytes"] > 12 * 2 * 1008  # rows of float16
+    assert actual[1]["storage_bytes"] > 12 * 2 * 1008  # embeddings
 
 
 def test_logra_is_the_influence_function_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:

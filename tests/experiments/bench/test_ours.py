@@ -4,10 +4,10 @@ from experiments.bench.ours import bench_ours
 
 
 def test_lines_beside_rivals() -> None:
-    found = bench_ours(scale="tiny", repeats=1)
-    assert [(x["rival"], x["workload"]) for x in found] == [("Backstory", w) for w in "AABB"]
-    for line in found:
+    actual = bench_ours(scale="tiny", repeats=1)
+    assert [(x["rival"], x["workload"]) for x in actual] == [("Backstory", w) for w in "AABB"]
+    for line in actual:
         assert line["record_over_plain"] == line["record_s"] / line["plain_s"]
         assert line["index_over_plain"] == line["index_s"] / line["plain_s"]
         assert min(line[k] for k in ("query_s", "adjoint_s", "store_bytes", "dims")) > 0
-    assert found[2]["configuration"] == "learned, rank 16, empirical/6, float16, joint"
+    assert actual[2]["configuration"] == "learned, rank 16, empirical/6, float16, joint"

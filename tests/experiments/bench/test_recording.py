@@ -18,37 +18,37 @@ def test_figures_by_hand() -> None:
     work = TINY["A"]  # turns of one step, so that the warm-up is 20 turns
     plain = [Times(1.0, 1.0)] * 24
     recorded = [Times(2.0, 3.0)] * 19 + [Times(52.0, 3.0)] + [Times(1.5, 1.2)] * 3 + [Times(9.0, 9.0)]
-    found = figures(work, plain, recorded, Times(4.0, 0.0))
-    assert found["ratio"] == 1.5
-    assert found["cpu_ratio"] == pytest.approx(1.2)
-    assert found["one_off_s"] == pytest.approx(19 * 2 + 52 - 20 * 1.5)
-    assert found["run_ratio"] == pytest.approx((19 * 2 + 52 + 3 * 1.5 + 9 + 4) / 24)
-    assert (found["steps"], found["turns"]) == (24, 4)
-    assert found["plain_ms_per_step"] == 1000
+    actual = figures(work, plain, recorded, Times(4.0, 0.0))
+    assert actual["ratio"] == 1.5
+    assert actual["cpu_ratio"] == pytest.approx(1.2)
+    assert actual["one_off_s"] == pytest.approx(19 * 2 + 52 - 20 * 1.5)
+    assert actual["run_ratio"] == pytest.approx((19 * 2 + 52 + 3 * 1.5 + 9 + 4) / 24)
+    assert (actual["steps"], actual["turns"]) == (24, 4)
+    assert actual["plain_ms_per_step"] == 1000
 
 
 def test_one_line_for_each_workload_and_configuration() -> None:
     said: list[str] = []
     known = {"default": 0.75, "learned-16-sampled-1/6": 0.8, "default-compressed": 0.77}
     study = {"rows": [{"method": name, "mean": mean} for name, mean in known.items()]}
-    found = bench_record(workloads="AB", scale="tiny", study=study, say=said.append)
-    assert [row["fidelity"] for row in found["rows"]] == [None] * 4 + [0.75, 0.77, None, 0.8, None, None, None]
-    assert all(row["embedding_s"] > 0 and row["embedded"] == row["occurrences"] for row in found["rows"])
-    assert [row["configuration"] for row in found["rows"][:4]] == [
+    actual = bench_record(workloads="AB", scale="tiny", study=study, say=said.append)
+    assert [row["fidelity"] for row in actual["rows"]] == [None] * 4 + [0.75, 0.77, None, 0.8, None, None, None]
+    assert all(row["embedding_s"] > 0 and row["embedded"] == row["occurrences"] for row in actual["rows"])
+    assert [row["configuration"] for row in actual["rows"][:4]] == [
         "default", "paper: random 32×32, empirical", "int8", "sampled:1",
     ]  # fmt: skip
-    assert [row["configuration"] for row in found["rows"][4:]] == [
+    assert [row["configuration"] for row in actual["rows"][4:]] == [
         "default", "default, compressed", "paper: random 32×32, empirical", "sampled:1/6", "sampled:1/6, compressed", "int8",
         "int8, compressed",
     ]  # fmt: skip
-    assert ["compress_s" in row for row in found["rows"][4:]] == [False, True, False, False, True, False, True]
-    assert found["rows"][5]["ratio"] == found["rows"][4]["ratio"], "recording is the same"
+    assert ["compress_s" in row for row in actual["rows"][4:]] == [False, True, False, False, True, False, True]
+    assert actual["rows"][5]["ratio"] == actual["rows"][4]["ratio"], "recording is the same"
     assert len(said) == 4  # and a plan each
-    for row in found["rows"]:
+    for row in actual["rows"]:
         assert row.keys() >= KEYS
         assert row["ratio"] > 0
         assert row["steps"] == 6
-    assert found["rows"][4]["settings"] == "learned, rank 16, empirical/6, float16"
+    assert actual["rows"][4]["settings"] == "learned, rank 16, empirical/6, float16"
 
 
 def test_all_recorders_end_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:

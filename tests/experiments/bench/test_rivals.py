@@ -26,8 +26,8 @@ def fake(folder: Path, body: str, name: str = "some") -> Rival:
 def test_figures_come_with_their_ratios(tmp_path: Path) -> None:
     line = json.dumps({"plain_s": 2.0, "record_s": 3.0, "index_s": 5.0, "query_s": 0.5})
     rival = fake(tmp_path, f"echo chatter; echo '{line}'")
-    found = bench_rivals(tmp_path, rivals=[rival], workloads="A")
-    assert found == [
+    actual = bench_rivals(tmp_path, rivals=[rival], workloads="A")
+    assert actual == [
         {"rival": "Some", "workload": "A", "plain_s": 2.0, "record_s": 3.0, "index_s": 5.0, "query_s": 0.5,
          "record_over_plain": 1.5, "index_over_plain": 2.5}
     ]  # fmt: skip
@@ -46,16 +46,16 @@ def test_a_rival_that_fails_is_a_line_with_the_reason(
     body: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rivals, "RUN_SECONDS", 1.0)
-    found = bench_rivals(tmp_path, rivals=[fake(tmp_path, body)], workloads="A")
-    assert reason in found[0]["failed"]
-    assert found[0].keys() == {"rival", "workload", "failed"}
+    actual = bench_rivals(tmp_path, rivals=[fake(tmp_path, body)], workloads="A")
+    assert reason in actual[0]["failed"]
+    assert actual[0].keys() == {"rival", "workload", "failed"}
 
 
 def test_one_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     good = fake(tmp_path, "echo '{\"plain_s\": 1.0}'", "good")
-    found = bench_rivals(tmp_path, rivals=[fake(tmp_path, "exit 1", "bad"), good], workloads="AC")
-    assert ["failed" in line for line in found] == [True, True, False, True]
-    assert found[3]["failed"] == "not run: it has no C"
+    actual = bench_rivals(tmp_path, rivals=[fake(tmp_path, "exit 1", "bad"), good], workloads="AC")
+    assert ["failed" in line for line in actual] == [True, True, False, True]
+    assert actual[3]["failed"] == "not run: it has no C"
 
 
 def test_an_install_that_fails_is_tried_again_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from experiments.bench import storing
 
 def test_references_come_first_and_have_the_same_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "STEPS", 2)
-    found = bench_store(scale="tiny")
-    references = {x["curvature"]: x for x in found if x["configuration"].startswith("reference")}
+    actual = bench_store(scale="tiny")
+    references = {x["curvature"]: x for x in actual if x["configuration"].startswith("reference")}
     assert references.keys() == {"empirical", "empirical/6", "sampled:1/6"}
-    ours = [x for x in found if not x["configuration"].startswith("reference")]
+    ours = [x for x in actual if not x["configuration"].startswith("reference")]
     assert [x["configuration"] for x in ours] == [*STORES, *COMPRESSED]
     for line in ours:
         expected = references[line["curvature"]]["bytes_per_occurrence"] / line["bytes_per_occurrence"]

@@ -9,24 +9,24 @@ from experiments.bench import sweeping
 def test_lines_and_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "product_peak", lambda: 1e9)
     monkeypatch.setattr(sweeping, "in_child", _here)
-    found = bench_sweep(scale="tiny", repeats=1)
-    assert [(x["run"], x["per_layer"], x["rows"]) for x in found["disk"]] == [
+    actual = bench_sweep(scale="tiny", repeats=1)
+    assert [(x["run"], x["per_layer"], x["rows"]) for x in actual["disk"]] == [
         (run, per_layer, rows)
         for run in ("SGD as a proxy", "AdamW as recorded")
         for per_layer in (True, False)
         for rows in (12, 48)
     ]
     dims = [64, 256, 192, 256, 88]  # 8×8, 24×8, 32×8, 8×32, 11×8, never over 32 a side
-    for line in found["disk"]:
+    for line in actual["disk"]:
         if not line["per_layer"] or line["rows"] == 12:
             assert "share_of_peak" not in line, "no matrix is made, so its operations are not done"
             continue
         each = (4 if line["run"].startswith("SGD") else 8) * sum(x * x for x in dims) * 48 / 1e9
         assert line["share_of_peak"] == pytest.approx(each / line["seconds"])
         assert line["read_share_of_peak"] == pytest.approx(each / line["read_s"])
-    assert {x["against"] for x in found["slopes"]} == {"steps", "p", "layers"}
-    assert [x["value"] for x in found["slopes"] if x["against"] == "layers"] == [4, 5]
-    assert all(x["peak_bytes"] == 4 * x["value"] for x in found["slopes"] if x["against"] == "steps")
+    assert {x["against"] for x in actual["slopes"]} == {"steps", "p", "layers"}
+    assert [x["value"] for x in actual["slopes"] if x["against"] == "layers"] == [4, 5]
+    assert all(x["peak_bytes"] == 4 * x["value"] for x in actual["slopes"] if x["against"] == "steps")
 
 
 def _here(function: str, values: dict[str, object]) -> dict[str, object]:

@@ -21,15 +21,15 @@ def test_the_first_turn_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_turns_keep_every_time() -> None:
     order: list[str] = []
-    found = turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
+    actual = turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
     assert order == ["a", "b"] * 3
-    assert [len(times) for times in found.values()] == [3, 3]
+    assert [len(times) for times in actual.values()] == [3, 3]
 
 
 def test_medians_and_sums_of_both_clocks() -> None:
-    found = [Times(1, 10), Times(5, 20), Times(2, 60)]
-    assert median(found) == (2, 20)
-    assert total(found) == (8, 90)
+    actual = [Times(1, 10), Times(5, 20), Times(2, 60)]
+    assert median(actual) == (2, 20)
+    assert total(actual) == (8, 90)
 
 
 def test_cpu_time_is_counted() -> None:

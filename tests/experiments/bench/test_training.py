@@ -26,9 +26,9 @@ def test_recording_does_not_change_the_training(name: str, tmp_path: Path) -> No
     recorded.close()  # once is enough
     x, y = plain.data
     with torch.no_grad():  # losses, for AdamW takes a whole step on a gradient that is 0 but for rounding
-        found, expected = (sample_losses(m(x), y) for m in (recorded.model, plain.model))
+        actual, expected = (sample_losses(m(x), y) for m in (recorded.model, plain.model))
     terms = 4 * 2 * (8 + 32 + 11 + 4 * 5)  # 4 steps, there and back: widths, classes, a batch's tokens
-    assert_same(found, expected, 4 * terms)  # each step works on what the others left, with weights of 5
+    assert_same(actual, expected, 4 * terms)  # each step works on what the others left, with weights of 5
     assert backstory.open(tmp_path / "run").n_steps == 4
 
 
@@ -36,14 +36,14 @@ def test_recording_does_not_change_the_training(name: str, tmp_path: Path) -> No
 def test_sizes_count_rows_and_files(curvature: str, rows: int, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run, _ = recorded_run(TINY["B"], path, {**RANDOM, "curvature": curvature}, 3)
-    found = sizes(path)
-    assert found["occurrences"] == run.n_occurrences == 12
-    assert found["rows"] == rows
-    assert found["dims"] == run.width
+    actual = sizes(path)
+    assert actual["occurrences"] == run.n_occurrences == 12
+    assert actual["rows"] == rows
+    assert actual["dims"] == run.width
     whole = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    assert found["bytes_per_occurrence"] * 12 + found["other_bytes"] == pytest.approx(whole)
-    assert found["bytes_per_occurrence"] > 2 * rows * found["dims"]
-    assert found["settings"] == f"random, rank 2, {curvature}, float16"
+    assert actual["bytes_per_occurrence"] * 12 + actual["other_bytes"] == pytest.approx(whole)
+    assert actual["bytes_per_occurrence"] > 2 * rows * actual["dims"]
+    assert actual["settings"] == f"random, rank 2, {curvature}, float16"
 
 
 def test_the_recording_ends_where_training_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

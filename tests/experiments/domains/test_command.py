@@ -27,8 +27,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_tables_json_and_page_say_the_same(tmp_path: Path) -> None:
     page = tmp_path / "domains.html"
     printed = CliRunner().invoke(app, [*COMMAND, "--plot", str(page)], catch_exceptions=False).stdout
-    found = json.loads(CliRunner().invoke(app, [*COMMAND, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
-    rows = {row["method"]: row for row in found["rows"]}
+    actual = json.loads(CliRunner().invoke(app, [*COMMAND, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
+    rows = {row["method"]: row for row in actual["rows"]}
     assert "without half of each source" in printed
     for part in ("whole", "half"):
         assert f"{rows['tracin'][part]['all']['mean']:.3f} [" in printed
@@ -39,6 +39,6 @@ def test_tables_json_and_page_say_the_same(tmp_path: Path) -> None:
 
 def test_unknown_modes_and_methods_are_refused() -> None:
     for option, words in (("--mode", "expected one of finetune"), ("--methods", "expected one of recorded")):
-        found = CliRunner().invoke(app, ["domains", option, "some"])
-        assert found.exit_code == 1
-        assert words in str(found.exception)
+        actual = CliRunner().invoke(app, ["domains", option, "some"])
+        assert actual.exit_code == 1
+        assert words in str(actual.exception)

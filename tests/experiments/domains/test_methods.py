@@ -36,7 +36,7 @@ def problem(text: None) -> Iterator[SourceProblem]:
 
 
 def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: SourceProblem) -> None:
-    found, plan = tracin_of_groups(problem).values, problem.trained
+    actual, plan = tracin_of_groups(problem).values, problem.trained
     parameters = list(plan.model.parameters())
 
     def gradient(loss: Tensor) -> Tensor:
@@ -56,26 +56,26 @@ def test_tracin_of_a_group_is_the_sum_over_its_passages(problem: SourceProblem) 
                         expected[p][row] += rate * torch.stack([v @ own for v in asked])
     plan.model.load_state_dict(end)
     for p in PARTS:
-        torch.testing.assert_close(found[p], expected[p], rtol=1e-3, atol=1e-5 * float(expected[p].abs().max()))
+        torch.testing.assert_close(actual[p], expected[p], rtol=1e-3, atol=1e-5 * float(expected[p].abs().max()))
 
 
 def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem: SourceProblem) -> None:
-    found, small = problem.of(problem.exact()), 1e-4
+    actual, small = problem.of(problem.exact()), 1e-4
     groups = [Removal(r.samples, share=small) for p in PARTS for r in problem.removals[p]]
     queries = problem.queries
     effect = (
         leave_out(lambda: recipe(TINY, 0), groups, lambda m: domain_losses(m, queries), dtype=torch.float64) / small
     )
     for p, expected in zip(PARTS, effect.chunk(2), strict=True):
-        torch.testing.assert_close(found[p], expected, rtol=0.02, atol=0.01 * float(expected.abs().max()))
+        torch.testing.assert_close(actual[p], expected, rtol=0.02, atol=0.01 * float(expected.abs().max()))
 
 
 def test_what_insight_reports_is_the_sum_over_the_passages_in_the_order_of_the_domains(problem: SourceProblem) -> None:
     made, _ = recorded(problem)
     summed = problem.of(made.run.query(made.model, domain_losses, problem.queries))
-    found = by_insight(problem, "here", made.run).values
+    actual = by_insight(problem, "here", made.run).values
     for p in PARTS:  # embeddings are stored in float16
-        torch.testing.assert_close(found[p], summed[p], rtol=0.02, atol=0.01 * float(summed[p].abs().max()))
+        torch.testing.assert_close(actual[p], summed[p], rtol=0.02, atol=0.01 * float(summed[p].abs().max()))
     assert problem.notes[SOURCES].pop("here").domains == tuple(problem.names)
 
 

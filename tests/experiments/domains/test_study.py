@@ -47,7 +47,7 @@ def test_the_truth_is_training_with_weight_0_for_what_is_removed() -> None:
     said: list[tuple[str, int, int]] = []
     problem = problem_of(TINY, 0)
     problem.say = lambda *x: said.append(x)
-    found = problem.truth()
+    actual = problem.truth()
     assert said[-1] == ("seed 0: retrain", 6, 6)
     for part, source in (("whole", "law"), ("half", "poems")):
         plan, gone = recipe(TINY, 0), set(problem.removals[part][problem.names.index(source)].samples)
@@ -58,7 +58,7 @@ def test_the_truth_is_training_with_weight_0_for_what_is_removed() -> None:
         with torch.no_grad():
             without = domain_losses(plan.model, problem.queries)
             change = without - domain_losses(problem.trained.model, problem.queries)
-        row = found[part][problem.names.index(source)]
+        row = actual[part][problem.names.index(source)]
         torch.testing.assert_close(row, change.double(), rtol=1e-2, atol=1e-5)
 
 
@@ -78,8 +78,8 @@ def test_the_diagonal_alone_does_not_count_without_it(truth: torch.Tensor) -> No
     strong = truth.abs() + 10 * torch.eye(8, dtype=torch.float64)
     score = torch.rand(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     score += 10 * torch.eye(8, dtype=torch.float64)
-    found = agreement([(score, strong)])
-    assert found["all"]["mean"] > found["off"]["mean"] + 0.1
+    actual = agreement([(score, strong)])
+    assert actual["all"]["mean"] > actual["off"]["mean"] + 0.1
     assert len(off_diagonal(score)) == 56
     assert float(off_diagonal(score).max()) < 1
 
@@ -98,22 +98,22 @@ def test_study_says_what_it_compares_and_survives_json(monkeypatch: pytest.Monke
     rows_ = [Method(m.name, overflows if m.name == "paper" else m.scores, group=m.group) for m in methods()]
     monkeypatch.setattr(domains, "methods", lambda: rows_)
     said: list[tuple[str, int, int]] = []
-    found = study(TINY, [0], only=["recorded", "paper", "tracin", "influence"], say=lambda *x: said.append(x))
-    assert json.loads(json.dumps(found)) == found
-    assert found["domains"] == ["code", "law", "poems"]
-    assert found["failed"] == ["paper: seed 0: the propagator overflowed"]
+    actual = study(TINY, [0], only=["recorded", "paper", "tracin", "influence"], say=lambda *x: said.append(x))
+    assert json.loads(json.dumps(actual)) == actual
+    assert actual["domains"] == ["code", "law", "poems"]
+    assert actual["failed"] == ["paper: seed 0: the propagator overflowed"]
     assert said[-1] == ("seed 0: methods", 7, 7)
-    rows = {row["method"]: row for row in found["rows"]}
+    rows = {row["method"]: row for row in actual["rows"]}
     assert list(rows) == ["default", "default-compressed", "tracin-run", "tracin", "influence-0.001", "influence-best"]
     for part in ("whole", "half"):
         assert rows["influence-best"][part]["all"]["mean"] >= rows["influence-0.001"][part]["all"]["mean"]
         less = rows["default"][part]["minus_tracin"]["all"]
         assert less["mean"] == pytest.approx(rows["default"][part]["all"]["mean"] - rows["tracin"][part]["all"]["mean"])
         assert "minus_tracin" not in rows["tracin"][part]
-    tables = found["matrices"][0]
+    tables = actual["matrices"][0]
     default, true = (torch.tensor(tables[n]["whole"]) for n in ("default", "truth"))
     assert rows["default"]["whole"]["scale"] == pytest.approx(float((default * true).sum() / (default**2).sum()))
-    assert 0 <= found["inside"]["default"][0] <= 1
+    assert 0 <= actual["inside"]["default"][0] <= 1
 
 
 def test_the_interval_of_insight_is_held_against_the_truth_of_the_same_cell() -> None:
@@ -142,10 +142,10 @@ def test_a_difference_is_the_row_minus_tracin(truth: torch.Tensor) -> None:
     far = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rows = {"default": {"whole": truth, "half": far}, "tracin": {"whole": far, "half": truth}}
     seed = seed_of({"whole": truth, "half": truth}, **{name: Scores(x) for name, x in rows.items()})
-    found = {name: {p: compared([seed], p, [x[p]]) for p in x} for name, x in rows.items()}
+    actual = {name: {p: compared([seed], p, [x[p]]) for p in x} for name, x in rows.items()}
     for part, sign in (("whole", 1), ("half", -1)):
-        expected = found["default"][part]["off"]["mean"] - found["tracin"][part]["off"]["mean"]
-        less = found["default"][part]["minus_tracin"]["off"]
+        expected = actual["default"][part]["off"]["mean"] - actual["tracin"][part]["off"]["mean"]
+        less = actual["default"][part]["minus_tracin"]["off"]
         assert less["mean"] == pytest.approx(expected)
         assert sign * less["mean"] > 0.5
         assert less["lower"] <= less["mean"] <= less["upper"]
@@ -155,9 +155,9 @@ def test_the_best_setting_is_the_one_nearest_to_the_truth(truth: torch.Tensor) -
     far = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     settings = {"damping 1": {"whole": far, "half": truth}, "damping 10": {"whole": truth, "half": far}}
     swept = Scores(settings["damping 1"], settings)
-    found = domains._best([seed_of({"whole": truth, "half": truth}, influence_best=swept)], "influence-best")
-    assert [found[p]["chosen"] for p in ("whole", "half")] == ["damping 10", "damping 1"]
-    assert found["whole"]["all"]["mean"] == pytest.approx(1.0)
+    actual = domains._best([seed_of({"whole": truth, "half": truth}, influence_best=swept)], "influence-best")
+    assert [actual[p]["chosen"] for p in ("whole", "half")] == ["damping 10", "damping 1"]
+    assert actual["whole"]["all"]["mean"] == pytest.approx(1.0)
 
 
 def test_rows_of_a_recording_and_of_a_sweep_have_one_name() -> None:

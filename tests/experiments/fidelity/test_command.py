@@ -18,17 +18,17 @@ ARGS = ["fidelity", "--model", "tiny", "--seeds", "0", "--removals", "6", "--met
 
 
 def call(*args: str) -> str:
-    found = CliRunner().invoke(app, list(args), env={"COLUMNS": "200"}, catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, list(args), env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return actual.stdout
 
 
 def test_json_has_rows_and_ceiling() -> None:
-    found = json.loads(call(*ARGS, "--json").strip().splitlines()[-1])
-    assert [row["method"] for row in found["rows"]] == ["paper", "gradient-dot"]
-    assert {"single", "all"} <= found["ceiling"].keys()
-    assert {"lower", "upper"} == found["rows"][0]["single_interval"].keys()
-    assert found["removals"] == 6
+    actual = json.loads(call(*ARGS, "--json").strip().splitlines()[-1])
+    assert [row["method"] for row in actual["rows"]] == ["paper", "gradient-dot"]
+    assert {"single", "all"} <= actual["ceiling"].keys()
+    assert {"lower", "upper"} == actual["rows"][0]["single_interval"].keys()
+    assert actual["removals"] == 6
 
 
 def test_the_same_command_twice_prints_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,31 +40,31 @@ def test_the_same_command_twice_prints_the_same_table(monkeypatch: pytest.Monkey
 
 
 def test_a_set_up_can_be_scaled_down() -> None:
-    found = json.loads(call(*ARGS, "--images", "48", "--epochs", "2", "--json").strip().splitlines()[-1])
-    assert (found["setup"]["images"], found["setup"]["epochs"]) == (48, 2)
+    actual = json.loads(call(*ARGS, "--images", "48", "--epochs", "2", "--json").strip().splitlines()[-1])
+    assert (actual["setup"]["images"], actual["setup"]["epochs"]) == (48, 2)
 
 
 def test_seeds_are_ranges_or_lists() -> None:
     assert seeds_of("0-4") == [0, 1, 2, 3, 4]
     assert seeds_of("2,0,2-3") == [2, 0, 3]
-    found = CliRunner().invoke(app, ["fidelity", "--seeds", "many"])
-    assert found.exit_code == 2
-    assert "0-4" in found.output
+    actual = CliRunner().invoke(app, ["fidelity", "--seeds", "many"])
+    assert actual.exit_code == 2
+    assert "0-4" in actual.output
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_the_optimizer_is_an_option(optimizer: str) -> None:
     args = [*ARGS[:-1], "paper,full-exact,full-exact-corrected", "--optimizer", optimizer, "--activation", "gelu"]
-    found = json.loads(call(*args, "--json").strip().splitlines()[-1])
-    assert [row["optimizer_model"] for row in found["rows"]] == ["sgd proxy, literal", f"{optimizer}, literal"]
-    assert found["skipped"] == ["full-exact-corrected: it is for sgd only"]
-    assert (found["setup"]["optimizer"], found["setup"]["activation"]) == (optimizer, "gelu")
+    actual = json.loads(call(*args, "--json").strip().splitlines()[-1])
+    assert [row["optimizer_model"] for row in actual["rows"]] == ["sgd proxy, literal", f"{optimizer}, literal"]
+    assert actual["skipped"] == ["full-exact-corrected: it is for sgd only"]
+    assert (actual["setup"]["optimizer"], actual["setup"]["activation"]) == (optimizer, "gelu")
 
 
 def test_the_scatter_page_is_written_beside_the_table(tmp_path: Path) -> None:
     page = tmp_path / "scatter.html"
-    found = json.loads(call(*ARGS, "--scatter", str(page), "--json").strip().splitlines()[-1])
-    assert found["rows"]
+    actual = json.loads(call(*ARGS, "--scatter", str(page), "--json").strip().splitlines()[-1])
+    assert actual["rows"]
     assert "gradient-dot: all" in page.read_text(encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ def by_rows(replay: Replay, curvature: str, contraction: Contraction) -> Tensor:
     made = replay.recipe
     replay.load(-1)
     adjoint = Adjoint(rows(made, mean_loss(made.model, made.queries["test"])), contraction=contraction)
-    found: list[Tensor] = []
+    actual: list[Tensor] = []
     for t in reversed(range(len(made.batches))):
         ids, batch = made.batches[t]
         replay.load(t)
@@ -46,8 +46,8 @@ def by_rows(replay: Replay, curvature: str, contraction: Contraction) -> Tensor:
         if curvature == "exact":
             f = made.model(batch[0])
             V = torch.cat([rows(made, (f * s).sum(1)) / len(ids) ** 0.5 for s in exact_seeds(f, "cross-entropy")])
-        found.insert(0, adjoint.influence(Step(G, w, Coefficients(replay.updates[t].rate, 0, 0, 0, 0, 1, 0), V))[0])
-    return torch.cat(found)
+        actual.insert(0, adjoint.influence(Step(G, w, Coefficients(replay.updates[t].rate, 0, 0, 0, 0, 1, 0), V))[0])
+    return torch.cat(actual)
 
 
 @pytest.mark.parametrize("setup", [MLP, CNN], ids=["mlp", "cnn"])
@@ -63,14 +63,14 @@ def by_rows(replay: Replay, curvature: str, contraction: Contraction) -> Tensor:
 def test_products_equal_rows(setup: Setup, curvature: str, form: str, contraction: Contraction) -> None:
     setup = replace(setup, rate=0.3)  # so that propagation matters
     replay = replayed(recipe(setup, 0))
-    found = influences(replay, curvature, form=form)
+    actual = influences(replay, curvature, form=form)
     expected = by_rows(replay, curvature, contraction)
-    ratio = float((found / expected).median())
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-13), (
+    ratio = float((actual / expected).median())
+    assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-13), (
         f"median ratio {ratio:.6f}: {setup.batch_size} would mean a missing weight, {1 / setup.rate:g} a missing rate"
     )
     plain = influences(replay, "none")
-    assert not torch.allclose(found, plain, rtol=1e-3), "propagation changes nothing here: the test shows nothing"
+    assert not torch.allclose(actual, plain, rtol=1e-3), "propagation changes nothing here: the test shows nothing"
 
 
 @pytest.mark.parametrize("setup", [MLP, CNN], ids=["mlp", "cnn"])
@@ -167,17 +167,17 @@ def frozen(optimizer: Optimizer, p: nn.Parameter, factored: bool) -> Tensor:
     v = state["exp_avg_sq"] / (1 - group["betas"][1] ** int(state["step"]))
     if factored and v.dim() == 2:
         v = torch.stack([torch.stack([v[i, :].sum() * v[:, j].sum() for j in range(6)]) for i in range(4)]) / v.sum()
-    found: Tensor = 1 / (v.sqrt() + group["eps"])
-    return found
+    actual: Tensor = 1 / (v.sqrt() + group["eps"])
+    return actual
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 @pytest.mark.parametrize("model", ["aware", "factored"])
 def test_exact_curvature_is_the_derivative_of_the_run(name: str, model: str) -> None:
-    found = influences(replayed(linear_run(OPTIMIZERS[name])), "exact", model=model)
+    actual = influences(replayed(linear_run(OPTIMIZERS[name])), "exact", model=model)
     expected = by_differentiation(OPTIMIZERS[name], model == "factored")
-    ratio = float((found / expected).median())
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-14), (
+    ratio = float((actual / expected).median())
+    assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-14), (
         f"median ratio {ratio:.6f}: 5 would mean a missing weight; another one for each step, a wrong coefficient"
     )
 
@@ -195,7 +195,7 @@ def by_embeddings(replay: Replay, form: str, P_of: Callable[[int], Tensor], coef
     replay.load(-1)
     v = rows(made, mean_loss(made.model, made.queries["test"]))[0]
     A, C = torch.eye(len(v), dtype=torch.float64), torch.zeros(len(v), len(v), dtype=torch.float64)
-    implicit, found = 0, list[Tensor]()
+    implicit, actual = 0, list[Tensor]()
     for t in reversed(range(len(made.batches))):
         rate, mu, tau, a = coefficients(t)
         replay.load(t)
@@ -206,9 +206,9 @@ def by_embeddings(replay: Replay, form: str, P_of: Callable[[int], Tensor], coef
         damp = rate * (1 - tau) * a / (1 - mu) if chosen else 0.0
         H = V.T @ torch.linalg.inv(torch.eye(len(V)).double() + damp * V @ torch.diag(P) @ V.T) @ V
         U = C - rate * a * A @ torch.diag(P)
-        found.insert(0, -((1 - tau) * U @ G.T).T @ v / len(G))
+        actual.insert(0, -((1 - tau) * U @ G.T).T @ v / len(G))
         A, C = A + (1 - tau) * U @ H, mu * U
-    return torch.cat(found), implicit
+    return torch.cat(actual), implicit
 
 
 def swings(V: Tensor, P: Tensor, rate: float, mu: float, tau: float, a: float) -> bool:
@@ -237,9 +237,9 @@ def test_the_empirical_forms_equal_embeddings_that_are_written_out(optimizer: st
     def coefficients(t: int) -> tuple[float, float, float, float]:
         return (2.0, 0.9, 0.0, 1.0) if optimizer == "momentum" else (0.15, 0.9, 0.9, 1 / (1 - 0.9 ** (t + 1)))
 
-    found = influences(replay, "empirical", form=form)
+    actual = influences(replay, "empirical", form=form)
     expected, implicit = by_embeddings(replay, form, P_of, coefficients)
-    assert torch.allclose(found, expected, rtol=1e-7, atol=1e-12 * float(expected.abs().max()))
+    assert torch.allclose(actual, expected, rtol=1e-7, atol=1e-12 * float(expected.abs().max()))
     if form == "auto":
         assert 0 < implicit < len(replay.updates), "either form must occur, or the test shows nothing"
 

@@ -97,9 +97,9 @@ def test_no_propagation_is_tracin_in_the_run(problem: ImageProblem) -> None:
 
 
 def test_single_is_the_last_epochs_part_of_all(problem: ImageProblem) -> None:
-    found, expected = full(problem, "exact", "literal"), problem.of(problem.exact())["single"]
-    assert close(found.values["single"], expected, 0.1), "near the ceiling on a run of 12 steps"
-    assert not close(found.values["single"], found.values["all"], 0.2)
+    actual, expected = full(problem, "exact", "literal"), problem.of(problem.exact())["single"]
+    assert close(actual.values["single"], expected, 0.1), "near the ceiling on a run of 12 steps"
+    assert not close(actual.values["single"], actual.values["all"], 0.2)
 
 
 def test_the_paper_on_a_run_with_momentum_is_plain_sgd_of_the_same_rate() -> None:

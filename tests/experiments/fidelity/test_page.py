@@ -26,26 +26,26 @@ def outcome() -> Outcome:
 
 
 def traces() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(figure(outcome()).to_json())["data"]
-    return found
+    actual: list[dict[str, Any]] = json.loads(figure(outcome()).to_json())["data"]
+    return actual
 
 
 def test_truth_is_across_and_scores_are_upward() -> None:
     pytest.importorskip("plotly")
-    found = traces()
-    assert len(found) == 2 * 2 * 2, "ceiling and one method, single and all, two seeds"
-    assert found[0]["name"] == "seed 3"
-    assert found[0]["y"] == [0, 1, 2, 3], "the ceiling comes first"
-    half = found[5]  # the method, single, seed 5
+    actual = traces()
+    assert len(actual) == 2 * 2 * 2, "ceiling and one method, single and all, two seeds"
+    assert actual[0]["name"] == "seed 3"
+    assert actual[0]["y"] == [0, 1, 2, 3], "the ceiling comes first"
+    half = actual[5]  # the method, single, seed 5
     assert (half["x"], half["y"]) == ([8, 10], [2, 6]), "only the removals that count"
 
 
 def test_a_seed_has_one_colour_everywhere_and_one_entry_in_the_legend() -> None:
-    found = traces()
-    colours = {name: {t["marker"]["color"] for t in found if t["name"] == name} for name in ("seed 3", "seed 5")}
+    actual = traces()
+    colours = {name: {t["marker"]["color"] for t in actual if t["name"] == name} for name in ("seed 3", "seed 5")}
     assert all(len(c) == 1 for c in colours.values())
     assert colours["seed 3"] != colours["seed 5"]
-    assert sum(t["showlegend"] for t in found) == 2
+    assert sum(t["showlegend"] for t in actual) == 2
 
 
 def test_the_page_is_whole() -> None:

@@ -13,8 +13,8 @@ TINY = setup_of("tiny", "gelu", "sgd")
 FEW = ["paper", "learned-16-sampled-1", "no-propagation", "influence-swept"]
 
 
-def without_seconds(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "rows": [{k: v for k, v in row.items() if k != "seconds"} for row in found["rows"]]}
+def without_seconds(actual: dict[str, Any]) -> dict[str, Any]:
+    return {**actual, "rows": [{k: v for k, v in row.items() if k != "seconds"} for row in actual["rows"]]}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def test_rows_that_are_not_for_the_optimizer_are_left_out_with_a_reason() -> Non
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_knowing_the_optimizer_beats_the_proxy(optimizer: str) -> None:
     rows = ["paper", "full-empirical-auto", "full-exact"]
-    found = study(setup_of("tiny", "gelu", optimizer, 4), [0, 1], count=16, only=rows).as_dict()
-    paper, auto, exact = (row["all"] for row in found["rows"])
-    assert found["ceiling"]["all"] > 0.95
+    actual = study(setup_of("tiny", "gelu", optimizer, 4), [0, 1], count=16, only=rows).as_dict()
+    paper, auto, exact = (row["all"] for row in actual["rows"])
+    assert actual["ceiling"]["all"] > 0.95
     assert min(auto, exact) > 0.9
     assert min(auto, exact) > paper

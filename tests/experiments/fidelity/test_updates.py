@@ -56,11 +56,11 @@ def test_the_equation_with_these_numbers_is_torchs_step(settings: dict[str, floa
 
 def test_a_factored_moment_keeps_the_sums_of_rows_and_columns() -> None:
     v = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = factored(v)
-    assert found.shape == v.shape
-    assert torch.allclose(found.sum((1, 2)), v.sum((1, 2)))
-    assert torch.allclose(found.sum(0), v.sum(0))
-    assert torch.linalg.matrix_rank(found.flatten(1)) == 1
+    actual = factored(v)
+    assert actual.shape == v.shape
+    assert torch.allclose(actual.sum((1, 2)), v.sum((1, 2)))
+    assert torch.allclose(actual.sum(0), v.sum(0))
+    assert torch.linalg.matrix_rank(actual.flatten(1)) == 1
     assert torch.equal(factored(v[0, 0]), v[0, 0])
     assert torch.equal(factored(torch.zeros(2, 2)), torch.zeros(2, 2))
 

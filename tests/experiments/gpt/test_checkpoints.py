@@ -11,13 +11,13 @@ text = pytest.fixture(autouse=True)(without_network)
 
 def test_with_every_checkpoint_before_its_step_the_agreement_is_that_of_the_recording() -> None:
     stages: list[tuple[str, int, int]] = []
-    found = study(TINY, [1], numbers=[2, None], count=5, rank=3, say=lambda *x: stages.append(x))
-    rows = {(r["checkpoints"], r["nearest"], r["moments"]): r for r in found["rows"]}
+    actual = study(TINY, [1], numbers=[2, None], count=5, rank=3, say=lambda *x: stages.append(x))
+    rows = {(r["checkpoints"], r["nearest"], r["moments"]): r for r in actual["rows"]}
     assert len(rows) == 7
     assert rows[6, "before", True]["each"] == pytest.approx(rows[None, "recorded", True]["each"])
     assert rows[2, "after", True]["each"] != pytest.approx(rows[None, "recorded", True]["each"])
-    assert all([r["mean"]] == r["each"] for r in found["rows"])
-    assert all(-1 <= x <= 1 for r in found["rows"] for x in r["each"])
+    assert all([r["mean"]] == r["each"] for r in actual["rows"])
+    assert all(-1 <= x <= 1 for r in actual["rows"] for x in r["each"])
     assert ("seed 1: runs", 7, 7) in stages
 
 

@@ -30,21 +30,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def call(*args: str) -> str:
-    found = CliRunner().invoke(app, [*args], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, [*args], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return actual.stdout
 
 
 def test_json_has_rows_and_ceiling(tmp_path: Path) -> None:
     written = tmp_path / "gpt.md"
-    found = json.loads(call(*GPT, "--json", "--markdown", str(written)).strip().splitlines()[-1])
-    assert f"| `paper` | {found['rows'][0]['optimizer_model']} |" in written.read_text(encoding="utf-8")
-    assert [row["method"] for row in found["rows"]] == ["paper", "default", "gradient-dot"]
-    assert [row["default"] for row in found["rows"]] == [False, True, False]
-    assert found["rows"][0]["recording_ratio"] > 0
-    assert found["rows"][2]["recording_ratio"] is None
-    assert {"mean", "seeds", "interval"} == found["ceiling"].keys()
-    assert found["removals"] == 4
+    actual = json.loads(call(*GPT, "--json", "--markdown", str(written)).strip().splitlines()[-1])
+    assert f"| `paper` | {actual['rows'][0]['optimizer_model']} |" in written.read_text(encoding="utf-8")
+    assert [row["method"] for row in actual["rows"]] == ["paper", "default", "gradient-dot"]
+    assert [row["default"] for row in actual["rows"]] == [False, True, False]
+    assert actual["rows"][0]["recording_ratio"] > 0
+    assert actual["rows"][2]["recording_ratio"] is None
+    assert {"mean", "seeds", "interval"} == actual["ceiling"].keys()
+    assert actual["removals"] == 4
 
 
 def test_the_same_command_twice_prints_the_same_table() -> None:
@@ -58,14 +58,14 @@ def test_the_same_command_twice_prints_the_same_table() -> None:
 
 def test_projection_as_table_and_json() -> None:
     assert re.search(r"logra\s+│ 4×4\s+│ 16\s+│ [\d,]+\s+│ 1\.000", call(*PROJECTION))
-    found = json.loads(call(*PROJECTION, "--json").strip().splitlines()[-1])
-    assert [row["rank"] for row in found["rows"]] == [2, 4, 2, 4]
+    actual = json.loads(call(*PROJECTION, "--json").strip().splitlines()[-1])
+    assert [row["rank"] for row in actual["rows"]] == [2, 4, 2, 4]
 
 
 def test_ranks_are_numbers_with_commas() -> None:
-    found = CliRunner().invoke(app, ["projection", "--ranks", "many"])
-    assert found.exit_code == 2
-    assert "4,8,16" in found.output
+    actual = CliRunner().invoke(app, ["projection", "--ranks", "many"])
+    assert actual.exit_code == 2
+    assert "4,8,16" in actual.output
 
 
 PAPER: dict[str, Any] = {
@@ -109,14 +109,14 @@ def test_checkpoints_as_table_and_json() -> None:
     printed = CliRunner().invoke(app, CHECKPOINTS, catch_exceptions=False).stdout
     assert "the checkpoint before the step" in printed
     assert "the recorded run" in printed
-    found = json.loads(
+    actual = json.loads(
         CliRunner().invoke(app, [*CHECKPOINTS, "--json"], catch_exceptions=False).stdout.splitlines()[-1]
     )
-    assert len(found["rows"]) == 4
-    assert f"{found['rows'][1]['mean']:.3f}" in printed
+    assert len(actual["rows"]) == 4
+    assert f"{actual['rows'][1]['mean']:.3f}" in printed
 
 
 def test_numbers_are_numbers_or_all() -> None:
-    found = CliRunner().invoke(app, ["checkpoints", "--numbers", "5,some"])
-    assert found.exit_code == 2
-    assert "5,20,all" in found.output
+    actual = CliRunner().invoke(app, ["checkpoints", "--numbers", "5,some"])
+    assert actual.exit_code == 2
+    assert "5,20,all" in actual.output

@@ -41,15 +41,15 @@ def scores(name: str, problem: Problem) -> Scores:
 
 @pytest.mark.parametrize("name", [m.name for m in methods()])
 def test_every_row_gives_a_number_for_each_removal_and_domain(name: str, problem: Problem) -> None:
-    found = scores(name, problem)
-    values = found.values[WHICH]
+    actual = scores(name, problem)
+    values = actual.values[WHICH]
     assert values.shape == (8, 4)
     assert values.isfinite().all()
     assert values.std(0).min() > 0
-    assert found.about.keys() == {"projection", "curvature", "groups", "optimizer_model", "dims"}
+    assert actual.about.keys() == {"projection", "curvature", "groups", "optimizer_model", "dims"}
     assert (
-        ("recording_ratio" in found.cost)
-        == ("bytes_per_occurrence" in found.cost)
+        ("recording_ratio" in actual.cost)
+        == ("bytes_per_occurrence" in actual.cost)
         == named(name).about.get("recorded", False)
     )
 
@@ -70,8 +70,8 @@ def test_every_row_gives_a_number_for_each_removal_and_domain(name: str, problem
     ],
 )  # fmt: skip
 def test_a_row_says_what_it_is(name: str, about: tuple[Any, ...], problem: Problem) -> None:
-    found = scores(name, problem).about
-    assert tuple(found[k] for k in ("projection", "curvature", "groups", "optimizer_model")) == about
+    actual = scores(name, problem).about
+    assert tuple(actual[k] for k in ("projection", "curvature", "groups", "optimizer_model")) == about
 
 
 def test_the_default_row_equals_a_plain_recording(problem: Problem, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_influence_is_computed_once_for_two_rows(problem: Problem, monkeypatch: 
 def test_a_margin_is_the_log_odds_of_the_next_token(problem: Problem) -> None:
     model, queries = problem.trained.model, problem.queries
     with torch.no_grad():
-        found = mean_margins(model, queries[0])
+        actual = mean_margins(model, queries[0])
         p = torch.softmax(model(queries[0][:, :-1]), -1).gather(2, queries[0][:, 1:, None])[..., 0]
-        assert torch.allclose(found, (p / (1 - p)).log().mean(1), rtol=1e-3)
-        assert torch.allclose(mean_margins(model, queries)[0], found.mean(), rtol=1e-4)
+        assert torch.allclose(actual, (p / (1 - p)).log().mean(1), rtol=1e-3)
+        assert torch.allclose(mean_margins(model, queries)[0], actual.mean(), rtol=1e-4)

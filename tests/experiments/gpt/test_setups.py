@@ -101,8 +101,8 @@ def test_a_query_is_the_mean_loss_of_one_domain() -> None:
 def test_fine_tuning_begins_from_trained_weights() -> None:
     before = recipe(TINY, 0)
     after = recipe(GptSetup(**{**vars(TINY), "pretraining": 8}), 0)
-    found = [domain_losses(r.model, r.queries["domains"]).mean().item() for r in (before, after)]
-    assert found[1] < found[0]
+    actual = [domain_losses(r.model, r.queries["domains"]).mean().item() for r in (before, after)]
+    assert actual[1] < actual[0]
 
 
 def test_what_cannot_be_is_refused() -> None:

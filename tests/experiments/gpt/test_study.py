@@ -23,41 +23,41 @@ def text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def found(text: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def actual(text: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return study(TINY, [0, 1], count=8, only=FEW, cache=tmp_path_factory.mktemp("cache"))
 
 
-def row(found: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(r for r in found["rows"] if r["method"] == name)
+def row(actual: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(r for r in actual["rows"] if r["method"] == name)
 
 
-def test_every_row_has_its_keys(found: dict[str, Any]) -> None:
-    assert [r["method"] for r in found["rows"]] == FEW
-    for r in found["rows"]:
+def test_every_row_has_its_keys(actual: dict[str, Any]) -> None:
+    assert [r["method"] for r in actual["rows"]] == FEW
+    for r in actual["rows"]:
         assert r.keys() >= KEYS
         assert len(r["seeds"]) == 2
         assert r["mean"] == pytest.approx(sum(r["seeds"]) / 2)
         assert r["interval"]["lower"] <= r["mean"] <= r["interval"]["upper"]
         assert (r["against_paper"] is None) == (r["method"] == "paper")
-    assert [r["method"] for r in found["rows"] if r["default"]] == ["default"]
-    assert {"mean", "seeds", "interval"} == found["ceiling"].keys()
-    assert json.loads(json.dumps(found)) == found
+    assert [r["method"] for r in actual["rows"] if r["default"]] == ["default"]
+    assert {"mean", "seeds", "interval"} == actual["ceiling"].keys()
+    assert json.loads(json.dumps(actual)) == actual
 
 
-def test_the_ceiling_has_the_sign_of_the_truth(found: dict[str, Any]) -> None:
+def test_the_ceiling_has_the_sign_of_the_truth(actual: dict[str, Any]) -> None:
     """A quarter of a batch in the first steps of Adam is far from a small change: 0.76, not 0.98."""
-    assert found["ceiling"]["mean"] > 0.5
+    assert actual["ceiling"]["mean"] > 0.5
 
 
-def test_differences_are_those_of_the_means(found: dict[str, Any]) -> None:
-    paper, ours = row(found, "paper"), row(found, "full-empirical")
+def test_differences_are_those_of_the_means(actual: dict[str, Any]) -> None:
+    paper, ours = row(actual, "paper"), row(actual, "full-empirical")
     assert ours["against_paper"]["mean"] == pytest.approx(ours["mean"] - paper["mean"])
 
 
-def test_contrasts_are_those_of_the_rows_that_were_run(found: dict[str, Any]) -> None:
+def test_contrasts_are_those_of_the_rows_that_were_run(actual: dict[str, Any]) -> None:
     """A swept row counts half of the removals, so that its difference is not that of the means."""
-    assert [(c["method"], c["against"]) for c in found["contrasts"]] == [("default", "influence-swept")]
-    assert found["contrasts"][0]["lower"] <= found["contrasts"][0]["mean"] <= found["contrasts"][0]["upper"]
+    assert [(c["method"], c["against"]) for c in actual["contrasts"]] == [("default", "influence-swept")]
+    assert actual["contrasts"][0]["lower"] <= actual["contrasts"][0]["mean"] <= actual["contrasts"][0]["upper"]
 
 
 def test_contrasts_and_benchmarks_name_rows_that_exist() -> None:
@@ -66,19 +66,19 @@ def test_contrasts_and_benchmarks_name_rows_that_exist() -> None:
     assert set(STUDIED.values()) <= known
 
 
-def test_a_swept_row_is_scored_on_the_other_half(found: dict[str, Any]) -> None:
-    swept = row(found, "influence-swept")
+def test_a_swept_row_is_scored_on_the_other_half(actual: dict[str, Any]) -> None:
+    swept = row(actual, "influence-swept")
     assert swept["removals_counted"] == 4
     assert all(setting.startswith("damping") for setting in swept["chosen"])
-    assert row(found, "paper")["removals_counted"] == 8
+    assert row(actual, "paper")["removals_counted"] == 8
 
 
-def test_a_seed_gives_the_same_numbers_whatever_else_is_asked(found: dict[str, Any]) -> None:
+def test_a_seed_gives_the_same_numbers_whatever_else_is_asked(actual: dict[str, Any]) -> None:
     again = study(TINY, [1], count=8, only=["default", "influence-swept"])
     for r in again["rows"]:
-        known = row(found, r["method"])
+        known = row(actual, r["method"])
         assert r["seeds"] == pytest.approx(known["seeds"][1:])
         assert all(
             r[k] == known[k] for k in ("projection", "curvature", "groups", "optimizer_model", "dims", "default")
         )
-    assert again["ceiling"]["seeds"] == pytest.approx(found["ceiling"]["seeds"][1:])
+    assert again["ceiling"]["seeds"] == pytest.approx(actual["ceiling"]["seeds"][1:])

@@ -27,11 +27,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_table_json_and_page_say_the_same(tmp_path: Path) -> None:
     page = tmp_path / "planted.html"
     printed = CliRunner().invoke(app, [*LABELS, "--plot", str(page)], catch_exceptions=False).stdout
-    found = json.loads(CliRunner().invoke(app, [*LABELS, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
+    actual = json.loads(CliRunner().invoke(app, [*LABELS, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
     assert "labels: 6 of 64 samples" in printed
-    for row in found["rows"]:
+    for row in actual["rows"]:
         assert f"{row['auroc']:.3f} [{row['lower']:.3f}, {row['upper']:.3f}]" in printed
-    assert f"by {found['change'][0]:+.4f}." in printed
+    assert f"by {actual['change'][0]:+.4f}." in printed
     assert "gradient-norm" in page.read_text(encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ def problem() -> Iterator[PlantedProblem]:
 
 
 @pytest.fixture(scope="module")
-def found(problem: PlantedProblem) -> dict[str, Scores]:
+def actual(problem: PlantedProblem) -> dict[str, Scores]:
     return {method.name: method.scores(problem) for method in methods(labels=True)}
 
 
@@ -53,24 +53,24 @@ def of_samples(plan: Recipe) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def test_loss_and_gradient_norm_are_those_of_the_trained_model(
-    found: dict[str, Scores], end: Recipe, problem: PlantedProblem
+    actual: dict[str, Scores], end: Recipe, problem: PlantedProblem
 ) -> None:
     ids, expected = problem.ids, of_samples(end)
     assert sorted(expected) == ids
     losses, norms = torch.stack([expected[i][0] for i in ids]), torch.stack([expected[i][1].norm() for i in ids])
-    torch.testing.assert_close(found["loss"].values[SUSPICION], losses, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found["gradient-norm"].values[SUSPICION], norms, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual["loss"].values[SUSPICION], losses, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual["gradient-norm"].values[SUSPICION], norms, rtol=1e-4, atol=1e-6)
 
 
 def test_influence_functions_are_the_explicit_inverse(
-    found: dict[str, Scores], end: Recipe, problem: PlantedProblem
+    actual: dict[str, Scores], end: Recipe, problem: PlantedProblem
 ) -> None:
     ids, of = problem.ids, of_samples(end)
     G = torch.stack([of[i][1] for i in ids])
     asked = torch.autograd.grad(problem.loss(end.model, problem.queries), list(end.model.parameters()))
     v = torch.cat([g.flatten() for g in asked]).double()
     inverse = torch.linalg.inv(G.T @ G / len(G) + 0.1 * torch.eye(G.shape[1], dtype=torch.float64)) / len(G)
-    towards, itself = (found[n].settings["damping 0.1"] for n in ("influence-function", "influence-function-self"))
+    towards, itself = (actual[n].settings["damping 0.1"] for n in ("influence-function", "influence-function-self"))
     torch.testing.assert_close(towards[INFLUENCE], v @ inverse @ G.T, rtol=1e-3, atol=1e-8)
     assert torch.equal(towards[SUSPICION], -towards[INFLUENCE])
     torch.testing.assert_close(itself[SUSPICION], ((G @ inverse) * G).sum(1), rtol=1e-3, atol=1e-8)
@@ -78,33 +78,38 @@ def test_influence_functions_are_the_explicit_inverse(
 
 
 def test_the_influence_function_is_that_of_the_methods(
-    found: dict[str, Scores], end: Recipe, problem: PlantedProblem
+    actual: dict[str, Scores], end: Recipe, problem: PlantedProblem
 ) -> None:
     answer = influence_function(end, problem.queries, loss=problem.loss, damping=1e-3)
     names, scores = answer.per_sample()
     assert [str(x) for x in names] == problem.ids
     torch.testing.assert_close(
-        found["influence-function-0.001"].values[INFLUENCE], scores[0], rtol=1e-2, atol=1e-3 * float(scores.abs().max())
+        actual["influence-function-0.001"].values[INFLUENCE],
+        scores[0],
+        rtol=1e-2,
+        atol=1e-3 * float(scores.abs().max()),
     )
 
 
-def test_exact_is_the_effect_of_a_little_less_of_each_sample(found: dict[str, Scores], problem: PlantedProblem) -> None:
+def test_exact_is_the_effect_of_a_little_less_of_each_sample(
+    actual: dict[str, Scores], problem: PlantedProblem
+) -> None:
     small, some = 1e-3, [0, 17, 60]
     groups = [Removal((int(problem.ids[k]),), share=small) for k in some]
     effect = leave_out(problem.make, groups, QuerySet("test", mean=True), dtype=torch.float64)
-    torch.testing.assert_close(found["exact"].values[INFLUENCE][some], effect[:, 0] / small, rtol=0.03, atol=1e-7)
+    torch.testing.assert_close(actual["exact"].values[INFLUENCE][some], effect[:, 0] / small, rtol=0.03, atol=1e-7)
 
 
-def test_the_most_suspect_are_the_most_harmful_of_insight(found: dict[str, Scores], problem: PlantedProblem) -> None:
+def test_the_most_suspect_are_the_most_harmful_of_insight(actual: dict[str, Scores], problem: PlantedProblem) -> None:
     made = problem.recording(clip_norm=None)
     worst = harmful(made.run, made.model, problem.loss, problem.queries, top=10).harmful
-    scores = found["default"].values[SUSPICION]
+    scores = actual["default"].values[SUSPICION]
     suspects = [float(scores[problem.ids.index(str(hit.sample))]) for hit in worst]
     assert suspects == pytest.approx(scores.topk(10).values.tolist(), rel=1e-3)  # float16: nearly equal ones may swap
 
 
-def test_text_has_a_compressed_run_and_images_a_finer_curvature(found: dict[str, Scores]) -> None:
-    assert not torch.equal(found["curvature-sampled:4"].values[SUSPICION], found["default"].values[SUSPICION])
+def test_text_has_a_compressed_run_and_images_a_finer_curvature(actual: dict[str, Scores]) -> None:
+    assert not torch.equal(actual["curvature-sampled:4"].values[SUSPICION], actual["default"].values[SUSPICION])
     rows = {m.name: m for m in methods(labels=False)}
     assert "curvature-sampled:4" not in rows
     with problem_of(TINY, "uniform", 0, 0.1) as problem:

@@ -17,21 +17,21 @@ text = pytest.fixture(autouse=True)(without_network)
 
 @pytest.mark.parametrize("kind", SPOILS)
 def test_planted_passages_are_spoiled_and_no_others(kind: str) -> None:
-    found = problem_of(TINY, kind, 0, 0.1)
-    assert len(found.planted) == 5
-    plain, spoiled = text_setups.recipe(TINY, 0), found.make()
+    actual = problem_of(TINY, kind, 0, 0.1)
+    assert len(actual.planted) == 5
+    plain, spoiled = text_setups.recipe(TINY, 0), actual.make()
     for (ids, before), (same, after) in zip(plain.batches, spoiled.batches, strict=True):
         assert list(ids) == list(same)
         for name, a, b in zip(ids, before, after, strict=True):
-            assert torch.equal(a, b) != (name in found.planted)
+            assert torch.equal(a, b) != (name in actual.planted)
             if kind == "shuffled":
                 assert torch.equal(a.sort().values, b.sort().values)
-            if kind == "repeated" and name in found.planted:
+            if kind == "repeated" and name in actual.planted:
                 assert bytes(b.tolist()) == (bytes(a[:4].tolist()) * 4)[:13]
-            if kind == "reversed" and name in found.planted:
+            if kind == "reversed" and name in actual.planted:
                 assert torch.equal(a, b.flip(0))
-    assert torch.equal(found.queries, plain.queries["domains"].flatten(0, 1))
-    assert all(torch.equal(a[1], b[1]) for a, b in zip(spoiled.batches, found.make().batches, strict=True))
+    assert torch.equal(actual.queries, plain.queries["domains"].flatten(0, 1))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(spoiled.batches, actual.make().batches, strict=True))
 
 
 def test_uniform_bytes_are_of_all_kinds() -> None:
@@ -41,28 +41,28 @@ def test_uniform_bytes_are_of_all_kinds() -> None:
 
 
 def test_wrong_labels_are_wrong_and_the_same_in_every_epoch() -> None:
-    found = problem_of(DIGITS, "labels", 0, 0.5)
-    plain, spoiled = image_setups.recipe(DIGITS, 0), found.make()
+    actual = problem_of(DIGITS, "labels", 0, 0.5)
+    plain, spoiled = image_setups.recipe(DIGITS, 0), actual.make()
     seen: dict[int, set[int]] = {}
     for (ids, (x, y)), (_, (same, z)) in zip(plain.batches, spoiled.batches, strict=True):
         assert torch.equal(x, same)
         for i, right, label in zip(ids, y, z, strict=True):
-            assert (int(right) == int(label)) != (str(i) in found.planted)
+            assert (int(right) == int(label)) != (str(i) in actual.planted)
             assert 0 <= int(label) < 10
             seen.setdefault(int(i), set()).add(int(label))
-    assert len(found.planted) == 48
+    assert len(actual.planted) == 48
     assert all(len(labels) == 1 for labels in seen.values())
-    assert torch.equal(found.queries[1], plain.queries["test"][1])
+    assert torch.equal(actual.queries[1], plain.queries["test"][1])
 
 
 def test_the_query_is_the_mean_over_all_clean_tokens() -> None:
-    found = problem_of(TINY, "shuffled", 0, 0.1)
-    model = found.make().model
+    actual = problem_of(TINY, "shuffled", 0, 0.1)
+    model = actual.make().model
     with torch.no_grad():
-        logits = model(found.queries[:, :-1]).flatten(0, 1)
-        expected = torch.nn.functional.cross_entropy(logits, found.queries[:, 1:].flatten())
-        torch.testing.assert_close(mean_passage(model, found.queries), expected)
-        torch.testing.assert_close(found.loss(model, found.queries), expected)
+        logits = model(actual.queries[:, :-1]).flatten(0, 1)
+        expected = torch.nn.functional.cross_entropy(logits, actual.queries[:, 1:].flatten())
+        torch.testing.assert_close(mean_passage(model, actual.queries), expected)
+        torch.testing.assert_close(actual.loss(model, actual.queries), expected)
 
 
 def test_what_cannot_be_planted_is_refused() -> None:

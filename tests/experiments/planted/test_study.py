@@ -24,9 +24,9 @@ def test_auroc_counts_pairs() -> None:
 def test_the_variance_is_what_repetition_gives() -> None:
     g = torch.Generator().manual_seed(0)
     bad = torch.arange(120) < 30
-    found = [auroc(torch.randn(120, generator=g, dtype=torch.float64) + bad, bad) for _ in range(400)]
-    spread = torch.tensor([a for a, _ in found]).var()
-    said = torch.tensor([v for _, v in found]).mean()
+    actual = [auroc(torch.randn(120, generator=g, dtype=torch.float64) + bad, bad) for _ in range(400)]
+    spread = torch.tensor([a for a, _ in actual]).var()
+    said = torch.tensor([v for _, v in actual]).mean()
     assert float(said / spread) == pytest.approx(1.0, abs=0.25)
 
 
@@ -62,11 +62,11 @@ def test_the_change_is_retraining_without_all_that_was_planted() -> None:
 
 def test_study_ranks_methods_and_survives_json() -> None:
     said: list[tuple[str, int, int]] = []
-    found = study(DIGITS, "labels", [0], share=0.1, say=lambda *x: said.append(x))
-    assert json.loads(json.dumps(found)) == found
-    assert (found["samples"], found["planted"]) == ([96], [10])
+    actual = study(DIGITS, "labels", [0], share=0.1, say=lambda *x: said.append(x))
+    assert json.loads(json.dumps(actual)) == actual
+    assert (actual["samples"], actual["planted"]) == ([96], [10])
     assert said[-1] == ("seed 0: methods", 9, 9)
-    rows = {row["method"]: row for row in found["rows"]}
+    rows = {row["method"]: row for row in actual["rows"]}
     assert {
         "default",
         "exact",
@@ -76,10 +76,10 @@ def test_study_ranks_methods_and_survives_json() -> None:
         "gradient-norm",
         "loss",
     } < set(rows)
-    values = [row["auroc"] for row in found["rows"]]
+    values = [row["auroc"] for row in actual["rows"]]
     assert values == sorted(values, reverse=True)
     assert rows["influence-function"]["auroc"] >= rows["influence-function-0.001"]["auroc"]
     assert rows["influence-function"]["chosen"].startswith("damping")
-    assert rows["exact"]["predicted"][0] == pytest.approx(found["change"][0], rel=0.3)
+    assert rows["exact"]["predicted"][0] == pytest.approx(actual["change"][0], rel=0.3)
     assert 0 <= rows["default"]["hurt_planted"] <= 1
     assert "hurt_planted" not in rows["loss"]

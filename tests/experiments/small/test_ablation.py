@@ -14,7 +14,7 @@ TINY = setup_of("tiny", "gelu", "sgd", 2, 64)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return study(
         TINY,
         [0, 1],
@@ -27,40 +27,40 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
 
 
-def cell(found: dict[str, Any], *key: Any) -> dict[str, Any]:
+def cell(actual: dict[str, Any], *key: Any) -> dict[str, Any]:
     names = ("projection", "rank", "curvature", "warmup")
-    return next(row for row in found["rows"] if tuple(row[n] for n in names) == key)
+    return next(row for row in actual["rows"] if tuple(row[n] for n in names) == key)
 
 
-def test_every_cell_has_its_row(found: dict[str, Any]) -> None:
-    assert len(found["rows"]) == 2 * 2 * (2 + 1)
-    for row in found["rows"]:
+def test_every_cell_has_its_row(actual: dict[str, Any]) -> None:
+    assert len(actual["rows"]) == 2 * 2 * (2 + 1)
+    for row in actual["rows"]:
         for kind in ("full", "single", "all"):
             assert row[kind] == pytest.approx(sum(row[f"{kind}_seeds"]) / 2)
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(actual)) == actual
 
 
-def test_all_coordinates_give_full_coordinates_scores(found: dict[str, Any]) -> None:
+def test_all_coordinates_give_full_coordinates_scores(actual: dict[str, Any]) -> None:
     """Rank 64 is every coordinate of this net: nothing but float16 is lost."""
-    assert cell(found, "learned", 64, "exact:10", "2")["full"] > 0.999
-    assert cell(found, "mask", 64, "exact:10", "")["full"] > 0.999
-    assert cell(found, "learned", 64, "empirical", "2")["full"] > 0.999
-    assert cell(found, "mask", 2, "exact:10", "")["full"] < 0.99
+    assert cell(actual, "learned", 64, "exact:10", "2")["full"] > 0.999
+    assert cell(actual, "mask", 64, "exact:10", "")["full"] > 0.999
+    assert cell(actual, "learned", 64, "empirical", "2")["full"] > 0.999
+    assert cell(actual, "mask", 2, "exact:10", "")["full"] < 0.99
 
 
-def test_full_coordinates_are_near_the_truth(found: dict[str, Any]) -> None:
-    rows = {row["curvature"]: row for row in found["full"]}
+def test_full_coordinates_are_near_the_truth(actual: dict[str, Any]) -> None:
+    rows = {row["curvature"]: row for row in actual["full"]}
     assert rows["exact"]["single"] > 0.9
     assert rows["exact"]["full"] == rows["empirical"]["full"] == 1.0  # of one and the same order
-    wide = cell(found, "learned", 64, "exact:10", "2")
+    wide = cell(actual, "learned", 64, "exact:10", "2")
     assert wide["single"] == pytest.approx(rows["exact"]["single"], abs=0.06)
     assert wide["all"] == pytest.approx(rows["exact"]["all"], abs=0.06)
 
 
-def test_bytes_grow_with_rank_and_rows(found: dict[str, Any]) -> None:
-    small, wide = (cell(found, "learned", rank, "empirical", "2")["bytes"] for rank in (2, 64))
+def test_bytes_grow_with_rank_and_rows(actual: dict[str, Any]) -> None:
+    small, wide = (cell(actual, "learned", rank, "empirical", "2")["bytes"] for rank in (2, 64))
     assert small < wide
-    assert 5 * small < cell(found, "learned", 2, "exact:10", "2")["bytes"] < 11 * small
+    assert 5 * small < cell(actual, "learned", 2, "exact:10", "2")["bytes"] < 11 * small
 
 
 def test_only_learned_subspaces_have_a_warm_up() -> None:

@@ -48,9 +48,9 @@ def third(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """All third derivatives of one sample's loss, (p, p, p): differences of its Hessian."""
 
     def curvature(w: Tensor) -> Tensor:
-        found = torch.autograd.functional.hessian(lambda v: by_hand(v, x, y)[0], w)
-        assert isinstance(found, Tensor)
-        return found
+        actual = torch.autograd.functional.hessian(lambda v: by_hand(v, x, y)[0], w)
+        assert isinstance(actual, Tensor)
+        return actual
 
     h = 1e-4
     steps = h * torch.eye(len(theta), dtype=D)
@@ -101,8 +101,8 @@ def test_the_lipschitz_constant_is_the_largest_third_derivative(net: Flat) -> No
             v = torch.einsum("abc,b,c->a", T, v, v)
             v = v / v.norm()
         best = max(best, float(torch.einsum("abc,a,b,c->", T, v, v, v).abs()))
-    found = float(net.lipschitz(net.start, 0))
-    assert found == pytest.approx(best, rel=0.05), f"ratio {found / best:.3f}: 4 would mean a sum over the batch"
+    actual = float(net.lipschitz(net.start, 0))
+    assert actual == pytest.approx(best, rel=0.05), f"ratio {actual / best:.3f}: 4 would mean a sum over the batch"
 
 
 def test_the_querys_curvature_is_looked_at_on_the_way(net: Flat) -> None:
@@ -118,7 +118,7 @@ QUERY = QuerySet("test", mean=True)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def actual() -> dict[str, Any]:
     return study(TINY, 0, C=3.0, count=3)
 
 
@@ -132,42 +132,42 @@ def test_the_rates_are_the_theorems() -> None:
     assert seen == pytest.approx([3 / (4 * t) ** 0.5 for t in (1, 2, 3)])
 
 
-def test_retraining_and_unrolling_agree_with_the_truth(found: dict[str, Any]) -> None:
+def test_retraining_and_unrolling_agree_with_the_truth(actual: dict[str, Any]) -> None:
     def make() -> Any:
         return scheduled(TINY, 0, 3.0)
 
-    gone = [Removal((r["sample"],), (r["step"],)) for r in found["rows"]]
+    gone = [Removal((r["sample"],), (r["step"],)) for r in actual["rows"]]
     truth = leave_out(make, gone, QUERY, dtype=torch.float64)[:, 0]
     answer = reverse(make, QUERY)
-    for row, removed, expected in zip(found["rows"], gone, truth, strict=True):
+    for row, removed, expected in zip(actual["rows"], gone, truth, strict=True):
         assert row["truth"] == pytest.approx(float(expected), rel=1e-8)
         exact = float(answer.sum_over(removed.samples, steps=removed.steps)[0])
         assert row["hessian"]["influence"] == pytest.approx(exact, rel=1e-7)
 
 
-def test_the_embeddings_agree_with_the_adjoint(found: dict[str, Any]) -> None:
+def test_the_embeddings_agree_with_the_adjoint(actual: dict[str, Any]) -> None:
     replay = replayed(scheduled(TINY, 0, 3.0))
     at = {(t, i): k for k, (t, i) in enumerate((t, i) for t, (ids, _) in enumerate(replay.recipe.batches) for i in ids)}
     for name, curvature in (("ggn", "exact"), ("empirical", "empirical")):
         scores = influences(replay, curvature)
-        for row in found["rows"]:
+        for row in actual["rows"]:
             expected = float(scores[at[row["step"], row["sample"]]])
             assert row[name]["influence"] == pytest.approx(expected, rel=1e-7), name
 
 
-def test_the_bounds_hold_and_the_theorem_is_what_it_says(found: dict[str, Any]) -> None:
-    k = found["constants"]
+def test_the_bounds_hold_and_the_theorem_is_what_it_says(actual: dict[str, Any]) -> None:
+    k = actual["constants"]
     assert k["theorem"] == pytest.approx(
         32 / 3 * k["G"] ** 2 * k["C"] ** 3 * k["L"] * torch.tensor(k["C"] * k["Lambda"]).exp().item(), rel=1e-5
     )
     assert k["proof"] < k["theorem"]
     assert (k["T"], k["parameters"]) == (4, 64 * 2 + 2 + 2 * 10 + 10)
-    for row in found["rows"]:
+    for row in actual["rows"]:
         assert row["hessian"]["weights_error"] <= row["weights_bound"] <= k["theorem"]
         for name in ("hessian", "ggn", "empirical"):
             assert row[name]["error"] <= row[name]["bound"], name
-    assert all(v["held"] for v in found["verdict"].values())
-    assert json.loads(json.dumps(found)) == found
+    assert all(v["held"] for v in actual["verdict"].values())
+    assert json.loads(json.dumps(actual)) == actual
 
 
 def test_a_removal_at_the_last_step_is_exact() -> None:

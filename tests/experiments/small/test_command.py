@@ -32,9 +32,9 @@ EXPECTED = {
 
 
 def call(*args: str) -> str:
-    found = CliRunner().invoke(app, [*args], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    actual = CliRunner().invoke(app, [*args], catch_exceptions=False)
+    assert actual.exit_code == 0, actual.output
+    return actual.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,20 +43,20 @@ def test_table_page_and_json(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     page = tmp_path / "page.html"
     assert EXPECTED[name] in call(name, *COMMANDS[name], "--plot", str(page))
     assert "Plotly" in page.read_text(encoding="utf-8")
-    found = json.loads(call(name, *COMMANDS[name], "--json").strip().splitlines()[-1])
-    rows = found["curves"] if name == "limit" else found["rows"]
+    actual = json.loads(call(name, *COMMANDS[name], "--json").strip().splitlines()[-1])
+    rows = actual["curves"] if name == "limit" else actual["rows"]
     assert len(rows) == {"limit": 1, "kinks": 4, "bound": 2, "duplicates": 5, "ablation": 3}[name]
 
 
 def test_lists_are_numbers_with_commas() -> None:
     assert numbers_of("4, 8") == [4, 8]
     assert floats_of("1,0.1") == [1.0, 0.1]
-    found = CliRunner().invoke(app, ["ablation", "--ranks", "many"])
-    assert found.exit_code == 2
-    assert "4,8,16" in found.output
-    found = CliRunner().invoke(app, ["kinks", "--setup", "none"])
-    assert found.exit_code == 2
-    assert "paper or smooth" in found.output
+    actual = CliRunner().invoke(app, ["ablation", "--ranks", "many"])
+    assert actual.exit_code == 2
+    assert "4,8,16" in actual.output
+    actual = CliRunner().invoke(app, ["kinks", "--setup", "none"])
+    assert actual.exit_code == 2
+    assert "paper or smooth" in actual.output
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_lists_are_numbers_with_commas() -> None:
     [["limit", "--plot"], ["domains", "--plot"], ["planted", "--kind", "labels", "--plot"], ["fidelity", "--scatter"]],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(command: list[str], tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, [*command, str(tmp_path / "no-such-folder" / "page.html")])
-    assert isinstance(found.exception, UsageError)
-    assert "there is no folder" in str(found.exception)
+    actual = CliRunner().invoke(app, [*command, str(tmp_path / "no-such-folder" / "page.html")])
+    assert isinstance(actual.exception, UsageError)
+    assert "there is no folder" in str(actual.exception)

@@ -18,7 +18,7 @@ TINY = setup_of("tiny", "gelu", "sgd", 2, 96)  # 12 steps: the first and the las
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return study(TINY, [0, 1], count=6, rank=8, cache=tmp_path_factory.mktemp("cache"))
 
 
@@ -41,8 +41,8 @@ def test_copies_are_the_sample_itself_and_all_else_stays() -> None:
         assert all(torch.equal(image, entries[0][1]) and label == entries[0][2] for _, image, label in entries)
 
 
-def test_only_methods_that_follow_the_run_tell_copies_apart(found: dict[str, Any]) -> None:
-    rows = {row["method"]: row for row in found["rows"]}
+def test_only_methods_that_follow_the_run_tell_copies_apart(actual: dict[str, Any]) -> None:
+    rows = {row["method"]: row for row in actual["rows"]}
     assert [name for name, row in rows.items() if row["one_number"]] == ["influence function", "gradient dot"]
     assert rows["gradient dot"]["difference"] == 0.0
     assert rows["exact unrolling"]["difference"] > 0.9
@@ -50,14 +50,14 @@ def test_only_methods_that_follow_the_run_tell_copies_apart(found: dict[str, Any
     assert rows["recorded, learned 8"]["late"] > 0.9
     for row in rows.values():
         assert row["difference"] == pytest.approx(sum(row["difference_seeds"]) / 2)
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(actual)) == actual
 
 
-def test_the_truth_is_retraining_without_one_copy(found: dict[str, Any]) -> None:
+def test_the_truth_is_retraining_without_one_copy(actual: dict[str, Any]) -> None:
     plan, chosen = with_copies(TINY, 1, 6)
     gone = [Removal((chosen[2] + EARLY,)), Removal((chosen[2] + LATE,))]
     early, late = leave_out(lambda: with_copies(TINY, 1, 6)[0], gone, QUERY, dtype=torch.float64)[:, 0].tolist()
-    truth = found["values"][1]["truth"]
+    truth = actual["values"][1]["truth"]
     assert (truth["early"][2], truth["late"][2]) == pytest.approx((early, late), rel=1e-9)
     assert len(plan.batches) == 12
 

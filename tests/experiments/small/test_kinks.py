@@ -26,11 +26,11 @@ REMOVALS = [Removal((s,)) for s in range(6)]
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_smooth_net_has_no_kinks(kind: str) -> None:
-    found = kink_share(partial(examples.make, kind), REMOVALS, "q", FEW)
-    assert found.kinks < 0.03, found
-    assert found.gaps[0] > 0.01
-    assert found.smooth == pytest.approx(1 - found.kinks)
-    assert found.as_dict()["factors"] == (1.0, 0.1, 0.01)
+    actual = kink_share(partial(examples.make, kind), REMOVALS, "q", FEW)
+    assert actual.kinks < 0.03, actual
+    assert actual.gaps[0] > 0.01
+    assert actual.smooth == pytest.approx(1 - actual.kinks)
+    assert actual.as_dict()["factors"] == (1.0, 0.1, 0.01)
 
 
 def toy(start: float = 0.5, target: float = -2.0) -> Recipe:
@@ -54,8 +54,8 @@ def query(model: nn.Module) -> Tensor:
 
 
 def test_a_kink_that_is_crossed_is_seen() -> None:
-    found = kink_share(toy, [Removal((0,))], query, FEW)
-    assert found.kinks > 0.5, found
+    actual = kink_share(toy, [Removal((0,))], query, FEW)
+    assert actual.kinks > 0.5, actual
     away = kink_share(partial(toy, start=2.0), [Removal((0,))], query, FEW)
     assert away.kinks < 0.03, away
 
@@ -80,12 +80,12 @@ FACTORS = (1.0, 0.1, 1e-3, 1e-4)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def actual() -> dict[str, Any]:
     return study(TINY, [0, 1], count=3, factors=FACTORS)
 
 
-def test_a_smooth_net_shows_no_kinks_and_relu_does(found: dict[str, Any]) -> None:
-    rows = {(r["activation"], r["kind"]): r for r in found["rows"]}
+def test_a_smooth_net_shows_no_kinks_and_relu_does(actual: dict[str, Any]) -> None:
+    rows = {(r["activation"], r["kind"]): r for r in actual["rows"]}
     assert set(rows) == {(a, k) for a in ("relu", "gelu") for k in ("single", "all")}
     for kind in ("single", "all"):
         smooth, kinked = rows["gelu", kind], rows["relu", kind]
@@ -94,9 +94,9 @@ def test_a_smooth_net_shows_no_kinks_and_relu_does(found: dict[str, Any]) -> Non
         assert kinked["peak"] > 0.3, kinked
         assert kinked["share"] > 0.5, kinked
         assert kinked["share"] == pytest.approx(sum(kinked["share_seeds"]) / 2)
-        assert found["beyond"][kind] == pytest.approx(1 - smooth["gaps"][0] / kinked["gaps"][0])
+        assert actual["beyond"][kind] == pytest.approx(1 - smooth["gaps"][0] / kinked["gaps"][0])
         assert kinked["gaps"][1] == pytest.approx(sum(g[1] for g in kinked["gaps_seeds"]) / 2)
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(actual)) == actual
 
 
 def test_a_share_needs_two_factors_that_agree() -> None:
@@ -105,20 +105,20 @@ def test_a_share_needs_two_factors_that_agree() -> None:
     assert _share((1.0, 0.01, 0.001), (0.1, 0.3, 2e-5)) is None
 
 
-def test_the_first_gap_is_truth_against_unrolling(found: dict[str, Any]) -> None:
+def test_the_first_gap_is_truth_against_unrolling(actual: dict[str, Any]) -> None:
     setup = replace(TINY, activation="gelu")
     single, _ = removals(setup, 1, 3)
     truth = leave_out(lambda: recipe(setup, 1), single, QUERY, dtype=torch.float64)
     answer = reverse(lambda: recipe(setup, 1), QUERY)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in single])
-    row = next(r for r in found["rows"] if (r["activation"], r["kind"]) == ("gelu", "single"))
+    row = next(r for r in actual["rows"] if (r["activation"], r["kind"]) == ("gelu", "single"))
     assert row["gaps_seeds"][1][0] == pytest.approx(float((truth - unrolled).norm() / truth.norm()), rel=1e-6)
 
 
 def test_the_folder_keeps_what_was_retrained_and_progress_is_told(tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
-    found = study(TINY, [0], ["gelu"], count=2, factors=(1.0, 0.1), cache=tmp_path, say=lambda *x: said.append(x))
-    assert found["beyond"] == {"single": None, "all": None}
+    actual = study(TINY, [0], ["gelu"], count=2, factors=(1.0, 0.1), cache=tmp_path, say=lambda *x: said.append(x))
+    assert actual["beyond"] == {"single": None, "all": None}
     assert any(tmp_path.rglob("*.json"))
     assert said[-1] == ("gelu, seed 0, all: retrain", 4, 4)
 

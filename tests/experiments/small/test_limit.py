@@ -27,7 +27,7 @@ def test_the_ratio_goes_to_one(model: str) -> None:
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_its_retraining_is_tsloo(model: str) -> None:
     p, steps, batch, rate = problem(model, 12, 3, 0.1, 0), 7, 4, 0.3
-    found = tsloo_of_all(p, steps, batch, rate, seed=5)
+    actual = tsloo_of_all(p, steps, batch, rate, seed=5)
 
     def loss(m: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
         output = m(rows[0]).squeeze(1)
@@ -54,7 +54,7 @@ def test_its_retraining_is_tsloo(model: str) -> None:
     query = (p.query[0][None], p.query[1][None])
     for t_s in range(steps):
         expected = leave_out(lambda t=t_s: at(t), [Removal((-1,))], lambda m: loss(m, query))  # type: ignore[misc]
-        torch.testing.assert_close(found[t_s], expected[0, 0], rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(actual[t_s], expected[0, 0], rtol=1e-9, atol=1e-13)
 
 
 def test_the_influence_function_is_the_change_of_the_optimum() -> None:
@@ -88,15 +88,15 @@ def test_what_makes_no_curve_is_refused() -> None:
 
 def test_the_curves_are_those_of_the_truth_and_go_to_1() -> None:
     said: list[tuple[str, int, int]] = []
-    found = study(["logistic"], [300, 20], range(4), rate=0.1, batch=32, say=lambda *x: said.append(x))
-    (curve,) = found["curves"]
+    actual = study(["logistic"], [300, 20], range(4), rate=0.1, batch=32, say=lambda *x: said.append(x))
+    (curve,) = actual["curves"]
     expected = large_t_limit("logistic", steps=(20, 300), seeds=range(4), rate=0.1, batch=32)
     assert [p["steps"] for p in curve["points"]] == [20, 300]
     assert [p["ratio"] for p in curve["points"]] == pytest.approx(list(expected.ratios))
     assert [p["error"] for p in curve["points"]] == pytest.approx(list(expected.errors))
     assert abs(curve["points"][1]["ratio"] - 1) < 0.1 < abs(curve["points"][0]["ratio"] - 1)
     assert said == [("logistic: retrain", 1, 2), ("logistic: retrain", 2, 2)]
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(actual)) == actual
 
 
 def test_steps_and_rate_must_be_positive() -> None:

@@ -28,20 +28,20 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_tables_pages_and_json_say_the_same(tmp_path: Path) -> None:
     printed = CliRunner().invoke(app, [*COMMAND, "--out", str(tmp_path / "a")], catch_exceptions=False).stdout
     done = CliRunner().invoke(app, [*COMMAND, "--out", str(tmp_path / "b"), "--json"], catch_exceptions=False)
-    found = json.loads(done.stdout.splitlines()[-1])
+    actual = json.loads(done.stdout.splitlines()[-1])
     assert "4 copies: the original among 16 sequences" in printed
-    assert found["timeline"]["phases"]["words"] in printed
-    assert found["setup"]["ends"] == [4, 8]
-    assert found["proven"]["originals"] == 2
-    assert f"the original was worth more in {found['proven']['original_was_worth_more']} of" in printed
-    assert f"{found['proven']['originals_truth']:+.3f}" in printed
+    assert actual["timeline"]["phases"]["words"] in printed
+    assert actual["setup"]["ends"] == [4, 8]
+    assert actual["proven"]["originals"] == 2
+    assert f"the original was worth more in {actual['proven']['original_was_worth_more']} of" in printed
+    assert f"{actual['proven']['originals_truth']:+.3f}" in printed
     for name in ("timeline", "evolution", "copies", "examples"):
         assert (tmp_path / "a" / f"{name}.html").read_text().startswith("<!doctype html>")
     rows = [line for line in printed.splitlines() if "gradient cosine" in line]
-    shares = [one["share_first"] for one in found["copies"] if one["method"] == "gradient cosine"]
+    shares = [one["share_first"] for one in actual["copies"] if one["method"] == "gradient cosine"]
     assert [f"{x:.1%}" in row for x, row in zip(shares, rows, strict=True)] == [True, True]
 
 
 def test_too_many_copies_are_refused(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, [*COMMAND, "--copies", "17", "--out", str(tmp_path)])
-    assert "expected 3 to 16" in str(found.exception)
+    actual = CliRunner().invoke(app, [*COMMAND, "--copies", "17", "--out", str(tmp_path)])
+    assert "expected 3 to 16" in str(actual.exception)

@@ -36,7 +36,7 @@ def asked() -> Asked:
 
 
 @pytest.fixture(scope="module")
-def found(run: Run, asked: Asked) -> list[Ranks]:
+def actual(run: Run, asked: Asked) -> list[Ranks]:
     return copies(run, recipe(**TINY), asked, SETUP.ends, seed=0, say=lambda *_: None)
 
 
@@ -51,19 +51,19 @@ def test_copies_are_training_sequences_drawn_by_the_seed(asked: Asked) -> None:
         draw_copies(first.ids, first.tokens, 25, seed=0)
 
 
-def test_each_method_speaks_once_at_each_epoch_s_end(found: list[Ranks]) -> None:
-    assert [(one.epoch, one.method) for one in found] == [(e, m) for e in (1, 2, 3) for m in METHODS]
-    assert [one.found.at for one in found if one.method == OURS] == SETUP.ends
-    assert all(one.found.samples == 24 for one in found)
+def test_each_method_speaks_once_at_each_epoch_s_end(actual: list[Ranks]) -> None:
+    assert [(one.epoch, one.method) for one in actual] == [(e, m) for e in (1, 2, 3) for m in METHODS]
+    assert [one.result.at for one in actual if one.method == OURS] == SETUP.ends
+    assert all(one.result.samples == 24 for one in actual)
 
 
-def test_ours_ranks_by_the_influence_on_the_model_of_that_epoch(found: list[Ranks], run: Run, asked: Asked) -> None:
+def test_ours_ranks_by_the_influence_on_the_model_of_that_epoch(actual: list[Ranks], run: Run, asked: Asked) -> None:
     plan = recipe(**TINY)
-    for one, at in zip([x for x in found if x.method == OURS], SETUP.ends, strict=True):
+    for one, at in zip([x for x in actual if x.method == OURS], SETUP.ends, strict=True):
         answer = run.query(run.load_weights(plan.model, at), plan.loss, asked.tokens, at)
         for q, name in enumerate(asked.ids):
             sums = {s: float(answer.scores[q, answer.sample_ids == s].sum()) for s in set(answer.sample_ids.tolist())}
-            assert one.found.rank[q] == 1 + sum(x > sums[name] for x in sums.values())
+            assert one.result.rank[q] == 1 + sum(x > sums[name] for x in sums.values())
             assert one.first[q].sample == max(sums, key=sums.__getitem__)
             assert one.first[q].influence == pytest.approx(max(sums.values()))
 
@@ -103,14 +103,14 @@ def gradient(model: nn.Module, tokens: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).double()
 
 
-def test_examples_carry_the_texts_of_what_is_named(found: list[Ranks], asked: Asked) -> None:
+def test_examples_carry_the_texts_of_what_is_named(actual: list[Ranks], asked: Asked) -> None:
     first = drawn(SETUP)
     texts = dict(zip(first.ids, first.texts, strict=True))
-    shown = examples(found, asked, texts)
+    shown = examples(actual, asked, texts)
     assert [one["id"] for one in shown] == asked.ids[:3]
     for k, one in enumerate(shown):
         assert one["text"] == texts[asked.ids[k]]
-        assert [n["rank"] for n in one["named"]] == [r.found.rank[k] for r in found]
+        assert [n["rank"] for n in one["named"]] == [r.result.rank[k] for r in actual]
         for named in one["named"]:
             assert all(hit["text"] == texts[hit["id"]] for hit in named["best"])
             assert all(hit["own"] == (hit["id"] == one["id"]) for hit in named["best"])

@@ -36,18 +36,18 @@ def trained_without(name: str | None, copy: torch.Tensor) -> float:
 
 
 def test_the_truth_is_a_plain_loop_without_the_sequence() -> None:
-    found = drawn(SETUP)
-    asked = Asked(found.ids[:3], found.tokens[:3])
-    first = [Named(found.ids[7], 0.25), Named(found.ids[1], 0.5), Named(found.ids[8], 1.0)]
+    actual = drawn(SETUP)
+    asked = Asked(actual.ids[:3], actual.tokens[:3])
+    first = [Named(actual.ids[7], 0.25), Named(actual.ids[1], 0.5), Named(actual.ids[8], 1.0)]
     ranks = Ranks(1, OURS, Memorisation(6, (), np.array([]), np.array([0.1, 0.5, 0.3]), 24), [], first)
     told = proofs(SETUP, asked, ranks, 2, lambda *_: None)
     assert [(p.copy, p.removed, p.own, p.said) for p in told] == [
-        (found.ids[0], found.ids[0], True, 0.1),
-        (found.ids[0], found.ids[7], False, 0.25),
-        (found.ids[1], found.ids[1], True, 0.5),
+        (actual.ids[0], actual.ids[0], True, 0.1),
+        (actual.ids[0], actual.ids[7], False, 0.25),
+        (actual.ids[1], actual.ids[1], True, 0.5),
     ]
     for proof in told:
-        copy = found.tokens[found.ids.index(proof.copy)]
+        copy = actual.tokens[actual.ids.index(proof.copy)]
         expected = trained_without(proof.removed, copy) - trained_without(None, copy)
         assert proof.truth == pytest.approx(expected, abs=2e-4)
     assert max(abs(p.truth) for p in told) > 0.05

@@ -73,13 +73,13 @@ def test_an_epoch_whose_last_batch_is_smaller_ends_where_it_ends() -> None:
 
 def test_ids_tokens_and_texts_belong_together() -> None:
     setup = TreebankSetup(**TINY)
-    found, every = drawn(setup), made_up().train.replace("\n", " <eos> ").split()
-    known = set(found.tokenizer.known)
-    for name, row, words in zip(found.ids, found.tokens.tolist(), found.texts, strict=True):
+    actual, every = drawn(setup), made_up().train.replace("\n", " <eos> ").split()
+    known = set(actual.tokenizer.known)
+    for name, row, words in zip(actual.ids, actual.tokens.tolist(), actual.texts, strict=True):
         start = int(name.removeprefix("treebank/train/"))
         assert words.split() == every[start : start + 10]
-        assert found.tokenizer.decode(row) == " ".join(w if w in known else "<unk>" for w in words.split())
-    assert len(set(found.ids)) == 24
+        assert actual.tokenizer.decode(row) == " ".join(w if w in known else "<unk>" for w in words.split())
+    assert len(set(actual.ids)) == 24
 
 
 def test_the_seed_decides_everything_and_the_net_learns() -> None:

@@ -10,8 +10,8 @@ from tests.web.browsing import chromium, served
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as actual:
+        yield actual
 
 
 @pytest.fixture(scope="package")

@@ -67,10 +67,10 @@ def test_every_page_fits_a_phone_and_a_desktop(run: str, visit: Visit) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_the_overview_says_what_was_trained_and_how_far_to_trust_it(run: str, visit: Visit) -> None:
     visitor = visit(run)
-    page, found = visitor.see("/"), visitor.json("/")
-    expect(page.locator("dl.facts")).to_contain_text(f"{found['occurrences']:,}")
-    expect(page.locator("main")).to_contain_text(found["timeline"]["phases"]["words"])
-    for words in found["quality"]["words"]:
+    page, actual = visitor.see("/"), visitor.json("/")
+    expect(page.locator("dl.facts")).to_contain_text(f"{actual['occurrences']:,}")
+    expect(page.locator("main")).to_contain_text(actual["timeline"]["phases"]["words"])
+    for words in actual["quality"]["words"]:
         expect(page.locator("main")).to_contain_text(words)
     assert page.locator(".canvas .main-svg").count() >= 2  # timeline and loss
     expect(page.locator("[data-figure=figure-loss] .scatterlayer path.js-line").first).to_be_visible()
@@ -88,10 +88,10 @@ def test_the_timeline_of_another_query_set_is_chosen(visit: Visit) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_phases_are_shaded_where_they_were_found_and_nowhere_else(run: str, visit: Visit) -> None:
     visitor = visit(run)
-    page, found = visitor.see("/timeline"), visitor.json("/timeline")["phases"]
+    page, actual = visitor.see("/timeline"), visitor.json("/timeline")["phases"]
     bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
-    expect(bands).to_have_count(3 if found["present"] else 0)
-    expect(page.locator("main")).to_contain_text(found["words"])
+    expect(bands).to_have_count(3 if actual["present"] else 0)
+    expect(page.locator("main")).to_contain_text(actual["words"])
 
 
 def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None:
@@ -100,11 +100,11 @@ def test_a_stored_query_is_chosen_and_answered_with_images(visit: Visit) -> None
     page.locator("summary", has_text="demo").click()
     page.locator("a[href='/queries/demo/0']").click()
     visitor.drawn()
-    found = visitor.json("/queries/demo/0")
-    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    actual = visitor.json("/queries/demo/0")
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(actual["hits"]), ids(actual["harmful"]))
     hit = page.locator("[data-side=hits] li.hit").first
-    best = found["hits"][0]
-    for words in (HELPED, f"step {best['step']}", f"label {found['samples'][str(best['sample'])]['label']}"):
+    best = actual["hits"][0]
+    for words in (HELPED, f"step {best['step']}", f"label {actual['samples'][str(best['sample'])]['label']}"):
         expect(hit).to_contain_text(words)
     expect(page.locator("[data-side=harmful] li.hit").first).to_contain_text(HURT)
     image = hit.locator("img")
@@ -174,8 +174,8 @@ def test_the_slider_replays_the_ranking(run: str, visit: Visit) -> None:
     expect(slider).to_have_attribute("aria-valuetext", f"step {steps[-1]} (final)")
     for step in (steps[-2], steps[-3]):
         move(page, "ArrowLeft")
-        found = visitor.json(f"{path}?at={step}")
-        assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+        actual = visitor.json(f"{path}?at={step}")
+        assert (shown(page, "hits"), shown(page, "harmful")) == (ids(actual["hits"]), ids(actual["harmful"]))
         expect(page.locator("#ranking")).to_contain_text(f"On the model at step {step}")
         expect(slider).to_have_attribute("aria-valuetext", f"step {step}")
     visitor.drawn()
@@ -237,10 +237,10 @@ def test_two_queries_are_compared(visit: Visit) -> None:
     page.get_by_label("Second set").select_option("poems")
     page.get_by_role("button", name="Compare").click()
     visitor.drawn()
-    found = visitor.json("/compare?set=law&index=0&set2=poems&index2=0")
+    actual = visitor.json("/compare?set=law&index=0&set2=poems&index2=0")
     hits = [h.get_attribute("data-id") for h in page.locator("section.side").first.locator(".hit").all()]
-    assert hits == ids(found["left"]["hits"]) + ids(found["left"]["harmful"])
-    assert page.locator(".hit.both").count() == 2 * len(found["both"])
+    assert hits == ids(actual["left"]["hits"]) + ids(actual["left"]["harmful"])
+    assert page.locator(".hit.both").count() == 2 * len(actual["both"])
     assert page.evaluate("document.querySelector('[data-figure=figure-compare]').data.length") == 2
 
 
@@ -258,8 +258,8 @@ def sides(page: Page) -> list[list[str | None]]:
     return [[h.get_attribute("data-id") for h in x.locator(".hit").all()] for x in page.locator("section.side").all()]
 
 
-def compared(found: dict[str, Any]) -> list[list[str]]:
-    return [ids(found[x]["hits"]) + ids(found[x]["harmful"]) for x in ("left", "right")]
+def compared(actual: dict[str, Any]) -> list[list[str]]:
+    return [ids(actual[x]["hits"]) + ids(actual[x]["harmful"]) for x in ("left", "right")]
 
 
 def test_two_texts_are_compared_and_one_with_a_stored_query(visit: Visit) -> None:
@@ -323,17 +323,17 @@ def test_samples_are_searched_filtered_sorted_and_opened(visit: Visit) -> None:
     page.get_by_label("Sort by").select_option("value")
     page.get_by_role("button", name="Search").click()
     expect(page.locator("p[role=status]").first).to_contain_text("sample")
-    found = visitor.json("/samples?text=moon&source=poems&sort=value")
-    assert found["total"] > 1
+    actual = visitor.json("/samples?text=moon&source=poems&sort=value")
+    assert actual["total"] > 1
     rows = page.locator("main tbody tr")
-    assert rows.count() == len(found["items"])
+    assert rows.count() == len(actual["items"])
     assert all("moon" in text.casefold() for text in rows.locator(".text").all_inner_texts())
     expect(page.get_by_label("Text contains")).to_have_value("moon")
-    values = [x["value"] for x in found["items"]]
+    values = [x["value"] for x in actual["items"]]
     assert values == sorted(values)
     rows.first.locator("a").first.click()
     visitor.drawn()
-    expect(page.locator("h1")).to_contain_text(found["items"][0]["id"])
+    expect(page.locator("h1")).to_contain_text(actual["items"][0]["id"])
 
 
 def test_samples_are_filtered_by_value(visit: Visit) -> None:
@@ -343,10 +343,10 @@ def test_samples_are_filtered_by_value(visit: Visit) -> None:
     page.get_by_label("Value to").fill("0")
     page.get_by_role("button", name="Search").click()
     expect(page).to_have_url(re.compile("max_value=0"))
-    found, whole = (visitor.json(f"/samples?queries=law{more}&per=200") for more in ("&max_value=0", ""))
-    assert [x["id"] for x in found["items"]] == [x["id"] for x in whole["items"] if x["value"] <= 0]
-    assert 0 < found["total"] < whole["total"] <= 200
-    assert page.locator("main tbody tr").count() == min(50, found["total"])
+    actual, whole = (visitor.json(f"/samples?queries=law{more}&per=200") for more in ("&max_value=0", ""))
+    assert [x["id"] for x in actual["items"]] == [x["id"] for x in whole["items"] if x["value"] <= 0]
+    assert 0 < actual["total"] < whole["total"] <= 200
+    assert page.locator("main tbody tr").count() == min(50, actual["total"])
     expect(page.get_by_label("Value to")).to_have_value("0")
 
 
@@ -365,11 +365,11 @@ def test_pages_of_samples_follow_each_other(visit: Visit) -> None:
 def test_a_sample_shows_its_life_and_what_overwrote_it(run: str, visit: Visit) -> None:
     visitor = visit(run)
     path = visitor.json("/samples?sort=step&per=1")["items"][0]["path"]
-    page, found = visitor.see(path), visitor.json(path)
+    page, actual = visitor.see(path), visitor.json(path)
     expect(page.locator("[data-figure=figure-evolution] .main-svg").first).to_be_visible()
     expect(page.locator("[data-figure=figure-occurrences] .bars .point").first).to_be_visible()
     assert (
-        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]["neighbours"]) > 0
+        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(actual["neighbours"]["neighbours"]) > 0
     )
     page.get_by_role("link", name="Compute").click()
     page.wait_for_selector("#overwriting table")
@@ -389,9 +389,9 @@ def test_sources_have_a_matrix_a_table_and_lead_to_samples(visit: Visit) -> None
     page.get_by_role("button", name="Show").click()
     page.wait_for_selector("[data-figure=figure-matrix]")
     visitor.drawn()
-    found = visitor.json("/sources?queries=passages&queries=law&queries=poems")
+    actual = visitor.json("/sources?queries=passages&queries=law&queries=poems")
     drawn = page.evaluate("document.querySelector('[data-figure=figure-matrix]').data[0].z")
-    np.testing.assert_allclose(drawn, found["matrix"])
+    np.testing.assert_allclose(drawn, actual["matrix"])
     expect(page.locator("[data-figure=figure-sources] .errorbar").first).to_be_attached()
     page.locator("[data-figure=figure-sources] .bars .point path").first.click(force=True)
     expect(page).to_have_url(re.compile(r"/samples\?source="))
@@ -404,29 +404,29 @@ def test_sources_are_downloaded_as_csv(visit: Visit) -> None:
     with page.expect_download() as waiting:
         page.get_by_role("link", name="Download as CSV").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    found = visitor.json("/sources?queries=law&queries=poems")
+    actual = visitor.json("/sources?queries=law&queries=poems")
     assert rows[0][0] == "source"
-    assert [row[0] for row in rows[1:]] == found["sources"]
+    assert [row[0] for row in rows[1:]] == actual["sources"]
 
 
 def test_harmful_samples_are_selected_and_their_ids_exported(visit: Visit) -> None:
     visitor = visit("text", permissions=["clipboard-read", "clipboard-write"])
-    page, found = visitor.see("/harmful?top=6"), visitor.json("/harmful?top=6")["harmful"]
+    page, actual = visitor.see("/harmful?top=6"), visitor.json("/harmful?top=6")["harmful"]
     button = page.get_by_role("button", name="Export ids as CSV")
     expect(button).to_be_disabled()
-    for hit in (found[0], found[2]):
+    for hit in (actual[0], actual[2]):
         page.get_by_label(f"Select sample {hit['sample']}", exact=True).check()
-    expect(page.locator("[data-count]")).to_have_text(f"2 of {len(found)} selected")
+    expect(page.locator("[data-count]")).to_have_text(f"2 of {len(actual)} selected")
     with page.expect_download() as waiting:
         button.click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [r[0] for r in rows] == ["id", *ids([found[0], found[2]])]
-    assert [float(r[1]) for r in rows[1:]] == [found[0]["influence"], found[2]["influence"]]
+    assert [r[0] for r in rows] == ["id", *ids([actual[0], actual[2]])]
+    assert [float(r[1]) for r in rows[1:]] == [actual[0]["influence"], actual[2]["influence"]]
     page.get_by_label("All", exact=True).check()
-    expect(page.locator("[data-count]")).to_have_text(f"{len(found)} of {len(found)} selected")
+    expect(page.locator("[data-count]")).to_have_text(f"{len(actual)} of {len(actual)} selected")
     page.get_by_role("button", name="Copy ids").click()
-    expect(page.locator("#status")).to_have_text(f"{len(found)} ids copied")
-    assert page.evaluate("navigator.clipboard.readText()").split() == ids(found)
+    expect(page.locator("#status")).to_have_text(f"{len(actual)} ids copied")
+    assert page.evaluate("navigator.clipboard.readText()").split() == ids(actual)
 
 
 def colours(page: Page) -> tuple[str, str]:
@@ -608,9 +608,9 @@ def test_an_error_in_a_part_is_said_in_its_place_and_can_be_tried_again(visit: V
 def test_an_error_is_said_in_the_words_of_the_service(visit: Visit) -> None:
     visitor = visit("digits")
     page = visitor.see("/queries/nothing/0")
-    found = visitor.json("/queries/nothing/0")["error"]
-    expect(page.locator(".problem")).to_contain_text(found["message"])
-    expect(page.locator(".problem")).to_contain_text(found["hint"])
+    actual = visitor.json("/queries/nothing/0")["error"]
+    expect(page.locator(".problem")).to_contain_text(actual["message"])
+    expect(page.locator(".problem")).to_contain_text(actual["hint"])
     assert page.evaluate(FITS)
     assert [w for w in visitor.wrong if "404" not in w] == []
     visitor.wrong.clear()
@@ -631,11 +631,11 @@ def test_axe_finds_nothing_serious(run: str, scheme: str, window: dict[str, Any]
     for path in paths(visitor):
         page = visitor.see(path)
         page.evaluate(axe)
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        assert len(found["passes"]) > 20, "axe has looked at nothing"
+        actual = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert len(actual["passes"]) > 20, "axe has looked at nothing"
         bad = [
             (v["id"], v["impact"], [n["html"][:200] + n["failureSummary"] for n in v["nodes"][:3]])
-            for v in found["violations"]
+            for v in actual["violations"]
             if v["impact"] in ("serious", "critical")
         ]
         assert not bad, f"{path}: {bad}"
@@ -664,5 +664,5 @@ def screened(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """The runs of the fixtures, or those in the folders that SCREENSHOT_RUNS names, such as demo:demo-text."""
     named = [Path(x) for x in os.environ.get("SCREENSHOT_RUNS", "").split(":") if x]
     with ExitStack() as stack:
-        found = {x.name: stack.enter_context(served(x / "run")) for x in named}
-        yield found or request.getfixturevalue("services")
+        actual = {x.name: stack.enter_context(served(x / "run")) for x in named}
+        yield actual or request.getfixturevalue("services")

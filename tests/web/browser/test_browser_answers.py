@@ -27,10 +27,10 @@ def visit(browser: Browser, services: dict[str, str]) -> Iterator[Visit]:
 @pytest.mark.parametrize("path", ["/", "/queries/law/0", "/harmful", "/sources?queries=law"])
 def test_every_answer_has_its_verdict_and_reason(path: str, visit: Visit) -> None:
     for visitor in (visit(), visit(**PHONE)):
-        page, found = visitor.see(path), visitor.json(path)["quality"]
+        page, actual = visitor.see(path), visitor.json(path)["quality"]
         badge = page.locator(".quality")
         expect(badge).to_be_visible()
-        for words in (f"Recording quality: {found['verdict']}", found["reason"], "Early steps are understated"):
+        for words in (f"Recording quality: {actual['verdict']}", actual["reason"], "Early steps are understated"):
             expect(badge).to_contain_text(words)
         assert page.evaluate(FITS)
 
@@ -42,27 +42,27 @@ def test_the_last_steps_are_left_out_of_harmful_data(visit: Visit) -> None:
     page.get_by_label("Without the last steps").fill("8")
     page.get_by_role("button", name="Show").click()
     visitor.drawn()
-    found = visitor.json("/harmful?without_last=8")
+    actual = visitor.json("/harmful?without_last=8")
     shown = [x.get_attribute("value") for x in page.locator("input[name=id]").all()]
-    assert shown == [str(h["sample"]) for h in found["harmful"]]
+    assert shown == [str(h["sample"]) for h in actual["harmful"]]
     last = [int(x) for x in page.locator("td[data-name='Last used']").all_text_contents()]
-    assert last == [h["last"] for h in found["harmful"]]
+    assert last == [h["last"] for h in actual["harmful"]]
     assert all(step < 16 for step in last)
 
 
 def test_a_source_whose_interval_includes_zero_is_grey_and_not_clear(visit: Visit) -> None:
     visitor = visit()
     path = "/sources?queries=law&queries=poems&queries=code"
-    page, found = visitor.see(path), visitor.json(path)
+    page, actual = visitor.see(path), visitor.json(path)
     rows = page.get_by_role("region", name="Value of each source").locator("tbody tr")
-    for row, source in zip(rows.all(), found["total"], strict=True):
+    for row, source in zip(rows.all(), actual["total"], strict=True):
         clear = not source["low"] <= 0 <= source["high"]
         said = row.locator("td[data-name=Value]")
         expect(said).to_contain_text(source["words"])
         assert (source["words"] == "not clear") == (not clear)
         assert said.locator(".helped-ink, .hurt-ink").count() == int(clear)
     cells = page.get_by_role("region", name="Source by domain").locator("td.number").all()
-    sure = [x for line in found["clear"] for x in line]
+    sure = [x for line in actual["clear"] for x in line]
     assert ["not clear" in cell.inner_text() for cell in cells] == [not x for x in sure]
 
 

@@ -49,9 +49,9 @@ def services(demos: dict[str, Path]) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def visitor(request: pytest.FixtureRequest, browser: Browser, services: dict[str, str]) -> Iterator[Visitor]:
     """A window on the run that the test names."""
-    found = Visitor(browser, services[request.param], permissions=["clipboard-read", "clipboard-write"])
-    yield found
-    found.close()
+    actual = Visitor(browser, services[request.param], permissions=["clipboard-read", "clipboard-write"])
+    yield actual
+    actual.close()
 
 
 each = pytest.mark.parametrize("visitor", RUNS, indirect=True)
@@ -90,28 +90,28 @@ def test_every_page_fits_and_its_screen_is_kept(
 
 @each
 def test_the_overview_has_timeline_loss_trust_and_phases(visitor: Visitor) -> None:
-    page, found = visitor.see("/"), visitor.json("/")
-    expect(page.locator("dl.facts")).to_contain_text(f"{found['occurrences']:,}")
-    for words in (found["timeline"]["phases"]["words"], *found["quality"]["words"]):
+    page, actual = visitor.see("/"), visitor.json("/")
+    expect(page.locator("dl.facts")).to_contain_text(f"{actual['occurrences']:,}")
+    for words in (actual["timeline"]["phases"]["words"], *actual["quality"]["words"]):
         expect(page.locator("main")).to_contain_text(words)
     bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
-    expect(bands).to_have_count(3 if found["timeline"]["phases"]["present"] else 0)
+    expect(bands).to_have_count(3 if actual["timeline"]["phases"]["present"] else 0)
     expect(page.locator("[data-figure=figure-loss] .scatterlayer path.js-line").first).to_be_visible()
 
 
 @each
 def test_a_stored_query_is_answered_replayed_and_compared(visitor: Visitor) -> None:
     path = f"/queries/{of(visitor)}/0"
-    page, found = visitor.see(path), visitor.json(path)
-    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
+    page, actual = visitor.see(path), visitor.json(path)
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(actual["hits"]), ids(actual["harmful"]))
     expect(page.locator("[data-side=hits] li.hit").first).to_contain_text(HELPED)
     expect(page.locator("[data-side=harmful] li.hit").first).to_contain_text(HURT)
     expect(page.locator("[data-figure=figure-by_step] .bars .point").first).to_be_attached()
     move(page, "ArrowLeft")
-    step = found["checkpoints"][-2]
+    step = actual["checkpoints"][-2]
     earlier = visitor.json(f"{path}?at={step}")
     assert shown(page, "hits") == ids(earlier["hits"])
-    assert plain(earlier["input"]["loss"]) != plain(found["input"]["loss"])
+    assert plain(earlier["input"]["loss"]) != plain(actual["input"]["loss"])
     expect(page.get_by_label("The query", exact=True)).to_contain_text(f"Loss: {plain(earlier['input']['loss'])}")
     link = page.get_by_role("link", name="This page as JSON").get_attribute("href")
     assert page.request.get(f"{visitor.address}{link}").json()["at"] == step
@@ -133,9 +133,9 @@ def test_typed_text_is_answered_shaded_and_compared(visitor: Visitor) -> None:
     page.get_by_label("Your text").fill(text)
     page.get_by_role("button", name="Query", exact=True).click()
     visitor.drawn()
-    found = post(visitor, "/query", {"text": text})
-    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(found["hits"]), ids(found["harmful"]))
-    common = {w for x in found["samples"].values() for w in common_words(x["text"], text)}
+    actual = post(visitor, "/query", {"text": text})
+    assert (shown(page, "hits"), shown(page, "harmful")) == (ids(actual["hits"]), ids(actual["harmful"]))
+    common = {w for x in actual["samples"].values() for w in common_words(x["text"], text)}
     assert {m.casefold() for m in page.locator(".hit mark").all_inner_texts()} == common
     page.get_by_role("button", name="Shade the tokens").click()
     expect(page.locator("#ranking .tokens")).to_have_count(20)
@@ -143,7 +143,7 @@ def test_typed_text_is_answered_shaded_and_compared(visitor: Visitor) -> None:
     page.get_by_label("The other text").fill(other)
     page.get_by_role("button", name="Side by side with this text").click()
     visitor.drawn()
-    answers = [found, post(visitor, "/query", {"text": other})]
+    answers = [actual, post(visitor, "/query", {"text": other})]
     assert sides(page) == [ids(x["hits"]) + ids(x["harmful"]) for x in answers]
 
 
@@ -178,12 +178,12 @@ def test_samples_are_searched_and_one_shows_its_whole_life(visitor: Visitor) -> 
     page.locator("main tbody a").first.click()
     visitor.drawn()
     path = visitor.json("/samples?sort=value&per=1")["items"][0]["path"]
-    found = visitor.json(path)
-    expect(page.locator("h1")).to_contain_text(found["sample"]["id"])
+    actual = visitor.json(path)
+    expect(page.locator("h1")).to_contain_text(actual["sample"]["id"])
     for name in ("evolution", "occurrences"):
         expect(page.locator(f"[data-figure=figure-{name}] .main-svg").first).to_be_visible()
     assert (
-        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(found["neighbours"]["neighbours"]) > 0
+        page.locator("section[aria-labelledby=neighbours] .hit").count() == len(actual["neighbours"]["neighbours"]) > 0
     )
     page.get_by_role("link", name="Compute").click()
     page.wait_for_selector("#overwriting table")
@@ -192,15 +192,15 @@ def test_samples_are_searched_and_one_shows_its_whole_life(visitor: Visitor) -> 
 
 @each
 def test_sources_have_a_heat_map_where_there_are_domains_and_come_as_csv(visitor: Visitor) -> None:
-    page, found = visitor.see("/sources"), visitor.json("/sources")
-    assert found["domains"] == [
+    page, actual = visitor.see("/sources"), visitor.json("/sources")
+    assert actual["domains"] == [
         q["name"] for q in visitor.json("/")["query_sets"] if q["name"] not in ("demo", "passages")
     ]
-    assert page.locator("[data-figure=figure-matrix]").count() == (len(found["domains"]) > 1)
+    assert page.locator("[data-figure=figure-matrix]").count() == (len(actual["domains"]) > 1)
     with page.expect_download() as waiting:
         page.get_by_role("link", name="Download as CSV").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [row[0] for row in rows[1:]] == found["sources"]
+    assert [row[0] for row in rows[1:]] == actual["sources"]
     page.locator("[data-figure=figure-sources] .bars .point path").first.click(force=True)
     page.wait_for_url("**/samples?*")
     visitor.drawn()
@@ -208,12 +208,12 @@ def test_sources_have_a_heat_map_where_there_are_domains_and_come_as_csv(visitor
 
 @each
 def test_harmful_ids_are_exported(visitor: Visitor) -> None:
-    page, found = visitor.see("/harmful?top=8"), visitor.json("/harmful?top=8")["harmful"]
-    page.get_by_label(f"Select sample {found[1]['sample']}", exact=True).check()
+    page, actual = visitor.see("/harmful?top=8"), visitor.json("/harmful?top=8")["harmful"]
+    page.get_by_label(f"Select sample {actual[1]['sample']}", exact=True).check()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export ids as CSV").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
-    assert [r[0] for r in rows] == ["id", str(found[1]["sample"])]
+    assert [r[0] for r in rows] == ["id", str(actual[1]["sample"])]
 
 
 @each

@@ -59,10 +59,10 @@ def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         bench.facts["configuration"] = bench.work.name
 
     run("torch", measure)
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["configuration"] == "B"
-    assert found["version"] == torch.__version__
-    assert found["query_s"] >= 0
+    actual = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert actual["configuration"] == "B"
+    assert actual["version"] == torch.__version__
+    assert actual["query_s"] >= 0
 
 
 def test_linear_layers_by_name() -> None:
