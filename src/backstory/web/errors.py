@@ -19,9 +19,9 @@ HINTS = {
     422: "The parameters and their bounds are listed in /openapi.json.",
 }
 CODES = (400, 401, 403, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about
-PAGE = {"content": {"text/html": {"schema": {"type": "string"}}}}
-ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": Failure, **PAGE} for code in CODES}
-RESPONSES: dict[int | str, dict[str, Any]] = {200: PAGE, **ERRORS}
+PAGE = {"text/html": {"schema": {"type": "string"}}}  # copied for every code: some FastAPI releases write into it
+ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": Failure, "content": PAGE.copy()} for code in CODES}
+RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": PAGE.copy()}, **ERRORS}
 NAMES = {
     "text": "your text",
     "gradient": "the gradient",

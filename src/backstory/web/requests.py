@@ -6,10 +6,13 @@ Fields of a second query end in 2, so that a form, its JSON twin and an address 
 import base64
 import binascii
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
-from starlette.datastructures import UploadFile
+from python_multipart.exceptions import FormParserError
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from .errors import HINTS, Refusal
@@ -131,7 +134,7 @@ async def read_upload(request: Request) -> tuple[bytes, Upload]:
     """`(bytes of the image, what came with it)`."""
     if _kind(request) != PARTS:
         raise Refusal(415, f"the body must be {PARTS}.", NEED_PNG)
-    async with request.form(max_files=1, max_fields=10) as form:
+    async with _parts(request, max_files=1, max_fields=10) as form:
         fields = {k: v for k, v in form.items() if k != "image" and v != ""}
         request.state.sent = {k: v for k, v in fields.items() if isinstance(v, str)}
         file = form.get("image")
@@ -144,7 +147,7 @@ async def read_pair(request: Request) -> Pair:
     """The two queries of a request."""
     if _kind(request) != PARTS:
         return await read(request, Pair)
-    async with request.form(max_files=2, max_fields=20) as form:
+    async with _parts(request, max_files=2, max_fields=20) as form:
         fields = {k: await _field(v) for k, v in form.items()}
     request.state.images = [k for k in IMAGES if fields.get(k) not in (None, "", PNG)]
     request.state.sent = {k: v for k, v in fields.items() if v != "" and k not in IMAGES}  # for the page of an error
@@ -158,6 +161,16 @@ def side(pair: Pair, end: str) -> tuple[dict[str, Any], bytes | None, str | None
     if image is not None and any(x is not None for x in given.values()):
         raise Refusal(422, "found an image and another query; expected one of them.", "Send two queries in all.")
     return given, None if image is None else _bytes(image), getattr(pair, f"label{end}")
+
+
+@asynccontextmanager
+async def _parts(request: Request, **limits: int) -> AsyncIterator[FormData]:
+    """The parts of a form; a broken one is refused, whichever Starlette and parser are installed."""
+    try:
+        async with request.form(**limits) as form:
+            yield form
+    except FormParserError as error:
+        raise Refusal(400, f"the form cannot be read: {error}.", NEED_PNG) from error
 
 
 async def _field(value: UploadFile | str) -> str:
