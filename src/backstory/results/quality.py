@@ -107,7 +107,7 @@ class Quality:
             yield Finding(FAIR, words)
         yield self._stability()
         if self.drift:
-            words = f"Adam's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            words = f"the optimizer's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
             yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words)
         if self.clipped:
             yield Finding(GOOD, f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")
