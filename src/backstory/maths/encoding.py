@@ -130,12 +130,10 @@ def _factors(rows: Tensor, block: Block) -> Sequence[Tensor]:
     largest = torch.maximum(M.amax(2), -M.amin(2)).max(1)  # of each row of M; its values are also the scales of v
     v = M[torch.arange(len(M)), largest.indices] / _or_one(largest.values)[:, None]  # (N, n), at most 1
     u = torch.bmm(M, v[:, :, None])[:, :, 0] / _or_one(v.square().sum(1))[:, None]  # (N, m)
-    whole = torch.linalg.vector_norm(
-        torch.linalg.vector_norm(M, dim=2), dim=1
-    )  # in two stages: one long sum loses digits
-    product = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(
-        v, dim=1
-    )  # ‖u vᵀ‖, and ‖M − u vᵀ‖² = ‖M‖² − ‖u vᵀ‖²
+    # in two stages: one long sum loses digits
+    whole = torch.linalg.vector_norm(torch.linalg.vector_norm(M, dim=2), dim=1)
+    # ‖u vᵀ‖, and ‖M − u vᵀ‖² = ‖M‖² − ‖u vᵀ‖²
+    product = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(v, dim=1)
     smallest = torch.finfo(rows.dtype).tiny * rows.shape[1]  # numbers below `tiny` have few digits
     if bool((whole * (1 - TOLERANCE**2 / 2) > product + smallest).any()):
         raise UsageError(

@@ -35,9 +35,8 @@ class Quality:
 
     steps: int = 0
     clipped: float = 0.0  # share of steps whose gradient was clipped
-    coverage: float = (
-        1.0  # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
-    )
+    # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
+    coverage: float = 1.0
     optimizer: str = "The optimizer"
     modelled: str = "exactly"  # or what was assumed
     proxy: bool = False  # whether the steps were taken as plain SGD steps, which they were not
