@@ -1,5 +1,6 @@
 """The table of optimizers: by type, by what a subclass inherits, and people's own."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import backstory
 from backstory.capture import optimizers
-from backstory.capture.optimizers import OPTIMIZERS, StepCoefficients, rule_of
-from backstory.errors import UnsupportedError, UsageError
+from backstory.capture.optimizers import OPTIMIZERS, SecondMoment, StepCoefficients, rule_of
+from backstory.errors import MismatchError, UnsupportedError, UsageError
+from backstory.recording.from_checkpoints import Given, record_checkpoints
+from backstory.replay.recipe import take_step
 
 STEPS = 6
 
@@ -83,6 +86,76 @@ def test_a_subclass_is_what_it_inherits_its_step_from() -> None:
     assert rule_of(Other(parameter, lr=0.1)) is None
     backstory.register_optimizer(Other, read)
     assert rule_of(Other(parameter, lr=0.1)) is not None
+
+
+class OwnAdam(Optimizer):
+    """AdamW without decay as somebody writes it by hand, with a state of other names."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                t = state["t"] = state.get("t", 0) + 1
+                m = state.setdefault("mean", torch.zeros_like(p)).mul_(0.8).add_(p.grad, alpha=0.2)
+                v = state.setdefault("squares", torch.zeros_like(p)).mul_(0.9).add_(p.grad.square(), alpha=0.1)
+                p.sub_(group["lr"] * m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-6))
+
+
+def read_own(optimizer: Optimizer, group: Any) -> StepCoefficients:
+    t = 1 + optimizer.state.get(group["params"][0], {}).get("t", 0)
+    return StepCoefficients(rate=group["lr"], momentum=0.8, tau=0.8, a=1 / (1 - 0.8**t))
+
+
+def own_moment(optimizer: Optimizer, group: Any, p: Tensor) -> SecondMoment:
+    state = optimizer.state[p]
+    return SecondMoment(state["squares"], 1e-6, 1 - 0.9 ** state["t"], min(state["t"], 10))
+
+
+def from_checkpoints(path: Path, kind: Any, nearest: str, states: bool, **settings: Any) -> backstory.Run:
+    """A run made from the checkpoints of two of its steps and its end."""
+
+    def recipe() -> backstory.Recipe:
+        model = mlp()
+        batches = [(ids_of(t), batch_of(ids_of(t))) for t in range(STEPS)]
+        optimizer = kind(model.parameters(), lr=0.03, **settings)
+        return backstory.Recipe(model=model, optimizer=optimizer, loss=cross_entropy, batches=batches)
+
+    trained, given = recipe(), list[Given]()
+    for t in range(STEPS):
+        take_step(trained, t)
+        if t + 1 in (2, 5, STEPS):
+            weights, state = copy.deepcopy((trained.model.state_dict(), trained.optimizer.state_dict()))
+            given.append((t + 1, weights, state if states else None))
+    return record_checkpoints(recipe(), given, path, nearest=nearest, projection="full", encoding="float64")
+
+
+@pytest.mark.usefixtures("_table")
+@pytest.mark.parametrize(("nearest", "states"), [("after", True), ("before", True), ("after", False)])
+def test_checkpoints_of_a_registered_optimizer_are_read_by_its_reader(
+    nearest: str, states: bool, tmp_path: Path
+) -> None:
+    backstory.register_optimizer(OwnAdam, read_own, own_moment)
+    torchs = {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
+    own = from_checkpoints(tmp_path / "own", OwnAdam, nearest, states)
+    expected = from_checkpoints(tmp_path / "torch", AdamW, nearest, states, **torchs)
+    a, b = (run._store.diagonal(0, STEPS) for run in (own, expected))
+    assert a is not None
+    assert b is not None
+    assert_same(a, b, STEPS * 100, dtype=torch.float32)
+    for name, values in expected.steps().groups.items():
+        assert own.steps().groups[name] == pytest.approx(values, rel=1e-12), name
+    assert any(note.startswith("OwnAdam's second moment") for note in own.caveats())
+
+
+@pytest.mark.usefixtures("_table")
+def test_a_state_without_the_second_moment_that_the_reader_wants_is_refused(tmp_path: Path) -> None:
+    backstory.register_optimizer(OwnAdam, read_own, lambda optimizer, group, p: optimizer.state[p]["missing"])
+    with pytest.raises(MismatchError, match="step 2 lacks OwnAdam's second moment"):
+        from_checkpoints(tmp_path, OwnAdam, "after", True)
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

@@ -282,7 +282,7 @@ def test_a_proxy_does_not_hide_maximize(kind: Any) -> None:
         (torch.optim.SGD, {}, []),
         (torch.optim.SGD, {"dampening": 0.5}, []),  # torch ignores it without momentum
         (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, ["momentum 0.9", "Nesterov", "weight decay 0.0005"]),
-        (torch.optim.AdamW, {}, ["Adam's second moment", "momentum 0.9", "weight decay 0.01"]),
+        (torch.optim.AdamW, {}, ["AdamW's second moment", "momentum 0.9", "weight decay 0.01"]),
         (torch.optim.Adam, {"betas": (0.0, 0.9)}, ["Adam's second moment"]),
         (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own way of stepping", "momentum 0.5"]),
         (torch.optim.Adafactor, {}, ["Adafactor's own way of stepping"]),

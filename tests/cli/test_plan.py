@@ -57,7 +57,6 @@ def test_a_plan_of_a_file(file: Path) -> None:
     out = call(f"{file}:recipe", "--steps", "500", "--rank", "2", "--max-bytes", "1MB", "--folder", file.parent)
     assert out.startswith("500 steps of 4 samples, 2,000 occurrences; learned projection, rank 2, float16")
     assert "fits into 1 MB; the largest rank that fits is" in out
-    assert out.splitlines()[-1].startswith("random")
     assert not list(file.parent.glob("backstory-plan-*"))
 
 

@@ -9,7 +9,7 @@ from tests.insight.runs import SOURCES, Small, loss
 from tests.support.oracles import assert_same
 
 from backstory.errors import UsageError
-from backstory.insight.sources import bootstrap, bootstraps, sources
+from backstory.insight.sources import bootstraps, sources
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -56,12 +56,12 @@ def test_intervals_are_those_of_theory() -> None:
     n, Q = 400, 300
     of_samples, of_queries = g.normal(1.0, 2.0, n), g.normal(0.0, 1.0, Q)
     group = np.array([0] * 100 + [1] * 300)
-    alone = bootstrap(np.broadcast_to(of_samples, (Q, n)), group, 2000, seed=0)
+    alone = bootstraps([np.broadcast_to(of_samples, (Q, n))], group, 2000, seed=0)[0]
     for k in (0, 1):
         mine = of_samples[group == k]
         assert alone[:, k].mean() == pytest.approx(mine.sum(), rel=0.02)
         assert alone[:, k].std() == pytest.approx(mine.std() * len(mine) ** 0.5, rel=0.08)
-    shared = bootstrap(np.broadcast_to(of_queries[:, None], (Q, n)), group, 2000, seed=0)
+    shared = bootstraps([np.broadcast_to(of_queries[:, None], (Q, n))], group, 2000, seed=0)[0]
     for k, size in ((0, 100), (1, 300)):
         assert shared[:, k].std() == pytest.approx(size * of_queries.std() / Q**0.5, rel=0.08)
     correlated = np.asarray(np.corrcoef(shared.T))
@@ -71,12 +71,12 @@ def test_intervals_are_those_of_theory() -> None:
 def test_groups_in_any_order_and_pieces_of_any_size() -> None:
     g = np.random.default_rng(1)
     scores, group = g.normal(size=(1, 30)) + np.arange(30) % 3 * 100, np.arange(30) % 3
-    whole = bootstrap(scores, group, 64, seed=3)
+    whole = bootstraps([scores], group, 64, seed=3)[0]
     assert whole.shape == (64, 3)
     np.testing.assert_allclose(whole.mean(0), [scores[0, group == k].sum() for k in range(3)], rtol=0.02, atol=5)
     for at_once in (1, 30 * 7, 30 * 64):
-        assert_sums(bootstrap(scores, group, 64, seed=3, at_once=at_once), whole, scores)
-    assert np.abs(bootstrap(scores, group, 64, seed=4) - whole).max() > 1
+        assert_sums(bootstraps([scores], group, 64, seed=3, at_once=at_once)[0], whole, scores)
+    assert np.abs(bootstraps([scores], group, 64, seed=4)[0] - whole).max() > 1
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:
@@ -113,7 +113,7 @@ def test_domains_share_the_samples_that_are_drawn() -> None:
     group, scores = g.integers(0, 3, 40), [g.normal(size=(q, 40)) for q in (5, 2)]
     actual = bootstraps(scores, group, 64, seed=3, at_once=400)
     for one, x in zip(actual, scores, strict=True):
-        assert_sums(one, bootstrap(x, group, 64, seed=3, at_once=400), x)
+        assert_sums(one, bootstraps([x], group, 64, seed=3, at_once=400)[0], x)
     same = np.broadcast_to(g.normal(size=40), (4, 40))  # no query differs: what is left are the samples
     four, two = bootstraps([same, same[:2]], group, 64, seed=3)
     assert_sums(four, two, same)

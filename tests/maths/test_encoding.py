@@ -12,6 +12,8 @@ from backstory.maths.encoding import (
     check,
     decode,
     encode,
+    is_coarse,
+    looseness,
     multiply_factors,
     parts,
     sizes,
@@ -73,6 +75,14 @@ def test_zeros_stay_zeros_and_signs_stay_signs(name: str) -> None:
 def test_tiny_values_survive(name: str) -> None:
     x = torch.full((2, sum(DIMS)), 1e-30, dtype=torch.float64)
     assert (round_trip(x, name) / 1e-30 - 1).abs().max().item() < 1e-6
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_stored_row_is_as_near_as_is_promised(name: str) -> None:
+    x = torch.randn(50, sum(DIMS), generator=torch.Generator().manual_seed(0)).double()
+    error = (round_trip(x, name) - x).norm(dim=1) / x.norm(dim=1)
+    assert float(error.max()) < looseness(name) <= 0.5
+    assert is_coarse(name) == (not DTYPES[name].is_floating_point)
 
 
 def test_float64_and_float32_are_kept_as_they_are() -> None:

@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_optimizer_states_must_fit(tmp_path: Path) -> None:
     fresh = make()
-    with pytest.raises(MismatchError, match="lacks Adam's second moment"):
+    with pytest.raises(MismatchError, match="lacks AdamW's second moment"):
         record_checkpoints(make(), [snapshot(1, fresh)], tmp_path / "a", **FULL)
     weights = fresh.model.state_dict()
     state = torch.optim.AdamW(fresh.model.parameters()).state_dict()

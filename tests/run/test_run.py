@@ -275,18 +275,6 @@ def test_ready_vectors_are_checked(run: Pair) -> None:
             opened.query_gradients(bad)
 
 
-def test_self_influence_sums_a_sample_over_its_steps(run: Pair) -> None:
-    opened, model = run
-    ids = [4, 0, 8]
-    answer = opened.query(model, cross_entropy, batch_of(ids))
-    expected = [float(answer.sum_over([i])[q]) for q, i in enumerate(ids)]
-    assert opened.self_influence(model, cross_entropy, batch_of(ids), ids).tolist() == pytest.approx(
-        expected, rel=1e-12
-    )
-    with pytest.raises(UsageError, match="found 3 losses for 2 ids"):
-        opened.self_influence(model, cross_entropy, batch_of(ids), [1, 2])
-
-
 def test_a_proxy_is_said_in_every_answer(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

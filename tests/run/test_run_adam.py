@@ -321,5 +321,5 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     assert (
         run.quality()
         .words[0]
-        .endswith("the paper's proxy, without Adam's second moment, momentum 0.8 and weight decay 0 to 0.3.")
+        .endswith("the paper's proxy, without AdamW's second moment, momentum 0.8 and weight decay 0 to 0.3.")
     )

@@ -8,7 +8,7 @@ from tests.support.loops import mlp, normal, sgd, terms_of, train
 from tests.support.oracles import assert_close, assert_same
 
 from backstory.run import scoring, sweep
-from backstory.run.embed import embed
+from backstory.run.embed import Form, embed
 from backstory.run.scoring import by_adjoint, by_embeddings, collect, collect_best
 from backstory.store import RunStore
 
@@ -35,7 +35,7 @@ def test_embeddings_read_in_pieces_are_the_same(tmp_path: Path, monkeypatch: pyt
     model = mlp()
     train(tmp_path / "run", model, sgd(model), 5)
     with RunStore.open(tmp_path / "run", write=True) as store:
-        embed(store, 5, dtype=torch.float64, encoding="float64")
+        embed(store, 5, Form(False, "when_expanding", "float64", "float64"))
     store, v = RunStore.open(tmp_path / "run"), normal(2, 26)
     whole = collect(by_embeddings(store, v, 5, 15, None), 2, 15)
     monkeypatch.setattr(scoring, "ROWS_AT_ONCE", 4)

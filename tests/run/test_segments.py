@@ -94,8 +94,7 @@ def test_workers_and_their_number_change_nothing(tmp_path: Path) -> None:
     run.embed(segments=4, **EXACT)
     spans = sorted(run._store.segments())
     alone = {span: run._store.read_segment(span, 0, 3 * (span[1] - span[0]), dtype=torch.float64) for span in spans}
-    with backstory.store.RunStore.open(run.path, write=True) as store:
-        store.drop_segments()
+    run = recorded("momentum", tmp_path / "again")
     report = run.embed(segments=4, workers=2, **EXACT)
     assert (report.segments, report.occurrences) == (4, 3 * STEPS)
     assert sorted(run._store.segments()) == spans

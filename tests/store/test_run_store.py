@@ -495,7 +495,6 @@ def test_readers_cannot_change_anything(tmp_path: Path) -> None:
         lambda: reader.spool(0, {}, {}),
         lambda: reader.clear_spool(),
         lambda: reader.write_embeddings(0, [], {}),
-        lambda: reader.drop_embeddings(0),
     ):
         with pytest.raises(UsageError, match="write=True"):
             change()

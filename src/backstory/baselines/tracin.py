@@ -29,9 +29,7 @@ from ..store import RunStore
 from .gradients import RANK_ONLY, Coordinates, Gradients, as_influence, gradients
 
 Weights = Mapping[str, Tensor]
-Checkpoint = tuple[
-    Weights, float | Sequence[float]
-]  # weights by name; learning rate: one number, or one for each parameter group
+Checkpoint = tuple[Weights, float | Sequence[float]]  # by name; learning rate: of all, or of each parameter group
 
 
 def tracin(
@@ -79,17 +77,8 @@ def tracin_run(
         *run.caveats(),
     ]
     scores = collect(_in_run(run, v, step), len(v), len(samples))
-    return Influence(
-        scores,
-        samples,
-        steps,
-        run.config.get("ids", "str"),
-        step,
-        "TracIn in the run",
-        tuple(caveats),
-        True,
-        run.content,
-    )
+    kind, method = run.config.get("ids", "str"), "TracIn in the run"
+    return Influence(scores, samples, steps, kind, step, method, tuple(caveats), lookup=run.content)
 
 
 def _in_run(run: Run, v: Tensor, at: int) -> Scores:

@@ -138,9 +138,8 @@ def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bo
         return isinstance(module, pattern)
     if _plain(pattern):
         return f"{name}.".startswith(f"{_unwrapped(pattern)}.")  # the parameter itself, or all below a module
-    return any(
-        fnmatchcase(x, pattern) for x in accumulate(name.split("."), "{}.{}".format)
-    )  # itself, or a module it is below
+    # itself, or a module it is below
+    return any(fnmatchcase(x, pattern) for x in accumulate(name.split("."), "{}.{}".format))
 
 
 def _plain(pattern: str) -> bool:

@@ -163,7 +163,9 @@ def dropped(optimizer: Optimizer) -> list[str]:
     momentum = _values_of(optimizer, lambda g: g["betas"][0] if "betas" in g else g.get("momentum"))
     decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
     nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
-    second = ["Adam's second moment"] if rule is not None and rule.second_moment is not None else []
+    second = (
+        [f"{type(optimizer).__name__}'s second moment"] if rule is not None and rule.second_moment is not None else []
+    )
     unknown = [f"{type(optimizer).__name__}'s own way of stepping"] if rule is None else []
     parts = [
         *second,

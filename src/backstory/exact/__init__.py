@@ -5,11 +5,4 @@ from .losses import QuerySet
 from .reverse import query, reverse
 from .tokens import TokenInfluence, tokens
 
-__all__ = [
-    "QuerySet",
-    "TokenInfluence",
-    "leave_out",
-    "query",
-    "reverse",
-    "tokens",
-]
+__all__ = ["QuerySet", "TokenInfluence", "leave_out", "query", "reverse", "tokens"]

@@ -26,6 +26,7 @@ from ..capture.ids import as_text
 from ..capture.modules import Blocks
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
+from ..maths.encoding import looseness
 from ..maths.layers import Contribution
 from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
@@ -43,9 +44,6 @@ from ..store import RunStore
 from ..store.bases import load_scales
 
 Where = tuple[int, int]  # step, place in its batch
-LOOSE = {"int8": 0.1}  # how far a stored row may be from the replayed one, as a part of its length
-LOOSE_ELSE = 1e-2
-
 
 CAVEAT = (
     "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
@@ -264,7 +262,7 @@ def _clipped(step: Step, position: int, rows: Tensor, dots: Tensor | None) -> Te
 def _check_row(run: Run, step: Step, place: Where, rows: Tensor) -> None:
     """The replayed gradient must be the stored one, up to the store's rounding."""
     stored, replayed = step.G[place[1]].double(), rows.sum(0)
-    loose = LOOSE.get(run.config["settings"]["encoding"], LOOSE_ELSE)
+    loose = looseness(run.config["settings"]["encoding"])
     if float((stored - replayed).norm()) > loose * float(stored.norm()):
         raise MismatchError(
             f"the gradient at place {place[1]} of step {place[0]} is not the one that was recorded: they differ by "

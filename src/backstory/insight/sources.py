@@ -160,14 +160,11 @@ def sources_of(
     return Sources(first.at, by, named, tuple(influences), tuple(total), tuple(cells), first.caveats, first.quality)
 
 
-def bootstrap(scores: Curve, group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
-    """Values (draws, S) of scores (Q, M) with queries, and samples inside each group (M,), drawn anew."""
-    (values,) = bootstraps([scores], group, draws, seed, at_once=at_once)
-    return np.asarray(values)
-
-
 def bootstraps(scores: Sequence[Curve], group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
-    """The same for several domains, (D, draws, S); the samples are drawn once, so that all domains see the same."""
+    """Values (D, draws, S) of scores (Q, M) of each domain with its queries, and samples inside each group (M,), drawn anew.
+
+    The samples are drawn once, so that all domains see the same.
+    """
     counts, places = np.bincount(group), np.argsort(group, kind="stable")  # samples of one group side by side
     of_queries = [np.random.default_rng([seed, 0]) for _ in scores]
     of_groups = [np.random.default_rng([seed, 1 + k]) for k in range(len(counts))]

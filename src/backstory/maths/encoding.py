@@ -31,7 +31,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-SCALED = ("float16", "int8")
+LARGEST = {"float16": 1.0, "int8": 127.0}  # code of a block, where each has a scale
 Block = int | tuple[int, int]
 TOLERANCE = 3e-3  # of a matrix's norm, that may be missing from u vᵀ: its square is beyond what rounding takes
 
@@ -43,6 +43,16 @@ def check(name: str) -> str:
     return name
 
 
+def is_coarse(name: str) -> bool:
+    """Whether codes are whole numbers: one scale then holds few orders of magnitude."""
+    return LARGEST.get(name, 1.0) > 1
+
+
+def looseness(name: str) -> float:
+    """How far a stored row may be from the same row computed again, as a part of its length."""
+    return min(0.5, 12.7 / LARGEST[name]) if is_coarse(name) else 1e-2
+
+
 def all_finite(x: Tensor) -> bool:
     """Whether no number is NaN or Inf: their sum tells, in a tenth of the time, unless it overflows itself."""
     return bool(x.sum().isfinite()) or bool(x.isfinite().all())
@@ -50,13 +60,12 @@ def all_finite(x: Tensor) -> bool:
 
 def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor | None]:
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
-    if name not in SCALED:
+    if name not in LARGEST:
         return rows.to(DTYPES[name]), None
-    top = 127.0 if name == "int8" else 1.0
-    scales = torch.stack([_largest(block) for block in rows.split(list(dims), dim=1)], dim=1) / top  # (N, L)
+    scales = torch.stack([_largest(block) for block in rows.split(list(dims), dim=1)], dim=1) / LARGEST[name]  # (N, L)
     safe = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = rows / spread(safe, dims)  # (N, p)
-    codes = codes.round() if name == "int8" else codes
+    codes = codes.round() if is_coarse(name) else codes
     return codes.to(DTYPES[name]), scales.to(torch.float32)
 
 
@@ -72,7 +81,7 @@ def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: tor
 
 def row_bytes(parts: Sequence[int], name: str) -> int:
     """Bytes of one encoded row whose blocks have so many numbers, scales included."""
-    return sum(parts) * DTYPES[name].itemsize + (4 * len(parts) if name in SCALED else 0)
+    return sum(parts) * DTYPES[name].itemsize + (4 * len(parts) if name in LARGEST else 0)
 
 
 def spread(per_block: Tensor, dims: Sequence[int]) -> Tensor:
@@ -121,12 +130,10 @@ def _factors(rows: Tensor, block: Block) -> Sequence[Tensor]:
     largest = torch.maximum(M.amax(2), -M.amin(2)).max(1)  # of each row of M; its values are also the scales of v
     v = M[torch.arange(len(M)), largest.indices] / _or_one(largest.values)[:, None]  # (N, n), at most 1
     u = torch.bmm(M, v[:, :, None])[:, :, 0] / _or_one(v.square().sum(1))[:, None]  # (N, m)
-    whole = torch.linalg.vector_norm(
-        torch.linalg.vector_norm(M, dim=2), dim=1
-    )  # in two stages: one long sum loses digits
-    product = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(
-        v, dim=1
-    )  # ‖u vᵀ‖, and ‖M − u vᵀ‖² = ‖M‖² − ‖u vᵀ‖²
+    # in two stages: one long sum loses digits
+    whole = torch.linalg.vector_norm(torch.linalg.vector_norm(M, dim=2), dim=1)
+    # ‖u vᵀ‖, and ‖M − u vᵀ‖² = ‖M‖² − ‖u vᵀ‖²
+    product = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(v, dim=1)
     smallest = torch.finfo(rows.dtype).tiny * rows.shape[1]  # numbers below `tiny` have few digits
     if bool((whole * (1 - TOLERANCE**2 / 2) > product + smallest).any()):
         raise UsageError(

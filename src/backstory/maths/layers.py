@@ -104,9 +104,8 @@ def layer_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> M
     """y = w ∘ x̂ + b over the last dimensions."""
     assert isinstance(layer, nn.LayerNorm)
     x, shape = inputs[0], layer.normalized_shape
-    normal = F.layer_norm(
-        x, shape, x.new_ones(shape), x.new_zeros(shape), layer.eps
-    )  # faster on a CPU than without them
+    # faster on a CPU than without them
+    normal = F.layer_norm(x, shape, x.new_ones(shape), x.new_zeros(shape), layer.eps)
     return _scale_and_shift(layer, normal, delta, len(layer.normalized_shape))
 
 

@@ -101,7 +101,7 @@ class Adaptive:
         """Before the optimizer moves: can its step be followed in these coordinates?"""
         if self.preconditioned and any(reading.groups["l2"]):
             raise UnsupportedError(
-                "Adam's weight_decay is an L2 term inside the gradient, which a projection cannot follow: it would "
+                f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, which a projection cannot follow: it would "
                 "be scaled by every parameter's own rate. Use AdamW, or record with projection='mask' or 'full'."
             )
 

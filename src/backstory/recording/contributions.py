@@ -32,18 +32,13 @@ class Gathered:
     """The contributions of one backward pass through all micro-batches of a step."""
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        bases: Sequence[Basis] | None,
-        groups: int = 1,
-        checked: Collection[int] = (),
+        self, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1, checked: Collection[int] = ()
     ) -> None:
         self._blocks, self._bases, self.groups = blocks, bases, groups
         zero = torch.zeros((), dtype=torch.float64)
         self._terms = dict.fromkeys(checked, Terms(zero, 0, zero))
-        self._positions: Counter[Key] = (
-            Counter()
-        )  # of all calls; a contribution that is no outer product counts as many
+        # of all calls; a contribution that is no outer product counts as many
+        self._positions: Counter[Key] = Counter()
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._waiting: dict[Key, list[Waiting]] = defaultdict(list)
         self._versions: list[tuple[int, Contribution, Versions]] = []  # of what waits, with its block
@@ -69,9 +64,8 @@ class Gathered:
         for (slot, b), parts in self._waiting.items():
             sides = bases[b]._replace(core=None)
             sides = sides if scales is None else absorb_scale(sides, scales[b])
-            wide = reduce(
-                torch.add, (self._projected(part, group, b, sides) for part, group in parts)
-            )  # (B, K, product)
+            # (B, K, product)
+            wide = reduce(torch.add, (self._projected(part, group, b, sides) for part, group in parts))
             dual = None if duals is None else duals[b]  # (product,)
             if dual is not None:
                 self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ dual.to(wide.dtype)).double().cpu()

@@ -32,12 +32,7 @@ class CurvatureRows:
     """R curvature rows for each sample of one step."""
 
     def __init__(
-        self,
-        form: Curvature,
-        seed: int,
-        blocks: Sequence[Block],
-        bases: Sequence[Basis] | None,
-        extra_pass: Pass,
+        self, form: Curvature, seed: int, blocks: Sequence[Block], bases: Sequence[Basis] | None, extra_pass: Pass
     ) -> None:
         self.form, self._seed, self._pass = form, seed, extra_pass
         self.passes = [Gathered(blocks, bases, form.position_groups) for _ in range(form.passes)]

@@ -9,14 +9,17 @@ With a checkpoint before every step, "before" is the recording itself.
 
 The ordinary recorder watches the recipe take every step again, so that weights, rates, clipping and all checks are those
 of any recording. But each step starts from its checkpoint, and a hook that runs after the update, and before the recorder
-looks at the optimizer, puts the weights back and gives Adam the second moment of that checkpoint. Without stored moments
-Adam's own goes on from batch to batch: an average over the batches seen so far. The run says what was assumed.
+looks at the optimizer, puts the weights back and shows it the optimizer's state of that checkpoint, for the reader of its type
+(`capture.optimizers`) to read its second moment. Without stored states its own goes on from batch to batch: an average over
+the batches seen so far. The run says what was assumed.
 """
 
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import unwrap
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..capture import OptimizerReader, fingerprint
-from ..capture.optimizers import rule_of
+from ..capture.optimizers import checked_rule, rule_of
 from ..errors import MismatchError, UsageError
 from ..replay.recipe import Recipe, take_step
 from ..run.embed import Progress
@@ -36,16 +39,9 @@ from .adam import Adaptive
 from .recorder import Recorder, record
 
 NEAREST = ("after", "before")
-OURS = (
-    "resume",
-    "start",
-    "steps",
-    "checkpoints",
-    "scaler",
-    "loss_reduction",
-)  # arguments of record that are decided here
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
+OURS = ("resume", "start", "steps", "checkpoints", "scaler", "loss_reduction")  # arguments of record, decided here
 State = Mapping[str, Any]
+States = dict[Tensor, dict[str, Any]]  # of an optimizer, by parameter
 Weights = State | str | Path | Callable[[], State]
 Given = tuple[int, Weights, State | Callable[[], State] | None]
 
@@ -134,10 +130,11 @@ def _assumed(recipe: Recipe, points: Sequence[Checkpoint], nearest: str) -> list
         else f"{head}: the rows of a step are those of the checkpoint that {side}, as if there had been one update between two"
     ]
     if _adaptive(recipe.optimizer):
+        moment = f"{type(recipe.optimizer).__name__}'s second moment"
         notes.append(
-            "Adam's second moment is that of the same checkpoint"
+            f"{moment} is that of the same checkpoint"
             if points[-1].state is not None
-            else "Adam's second moment was not given: it is an average over the gradients of the batches at their checkpoints"
+            else f"{moment} was not given: it is an average over the gradients of the batches at their checkpoints"
         )
     notes.append("rates are those of the recipe's optimizer and schedule")
     if recipe.clip_norm is not None:
@@ -160,10 +157,10 @@ class _Standstill:
         self._recipe, self._checkpoints, self._after = recipe, points, nearest == "after"
         self._steps = [c.step for c in points]
         self._given = _adaptive(recipe.optimizer) and points[-1].state is not None
-        self._began = max((float(s.get("step", 0)) for s in recipe.optimizer.state.values()), default=0.0)
+        self._running: States = dict(recipe.optimizer.state)  # of the optimizer itself, which takes every step
+        self._saved: States = {}  # of the checkpoint, where it is given
         self._now = -1  # the checkpoint that the model has
         self._weights: State = {}
-        self._moments: list[tuple[Tensor, State]] = []  # of every parameter, where they are given
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -182,19 +179,21 @@ class _Standstill:
         self._weights, self._now = _read(chosen.weights), index
         _load(self._recipe.model, self._weights, chosen.step)
         if self._given:
-            self._moments = _moments(self._recipe.optimizer, _read(chosen.state or {}), chosen.step)
+            self._saved = _saved(self._recipe.optimizer, _read(chosen.state or {}), chosen.step)
 
     def place(self, t: int) -> None:
-        """Before step t: the model, and the optimizer as if it had taken t steps."""
+        """Before step t: the model, and the optimizer as it is after t steps."""
         self.load(bisect_left(self._steps, t + 1) if self._after else bisect_right(self._steps, t) - 1)
         if self._given:
-            self._fill(self._began + t)
+            _swap(self._recipe.optimizer, self._running)
 
     def know(self, rec: Recorder, step: int) -> None:
         """After update step − 1: where a checkpoint is given there, the run can be asked there."""
         if step not in self._steps or step == self._steps[-1]:
             return
         self.load(self._steps.index(step))
+        if self._given:
+            _swap(self._recipe.optimizer, self._saved)
         known = rec.store.config.get("fingerprints", {})
         reader = OptimizerReader(self._recipe.model, self._recipe.optimizer, model_as=rec.settings.optimizer_model)
         scales = Adaptive(reader, rec.blocks, rec.settings.projection).scales
@@ -204,25 +203,21 @@ class _Standstill:
 
     def _put_back(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _load(self._recipe.model, self._weights, self._steps[self._now])
-        if self._given and self._after:
-            self._fill(None)
-        elif self._given:
-            for p, moments in self._moments:  # what the step has made of the checkpoint's
-                optimizer.state[p]["step"].fill_(1 + float(moments.get("step", 0)))
+        if not self._given:
+            return
+        self._running = _swap(optimizer, {p: copy.deepcopy(state) for p, state in self._saved.items()})
+        if not self._after:  # the recorder reads what this step makes of the checkpoint's state
+            with torch.no_grad():
+                unwrap(type(optimizer).step)(optimizer)  # without hooks
+            _load(self._recipe.model, self._weights, self._steps[self._now])
 
-    def _fill(self, count: float | None) -> None:
-        """Adam's state from the checkpoint; `count` steps were taken, or as many as the checkpoint says."""
-        for p, moments in self._moments:
-            state = self._recipe.optimizer.state[p]
-            if not state:
-                state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
-            state["step"].fill_(float(moments.get("step", 0)) if count is None else count)
-            for name in SQUARES if self._amsgrad(p) else SQUARES[:1]:
-                value = moments.get(name)
-                state[name] = torch.zeros_like(p) if value is None else value.to(p, copy=True)
 
-    def _amsgrad(self, p: Tensor) -> bool:
-        return any(g["amsgrad"] for g in self._recipe.optimizer.param_groups if any(p is x for x in g["params"]))
+def _swap(optimizer: Optimizer, states: States) -> States:
+    """Give the optimizer these states; those that it had."""
+    before = dict(optimizer.state)
+    optimizer.state.clear()
+    optimizer.state.update(states)
+    return before
 
 
 def _read(source: Any) -> State:
@@ -244,8 +239,8 @@ def _load(model: nn.Module, weights: State, step: int) -> None:
         ) from error
 
 
-def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor, State]]:
-    """Each trained parameter with its own part of an optimizer's state dict; an empty one before the first step."""
+def _saved(optimizer: Optimizer, state: State, step: int) -> States:
+    """Each parameter's own part of an optimizer's state dict; there may be none before the first step."""
     groups = [g["params"] for g in optimizer.param_groups]
     numbers = [g["params"] for g in state.get("param_groups", optimizer.state_dict()["param_groups"])]
     if [len(g) for g in groups] != [len(g) for g in numbers]:
@@ -253,14 +248,30 @@ def _moments(optimizer: Optimizer, state: State, step: int) -> list[tuple[Tensor
             f"the optimizer state of step {step} has parameter groups of {[len(g) for g in numbers]} parameters; the "
             f"recipe's optimizer has {[len(g) for g in groups]}. Build the recipe's optimizer as it was in training."
         )
-    pairs = [
-        (p, state.get("state", {}).get(n, {}))
-        for g, ns in zip(groups, numbers, strict=True)
-        for p, n in zip(g, ns, strict=True)
-    ]
-    live = [(p, moments) for p, moments in pairs if p.requires_grad]
-    if step and not all(SQUARES[0] in moments for _, moments in live):
+    parts, pairs = state.get("state", {}), zip(chain(*groups), chain(*numbers), strict=True)
+    saved = {p: {name: _like(x, p) for name, x in parts[n].items()} for p, n in pairs if n in parts}
+    if step:
+        _check_moments(optimizer, saved, step)
+    return saved
+
+
+def _like(value: Any, p: Tensor) -> Any:
+    """As torch loads a state: numbers for each entry have the type and device of the parameter, counts stay."""
+    return value.to(p) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _check_moments(optimizer: Optimizer, saved: States, step: int) -> None:
+    """Raise where the reader of the optimizer's second moment does not find it."""
+    rule, running = checked_rule(optimizer), _swap(optimizer, saved)
+    try:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and rule.second_moment is not None:
+                    rule.second_moment(optimizer, group, p)
+    except KeyError as error:
         raise MismatchError(
-            f"the optimizer state of step {step} lacks Adam's second moment of some parameters: save optimizer.state_dict() whole."
-        )
-    return live
+            f"the optimizer state of step {step} lacks {type(optimizer).__name__}'s second moment of some parameters: "
+            "save optimizer.state_dict() whole."
+        ) from error
+    finally:
+        _swap(optimizer, running)

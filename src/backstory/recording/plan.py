@@ -7,79 +7,37 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
                                                       o to open and to close the run
     embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
+
+Another rank is not tried: of its store differ the vectors of rows, the optimizer's diagonal of steps, and the basis, whose bytes are
+known (`docs/format.md`); everything else is the trial's.
 """
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ..capture import find_blocks
-from ..capture.modules import Blocks, taken_as_frozen
+from ..capture.modules import Blocks
 from ..errors import CoverageError, UsageError
+from ..maths.blocked import chunk_rows
+from ..maths.encoding import parts, row_bytes
+from ..maths.projection import Shape, widen
 from ..replay.recipe import Recipe
+from ..results.plan import Plan
+from ..run.compress import OCCURRENCES, RANK
 from ..run.sweep import CHUNK_BYTES
-from .plan_costs import Alternative, Costs
 from .plan_trial import Progress, Trial, trial
+from .recorder import stored_as
 from .settings import Settings, settings_of
 
 IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
-SAME = (
-    "batch",
-    "energy",
-    "coverage",
-    "row_bytes",
-    "step_bytes",
-    "plain_seconds",
-    "recorded_seconds",
-    "warmup_steps",
-)  # as in the trial
+MOST_RANK = 48  # that is suggested: learning a projection holds 9 r² × 9 r² numbers, 1.7 GB at 48
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan(Alternative):
-    """What a recording with these settings would cost; bytes and seconds are plain numbers, `str(plan)` has them with units."""
-
-    steps: int
-    batch: float  # occurrences of a step
-    occurrences: int
-    energy: float | None  # share of the energy of the trial's warm-up that a row holds, where the rank is "auto:…"
-    layers: int  # recorded parameters
-    coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
-    left_out: tuple[str, ...]  # trained parameters that would not be recorded
-    elsewhere: tuple[str, ...]  # parameters in no group of the optimizer
-    refused: str | None  # why `record` would refuse the model, and what to do
-    row_bytes: float  # of one occurrence, its curvature rows included
-    step_bytes: float  # of one step beside its rows
-    fixed_bytes: int  # basis and config
-    checkpoint_bytes: int  # all checkpoints
-    compressed_bytes: int | None  # after `compress` with its defaults, where there are curvature rows
-    propagator_bytes_per_layer: int  # of all layers, each with a propagator of its own
-    rows_bytes: int  # of a sweep that embeds or asks, read and on their way
-    query_bytes: int  # one question, by the adjoint
-    plain_seconds: float  # a step
-    recorded_seconds: float  # a step, once the projection is known
-    warmup_steps: int
-    warmup_seconds: float  # once, beyond what these steps take anyway
-    once_seconds: float  # to open the run and to close it
-    slowdown: float  # of the whole run
-    trial_steps: int
-    max_bytes: int | None
-    suggested_rank: int | None  # the largest that fits into max_bytes with the other settings as they are
-    alternatives: tuple[Alternative, ...]  # the planned settings first
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """A short report; every number with its unit."""
-        return "\n".join(_lines(self))
 
 
 def plan(
@@ -109,24 +67,18 @@ def plan(
         raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
     chosen = settings_of(settings, short)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        built = _build(recipe)
+        built = recipe()
+        if not isinstance(built, Recipe):
+            raise UsageError(f"the recipe returned {type(built).__name__}; expected backstory.Recipe.")
         total = len(built.batches) if steps is None else steps
         if total < 1:
             raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
         blocks, refused = _coverage(built, chosen)
         tried = trial(
-            built, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
-            settings=replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
+            built, replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
+            folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
         )  # fmt: skip
-        costs = Costs(built, tried, steps=total, checkpoints=checkpoints, max_bytes=max_bytes)
-        return _planned(total, tried, costs, blocks, refused)
-
-
-def _build(recipe: Callable[[], Recipe]) -> Recipe:
-    built = recipe()
-    if not isinstance(built, Recipe):
-        raise UsageError(f"the recipe returned {type(built).__name__}; expected backstory.Recipe.")
-    return built
+        return _planned(_Costs(built, tried, total, checkpoints), blocks, refused, max_bytes)
 
 
 def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
@@ -138,137 +90,155 @@ def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
         return find(uncovered="skip"), str(error)
 
 
-def _planned(steps: int, t: Trial, costs: Costs, blocks: Blocks, refused: str | None) -> Plan:
-    chosen, *_ = alternatives = costs.alternatives()
-    form, dims = t.settings.form, sum(t.dims)
-    step = 4 * dims * t.batch * (1 + form.rows)
-    sweep_bytes = IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * steps))
-    each = 8 + 2 * (8 + 4 * t.letters)  # an occurrence's score, its step and its id, which are put together from pieces
-    once = _once_seconds(t, chosen.store_bytes)
-    in_all = once + t.warmup_seconds + (steps - t.warmup_steps) * t.recorded_seconds
+def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: int | None) -> Plan:
+    t, steps, dims, once = costs.trial, costs.steps, sum(costs.dims), costs.once_seconds()
+    config, names = t.settings.as_config(), [field.name for field in fields(Plan)]
+    in_all = once + t.learning_seconds + (steps - t.warmup_steps) * t.recorded_seconds
     return Plan(
-        **vars(chosen),
-        **{name: getattr(t, name) for name in SAME},
+        **{name: getattr(t, name) for name in Trial._fields if name in names},
+        **{name: config[name] for name in ("projection", "rank", "encoding", "curvature")},
         steps=steps,
         occurrences=costs.occurrences,
+        dims=dims,
         layers=len(t.shapes),
         left_out=tuple(blocks.left_out),
         elsewhere=tuple(blocks.elsewhere),
         refused=refused,
+        store_bytes=costs.store_bytes,
         fixed_bytes=round(t.basis_bytes + t.other_bytes),
         checkpoint_bytes=costs.checkpoint_bytes,
         compressed_bytes=costs.compressed_bytes(),
-        propagator_bytes_per_layer=sum(costs.propagator_bytes(p, t.settings) for p in t.dims),
-        rows_bytes=sweep_bytes,
-        query_bytes=round(sweep_bytes + 8 * dims + each * costs.occurrences),
-        warmup_seconds=max(0.0, t.warmup_seconds - t.warmup_steps * t.plain_seconds),
+        propagator_bytes=costs.propagator_bytes(dims),
+        propagator_bytes_per_layer=sum(map(costs.propagator_bytes, costs.dims)),
+        rows_bytes=costs.rows_bytes(),
+        query_bytes=costs.query_bytes(),
+        warmup_seconds=max(0.0, t.learning_seconds - t.warmup_steps * t.plain_seconds),
         once_seconds=once,
         slowdown=in_all / (steps * t.plain_seconds),
-        trial_steps=t.steps,
-        max_bytes=costs.max_bytes,
-        suggested_rank=costs.suggested_rank(),
-        alternatives=tuple(alternatives),
+        max_bytes=max_bytes,
+        suggested_rank=None if max_bytes is None else costs.largest_rank(max_bytes),
     )
 
 
-def _once_seconds(t: Trial, store_bytes: int) -> float:
-    """To open and to close: tables are opened and closed in about the same time, files are joined in proportion."""
-    joining = max(0.0, t.closing_seconds - t.opening_seconds) / t.store_bytes
-    return t.opening_seconds + min(t.opening_seconds, t.closing_seconds) + joining * store_bytes
+@dataclass(frozen=True)
+class _Costs:
+    """The planned run: as many steps as are planned, each as in the trial."""
+
+    recipe: Recipe
+    trial: Trial
+    steps: int
+    checkpoints: int | None
+
+    @property
+    def occurrences(self) -> int:
+        return max(1, round(self.steps * self.trial.batch))
+
+    @property
+    def dims(self) -> list[int]:
+        """Numbers of each recorded parameter in a row."""
+        return [shape.dims for shape in self.trial.shapes]
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Weights at the start, the boundaries and the end; the optimizer's coordinates at the boundaries (the trial has the end's)."""
+        if self.checkpoints is None:
+            return 0
+        count = min(self.checkpoints, max(0, self.steps - 1))
+        return (count + 2) * self.trial.model_bytes + count * self.trial.scale_bytes
+
+    @cached_property
+    def store_bytes(self) -> int:
+        return self._store(self.trial.row_bytes)
+
+    def _store(self, row_bytes: float) -> int:
+        t = self.trial
+        grown = row_bytes * self.occurrences + t.step_bytes * self.steps
+        return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
+
+    def compressed_bytes(self) -> int | None:
+        """The store after `compress` with its defaults; None where there are no curvature rows to compress."""
+        t, form = self.trial, self.trial.settings.form
+        if not form.rows:
+            return None
+        windows = max(1, self.occurrences // (OCCURRENCES * RANK))
+        rank = min(RANK, sum(self.dims), form.rows * self.occurrences // windows)  # rows of curvature of a window
+        vector = self._vector(t.shapes, t.settings.projection)
+        row = t.row_bytes - vector * (form.rows - form.split) - 16 * form.rows
+        wide = self._vector(t.shapes, "learned")  # curvature of a window is no product of factors
+        return self._store(row) + wide * round(windows * rank + t.clipped * self.steps)  # and what clipping takes out
+
+    def propagator_bytes(self, dims: int) -> int:
+        """What a sweep holds beside the rows it reads: matrices and a chunk's rows, or two numbers for each of a short run's."""
+        rows = self.occurrences * max(1, self.trial.settings.form.rows)
+        uniform = not self._has_diagonal(self.trial.settings.projection) and _groups_agree(self.recipe.optimizer)
+        if uniform and 2 * rows <= dims:
+            return 8 * rows * dims
+        matrices = 3 if self.trial.momentum else 2  # A, with momentum C, and what they are made into
+        return 4 * matrices * dims**2 + (8 * min(rows, chunk_rows(dims)) * dims if uniform else 0)
+
+    def rows_bytes(self) -> int:
+        """What a sweep holds of rows."""
+        step = 4 * sum(self.dims) * self.trial.batch * (1 + self.trial.settings.form.rows)
+        return IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * self.steps))
+
+    def query_bytes(self) -> int:
+        """What a question holds: rows, and each occurrence's score, step and id, which are put together from pieces."""
+        return self.rows_bytes() + 8 * sum(self.dims) + (8 + 2 * (8 + 4 * self.trial.letters)) * self.occurrences
+
+    def once_seconds(self) -> float:
+        """To open and to close: tables are opened and closed in about the same time, files are joined in proportion."""
+        opening, closing = self.trial.opening_seconds, self.trial.closing_seconds
+        joining = max(0.0, closing - opening) / self.trial.trial_bytes
+        return opening + min(opening, closing) + joining * self.store_bytes
+
+    def largest_rank(self, max_bytes: int) -> int | None:
+        """That fits into `max_bytes`, all else as in the trial; None where even rank 1 does not."""
+        t = self.trial
+        kind = "learned" if t.settings.projection == "full" else t.settings.projection
+        beside = self.store_bytes - self._by_rank(t.shapes, t.settings.projection)
+        low, high = 0, min(MOST_RANK, max(max(s.d_out, s.d_in) for s in t.shapes))
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = beside + self._by_rank(self._shapes(middle), kind) <= max_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low or None
+
+    def _shapes(self, rank: int) -> list[Shape]:
+        model, optimizer, layers = self.recipe.model, self.recipe.optimizer, self.trial.settings.layers
+        return [b.shape for b in find_blocks(model, optimizer, rank=rank, layers=layers, uncovered="skip").blocks]
+
+    def _by_rank(self, shapes: Sequence[Shape], projection: str) -> float:
+        """The bytes of the store that depend on the rank: vectors of rows, the diagonal of steps, the basis."""
+        form = self.trial.settings.form
+        rows = self._vector(shapes, projection) * (form.rows + (not form.split)) * self.occurrences
+        diagonals = 4 * sum(s.dims for s in shapes) * self._has_diagonal(projection) * self.steps
+        return rows + diagonals + _basis_bytes(shapes, projection)
+
+    def _vector(self, shapes: Sequence[Shape], projection: str) -> int:
+        """Bytes of the numbers of one row, and their scales."""
+        pairs, factors = zip(shapes, self.trial.single, strict=True), projection != "learned"
+        numbers = parts([stored_as(shape, single and factors) or shape.dims for shape, single in pairs])
+        return row_bytes(numbers, self.trial.settings.encoding)
+
+    def _has_diagonal(self, projection: str) -> bool:
+        """Whether the optimizer's own is kept with each step."""
+        return self.trial.adaptive and projection in ("full", "mask")
 
 
-def _lines(p: Plan) -> Iterator[str]:
-    """The report, line by line."""
-    grown = p.row_bytes * p.occurrences, p.step_bytes * p.steps
-    yield (
-        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.projection} projection, "
-        f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
-    )
-    if p.energy is not None:
-        yield (
-            f"rank          chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy of its first {p.warmup_steps} "
-            "steps; other batches or a schedule at the start choose others"
-        )
-    yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
-    yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
-    yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
-    if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
-        yield f"  compressed   {_size(p.compressed_bytes)} afterwards, with `backstory compress` ({p.compressed_bytes / p.occurrences:,.0f} bytes for each)"
-    yield (
-        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
-        f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"
-    )
-    yield f"a question    about {_size(p.query_bytes)} of memory"
-    yield (
-        f"slow-down     {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} in place of "
-        f"{_time(p.plain_seconds)} ({p.recorded_seconds / p.plain_seconds:.2f} ×)"
-    )
-    yield from _once(p)
-    yield f"recorded      {p.coverage:.1%} of the squared gradient norm; left out: {', '.join(p.left_out) or 'nothing'}"
-    if p.elsewhere:
-        yield f"              {taken_as_frozen(p.elsewhere)}"
-    if p.refused is not None:
-        yield f"refused       record() would stop: {p.refused}"
-    yield from _budget(p)
-    yield from _table(p)
+def _groups_agree(optimizer: Optimizer) -> bool:
+    """Whether all groups of parameters have the same numbers, so that steps can be taken several at once."""
+    names = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas")
+    return len({str([group.get(name) for name in names]) for group in optimizer.param_groups}) <= 1
 
 
-def _once(p: Plan) -> Iterator[str]:
-    """What does not come again at every step."""
-    learning = (
-        f"{_time(p.warmup_seconds)} to learn the projection in the first {p.warmup_steps} steps, "
-        if p.warmup_steps
-        else ""
-    )
-    share = _time((p.warmup_seconds + p.once_seconds) / p.steps)
-    yield f"  once        {learning}{_time(p.once_seconds)} to open and close the run ({share} a step over the whole run)"
-
-
-def _budget(p: Plan) -> Iterator[str]:
-    if p.max_bytes is None:
-        return
-    verdict = "fits into" if p.store_bytes <= p.max_bytes else "does not fit into"
-    rank = "no rank fits" if p.suggested_rank is None else f"the largest rank that fits is {p.suggested_rank}"
-    yield f"budget        {verdict} {_size(p.max_bytes)}; {rank}"
-
-
-def _table(p: Plan) -> Iterator[str]:
-    head = ("projection", "rank", "encoding", "curvature", "numbers a row", "bytes an occurrence", "store", "embedding")
-    rows = [
-        (
-            a.projection,
-            _rank(a.rank),
-            a.encoding,
-            a.curvature,
-            f"{a.dims:,}",
-            f"{a.bytes_per_occurrence:,.0f}",
-            _size(a.store_bytes) + (" too large" if a.fits is False else ""),
-            _size(a.propagator_bytes),
-        )
-        for a in p.alternatives
-    ]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    yield ""
-    for row in (head, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _rank(rank: Any) -> str:
-    """16, 32 × 16, or patterns."""
-    if isinstance(rank, dict):
-        return ", ".join(f"{name}: {_rank(r)}" for name, r in rank.items())
-    return " × ".join(map(str, rank)) if isinstance(rank, list) else str(rank)
-
-
-def _size(count: float) -> str:
-    power = min(4, int(math.log(max(count, 1), 1000)))
-    return f"{_short(count / 1000**power)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _time(seconds: float) -> str:
-    return f"{_short(seconds)} s" if seconds >= 1 else f"{_short(1e3 * seconds)} ms"
-
-
-def _short(x: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+def _basis_bytes(shapes: Sequence[Shape], projection: str) -> float:
+    """Of all sides and cores; a side that keeps everything is not kept itself."""
+    if projection == "learned" and not any(s.core for s in shapes):
+        wide, dims = [widen(s) for s in shapes], sum(s.dims for s in shapes)
+        product = sum(s.product for s in wide)
+        # coordinates go where the rows' energy is, which is not known yet: taken as shared out by the widths of the products
+        shapes = [s._replace(core=round(dims * s.product / product)) for s in wide] if product > dims else wide
+    sides = [(d, r) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d]
+    if projection == "mask":
+        return 8 * sum(r for _, r in sides)
+    return 4 * (sum(d * r for d, r in sides) + sum(s.product * s.core for s in shapes))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..maths.projection import Shape
 from ..replay.recipe import Recipe, take_step
 from ..store import RunStore
-from ..store.bases import PRECONDITIONED
+from ..store.bases import is_preconditioned
 from .recorder import Recorder, record
 from .settings import Settings
 
@@ -45,30 +45,24 @@ class Trial(NamedTuple):
     single: list[bool]  # whether each sample passes it once, at one position
     energy: float | None  # share of the warm-up's energy that is kept, where it decided the rank
     batch: float  # occurrences of a step
-    letters: int  # of the longest id
     row_bytes: float  # of an occurrence, its curvature rows included
     step_bytes: float  # of a step beside its rows
     basis_bytes: int
-    scale_bytes: int  # Adam's coordinates at one checkpoint
+    scale_bytes: int  # the optimizer's coordinates at one checkpoint
     other_bytes: float  # config, and what tables cost whatever their length
     model_bytes: int  # the weights of one checkpoint
+    trial_bytes: int  # of the trial's own run
     momentum: bool
-    adaptive: bool  # Adam's second moment is followed
-    clipped: float  # share of the steps that were clipped in Adam's coordinates
+    adaptive: bool  # a second moment is followed
+    clipped: float  # share of the steps that were clipped in the optimizer's own coordinates
     coverage: float  # share of the squared gradient norm that is recorded
+    letters: int  # of the longest id
+    warmup_steps: int
+    learning_seconds: float  # of all warm-up steps and the learning of the projection
     plain_seconds: float  # a step
     recorded_seconds: float  # a step, once the projection is known
-    warmup_steps: int
-    warmup_seconds: float  # all of them and the learning of the projection
     opening_seconds: float
     closing_seconds: float  # files are joined then
-    steps: int  # recorded in all
-    store_bytes: int
-
-    @property
-    def dims(self) -> list[int]:
-        """Numbers of each recorded parameter in a row."""
-        return [shape.dims for shape in self.shapes]
 
 
 class _Size(NamedTuple):
@@ -79,7 +73,44 @@ class _Size(NamedTuple):
     lines: int
 
 
-def copied(recipe: Recipe) -> Recipe:
+def trial(
+    recipe: Recipe,
+    settings: Settings,
+    *,
+    folder: str | Path | None,
+    outputs: str,
+    seconds: float,
+    repeats: int,
+    progress: Progress | None,
+) -> Trial:
+    """Record `recipe` for a few steps; its model and optimizer stay as they are."""
+    say = progress or (lambda stage, done, total: None)
+    plain, copied = _Steps(_copied(recipe)), _copied(recipe)
+    with tempfile.TemporaryDirectory(prefix="backstory-plan-", dir=folder) as temporary:
+        path, times = Path(temporary) / "run", [_now()]
+        with record(
+            copied.model, copied.optimizer, path, loss_reduction=recipe.loss_reduction, clip_norm=recipe.clip_norm, settings=settings
+        ) as rec:  # fmt: skip
+            times.append(_now())
+            plain.take(1)  # what is slow at its first call is slow in both
+            recorded, began = _Steps(copied, rec, outputs), _now()
+            while "basis" not in rec.store.tensor_names():
+                recorded.take(1)
+                say("warm-up", min(recorded.taken, settings.warmup_steps), settings.warmup_steps)
+            warmup_steps, warmup = recorded.taken, _now() - began if recorded.taken else 0.0
+            for group in (*plain.recipe.optimizer.param_groups, *copied.optimizer.param_groups):
+                group["lr"] = 0 * group["lr"]  # few batches, again and again, would make no typical model
+            first = _commit_of_a_step(recorded, rec.store)
+            turns = _turns(plain, recorded, seconds, repeats, say)
+            times.append(_now())
+        return _measured(
+            path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup, plain_seconds=turns[0], recorded_seconds=turns[1],
+            opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2],
+            letters=max(len(str(sample)) for ids, _ in copied.batches for sample in ids),
+        )  # fmt: skip
+
+
+def _copied(recipe: Recipe) -> Recipe:
     """The same training on copies of model and optimizer, its first batches in memory, its schedule at a stand."""
     try:
         model, optimizer = copy.deepcopy((recipe.model, recipe.optimizer))
@@ -94,157 +125,88 @@ def copied(recipe: Recipe) -> Recipe:
     return replace(recipe, model=model, optimizer=optimizer, batches=batches, schedule=None)
 
 
-def trial(
-    recipe: Recipe,
-    *,
-    folder: str | Path | None,
-    outputs: str,
-    seconds: float,
-    repeats: int,
-    progress: Progress | None,
-    settings: Settings,
-) -> Trial:
-    """Record `recipe` for a few steps; its model and optimizer stay as they are."""
-    plain, recorded = copied(recipe), copied(recipe)
-    with tempfile.TemporaryDirectory(prefix="backstory-plan-", dir=folder) as temporary:
-        path, began = Path(temporary) / "run", time.perf_counter()
-        with record(
-            recorded.model,
-            recorded.optimizer,
-            path,
-            loss_reduction=recipe.loss_reduction,
-            clip_norm=recipe.clip_norm,
-            settings=settings,
-        ) as rec:
-            course = _Course(rec, plain, recorded, outputs, progress)
-            opened = time.perf_counter()
-            course.warm_up()
-            course.stand_still()
-            course.single_steps()
-            course.turns(seconds, repeats)
-            ended = time.perf_counter()
-        course.opening_seconds, course.closing_seconds = opened - began, time.perf_counter() - ended
-        return _measured(path, course, sum(x.nbytes for x in recorded.model.state_dict().values()))
+class _Steps:
+    """Takes the steps of a recipe, its batches again and again; with a recorder they are on disk afterwards."""
 
+    def __init__(self, recipe: Recipe, rec: Recorder | None = None, outputs: str = "") -> None:
+        self.recipe, self._rec, self._outputs, self.taken = recipe, rec, outputs, 0
 
-class _Course:
-    """The steps of a trial, and what was seen of them."""
-
-    def __init__(self, rec: Recorder, plain: Recipe, recorded: Recipe, outputs: str, progress: Progress | None) -> None:
-        self.rec, self._plain, self._recorded, self._outputs = rec, plain, recorded, outputs
-        self._say: Progress = progress or (lambda stage, done, total: None)
-        self.batches, self._at = recorded.batches, {"plain": 0, "recorded": 0}
-        self.seconds: dict[str, float] = {}  # a step, plain and recorded
-        self.warmup_steps, self.warmup_seconds = 0, 0.0
-        self.opening_seconds, self.closing_seconds = 0.0, 0.0
-        self.first: dict[str, _Size] = {}  # the tables' files of one step
-
-    def warm_up(self) -> None:
-        """Until the projection is known; nothing where it is not learned."""
-        self.plain_steps(1)  # what is slow at its first call is slow in both
-        began, total = self._now(), self.rec.settings.warmup_steps
-        while "basis" not in self.rec.store.tensor_names():
-            self.recorded_steps(1)
-            self.warmup_steps += 1
-            self._say("warm-up", min(self.warmup_steps, total), total)
-        self.warmup_seconds = self._now() - began if self.warmup_steps else 0.0
-
-    def stand_still(self) -> None:
-        """Both models stay where they are: trained on few batches again and again, they would be no typical ones."""
-        for group in (*self._plain.optimizer.param_groups, *self._recorded.optimizer.param_groups):
-            group["lr"] = 0 * group["lr"]
-
-    def single_steps(self) -> None:
-        """A few steps, each committed alone."""
-        for _ in range(SINGLE_STEPS):
-            before = _tables(self.rec.store)
-            self.recorded_steps(1)
-            self.rec.flush()
-            pairs = zip(before.items(), _tables(self.rec.store).values(), strict=True)
-            self.first = {name: _Size(*(b - a for a, b in zip(x, y, strict=True))) for (name, x), y in pairs}
-
-    def turns(self, seconds: float, repeats: int) -> None:
-        """Plain and recorded steps in turn, once untimed; the medians."""
-        once = self._timed(self.plain_steps, 1)
-        least, most = TURN_STEPS
-        count = min(most, max(math.ceil(seconds / once), least if once < seconds else 1))
-        times: dict[str, list[float]] = {"plain": [], "recorded": []}
-        for turn in range(repeats + 1):
-            for name, work in (("plain", self.plain_steps), ("recorded", self._durable_steps)):
-                spent = self._timed(work, count)
-                if turn:
-                    times[name].append(spent / count)
-            self._say("turns", turn + 1, repeats + 1)
-        self.seconds = {name: statistics.median(x) for name, x in times.items()}
-
-    def plain_steps(self, count: int) -> None:
-        """Steps without recording."""
-        for _ in range(count):
-            take_step(self._plain, self._next("plain"))
-
-    def recorded_steps(self, count: int) -> None:
-        """Steps with recording."""
-        recipe = self._recorded
-        for _ in range(count):
-            t = self._next("recorded")
-            ids, batch = recipe.batches[t]
+    def take(self, count: int) -> None:
+        """So many more."""
+        recipe, rec = self.recipe, self._rec
+        for t in range(self.taken, self.taken + count):
+            place = t % len(recipe.batches)
+            if rec is None:
+                take_step(recipe, place)
+                continue
+            ids, batch = recipe.batches[place]
             tokens = [1] * len(ids) if recipe.tokens is None else recipe.tokens(batch)
-            with self.rec.step(ids, tokens=tokens) as s, s.outputs_of(recipe.model, self._outputs, "sum"):
-                take_step(recipe, t)
+            with rec.step(ids, tokens=tokens) as s, s.outputs_of(recipe.model, self._outputs, "sum"):
+                take_step(recipe, place)
+        self.taken += count
+        if rec is not None:
+            rec.flush()
 
-    def _durable_steps(self, count: int) -> None:
-        self.recorded_steps(count)
-        self.rec.flush()
-
-    def _next(self, name: str) -> int:
-        self._at[name] += 1
-        return (self._at[name] - 1) % len(self.batches)
-
-    def _timed(self, work: Callable[[int], None], count: int) -> float:
-        began = self._now()
-        work(count)
-        return self._now() - began
-
-    def _now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def timed(self, count: int) -> float:
+        """The seconds that they take."""
+        began = _now()
+        self.take(count)
+        return _now() - began
 
 
-def _measured(path: Path, course: _Course, model_bytes: int) -> Trial:
-    """What the closed run holds, and the seconds of the course."""
+def _commit_of_a_step(recorded: _Steps, store: RunStore) -> dict[str, _Size]:
+    """What a commit of one step adds to each table."""
+    for _ in range(SINGLE_STEPS):
+        before = _tables(store)
+        recorded.take(1)
+    return {
+        name: _Size(*(b - a for a, b in zip(before[name], after, strict=True)))
+        for name, after in _tables(store).items()
+    }
+
+
+def _turns(plain: _Steps, recorded: _Steps, seconds: float, repeats: int, say: Progress) -> tuple[float, float]:
+    """Seconds of a plain and of a recorded step, by turns, the first untimed; the medians."""
+    once, (least, most) = plain.timed(1), TURN_STEPS
+    count = min(most, max(math.ceil(seconds / once), least if once < seconds else 1))
+    times = []
+    for turn in range(repeats + 1):
+        times.append((plain.timed(count) / count, recorded.timed(count) / count))
+        say("turns", turn + 1, repeats + 1)
+    of_plain, of_recorded = zip(*times[1:], strict=True)
+    return statistics.median(of_plain), statistics.median(of_recorded)
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any) -> Trial:
+    """What the closed run holds."""
     store = RunStore.open(path)
     table, n_steps, n_rows, size = store.steps(), store.n_steps(), store.n_rows(), store.size_bytes()
-    each = {name: _each(size, course.first[name]) for name, size in _tables(store).items()}
-    basis = (path / "basis.safetensors").stat().st_size
-    scales = [file.stat().st_size for file in path.glob("scale-*.safetensors")]
+    each = {name: _each(size, first[name]) for name, size in _tables(store).items()}
+    basis, own_coordinates = (path / "basis.safetensors").stat().st_size, is_preconditioned(store)
     return Trial(
-        settings=course.rec.settings,
+        settings=rec.settings,
         shapes=[Shape(*b["shape"]) for b in store.config["blocks"]],
-        single=course.rec.watcher.single,
+        single=rec.watcher.single,
         energy=store.config.get("energy"),
         batch=n_rows / n_steps,
-        letters=max(len(str(sample)) for ids, _ in course.batches for sample in ids),
         row_bytes=each["rows"],
         step_bytes=each["steps"],
         basis_bytes=basis,
-        scale_bytes=max(scales, default=0),
+        scale_bytes=max((file.stat().st_size for file in path.glob("scale-*.safetensors")), default=0),
         other_bytes=max(0.0, size - each["rows"] * n_rows - each["steps"] * n_steps - basis),
-        model_bytes=model_bytes,
+        model_bytes=sum(x.nbytes for x in rec.model.state_dict().values()),
+        trial_bytes=size,
         momentum=bool(table.groups["momentum"].any()),
-        adaptive=store.config["diagonal"] or store.config["optimizer"].get("coordinates") == PRECONDITIONED,
-        clipped=float((table.clip < 1).mean())
-        if store.config["optimizer"].get("coordinates") == PRECONDITIONED
-        else 0.0,
+        adaptive=store.config["diagonal"] or own_coordinates,
+        clipped=float((table.clip < 1).mean()) if own_coordinates else 0.0,
         coverage=float(table.trained.mean()),
-        plain_seconds=course.seconds["plain"],
-        recorded_seconds=course.seconds["recorded"],
-        warmup_steps=course.warmup_steps,
-        warmup_seconds=course.warmup_seconds,
-        opening_seconds=course.opening_seconds,
-        closing_seconds=course.closing_seconds,
-        steps=n_steps,
-        store_bytes=size,
+        **others,
     )
 
 

@@ -36,9 +36,8 @@ from ..maths.projection import (
 LEARNING_BYTES = 512 << 20  # what the second moments of rows may take at once
 
 Layout = Sequence[tuple[str, Shape]]  # name and shape of each block
-Rows = Callable[
-    [Collection[int] | None], Iterator[tuple[int, Contribution]]
-]  # all rows √κ h of these blocks (None: all)
+# all rows √κ h of these blocks (None: all)
+Rows = Callable[[Collection[int] | None], Iterator[tuple[int, Contribution]]]
 
 
 def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:

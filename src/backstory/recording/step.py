@@ -33,17 +33,8 @@ if TYPE_CHECKING:
     from .curvature import CurvatureRows
 
 OUTPUT_KINDS = (*KINDS, "other")
-PLAIN = (
-    "samples",
-    "groups",
-    "clip",
-    "norm",
-    "coverage",
-    "trained",
-    "size",
-    "drift",
-    "P",
-)  # facts that records hold as they are
+# facts that records hold as they are
+PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P")
 Ids = Iterable[int | str] | Tensor
 Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
@@ -70,22 +61,17 @@ class StepScope:
         self._weights: list[Tensor | None] = []
         self._tokens: list[Tensor | None] = []
         self._losses: list[Tensor | None] = []
-        self.curvature: CurvatureRows | None = (
-            None  # set by the watcher where there are curvature rows beside the gradient's
-        )
+        # set by the watcher where there are curvature rows beside the gradient's
+        self.curvature: CurvatureRows | None = None
         self.after = AfterUpdate()  # what the optimizer's state says after the step
-        self.gdots: Tensor | None = (
-            None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, where the step was clipped in Adam's coordinates
-        )
+        # (B, K) w ⟨g, ∇L⟩ of raw gradients, where the step was clipped in Adam's coordinates
+        self.gdots: Tensor | None = None
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
         self.whole = False  # contributions are not projected, as during a warm-up
 
     def batch(
-        self,
-        ids: Ids,
-        weights: Tensor | Sequence[float] | None = None,
-        tokens: Tensor | Sequence[int] | None = None,
+        self, ids: Ids, weights: Tensor | Sequence[float] | None = None, tokens: Tensor | Sequence[int] | None = None
     ) -> None:
         """Declare the samples of the next micro-batch, in the order of the batch dimension."""
         texts, kind = as_text(ids)

@@ -47,9 +47,8 @@ class StepWatcher:
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._taken = 0  # steps so far
-        self.single: list[
-            bool
-        ] = []  # of each block: whether each sample passed it once, at one position, in the first step
+        # of each block: whether each sample passed it once, at one position, in the first step
+        self.single: list[bool] = []
 
     @property
     def watching(self) -> bool:

@@ -35,9 +35,8 @@ class Quality:
 
     steps: int = 0
     clipped: float = 0.0  # share of steps whose gradient was clipped
-    coverage: float = (
-        1.0  # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
-    )
+    # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
+    coverage: float = 1.0
     optimizer: str = "The optimizer"
     modelled: str = "exactly"  # or what was assumed
     proxy: bool = False  # whether the steps were taken as plain SGD steps, which they were not
@@ -107,7 +106,7 @@ class Quality:
             yield Finding(FAIR, words)
         yield self._stability()
         if self.drift:
-            words = f"Adam's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            words = f"the optimizer's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
             yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words)
         if self.clipped:
             yield Finding(GOOD, f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")

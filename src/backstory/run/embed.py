@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import NumericalError, UsageError
 from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.curvature import CURVATURE
-from ..maths.encoding import all_finite
+from ..maths.encoding import all_finite, is_coarse
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
@@ -31,58 +31,63 @@ class EmbedReport:
 
     at: int
     steps: int
-    occurrences: int = 0
-    dims: int = 0
-    per_layer: bool = False
-    form: str = "implicit"
-    seconds: float = 0.0
-    largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
-    largest_growth_step: int | None = None
-    expanding_steps: list[int] = field(default_factory=list)  # in the literal form only
-    segments: int = 1
+    occurrences: int
+    dims: int
+    per_layer: bool
+    form: str
+    seconds: float
+    largest_growth: float  # rate × curvature over its stable limit; above 1 a literal step expands
+    largest_growth_step: int | None
+    expanding_steps: list[int]  # in the literal form only
+    segments: int
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
 
 
-def embed(
-    store: RunStore,
-    at: int,
-    *,
-    per_layer: bool = False,
-    contraction: Contraction = "when_expanding",
-    dtype: torch.dtype = torch.float32,
-    encoding: str = "float16",
-    progress: Progress | None = None,
-) -> EmbedReport:
+class Form(NamedTuple):
+    """How embeddings are computed and kept; what was computed otherwise is not used."""
+
+    per_layer: bool
+    contraction: Contraction
+    dtype: str
+    encoding: str
+
+    def settings(self, **others: Any) -> dict[str, Any]:
+        """What is kept beside them."""
+        return {**self._asdict(), "algorithm": ALGORITHM, **others}
+
+
+def embed(store: RunStore, at: int, form: Form, *, progress: Progress | None = None) -> EmbedReport:
     """Write the embeddings of all occurrences before step `at`, on the model at `at`."""
-    report = EmbedReport(at, at, dims=store.width, per_layer=per_layer, form=form_of(contraction))
-    began = time.perf_counter()
-    where = slices(store, per_layer)
-    watch = Watch(store, at)
+    began, dtype = time.perf_counter(), getattr(torch, form.dtype)
+    where, watch, settings = slices(store, form.per_layer), Watch(store, at), form.settings()
 
     def blocks() -> Generator[tuple[int, Tensor]]:
         """Made in a thread of its own, and with it what it changes: modes of torch belong to threads."""
-        propagators = [Propagator(w.stop - w.start, dtype=dtype, contraction=contraction) for w in where]
+        propagators = [Propagator(w.stop - w.start, dtype=dtype, contraction=form.contraction) for w in where]
         for chunk in backward(store, at, dtype=dtype):
             watch.see(chunk)
-            E = torch.cat([embed_block(p, chunk, w, per_layer) for p, w in zip(propagators, where, strict=True)], 1)
-            check_finite(E, chunk)
-            report.occurrences += len(E)
+            parts = [embed_block(p, chunk, w, form.per_layer) for p, w in zip(propagators, where, strict=True)]
+            check_finite(E := torch.cat(parts, 1), chunk)
             if progress is not None:
                 progress(at - chunk.first_step, at)
             yield chunk.row_start, E
         settings["quality"] = watch.done().measured()  # stored beside the embeddings, for every result
 
-    name = str(dtype).removeprefix("torch.")
-    settings: dict[str, Any] = {"per_layer": per_layer, "contraction": contraction, "dtype": name, "encoding": encoding}
-    settings["algorithm"] = ALGORITHM
     with closing(ahead(blocks())) as made:
-        store.write_embeddings(at, made, settings, encoding)
-    _take_over(report, watch.done())
-    report.seconds = time.perf_counter() - began
-    return report
+        store.write_embeddings(at, made, settings, form.encoding)
+    return report(store, at, form, watch.done(), time.perf_counter() - began)
+
+
+def report(store: RunStore, at: int, form: Form, quality: Quality, seconds: float, *, segments: int = 1) -> EmbedReport:
+    """On what was embedded."""
+    expanding = list(quality.expanding_steps) if form.contraction == "never" else []
+    return EmbedReport(
+        at, at, store.rows_before(at), store.width, form.per_layer, form_of(form.contraction), seconds,
+        quality.largest_growth, quality.largest_growth_step, expanding, segments,
+    )  # fmt: skip
 
 
 def check_options(store: RunStore, *, dtype: torch.dtype, encoding: str, segments: int | None, workers: int) -> None:
@@ -94,10 +99,10 @@ def check_options(store: RunStore, *, dtype: torch.dtype, encoding: str, segment
         raise UsageError(f"found workers={workers}; expected 1 or more processes.")
     if dtype not in (torch.float32, torch.float64):
         raise UsageError(f"found dtype={dtype!r}; expected torch.float32 or torch.float64.")
-    if encoding == "int8" and store.config["diagonal"]:
+    if is_coarse(encoding) and store.config["diagonal"]:
         raise UsageError(
-            "found encoding='int8' for a run in full or mask coordinates with Adam: its own diagonal spreads an embedding over many "
-            "orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with projection='learned'."
+            f"found encoding={encoding!r} for a run in full or mask coordinates with {store.config['optimizer']['class']}: its own "
+            "diagonal spreads an embedding over many orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with projection='learned'."
         )
 
 
@@ -122,11 +127,6 @@ def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
             f"found contraction={choice!r}; expected 'auto', 'always', 'never', 'when_expanding' or a number above 0."
         )
     return choice
-
-
-def _take_over(report: EmbedReport, quality: Quality) -> None:
-    report.largest_growth, report.largest_growth_step = quality.largest_growth, quality.largest_growth_step
-    report.expanding_steps = list(quality.expanding_steps) if report.form == "literal" else []
 
 
 def embed_block(propagator: Propagator, chunk: Chunk, where: slice, per_layer: bool) -> Tensor:

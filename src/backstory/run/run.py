@@ -26,13 +26,13 @@ from ..results.result import show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
-from .embed import ContractionChoice, EmbedReport, Progress, check_options, contraction_of, embed
+from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
 from .gradients import LossFn, ModelAt
 from .memory import Memory, embedding_bytes
 from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
-from .segments import Form, boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
+from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 from .sweep import Span
 
 METHODS = ("auto", "adjoint", "embeddings")
@@ -156,24 +156,15 @@ class Run:
         `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
         from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
         """
-        step, how, contraction = self.step_of(at), str(dtype).removeprefix("torch."), self.form(contraction)
+        step = self.step_of(at)
+        form = Form(per_layer, self.form(contraction), str(dtype).removeprefix("torch."), encoding)
         check_options(self._store, dtype=dtype, encoding=encoding, segments=segments, workers=workers)
         with RunStore.open(self.path, write=True) as store:
             if segments is None and workers == 1:
-                report = embed(
-                    store,
-                    step,
-                    per_layer=per_layer,
-                    contraction=contraction,
-                    dtype=dtype,
-                    encoding=encoding,
-                    progress=progress,
-                )
+                report = embed(store, step, form, progress=progress)
             else:
                 spans = boundaries(store, step, min(step, workers) if segments is None else segments)
-                report = embed_segments(
-                    store, spans, Form(per_layer, contraction, how, encoding), workers=workers, progress=progress
-                )
+                report = embed_segments(store, spans, form, workers=workers, progress=progress)
         self._store = RunStore.open(self.path)
         return report
 
@@ -270,15 +261,8 @@ class Run:
         step = self.step_of(at)
         v, caveats = self.model_at(model, step, unverified=unverified).gradients(loss, batch, mode)
         return self.query_gradients(
-            v,
-            step,
-            method=method,
-            per_layer=per_layer,
-            contraction=contraction,
-            keep=keep,
-            progress=progress,
-            caveats=caveats,
-        )
+            v, step, method=method, per_layer=per_layer, contraction=contraction, keep=keep, progress=progress, caveats=caveats
+        )  # fmt: skip
 
     @own_precision()
     def query_gradients(
@@ -316,21 +300,17 @@ class Run:
         else:
             scores = by_embeddings(self._store, v, step, n_rows, progress, None if embedded is None else embedded.E)
         notes = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
-        common = {
-            "id_kind": self.config.get("ids", "str"),
-            "at": step,
-            "method": how,
-            "caveats": notes,
-            "lookup": self.content,
-        }
+        more: dict[str, Any] = {"index": None if embedded is None else embedded.sample_index}
         if keep is None:
             values, labels = collect(scores, len(v), n_rows), self.occurrences(step)
-            index = None if embedded is None else embedded.sample_index
-            return Influence(values, *labels, index=index, quality=self._quality(watch, step, spans), **common)
-        values, rows = collect_best(scores, len(v), keep)
-        samples, steps = self._store.labels(rows)
-        best, report = keep if values.shape[1] < n_rows else None, self._quality(watch, step, spans)
-        return Influence(values, samples, steps, complete=False, best=best, quality=report, **common)
+        else:
+            values, rows = collect_best(scores, len(v), keep)
+            labels, more = self._store.labels(rows), {"complete": False}
+            more["best"] = keep if values.shape[1] < n_rows else None
+        return Influence(
+            values, *labels, id_kind=self.config.get("ids", "str"), at=step, method=how, caveats=notes, lookup=self.content,
+            quality=self._quality(watch, step, spans), **more,
+        )  # fmt: skip
 
     def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> Quality | None:
         """The report that the sweep has made, or the one stored beside the embeddings."""
@@ -340,31 +320,6 @@ class Run:
             return watch.done()
         stored = self._store.embeddings()[step].get("quality")
         return None if stored is None else Quality.from_dict(stored)
-
-    def self_influence(
-        self,
-        model: nn.Module,
-        loss: LossFn,
-        batch: Any,
-        ids: Iterable[int | str] | Tensor,
-        at: int | str = "final",
-        *,
-        unverified: bool = False,
-    ) -> Tensor:
-        """Influence of each sample on its own loss at `at`, all occurrences summed: (Q,) for Q losses and Q ids."""
-        names, _ = as_text(ids)
-        answer = self.query(model, loss, batch, at, unverified=unverified)
-        if answer.n_queries != len(names):
-            raise UsageError(
-                f"found {answer.n_queries} losses for {len(names)} ids; expected one loss for each sample."
-            )
-        same = answer.sample_ids[None, :] == np.array(names)[:, None]  # (Q, N)
-        if not same.any(1).all():
-            missing = names[int((~same.any(1)).argmax())]
-            raise UsageError(
-                f"sample {missing!r} never occurred before step {answer.at}, so it has no self-influence. Leave it out, or ask later."
-            )
-        return (answer.scores * torch.from_numpy(same)).sum(1)
 
     def predict_removal(
         self,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..maths.blocked import ALGORITHM, Propagator, carry, pull
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
-from .embed import EmbedReport, Progress, check_finite, embed_block, form_of
+from .embed import EmbedReport, Form, Progress, check_finite, embed_block, report
 from .quality import Watch, merged
 from .scoring import pieces
 from .sweep import Span, backward, slices
@@ -33,19 +33,6 @@ from .workers import spread
 
 ROUNDS = 3  # of trying again after the death of a worker
 Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
-
-
-class Form(NamedTuple):
-    """How segments are computed; what was computed otherwise is not used."""
-
-    per_layer: bool
-    contraction: Contraction
-    dtype: str
-    encoding: str
-
-    def settings(self, momentum: bool) -> dict[str, Any]:
-        """What is kept with each segment."""
-        return {**self._asdict(), "parts": 2 if momentum else 1, "algorithm": ALGORITHM}
 
 
 def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
@@ -67,7 +54,7 @@ def embed_segments(
 ) -> EmbedReport:
     """Compute what is missing of these segments, in `workers` processes."""
     began, momentum = time.perf_counter(), has_momentum(store, spans[-1][1])
-    settings = form.settings(momentum)
+    settings = form.settings(parts=2 if momentum else 1)
     known = {span for span, facts in store.segments().items() if fits(facts, settings)}
     todo = [span for span in spans if span not in known]
     done = len(spans) - len(todo)
@@ -88,24 +75,8 @@ def embed_segments(
                     f"workers were killed {ROUNDS} times, {len(left)} of {len(spans)} segments are missing (is there enough "
                     "memory for each worker's propagator?). Complete segments are kept: run it again, with fewer workers."
                 ) from error
-    return _reported(store, spans, form, time.perf_counter() - began)
-
-
-def _reported(store: RunStore, spans: Sequence[Span], form: Form, seconds: float) -> EmbedReport:
-    facts, quality, at = store.segments(), quality_of(store, spans), spans[-1][1]
-    return EmbedReport(
-        at,
-        at,
-        occurrences=sum(facts[span]["rows"] for span in spans),
-        dims=store.width,
-        per_layer=form.per_layer,
-        form=form_of(form.contraction),
-        seconds=seconds,
-        largest_growth=quality.largest_growth,
-        largest_growth_step=quality.largest_growth_step,
-        expanding_steps=list(quality.expanding_steps) if form.contraction == "never" else [],
-        segments=len(spans),
-    )
+    quality, seconds = quality_of(store, spans), time.perf_counter() - began
+    return report(store, spans[-1][1], form, quality, seconds, segments=len(spans))
 
 
 def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool, workers: int) -> Iterator[Span]:
@@ -123,7 +94,7 @@ def compute(path: Path, span: Span, form: Form, momentum: bool) -> None:
     """Embed one segment and write it."""
     store, dtype = RunStore.open(path), getattr(torch, form.dtype)
     where = slices(store, form.per_layer)
-    watch, settings = Watch(store, span[1], start=span[0]), form.settings(momentum)
+    watch, settings = Watch(store, span[1], start=span[0]), form.settings(parts=2 if momentum else 1)
     made = [
         Propagator.of_segment(w.stop - w.start, dtype=dtype, contraction=form.contraction, momentum=momentum)
         for w in where

@@ -47,7 +47,7 @@ def load_scales(store: RunStore, step: int) -> list[Scale] | None:
     if name not in store.tensor_names():
         known = [int(n.removeprefix("scale-")) for n in store.tensor_names() if n.startswith("scale-")]
         raise UsageError(
-            f"the run's rows are in Adam's coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
+            f"the run's rows are in {store.config['optimizer']['class']}'s coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
             "Ask at one of these steps, or record with steps=…, checkpoints=K."
         )
     tensors = store.load_tensors(name)

@@ -81,9 +81,8 @@ class Embeddings:
             in_order = [fragment for block in reversed(fragments) for fragment in block]
             version = commit_overwrite(table, schema, in_order)
             if propagator is not None:
-                remove(
-                    facts
-                )  # the propagator before must not be read with these embeddings, nor this one with those before
+                # the propagator before must not be read with these embeddings, nor this one with those before
+                remove(facts)
                 write_tensors(tensors, propagator(), None)
         except BaseException:
             self._sweep(at)

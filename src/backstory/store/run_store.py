@@ -167,14 +167,26 @@ class RunStore:
         if fixed := [key for key in layout.FIXED if key in changes]:
             raise UsageError(f"{fixed} cannot change in a run that exists. Record a new run instead.")
         with self._mutex:
-            new = {**self.config, **changes}
+            self._write_config({**self.config, **changes})
+
+    def _write_config(self, new: dict[str, Any]) -> None:
+        if new != self.config:
             files.write_json(self.path / "config.json", new)
             self.config = new
+
+    def _settle(self, new: dict[str, Any]) -> None:
+        """Another layout of rows, before there are any: the empty table is made anew before the config says so."""
+        schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split)
+        with self._mutex:
+            if schema != self._rows.schema:
+                tables.commit_overwrite(self.path / "rows.lance", schema, [])
+                self._rows = self._table("rows")
+            self._write_config(new)
 
     def relayout(self, dims: Sequence[int], *, narrower: bool = False, **changes: Any) -> None:
         """Share the numbers of a row out among the layers anew, with other entries of the config; before any row.
 
-        With `narrower`, a row may have fewer of them: the empty table is made anew before the config says so.
+        With `narrower`, a row may have fewer of them.
         """
         self._writable()
         fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
@@ -184,32 +196,14 @@ class RunStore:
                 f"steps and {self.width} in {len(self.dims)}. The layout of a run is fixed with its first row."
             )
         names = [layer["name"] for layer in self.config["layers"]]
-        with self._mutex:
-            if sum(dims) != self.width:
-                schema = rows_schema(dims, self.config["encoding"], self.curvature_rows, self.split)
-                tables.commit_overwrite(self.path / "rows.lance", schema, [])
-                self._rows = self._table("rows")
-            new = {**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes}
-            files.write_json(self.path / "config.json", new)
-            self.config = new
+        self._settle({**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes})
 
     def keep_factors(self, factors: Sequence[tuple[int, int] | None]) -> None:
-        """Which layers' rows are outer products (m, n), kept as their two factors; before any row.
-
-        The empty table is made anew before the config says so.
-        """
+        """Which layers' rows are outer products (m, n), kept as their two factors; before any row."""
         self._writable()
         if self.n_steps():
             raise StoreError(f"found {self.n_steps()} steps; expected none. How rows are kept is fixed with the first.")
-        with self._mutex:
-            new = layout.with_factors(self.config, factors)
-            schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split)
-            if schema != self._rows.schema:
-                tables.commit_overwrite(self.path / "rows.lance", schema, [])
-                self._rows = self._table("rows")
-            if new != self.config:
-                files.write_json(self.path / "config.json", new)
-                self.config = new
+        self._settle(layout.with_factors(self.config, factors))
 
     @property
     def dims(self) -> list[int]:
@@ -438,11 +432,6 @@ class RunStore:
         """Embeddings of rows `lo_row` to `hi_row`, (n, Σp)."""
         return self._in_layout(self._embeddings).read((at,), lo_row, hi_row, dtype)
 
-    def drop_embeddings(self, at: int) -> None:
-        """Forget one embedding."""
-        self._writable()
-        self._embeddings.drop((at,))
-
     def occurrences(self, n_rows: int) -> Labels:
         """Ids and steps of the first rows, (n,) each; in pieces, for a Python string takes more room than its letters."""
         cuts = range(0, max(1, n_rows), LABELS_AT_ONCE)
@@ -484,12 +473,6 @@ class RunStore:
     def segment_propagator(self, steps: tuple[int, int]) -> dict[str, Tensor]:
         """The propagator that was kept with a segment."""
         return self._segments.propagator(steps)
-
-    def drop_segments(self) -> None:
-        """Forget all segments."""
-        self._writable()
-        for steps in self._segments.facts():
-            self._segments.drop(steps)
 
     # tensors beside the tables
 

@@ -96,7 +96,7 @@ def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -
     """The columns of encoded rows."""
     sizes = parts(dims)
     fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(sizes)))]
-    if encoding in enc.SCALED:
+    if encoding in enc.LARGEST:
         fields.append(pa.field(scale, pa.list_(pa.float32(), len(sizes))))
     return fields
 
