@@ -50,10 +50,8 @@ def tell(path: Path, index: int, top: int) -> Story:
 def by_step(answer: Influence) -> tuple[Floats, Floats]:
     """Positive and negative influences of each step's images, summed apart."""
     scores = answer.scores[0].numpy()
-    up, down = (
-        np.bincount(answer.steps, weights=part, minlength=answer.at)
-        for part in (scores.clip(min=0), scores.clip(max=0))
-    )
+    parts = (scores.clip(min=0), scores.clip(max=0))
+    up, down = (np.bincount(answer.steps, weights=part, minlength=answer.at).astype(float) for part in parts)
     return up, down
 
 
