@@ -46,8 +46,8 @@ check: .venv/ready  ## linters and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready  ## writes docs/benchmarks.md; the rivals' environments are made in .peers
-	$(BIN)/python -m experiments bench all --venvs .peers --write docs/benchmarks.md
+bench: .venv/ready  ## writes experiments/results/benchmarks.md; the rivals' environments are made in .peers
+	$(BIN)/python -m experiments bench all --venvs .peers --write experiments/results/benchmarks.md
 
 clean:
 	rm -rf .venv .peers build demo demo-text runs .pytest_cache .mypy_cache .ruff_cache

@@ -109,7 +109,9 @@ def serve(
 
 @bench.command(name="all")
 def everything(
-    write: Annotated[Path | None, typer.Option(help="A Markdown file for the figures.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="A Markdown file for the tables; a JSON file is written beside it.")
+    ] = None,
     study: Study = None,
     venvs: Venvs = PEERS,
     scale: Scale = "full",
@@ -117,6 +119,7 @@ def everything(
 ) -> None:
     """Every benchmark, one after the other; the file is written after each."""
     from experiments.bench.page import page
+    from experiments.pages import write_page
 
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "record": lambda: _record(scale, "ABC", study),
@@ -131,7 +134,7 @@ def everything(
         result[name] = run()
         _show(name, result[name])
         if write is not None:
-            write.write_text(page(result), encoding="utf-8")
+            write_page(write, page(result))
     if json:
         output.emit(result)
 

@@ -1,8 +1,9 @@
 """The figures as a Markdown page: one table for each benchmark, one configuration a line."""
 
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from experiments.pages import provenance
 
 Row = Mapping[str, Any]
 Columns = Sequence[tuple[str, str]]  # key, heading
@@ -98,12 +99,12 @@ TABLES: dict[str, dict[str, Columns]] = {
 
 def page(result: Mapping[str, Mapping[str, Any]]) -> str:
     """The whole page, for the benchmarks that were run."""
-    import torch
-
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `make bench`: one thread, {platform.machine()}, torch {torch.__version__}.",
+        provenance(f"python -m experiments bench {name}" for name in result),
+        "",
+        "Written by `make bench`.",
     ]
     lines += [
         "Times are wall time unless CPU is said. Recording, embedding in memory and questions: medians of interleaved",

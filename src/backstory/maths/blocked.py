@@ -28,19 +28,19 @@ changes a number but by rounding.
 
    The operations are as many (4p² a row; 8p² with momentum, where C has products of its own) plus about 2Rp a row for a chunk of R
    rows, but they are two large products where there were two thin ones a step. Measured against Algorithm 1 as it is printed, at
-   p = 1,024: 24 times as fast at 1 row a step, 7.1 at 4, 2.6 at 16 (docs/benchmarks.md). R is p/4 within bounds: with more rows the
+   p = 1,024: 24 times as fast at 1 row a step, 7.1 at 4, 2.6 at 16 (experiments/results/benchmarks.md). R is p/4 within bounds: with more rows the
    triangle costs too much. A step of many rows with momentum goes alone (`is_large`): its products are large already, and half as many.
 
 3. *Low-rank terms* (`low_rank.py`, `_has_room_for`, `_multiply_out`). The last line above can wait: until it is multiplied out, A is the
    numbers a₁, a₂, a_j and the rows F_j, W_j, and rows times A are 4Mp operations for M such rows where a matrix takes 2p² (`_times_S`).
    Beside matrices one chunk waits. At the end of a run A₀ = I and C₀ = 0 cost nothing, so there up to p/2 rows wait (they are then
    as many numbers as a matrix): a run of fewer never makes one. Measured jointly at p = 17,408, 1,024 samples: 0.41 s
-   in place of 8.0 s, with AdamW 0.45 s in place of 21.1 s (docs/benchmarks.md).
+   in place of 8.0 s, with AdamW 0.45 s in place of 21.1 s (experiments/results/benchmarks.md).
 
 4. *Windows* (`shared_curvature.py`, `_embed_window`). In a compressed run the steps of a window share curvature rows V, and these are
    orthogonal: V then mixes no columns, W is a division, and what a window adds to A and C is X V and Y V with a few numbers a column and step.
    Products with p × p matrices are left for V once a window and for the gradient rows. Measured on a small GPT (p = 5,440, six
-   curvature rows a sample): 0.40 s in place of 9.3 s (docs/benchmarks.md).
+   curvature rows a sample): 0.40 s in place of 9.3 s (experiments/results/benchmarks.md).
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is

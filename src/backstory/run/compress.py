@@ -1,7 +1,7 @@
 r"""Compress a run: its curvature rows, several to an occurrence, become a few for each window of steps.
 
 Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a window takes less room and is
-nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:
+nearer to the truth in fine-tuning (`experiments/results/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:
 
     min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
 

@@ -18,7 +18,7 @@ from .queries import parse_stored, show_comparison, show_influence
 from .state import State
 from .views import View, data_url
 
-BEST = 6  # samples on either side
+BEST = 6  # results per side
 FOLLOWED = 3  # of them, whose influence is followed over training
 WORST = 20  # in the table of what hurt
 ON_PAGE = "<noscript>Figures need JavaScript; the numbers are in this page's JSON.</noscript>"

@@ -94,6 +94,8 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     assert "| A | X | it sleeps |" in text
     assert "| 32 | 0 |" in text
     assert text.count("\n## ") == 6
+    tables = json.loads(file.with_suffix(".json").read_text())["tables"]
+    assert ["B: GPT", "default", "1.5"] in [row for table in tables for row in table["rows"]]
 
 
 ROW = {"occurrences": 20480, "warm_median_s": 0.0375, "errors": 0, "memory_growth": None}

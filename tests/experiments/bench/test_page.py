@@ -1,9 +1,9 @@
 """The page: one table a benchmark, one configuration a line, no empty columns."""
 
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.page import TABLES, WORDS, page, short, table
+from experiments.pages import RESULTS
 
 
 def test_every_benchmark_has_its_words_and_tables() -> None:
@@ -40,4 +40,4 @@ def test_the_document_of_the_service_is_as_this_page_writes_it() -> None:
         "crowd_median_s": 0.66447, "crowd_p95_s": 0.69645, "errors": 0, "bytes": 1234350080, "memory_growth": 0.0,
     }  # fmt: skip
     section = page({"serve": {"rows": [row]}}).partition("## `python -m experiments bench serve`")[2].strip()
-    assert section in (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert section in (RESULTS / "benchmarks.md").read_text(encoding="utf-8")

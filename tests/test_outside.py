@@ -1,0 +1,107 @@
+"""What people see before they install: bounds of the README and of CONTRIBUTING, the picture, and metadata that agree."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import backstory
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def section(title: str) -> list[str]:
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0].strip().splitlines()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 90
+    assert len(README.split()) <= 700
+
+
+def test_the_readme_begins_with_one_sentence_and_one_picture() -> None:
+    title, first, picture = README.split("\n\n")[:3]
+    assert title == "# Backstory"
+    assert first.startswith("Backstory is `git blame` for trained models: ")
+    assert first.count(". ") == 0
+    assert picture.startswith("![")
+    assert README.count("![") == 1
+
+
+def test_the_example_has_twelve_lines_and_prints() -> None:
+    *_, code = re.findall(r"^```python\n(.*?)^```", README, flags=re.M | re.S)
+    assert len(code.strip().splitlines()) <= 12
+    (printed,) = re.findall(r"^```text\n(.*?)^```", README, flags=re.M | re.S)
+    assert printed.strip()
+
+
+def test_lists_and_table_of_the_readme_have_five_lines() -> None:
+    assert [line[:2] for line in section("Good at")] == ["- "] * 5
+    assert [line[:2] for line in section("When not to use it")] == ["- "] * 5
+    (table,) = re.findall(r"(?:^\|.*\n)+", README, flags=re.M)
+    assert len(table.splitlines()) == 2 + 5
+
+
+RESULTS = ROOT / "experiments" / "results"
+BEHIND = {  # the section of fidelity.md and the methods whose numbers a row of the README's table has
+    "MLP on MNIST, SGD": ("GELU net, SGD:", "influence-ggn-swept", "learned-16-empirical", "learned-16-exact"),
+    "The same with AdamW": ("GELU net, AdamW:", "influence-swept", "learned-16-empirical", "learned-16-exact"),
+    "CNN, 10 epochs, one seed": ("The paper's CNN, 10", "tracin", "learned-16-empirical", "learned-16-exact"),
+    "Small GPT, fine-tuned": ("GPT, fine-tuning", "influence-swept", "default", "learned-16-sampled-1/6"),
+}
+
+
+@pytest.mark.parametrize("row", BEHIND)
+def test_fidelity_in_the_readme_is_that_of_the_measured_page(row: str) -> None:
+    title, *methods = BEHIND[row]
+    part = (RESULTS / "fidelity.md").read_text(encoding="utf-8").partition(f"\n## {title}")[2].partition("\n## ")[0]
+    for cell, method in zip(cells(row), methods, strict=True):
+        line = re.findall(rf"^\| `{re.escape(method)}`[^|]*\|.*$", part, flags=re.M)[0]
+        first = re.findall(r"\| (\d\.\d{3}) \|", line)[0]
+        assert cell.startswith(f"{float(first):.2f}"), f"{method}: {first} in fidelity.md, {cell} in README.md"
+
+
+def test_cost_in_the_readme_is_that_of_the_measured_page() -> None:
+    bench = (RESULTS / "benchmarks.md").read_text(encoding="utf-8")
+    for cell, name in zip(cells("Training time, GPT of 2 × 768")[1:], ("default", "sampled:1/6"), strict=True):
+        line = re.findall(rf"^\| C: [^|]*\| {re.escape(name)} \|.*$", bench, flags=re.M)[0]
+        assert cell.startswith(f"{line.split('|')[6].strip()} ×")
+
+
+def cells(row: str) -> list[str]:
+    """The numbers of a row of the README's table."""
+    (line,) = (line for line in section("Fidelity and cost") if line.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.split("|")[2:5]]
+
+
+def test_the_picture_is_small_and_loads_nothing() -> None:
+    (name,) = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", README)
+    file = ROOT / name
+    assert file.stat().st_size < 150_000
+    assert not re.search(r"(href|src)=\"(?!data:)", file.read_text(encoding="utf-8"))
+
+
+def test_contributing_is_short() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_bytes()) <= 8_000
+
+
+def test_the_version_is_one() -> None:
+    assert f"\n## {backstory.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {backstory.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert backstory.__version__.rpartition(".")[0] in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+
+
+def test_metadata_for_a_package_index() -> None:
+    assert 20 < len(PROJECT["description"]) < 120
+    assert len(PROJECT["keywords"]) >= 5
+    assert "Programming Language :: Python :: 3.11" in PROJECT["classifiers"]
+    assert not any(name.startswith("License ::") for name in PROJECT["classifiers"])  # `license` has it
+
+
+def test_links_lead_somewhere() -> None:
+    for file in [*ROOT.glob("*.md"), *(ROOT / "experiments" / "results").glob("*.md")]:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text(encoding="utf-8")):
+            assert (file.parent / link).exists(), f"{file.name} links to {link}"
