@@ -13,20 +13,7 @@ copyright = "the Backstory authors"
 version = release = backstory.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "commands", "mathml", "measured"]
-exclude_patterns = [
-    "extensions",
-    "benchmarks.md",
-    "dynamics.md",
-    "fidelity.md",
-    "insight.md",
-    "page.md",
-    "planning.md",
-    "scale.md",
-    "settings.md",
-    "sources.md",
-    "studies.md",
-    "trainers.md",
-]
+exclude_patterns = ["extensions"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 
@@ -45,4 +32,3 @@ html_css_files = ["site.css"]
 html_favicon = "static/icon.svg"
 html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
-pygments_style, pygments_dark_style = "tango", "monokai"
