@@ -6,7 +6,7 @@ export MKL_NUM_THREADS := 1
 
 AXE := 4.14.0
 
-.PHONY: demo test test-slow test-rounding check bench clean browser data screens
+.PHONY: demo test test-slow test-rounding check docs bench clean browser data screens
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -45,6 +45,10 @@ check: .venv/ready  ## linters and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/ready  ## the site in build/docs; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: .venv/ready  ## writes experiments/results/benchmarks.md; the rivals' environments are made in .peers
 	$(BIN)/python -m experiments bench all --venvs .peers --write experiments/results/benchmarks.md

@@ -90,7 +90,7 @@ def test_adapters_of_embeddings_can_be_left_out(tmp_path: Path) -> None:
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     example = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[1]
     import peft
 

@@ -145,7 +145,7 @@ def test_the_loop_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monke
         {"sample_id": chosen, "input_ids": x.ids, "attention_mask": x.mask, "labels": x.labels}
         for chosen, x in zip(PARTS, parts, strict=True)
     ]
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     loop = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[0].replace(
         '"token-mean"', '"token-mean", projection="full", encoding="float64"'
     )
