@@ -34,7 +34,9 @@ def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | 
     names = [ids[i] for i in last]
     stored = _stored(table, names, [k for k, v in columns.items() if v is None])
     picked: dict[str, list[object]] = {"id": list(names)}
-    picked |= {k: [stored.get(x, {}).get(k) for x in names] if v is None else [v[i] for i in last] for k, v in columns.items()}
+    picked |= {
+        k: [stored.get(x, {}).get(k) for x in names] if v is None else [v[i] for i in last] for k, v in columns.items()
+    }
     table.upsert("id", pa.table(picked, schema=samples_schema()))
 
 
