@@ -217,7 +217,7 @@ def test_steps_without_a_number_are_left_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "noise"), [(600, 0.2), (600, 1.0), (100, 0.5)])
 def test_how_often_phases_are_wrongly_present(n: int, noise: float) -> None:
-    """The table of docs/insight.md."""
+    """Of many seeded curves, few are named otherwise than they were planted."""
     for kind in (
         "sudden",
         "gentle",

@@ -1,7 +1,6 @@
 """`transformers.Trainer` with one callback against a loop written by hand: the same rows, up to rounding."""
 
 import copy
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -152,18 +151,6 @@ def test_data_sets_of_hugging_face(tmp_path: Path) -> None:
     gone, _ = trainer(tmp_path / "out", tmp_path / "gone", data=data, collator=arrange, record={"ids": "remark"})
     with pytest.raises(UsageError, match=r"expected the key 'remark'.*ids=dataset\['remark'\]"):
         gone.train()
-
-
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
-def test_the_example_of_the_documentation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
-    example = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[0]
-    exec(compile(example, "trainers.md", "exec"), {})
-    assert re.search(r"^6 \[Hit\(sample=0,", capsys.readouterr().out, flags=re.M), "a text taught itself most"
 
 
 # -- samples with one label, and models of one's own -----------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Lightning's Trainer with one callback against a loop written by hand: the same rows, up to rounding."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,17 +225,6 @@ def trained_before(step: int) -> Tensor:
         F.cross_entropy(model["net"](data[i][0][None]), data[i][1][None]).backward()
         rows.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     return torch.stack(rows).double()
-
-
-def test_the_example_of_the_documentation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
-    example = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[1]
-    exec(compile(example, "trainers.md", "exec"), {"__name__": "example"})
-    assert re.search(r"^12 \[Hit\(sample=0,", capsys.readouterr().out, flags=re.M), "a point taught itself most"
 
 
 # -- interrupted and resumed -----------------------------------------------------------------------------------------

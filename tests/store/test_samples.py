@@ -39,6 +39,17 @@ def test_the_last_of_equal_ids_wins(tmp_path: Path) -> None:
         }
 
 
+def test_a_column_that_is_given_later_leaves_the_others(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as store:
+        store.put_samples(["a", "b"], text=["1", "2"], label=["x", "y"])
+        store.put_samples(["b", "c", "b"], source=["old", "web", "new"], label=[None, "z", None])
+        assert store.samples(["a", "b", "c"]).select(["text", "label", "source"]).to_pydict() == {
+            "text": ["1", "2", None],
+            "label": ["x", None, "z"],
+            "source": [None, "new", "web"],
+        }
+
+
 def test_many_ids_at_once(tmp_path: Path) -> None:
     ids = [f"id-{i}" for i in range(1203)]
     with new_run(tmp_path / "run") as store:

@@ -517,7 +517,7 @@ class RunStore:
         label: Sequence[str | None] | None = None,
         source: Sequence[str | None] | None = None,
     ) -> None:
-        """Keep what a person wants to see of samples; replaces those with the same id."""
+        """Keep what a person wants to see of samples; columns that are given replace those of the same id."""
         self._writable()
         with self._mutex:
             samples.put(self._samples, ids, {"text": text, "image": image, "label": label, "source": source})

@@ -14,7 +14,7 @@ _ROWS = 1 << 20  # rows in one fragment
 
 
 def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | None]) -> None:
-    """Add samples, or replace those with the same id; the last of equal ids wins."""
+    """Add samples, or replace the given columns of those with the same id; the last of equal ids wins."""
     for name, values in columns.items():
         kind = bytes if name == "image" else str
         if isinstance(values, str | bytes):
@@ -31,8 +31,12 @@ def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | 
     last = sorted({name: i for i, name in enumerate(ids)}.values())
     if not last:
         return
-    picked: dict[str, list[object]] = {"id": [ids[i] for i in last]}
-    picked |= {k: [None] * len(last) if v is None else [v[i] for i in last] for k, v in columns.items()}
+    names = [ids[i] for i in last]
+    stored = _stored(table, names, [k for k, v in columns.items() if v is None])
+    picked: dict[str, list[object]] = {"id": list(names)}
+    picked |= {
+        k: [stored.get(x, {}).get(k) for x in names] if v is None else [v[i] for i in last] for k, v in columns.items()
+    }
     table.upsert("id", pa.table(picked, schema=samples_schema()))
 
 
@@ -45,6 +49,14 @@ def get(table: Table, ids: Sequence[str] | None) -> pa.Table:
     rows = pa.concat_tables(parts) if parts else samples_schema().empty_table()
     order = pc.index_in(pa.array(wanted, pa.string()), rows["id"].combine_chunks()).drop_null()
     return rows.take(order)
+
+
+def _stored(table: Table, ids: list[str], columns: list[str]) -> dict[str, dict[str, object]]:
+    """What is there already of these columns, by id."""
+    if not columns:
+        return {}
+    parts = (table.table(["id", *columns], where=_among(some)).to_pylist() for some in _pieces(ids))
+    return {row["id"]: row for part in parts for row in part}
 
 
 def erase(table: Table, ids: Sequence[str] | None) -> int:
