@@ -1,6 +1,7 @@
 """`backstory demo`: train, record and query; with images, text, or a pretrained model."""
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +72,9 @@ def _text(out: Path, json: bool) -> None:
 def _finish(result: "ImageDemo | TextDemo", page: Path, json: bool, **more: Any) -> None:
     """Write the report, and print where everything lies."""
     output.line("Writing the report …")
+    began = time.perf_counter()
     write_report(result.run, result.recipe, page, result.queries, **more)
+    result.seconds["report"] = time.perf_counter() - began
     times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
     output.line(f"Time: {times}.")
     print_paths(result.run, page)

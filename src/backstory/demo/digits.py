@@ -24,12 +24,8 @@ RECIPE = "backstory.demo.digits:recipe"
 NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
 MOST_PIXELS = 1 << 20  # of a user's image
 TOP = 5  # samples at either end of a result
-SETTINGS = {
-    "rank": 32,
-    "curvature": "exact:10",
-    "encoding": "int8",
-    "checkpoints": 3,
-}  # ten backward passes, one a digit
+CURVATURE = "exact:10"  # ten more backward passes, one for each digit
+SETTINGS: dict[str, Any] = {"rank": 32, "curvature": CURVATURE, "encoding": "int8", "checkpoints": 3}
 Batch = tuple[Tensor, Tensor]
 
 
@@ -196,7 +192,7 @@ def image_demo(
 ) -> ImageDemo:
     """Run the whole demo into the folder `out`; the recorded run is `out/run`."""
     path, stages = prepare_folder(out / "run", RECIPE), Stages(progress)
-    args = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
+    args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
     plan = recipe(**args)
     with stages.stage("train and record") as done:
         run = record_recipe(plan, path, done, outputs="cross-entropy", recipe=RECIPE, recipe_args=args, **SETTINGS)

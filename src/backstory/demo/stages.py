@@ -45,8 +45,8 @@ def record_recipe(
     plan: Recipe, path: Path, progress: StageProgress, *, outputs: str | None = None, **settings: Any
 ) -> Run:
     """Train by the plan and record; `outputs` is the kind of the model's outputs, where curvature needs them."""
-    steps, how = len(plan.batches), {"loss_reduction": plan.loss_reduction, "clip_norm": plan.clip_norm}
-    with record(plan.model, plan.optimizer, path, steps=steps, **how, **settings) as rec:
+    steps, settings = len(plan.batches), {**settings, "clip_norm": plan.clip_norm}
+    with record(plan.model, plan.optimizer, path, loss_reduction=plan.loss_reduction, steps=steps, **settings) as rec:
         for t, (ids, batch) in enumerate(plan.batches):
             tokens = None if plan.tokens is None else plan.tokens(batch)
             with rec.step(ids, tokens=tokens) as s, s.outputs_of(plan.model, outputs) if outputs else nullcontext():
