@@ -15,7 +15,7 @@ AXE := 4.14.0
 	$(BIN)/python -m compileall -q src
 	touch $@
 
-demo: .venv/ready  ## train, record, embed, ask, retrain; writes demo/report.html
+demo: .venv/ready  ## train, record, embed, query, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
 browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, token_losses, warmup_cosine
 from backstory.demo.texts import Passages, passages
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step
@@ -103,7 +103,7 @@ def _recipe(
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(parts)],
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(parts))),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, len(parts))),
         queries={"domains": result.queries, **dict(zip(result.domains, result.queries, strict=True))},
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from backstory.demo.data import Bytes, Sequences, corpus, cut
-from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, token_losses, warmup_cosine
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.tape import Removal
@@ -80,7 +80,7 @@ def _recipe(
 ) -> Recipe:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=BETAS, weight_decay=DECAY)
     total = len(batches)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, total))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, total))
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=batches, loss_reduction="token-mean", tokens=counts,
         clip_norm=CLIP, schedule=schedule, queries={"domains": queries},

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from backstory.demo.data import Document, cut
-from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at, token_losses
+from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, token_losses, warmup_cosine
 from backstory.errors import UsageError
 from backstory.replay.recipe import Presentation, Recipe
 from experiments.data.treebank import penn_treebank
@@ -103,7 +103,7 @@ def recipe(**args: int) -> Recipe:
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=batches, loss_reduction="token-mean", tokens=counts,
         clip_norm=CLIP,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, len(batches), WARMUP)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, len(batches), WARMUP)),
         queries={"valid": result.asked}, page=Presentation(show=partial(shown, tokenizer=result.tokenizer)),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from backstory.demo.gpt_model import counts
-from backstory.demo.images import fresh
+from backstory.demo.stages import prepare_folder
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
 from backstory.insight.groups import grouped
 from backstory.insight.mean import mean_influence
@@ -78,7 +78,7 @@ def study(
     report, seconds = say or (lambda stage, done, total: None), dict[str, float]()
     result, plan = drawn(setup), recipe(**asdict(setup))
     asked = draw_copies(result.ids, result.tokens, count, setup.seed)
-    path, batch = fresh(out / "run", RECIPE), plan.queries["valid"]
+    path, batch = prepare_folder(out / "run", RECIPE), plan.queries["valid"]
     with _timed(seconds, "train and record"):
         run = _recorded(setup, plan, path, report)
     with _timed(seconds, "timeline"):

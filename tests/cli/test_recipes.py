@@ -165,7 +165,7 @@ def test_what_a_question_shows_is_bounded() -> None:
     assert len(recipes.call("a" * 10**6, {"b" * 10**6 + str(i): ["\x1b" * 10**4] for i in range(100)})) < 4000
 
 
-@pytest.mark.parametrize("demo", ["digits", "texts", "stories_run"])
+@pytest.mark.parametrize("demo", ["digits", "texts", "stories"])
 def test_recipes_of_backstory_itself_need_no_question(demo: str) -> None:
     assert recipes.shipped(f"backstory.demo.{demo}:recipe")
 
@@ -175,8 +175,8 @@ def test_recipes_of_backstory_itself_need_no_question(demo: str) -> None:
     [
         "backstory.replay.recipe:load_recipe",  # would import whatever its arguments name
         "experiments.bench.rivals:_call",  # would run whatever its arguments say
-        "backstory.demo.images:recipe",
-        "backstory.demo.images:fresh",
+        "backstory.demo.stages:recipe",
+        "backstory.demo.stages:prepare_folder",
         "backstory.demo.digits:images",
         "backstory.demo.digits",
         "backstory.demo.nothing:recipe",

@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
-from backstory.demo.digits import MOST_PIXELS, brought, loss, net, png, predict, recipe, show_queries
+from backstory.demo.digits import MOST_PIXELS, build_model, loss, png, predict, read_image, recipe, show_queries
 from backstory.errors import UsageError
 
 DIGIT = torch.zeros(28, 28)
@@ -30,21 +30,21 @@ def test_pixels_of_a_png_are_dark_on_light() -> None:
 
 
 def test_the_image_that_the_run_shows_comes_back() -> None:
-    x, y = brought(png(DIGIT), "1", side=28)
+    x, y = read_image(png(DIGIT), "1", side=28)
     assert torch.allclose(x[0, 0], DIGIT, atol=1 / 255)
     assert (x.shape, y.tolist()) == ((1, 1, 28, 28), [1])
 
 
 def test_light_on_dark_is_turned() -> None:
     dark = Image.fromarray((DIGIT * 255).byte().numpy())
-    assert torch.allclose(brought(saved(dark), None, side=28)[0][0, 0], DIGIT, atol=1 / 255)
+    assert torch.allclose(read_image(saved(dark), None, side=28)[0][0, 0], DIGIT, atol=1 / 255)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
 def test_every_kind_of_png_is_read(mode: str) -> None:
     drawn = Image.fromarray((255 - DIGIT * 255).byte().numpy()).resize((64, 80))
     data = saved(drawn.convert("I").point(lambda v: v * 256).convert(mode) if mode == "I;16" else drawn.convert(mode))
-    x, _ = brought(data, None, side=8)
+    x, _ = read_image(data, None, side=8)
     assert x.shape == (1, 1, 8, 8)
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
 
@@ -52,12 +52,12 @@ def test_every_kind_of_png_is_read(mode: str) -> None:
 def test_what_is_transparent_is_white() -> None:
     clear = Image.new("RGBA", (28, 28), (0, 0, 0, 0))
     clear.paste((0, 0, 0, 255), (12, 6, 16, 22))
-    assert torch.allclose(brought(saved(clear), None, side=28)[0][0, 0], DIGIT, atol=1 / 255)
+    assert torch.allclose(read_image(saved(clear), None, side=28)[0][0, 0], DIGIT, atol=1 / 255)
 
 
 def test_no_label_is_the_answer_of_the_model() -> None:
-    model = net(28)
-    x, y = brought(png(DIGIT), None, side=28)
+    model = build_model(28)
+    x, y = read_image(png(DIGIT), None, side=28)
     out = model(x)
     assert y.tolist() == [-1]
     assert torch.allclose(loss(model, (x, y)), F.cross_entropy(out, out.argmax(1), reduction="none"), rtol=1e-4)
@@ -67,25 +67,25 @@ def test_no_label_is_the_answer_of_the_model() -> None:
 @pytest.mark.parametrize("label", ["10", "", "-1", "seven", "１"])
 def test_another_label_is_refused(label: str) -> None:
     with pytest.raises(UsageError, match="expected a digit"):
-        brought(png(DIGIT), label, side=28)
+        read_image(png(DIGIT), label, side=28)
 
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", png(DIGIT)[:60], png(DIGIT)[:8], b"\x89PNG\r\n\x1a\n" + b"\0" * 100])
 def test_what_is_no_png_is_refused(data: bytes) -> None:
     with pytest.raises(UsageError, match="not a whole PNG"):
-        brought(data, None, side=28)
+        read_image(data, None, side=28)
 
 
 def test_other_formats_are_refused() -> None:
     with pytest.raises(UsageError, match="not a whole PNG"):
-        brought(saved(Image.new("L", (8, 8)), "BMP"), None, side=28)
+        read_image(saved(Image.new("L", (8, 8)), "BMP"), None, side=28)
 
 
 def test_a_large_image_is_refused() -> None:
     assert MOST_PIXELS == 1024 * 1024
-    assert brought(saved(Image.new("L", (1024, 1024))), None, side=8)[0].shape == (1, 1, 8, 8)
+    assert read_image(saved(Image.new("L", (1024, 1024))), None, side=8)[0].shape == (1, 1, 8, 8)
     with pytest.raises(UsageError, match="1025 × 1024 pixels"):
-        brought(saved(Image.new("L", (1025, 1024))), None, side=8)
+        read_image(saved(Image.new("L", (1025, 1024))), None, side=8)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(
     first = chunk(b"prVt", before) if before else b""
     bomb = b"\x89PNG\r\n\x1a\n" + first + header + chunk(b"IDAT", zlib.compress(bytes(1 << 20))) + chunk(b"IEND", b"")
     with pytest.raises(UsageError):
-        brought(bomb, None, side=28)
+        read_image(bomb, None, side=28)
 
 
 def test_queries_are_shown_with_their_label() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from backstory.demo.gpt_model import GPT, rate_at, token_losses
+from backstory.demo.gpt_model import GPT, token_losses, warmup_cosine
 
 
 def model() -> GPT:
@@ -49,7 +49,7 @@ def test_losses_are_those_of_the_next_token() -> None:
 
 
 def test_the_rate_warms_up_and_ends_at_a_tenth() -> None:
-    rates = [rate_at(t, 100) for t in range(100)]
+    rates = [warmup_cosine(t, 100) for t in range(100)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     assert max(rates) == rates[9] == rates[10] == 1.0
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)

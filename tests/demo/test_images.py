@@ -1,66 +1,92 @@
-"""The whole demo on the small digits: it trains, asks, proves and writes a page that needs no network."""
+"""The whole demo on the small digits: it trains, queries, checks by retraining and writes a report that needs no network."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import backstory
 from backstory.cli.app import app
-from backstory.demo.digits import RECIPE
-from backstory.demo.images import demo
+from backstory.demo.digits import RECIPE, image_demo
 from backstory.errors import StoreError
 from backstory.insight import phases, timeline
 from backstory.replay.queries import open_queries
 
 
 @pytest.fixture(scope="module")
-def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Path]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, str]:
     out = tmp_path_factory.mktemp("demo")
     done = CliRunner().invoke(app, ["demo", "--out", str(out), "--source", "digits", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
-    return json.loads(done.stdout.strip().splitlines()[-1]), out
+    *shown, last = done.stdout.strip().splitlines()
+    return json.loads(last), out, "\n".join(shown)
 
 
-def test_the_demo_answers_and_proves(actual: tuple[dict[str, object], Path]) -> None:
-    result, out = actual
-    assert result["accuracy"] > 0.8  # type: ignore[operator]
-    assert result["spearman"] > 0.3  # type: ignore[operator]
-    queries = result["queries"]
-    assert isinstance(queries, list)
-    assert len(queries) == 5
-    assert all(q["helpful"][0]["influence"] > 0 > q["harmful"][0]["influence"] for q in queries)
+def test_the_demo_queries_the_run_that_it_leaves(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, out, _ = actual
+    assert result["accuracy"] > 0.8
+    assert len(result["queries"]) == 5
+    one = open_queries(out / "run", ["demo"], RECIPE)
+    influence = one.run.query(one.model, one.loss, one.batches["demo"])
+    for k, query in enumerate(result["queries"]):
+        assert query["hits"][0]["influence"] > 0 > query["harmful"][0]["influence"]
+        expected = influence.as_dict(top=5, query=k)
+        for side in ("hits", "harmful"):
+            assert [h["sample"] for h in query[side]] == [h["sample"] for h in expected[side]]
+    assert [q["label"] for q in result["queries"]] == one.batches["demo"][1].tolist()
+    assert [q["predicted"] for q in result["queries"]] == one.model(one.batches["demo"][0]).argmax(1).tolist()
+    assert result["timeline"]["words"] == list(timeline(one.run, one.model, one.loss, one.batches["demo"]).words)
     assert backstory.open(out / "run").checkpoints
 
 
-def test_its_timeline_says_the_same_without_the_last_tenth_of_the_steps(actual: tuple[dict[str, object], Path]) -> None:
+def test_its_results_are_checked_by_retraining(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, _, shown = actual
+    check = result["check"]
+    assert check["spearman"] > 0.9
+    assert check["spearman_random"] > 0.8
+    ends = {q[side][0]["sample"] for q in result["queries"] for side in ("hits", "harmful")}
+    assert set(check["samples"][: check["ends"]]) == ends
+    assert len(check["samples"]) == check["ends"] + 12
+    assert check["words"][0] in " ".join(shown.split())
+    first = {q: result["queries"][q]["hits"][0] for q in range(5)}
+    for q, hit in first.items():
+        row = check["samples"].index(hit["sample"])
+        assert check["predicted"][row][q] == pytest.approx(hit["influence"])
+
+
+def test_its_timeline_is_the_same_without_the_last_tenth_of_the_steps(actual: tuple[dict[str, Any], Path, str]) -> None:
     one = open_queries(actual[1] / "run", ["test"], RECIPE)
     when = timeline(one.run, one.model, one.loss, one.batches["test"])
     assert when.phases.shape == "rises"
     assert phases(when.size[: -len(when.size) // 10]).shape == "rises"
 
 
-def test_its_lists_do_not_begin_with_the_last_step(actual: tuple[dict[str, object], Path]) -> None:
-    result, _ = actual
-    first = [q[side][0]["step"] for q in result["queries"] for side in ("helpful", "harmful")]  # type: ignore[attr-defined]
-    assert sum(step >= 0.95 * result["steps"] for step in first) <= 2, first  # type: ignore[operator]
+def test_its_lists_do_not_begin_with_the_last_step(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, _, _ = actual
+    first = [q[side][0]["step"] for q in result["queries"] for side in ("hits", "harmful")]
+    assert sum(step >= 0.95 * result["steps"] for step in first) <= 2, first
 
 
-def test_the_page_is_self_contained(actual: tuple[dict[str, object], Path]) -> None:
-    page = (actual[1] / "report.html").read_text()
+def test_the_report_is_the_run_s_own_with_the_check_in_it(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, out, _ = actual
+    page = (out / "report.html").read_text()
     outside = re.sub(r"<script.*?</script>", "", page, flags=re.S)  # Plotly's own code names addresses it does not load
-    assert re.findall(r'(?:src|href)="(?!data:)([^"]+)"', outside) == []
-    assert not re.search(r"<script[^>]+src=", page)
-    assert outside.count("data:image/png;base64,") == 5 + 50
-    assert "This page contains" in page
-    assert "training data" in page
+    assert "This report contains training data." in outside
+    assert "For the query set demo." in outside
+    assert "<h2>Checked by retraining</h2>" in outside
+    assert result["check"]["words"][0] in outside
+    assert 'data-figure="figure-check"' in outside
+    for query in result["queries"][:2]:  # those that a report shows
+        assert f'sample <span class="mono">{query["hits"][0]["sample"]}</span>' in outside
+    assert re.findall(r'(?:src|href)="(?!data:|#)([^"]+)"', outside) == []
 
 
 def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("years of work")
     with pytest.raises(StoreError, match="not a run"):
-        demo(tmp_path, source="digits")
+        image_demo(tmp_path, source="digits")
     assert (tmp_path / "run" / "thesis.txt").exists()

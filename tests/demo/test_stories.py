@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.demo.test_stories_run import TINY, without_network
+from tests.demo.test_stories_recipe import TINY, without_network
 
 import backstory
-from backstory.demo.stories import FineTuning, heading, stories
-from backstory.demo.stories_run import RECIPE, StoriesSetup, mean_loss, recipe
+from backstory.demo.stories import RECIPE, FineTuning, StoriesSetup, heading, mean_loss, recipe, stories
 from backstory.replay.recipe import take_step
 from backstory.run import gradients as coordinates
 

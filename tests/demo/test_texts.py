@@ -9,8 +9,8 @@ from tests.support.oracles import assert_same
 
 from backstory.demo import texts
 from backstory.demo.data import Document
-from backstory.demo.gpt_model import rate_at
-from backstory.demo.texts import END, QUERIES, RATE, WARMUP, pieces, recipe, show_queries, text_of, typed
+from backstory.demo.gpt_model import warmup_cosine
+from backstory.demo.texts import END, LEARNING_RATE, QUERIES, WARMUP, encode_text, pieces, recipe, show_queries, text_of
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step
 
@@ -71,7 +71,7 @@ def test_the_seed_decides_everything_and_the_net_learns() -> None:
 
 
 def test_the_rate_warms_up_and_falls_to_a_hundredth() -> None:
-    rates = [rate_at(t, 200, WARMUP, END) for t in range(200)]
+    rates = [warmup_cosine(t, 200, WARMUP, END) for t in range(200)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     assert max(rates) == pytest.approx(1.0) == rates[10]
     assert rates[-1] == pytest.approx(0.01, abs=1e-3)
@@ -85,7 +85,7 @@ def test_no_step_weighs_more_because_of_its_place() -> None:
     for t in range(TINY["steps"]):
         rates.append(made.optimizer.param_groups[0]["lr"])
         take_step(made, t)
-    expected = [RATE * rate_at(t, TINY["steps"], WARMUP, END) for t in range(TINY["steps"])]
+    expected = [LEARNING_RATE * warmup_cosine(t, TINY["steps"], WARMUP, END) for t in range(TINY["steps"])]
     assert rates == pytest.approx(expected)
     assert rates[-1] < 0.1 * max(rates)
 
@@ -98,7 +98,7 @@ def test_a_corpus_that_is_too_small_is_refused() -> None:
 @pytest.mark.parametrize("n", [2, 12, 13, 14, 25, 26, 100])
 def test_typed_text_is_cut_into_rows_that_hold_every_byte(n: int) -> None:
     text = "".join(chr(97 + k % 26) for k in range(n))
-    actual = typed(text, length=12)
+    actual = encode_text(text, length=12)
     assert actual.shape[1] <= 13
     assert len(actual) == -(-(n - 1) // 12)
     rows = [bytes(row).decode() for row in actual.tolist()]
@@ -119,7 +119,7 @@ def test_typed_text_is_cut_into_rows_that_hold_every_byte(n: int) -> None:
 def test_a_text_of_one_byte_is_refused() -> None:
     for text in ("", "a"):
         with pytest.raises(UsageError, match="expected 2 or more"):
-            typed(text, length=12)
+            encode_text(text, length=12)
 
 
 def test_pieces_are_the_letters_at_their_last_byte() -> None:

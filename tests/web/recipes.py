@@ -13,7 +13,7 @@ from torch import Tensor
 import backstory
 from backstory.demo.data import Bytes
 from backstory.demo.gpt_model import GPT, counts, loss
-from backstory.demo.texts import pieces, show_queries, text_of, typed
+from backstory.demo.texts import encode_text, pieces, show_queries, text_of
 from backstory.replay.recipe import Presentation, Recipe, take_step
 
 # What is behind one influence, in float32: width and letters for each token there and back, and the run's 136 numbers.
@@ -56,7 +56,7 @@ def recipe(seed: int = 0) -> Recipe:
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts,
         batches=[(some, tokens([TEXTS[name] for name in some])) for some in ids],
         queries={"law": tokens(["this court said", "that judge held"]), "poems": tokens(["red roses, sweet", "blue is sweet!!"])},
-        page=Presentation(text=partial(typed, length=LENGTH), image=encoded, show=show_queries, pieces=pieces),
+        page=Presentation(text=partial(encode_text, length=LENGTH), image=encoded, show=show_queries, pieces=pieces),
     )  # fmt: skip
 
 

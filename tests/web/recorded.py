@@ -11,9 +11,8 @@ from torch import Tensor
 import backstory
 from backstory.demo import digits, texts
 from backstory.demo.data import DataError, Document, fetch
-from backstory.demo.digits import png
-from backstory.demo.images import demo
-from backstory.demo.text import text_demo
+from backstory.demo.digits import image_demo, png
+from backstory.demo.texts import text_demo
 from backstory.replay.recipe import Recipe, take_step
 
 HOSTILE = "<script>document.title='taken'</script>"
@@ -73,13 +72,13 @@ def domains_demo(out: Path) -> Path:
 
 
 def mnist_demo(out: Path) -> Path:
-    """The demo on MNIST, whole but for the retraining of samples drawn blindly."""
-    demo(out, source="mnist", n_queries=2, n_blind=0)
+    """The demo on MNIST, whole but for the retraining of samples drawn at random."""
+    image_demo(out, source="mnist", n_queries=2, n_random=0)
     return out / "run"
 
 
 def digits_run(path: Path) -> Path:
-    """One epoch of the digits of the demo, with images and labels, and five hard questions."""
+    """One epoch of the digits of the demo, with images and labels, and five queries."""
     args = {"source": "digits", "epochs": 1}
     plan = digits.recipe("digits", epochs=1)
     settings: dict[str, Any] = {"rank": 8, "checkpoints": 3, "steps": len(plan.batches), "warmup_steps": 4}

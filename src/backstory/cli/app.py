@@ -13,7 +13,6 @@ from .options import At, Contraction, Encoding, Json, PerLayer, RunPath, parse_i
 
 HELP = "Which training examples made the model do that, and when?"
 app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.add_typer(demo.data, name="data")
 
 
 def _version(requested: bool) -> None:

@@ -1,16 +1,23 @@
-"""`backstory demo`: train, record and query; with images, text, or a pretrained model. `backstory data`: the data sets."""
+"""`backstory demo`: train, record and query; with images, text, or a pretrained model."""
 
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
 from . import output
+from .insight import print_sources
 from .options import Json
+from .serve import REPORT_NEEDS, write_report
 
-data = typer.Typer(help="List and fetch the data sets of demos and experiments.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from ..demo.digits import ImageDemo
+    from ..demo.stories import FineTuning
+    from ..demo.texts import TextDemo
+    from ..results.influence import Hit
 
 
 def demo(
@@ -43,44 +50,90 @@ def demo(
 
 
 def _images(out: Path, source: str, json: bool) -> None:
-    output.need("plotly", "sklearn", "PIL", extra="demo")
-    from ..demo.image_report import html_report
-    from ..demo.images import demo as run_demo
+    output.need(*REPORT_NEEDS, "sklearn", "PIL", extra="demo")
+    from ..demo.digits import image_demo
 
     with output.progress() as progress:
-        result = run_demo(out, source=source, say=progress)
-    _finish(result, out / "report.html", html_report, print_images, json)
+        result = image_demo(out, source=source, progress=progress)
+    print_images(result)
+    _finish(result, out / "report.html", json, check=result.check)
 
 
 def _text(out: Path, json: bool) -> None:
-    output.need("plotly", extra="demo")
-    from ..demo.text import text_demo
-    from ..demo.text_report import text_report
+    output.need(*REPORT_NEEDS, extra="demo")
+    from ..demo.texts import CAUTION, text_demo
 
     with output.progress() as progress:
-        result = text_demo(out, say=progress)
-    _finish(result, out / "report.html", text_report, print_text, json)
+        result = text_demo(out, progress=progress)
+    print_text(result)
+    _finish(result, out / "report.html", json, caveats=(CAUTION,))
 
 
-def _finish(result: Any, page: Path, report: Any, print_tables: Any, json: bool) -> None:
-    """Write the report, print the tables and where everything lies."""
-    from ..run.run import Run
-
-    page.write_text(report(result, Run(result.run)), encoding="utf-8")
-    print_tables(result, Run(result.run))
-    _print_paths(result, page)
+def _finish(result: "ImageDemo | TextDemo", page: Path, json: bool, **more: Any) -> None:
+    """Write the report, and print where everything lies."""
+    output.line("Writing the report …")
+    began = time.perf_counter()
+    write_report(result.run, result.recipe, page, result.queries, **more)
+    result.seconds["report"] = time.perf_counter() - began
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
+    output.line(f"Time: {times}.")
+    print_paths(result.run, page)
     if json:
         output.emit({**result.as_dict(), "report": str(page)})
 
 
+def print_images(result: "ImageDemo") -> None:
+    """The first and the last sample of each query's result, when data mattered, and the check by retraining."""
+    influence = result.influence
+    output.line(f"{result.data}: {influence.at} steps, {len(influence):,} occurrences, accuracy {result.accuracy:.1%}")
+    rows = [
+        (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
+        for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
+    ]  # fmt: skip
+    title = f"Influence on the loss of {len(rows)} test images (nats; + helped, − hurt)"
+    output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
+    for text in (*result.timeline.words, *result.check.words):
+        output.line(text)
+
+
+def _row(hit: "Hit") -> str:
+    return f"{hit.sample}  {hit.influence:+.4f}  step {hit.step}"
+
+
+def print_text(result: "TextDemo") -> None:
+    """The passage that helped each query most, what each source is worth, when data mattered, and how reliable that is."""
+    influence = result.influence
+    output.line(
+        f"A GPT on {len(result.domains)} domains: {influence.at:,} steps, {len(influence):,} passages, {result.loss:.2f} nats a "
+        "byte on unseen ones"
+    )
+    best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]
+    content = influence.lookup([str(hit.sample) for hit in best]) if influence.lookup else {}
+    rows = [
+        (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", known["source"], hit.step, output.shorten(known["text"], 40))
+        for domain, text, hit, known in zip(
+            result.domains, result.passages, best, (content[str(hit.sample)] for hit in best), strict=True
+        )
+    ]  # fmt: skip
+    output.table(
+        "The passage that helped an unseen one most (nats of its whole loss; + helped)",
+        ("unseen passage of", "begins", "influence", "helped by", "at step", "which begins"),
+        rows,
+    )
+    print_sources(result.sources)
+    for text in result.timeline.words:
+        output.line(text)
+    output.remarks(influence)
+
+
 def _stories(out: Path, json: bool) -> None:
-    output.need("plotly", extra="demo")
+    output.need("plotly", extra="plot")
     output.need("transformers", extra="hf")
     from ..demo.stories import heading, stories
     from ..results.figures import page as html_page
 
     with output.progress() as progress:
-        runs = stories(out, say=progress)
+        runs = stories(out, progress=progress)
     page = out / "report.html"
     words = " ".join(
         f"{heading(one)} Phases in the sizes: {one.timeline.phases.words} In the mean with its sign: {one.signed.words}"
@@ -88,55 +141,13 @@ def _stories(out: Path, json: bool) -> None:
     )
     figures = [one.timeline.figure().update_layout(title=heading(one)) for one in runs]
     page.write_text(html_page("stories15M fine-tuned: when did data matter?", words, *figures), encoding="utf-8")
-    print_stories(runs, page)
+    print_stories(runs)
+    output.line(f"Time: {sum(one.seconds for one in runs):.0f} s.\nReport: {page}")
     if json:
         output.emit({"runs": [one.as_dict() for one in runs], "report": str(page)})
 
 
-def print_images(result: Any, run: Any) -> None:
-    """The image demo's queries, and the retraining that checks them."""
-    output.line(
-        f"{result.data}: {result.steps} steps, {result.occurrences:,} occurrences, accuracy {result.accuracy:.1%}"
-    )
-    rows = [
-        (k, f"{q['label']} (predicted {q['predicted']})", _first(q["helpful"]), _first(q["harmful"]))
-        for k, q in enumerate(result.queries, 1)
-    ]
-    title = "Influence on the loss of five test images (nats; + helped, − hurt)"
-    output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
-    output.line(
-        f"Retrained without {len({p.sample for p in result.proofs})} samples: rank correlation with the prediction "
-        f"{result.spearman:.2f} (drawn at random: {result.spearman_blind:.2f}), same sign in {result.same_sign:.0%}."
-    )
-
-
-def _first(hits: Any) -> str:
-    return f"{hits[0]['sample']}  {hits[0]['influence']:+.4f}  step {hits[0]['step']}"
-
-
-def print_text(result: Any, run: Any) -> None:
-    """Each query of the text demo, and the passage that helped it most."""
-    output.line(
-        f"A GPT on eight domains: {result.steps:,} steps, {result.occurrences:,} passages, {result.loss:.2f} nats a byte on "
-        "unseen ones"
-    )
-    best = [q["helpful"][0] for q in result.questions]
-    content = run.content([h["sample"] for h in best])
-    rows = [
-        (q["domain"], output.shorten(q["text"], 40), f"{h['influence']:+.4f}", content[h["sample"]]["source"], h["step"],
-         output.shorten(content[h["sample"]]["text"], 40))
-        for q, h in zip(result.questions, best, strict=True)
-    ]  # fmt: skip
-    output.table(
-        "The passage that helped an unseen one most (nats of its whole loss; + helped)",
-        ("unseen passage of", "begins", "influence", "helped by", "at step", "which begins"),
-        rows,
-    )
-    for text in result.trust:
-        output.line(f"- {text}")
-
-
-def print_stories(runs: Any, page: Path) -> None:
+def print_stories(runs: "list[FineTuning]") -> None:
     """Losses and phases of each fine-tuning."""
     rows = [
         (one.setup.passes, one.setup.sequences, one.setup.steps, f"{one.before:.2f}", f"{one.after:.2f}", one.timeline.phases.words,
@@ -146,47 +157,9 @@ def print_stories(runs: Any, page: Path) -> None:
     names = "passes", "sequences", "steps", "before", "after"
     phases = "phases in the sizes", "in the sizes, not by learning rate", "in the mean with its sign"
     output.table("stories15M fine-tuned; loss on unseen sequences in nats a token", (*names, *phases), rows)
-    output.line(f"Time: {sum(one.seconds for one in runs):.0f} s.\nReport: {page}")
 
 
-def _print_paths(result: Any, page: Path) -> None:
-    times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
+def print_paths(run: str, page: Path) -> None:
+    """Where run and report lie, and last the command that opens the run's page."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
-    output.line(f"Time: {times}.\nRun: {result.run}\nReport: {page}\nOpen it:  {program} serve {result.run}")
-
-
-@data.command("list")
-def list_all(json: Json = False) -> None:
-    """List all data sets: size, whether they are cached, licence."""
-    from ..demo.data import cache_dir
-    from ..demo.data.catalogue import catalogue
-
-    entries = catalogue().values()
-    if json:
-        output.emit({"cache": str(cache_dir()), "data": [entry.as_dict() for entry in entries]})
-        return
-    rows = [(e.name, f"{e.megabytes:.1f}", "yes" if e.cached else "no", e.licence, e.what) for e in entries]
-    output.table("Data sets", ("name", "MB", "cached", "licence", "what"), rows)
-    output.line(f"Cache: {cache_dir()} (set BACKSTORY_CACHE for another)")
-
-
-@data.command()
-def fetch(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Names from `list`; corpus for its sources, or all.")
-    ],
-    json: Json = False,
-) -> None:
-    """Fetch data sets into the cache and check their hashes."""
-    from ..demo.data.catalogue import chosen
-
-    entries = chosen(names)
-    with output.one_bar(f"fetch {', '.join(names)}") as progress:
-        for done, entry in enumerate(entries):
-            progress(done, len(entries))
-            entry.get()
-            if not json:
-                output.line(f"{entry.name}: {entry.path} (hash checked; {entry.licence})")
-        progress(len(entries), len(entries))
-    if json:
-        output.emit({"fetched": [{**entry.as_dict(), "checked": True} for entry in entries]})
+    output.line(f"Run: {run}\nReport: {page}\nOpen it:  {program} serve {run}")

@@ -1,12 +1,15 @@
 """`backstory timeline, evolution, overwriting, sources, harmful`: influence over time, and what sources are worth."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import At, Contraction, Json, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe, parse_ids
 from .output import number, shorten, table
 from .query import Request
+
+if TYPE_CHECKING:
+    from ..insight import Sources
 
 
 def timeline(
@@ -109,17 +112,20 @@ def sources(
     with request.opened("steps") as (q, options):
         result = insight.sources(q.run, q.model, q.loss, q.batches, q.at, by=by, **options)
 
-    def print_tables() -> None:
-        rows = [
-            (v.source, v.samples, number(v.value), f"{number(v.low)} to {number(v.high)}", number(v.per_sample))
-            for v in result.total
-        ]
-        table(f"Value of each {by}: summed influence", (by, "samples", "value", "95 % interval", "per sample"), rows)
-        if len(result.domains) > 1:
-            cells = [(name, *map(number, values)) for name, values in zip(result.sources, result.matrix, strict=True)]
-            table("Value for each domain of queries", (by, *result.domains), cells)
+    request.finish(result, lambda: print_sources(result))
 
-    request.finish(result, print_tables)
+
+def print_sources(result: "Sources") -> None:
+    """What each source is worth in all, and for each domain of queries."""
+    rows = [
+        (v.source, v.samples, number(v.value), f"{number(v.low)} to {number(v.high)}", number(v.per_sample))
+        for v in result.total
+    ]
+    by = result.by
+    table(f"Value of each {by}: summed influence", (by, "samples", "value", "95 % interval", "per sample"), rows)
+    if len(result.domains) > 1:
+        cells = [(name, *map(number, values)) for name, values in zip(result.sources, result.matrix, strict=True)]
+        table("Value for each domain of queries", (by, *result.domains), cells)
 
 
 def harmful(

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..web.state import State
 
 TOKEN = "BACKSTORY_TOKEN"
+REPORT_NEEDS = ("plotly", "jinja2", "pydantic", "fastapi")
 SHORTEST = 16  # characters of a token
 
 
@@ -31,17 +32,21 @@ def report(
     json: Json = False,
 ) -> None:
     """Write a run's report as one HTML file that needs no network. The file contains training data."""
-    output.need("plotly", "jinja2", "pydantic", "fastapi", extra="web")
-    from ..web import report as made
-    from ..web.state import State
-
+    output.need(*REPORT_NEEDS, extra="web")
     output.writable(out)
-    state = State(run, recipes.confirm(run, recipe, trust_recipe))
-    out.write_text(made.render_report(made.gather(state, queries)), encoding="utf-8")
+    write_report(run, recipes.confirm(run, recipe, trust_recipe), out, queries)
     if json:
         output.emit({"report": str(out)})
         return
     output.line(f"Report: {out} (it contains training data)")
+
+
+def write_report(run: str | Path, recipe: str, out: Path, queries: str | None = None, **more: Any) -> None:
+    """The report of a run into a file; `more` goes to `gather`."""
+    from ..web.report import gather, render_report
+    from ..web.state import State
+
+    out.write_text(render_report(gather(State(run, recipe), queries, **more)), encoding="utf-8")
 
 
 def serve(

@@ -1,8 +1,10 @@
-"""The recipe of the demo: a small convolutional net on handwritten digits, plain SGD."""
+"""The demo on images: a small convolutional model on handwritten digits, plain SGD; its results are checked by retraining."""
 
 import io
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,12 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..exact.check import Check, check
+from ..insight.timeline import Timeline, timeline_of
 from ..replay.recipe import Presentation, Recipe
+from ..results.influence import Influence
+from ..run.run import Run
 from .data import DataError, Images, digits_8x8, mnist_5k
+from .stages import Progress, Stages, prepare_folder, record_recipe
 
 RECIPE = "backstory.demo.digits:recipe"
 NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
-MOST_PIXELS = 1 << 20  # of an image that somebody brings
+MOST_PIXELS = 1 << 20  # of a user's image
+TOP = 5  # samples at either end of a result
+CURVATURE = "exact:10"  # ten more backward passes, one for each digit
+SETTINGS: dict[str, Any] = {"rank": 32, "curvature": CURVATURE, "encoding": "int8", "checkpoints": 3}
 Batch = tuple[Tensor, Tensor]
 
 
@@ -65,7 +75,7 @@ class Standardise(nn.Module):
         return (x - 0.1307) / 0.3081
 
 
-def net(side: int, seed: int = 0) -> nn.Module:
+def build_model(side: int, seed: int = 0) -> nn.Module:
     """A convolution and a linear layer; GELU, so that retraining is smooth."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -76,23 +86,25 @@ def net(side: int, seed: int = 0) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of each image; a label below 0 is the model's own answer."""
+    """Cross-entropy of each image; a label below 0 stands for the model's own prediction."""
     x, y = batch
     out = model(x)
     return F.cross_entropy(out, torch.where(y < 0, out.argmax(1), y), reduction="none")
 
 
-def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: float = 0.03, seed: int = 0) -> Recipe:
+def recipe(
+    source: str = "auto", epochs: int = 4, batch_size: int = 50, learning_rate: float = 0.03, seed: int = 0
+) -> Recipe:
     """Model, optimizer, schedule, loss, and the batches in their order; ids are the images' numbers in the data set.
 
-    All batches have one size, and the rate falls in a straight line to nearly 0: no step weighs more only because of its place.
+    All batches have one size, and the learning rate falls in a straight line to nearly 0: no step weighs more only because of its place.
     """
     data = images(source)
     train, test = split(data, batch_size, seed)
-    model = net(data.x.shape[-1], seed)
+    model = build_model(data.x.shape[-1], seed)
     g = torch.Generator().manual_seed(seed + 1)
     order = [b for _ in range(epochs) for b in train[torch.randperm(len(train), generator=g)].split(batch_size)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     return Recipe(
         model=model,
         optimizer=optimizer,
@@ -100,14 +112,16 @@ def recipe(source: str = "auto", epochs: int = 4, batch_size: int = 50, rate: fl
         loss=loss,
         batches=[(b.tolist(), (data.x[b], data.y[b])) for b in order],
         queries={"test": (data.x[test], data.y[test])},
-        page=Presentation(image=partial(brought, side=data.x.shape[-1]), show=show_queries, predict=predict),
+        page=Presentation(image=partial(read_image, side=data.x.shape[-1]), show=show_queries, predict=predict),
     )
 
 
-def brought(data: bytes, label: str | None, side: int) -> Batch:
-    """A PNG that somebody brings as a batch of one: a digit in the middle, dark on light or light on dark."""
+def read_image(data: bytes, label: str | None, side: int) -> Batch:
+    """A user's PNG as a batch of one: a digit in the middle, dark on light or light on dark."""
     if label is not None and label not in tuple("0123456789"):
-        raise UsageError(f"found the label {label!r}; expected a digit from 0 to 9, or none for what the model says.")
+        raise UsageError(
+            f"found the label {label!r}; expected a digit from 0 to 9, or none for the model's prediction."
+        )
     grey = torch.from_numpy(np.array(_grey(data).resize((side, side)), dtype=np.float32) / 255)  # (side, side)
     border = torch.cat([grey[0], grey[-1], grey[:, 0], grey[:, -1]]).mean()
     ink = 1 - grey if border > 0.5 else grey
@@ -118,9 +132,7 @@ def _grey(data: bytes) -> Any:
     """The image in shades of grey, on white where it is transparent; too large a one is refused before it is decoded."""
     Image = _pillow()
     try:
-        image = Image.open(
-            io.BytesIO(data), formats=("PNG",)
-        )  # finds the size, wherever it is said, and decodes nothing yet
+        image = Image.open(io.BytesIO(data), formats=("PNG",))  # reads the size, and decodes nothing yet
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UsageError(
             f"found a far larger image than the {MOST_PIXELS:,} pixels that are expected at most."
@@ -144,3 +156,77 @@ def predict(model: nn.Module, batch: Batch) -> list[str]:
 def show_queries(batch: Batch) -> list[dict[str, Any]]:
     """What a person sees of queries."""
     return [{"image": png(x[0]), "label": str(int(y))} for x, y in zip(*batch, strict=True)]
+
+
+@dataclass(frozen=True)
+class ImageDemo:
+    """The run that the demo leaves, and its results on the queries that are hardest for the model."""
+
+    run: str
+    data: str
+    accuracy: float
+    labels: list[int]  # of the queries
+    predicted: list[int]
+    influence: Influence
+    timeline: Timeline
+    check: Check
+    seconds: dict[str, float]
+    recipe: ClassVar[str] = RECIPE
+    queries: ClassVar[str] = "demo"  # the query set that the run stores
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; the images stay in the run."""
+        results = [
+            {"label": label, "predicted": predicted, **self.influence.as_dict(top=TOP, query=k)}
+            for k, (label, predicted) in enumerate(zip(self.labels, self.predicted, strict=True))
+        ]
+        return {
+            "run": self.run, "data": self.data, "accuracy": self.accuracy, "steps": self.influence.at,
+            "occurrences": len(self.influence), "queries": results, "timeline": self.timeline.as_dict(),
+            "check": self.check.as_dict(), "seconds": self.seconds,
+        }  # fmt: skip
+
+
+def image_demo(
+    out: Path, *, source: str = "auto", n_queries: int = 5, n_random: int = 12, progress: Progress | None = None
+) -> ImageDemo:
+    """Run the whole demo into the folder `out`; the recorded run is `out/run`."""
+    path, stages = prepare_folder(out / "run", RECIPE), Stages(progress)
+    args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
+    plan = recipe(**args)
+    with stages.stage("train and record") as done:
+        run = record_recipe(plan, path, done, outputs="cross-entropy", recipe=RECIPE, recipe_args=args, **SETTINGS)
+    _describe(run, plan)
+    x, y = plan.queries["test"]
+    with torch.no_grad():
+        outputs = plan.model(x)
+    hard = _hardest(outputs, y, n_queries)
+    batch, predicted = (x[hard], y[hard]), outputs.argmax(1)
+    run.add_queries(ImageDemo.queries, batch)
+    with stages.stage("embed") as done:
+        run.embed(progress=done)
+    with stages.stage("query"):
+        influence = run.query(plan.model, loss, batch)
+    with stages.stage("retrain") as done:
+        checked = check(run, RECIPE, influence, lambda model: loss(model, batch), random=n_random, progress=done)
+    return ImageDemo(
+        run=str(path), data=images(args["source"]).name, accuracy=float((predicted == y).float().mean()),
+        labels=y[hard].tolist(), predicted=predicted[hard].tolist(), influence=influence,
+        timeline=timeline_of(run, influence.only("mean")), check=checked, seconds=stages.seconds,
+    )  # fmt: skip
+
+
+def _describe(run: Run, plan: Recipe) -> None:
+    samples = {i: (image, label) for ids, (xs, ys) in plan.batches for i, image, label in zip(ids, xs, ys, strict=True)}
+    run.describe(
+        list(samples),
+        image=[png(image[0]) for image, _ in samples.values()],
+        label=[int(label) for _, label in samples.values()],
+    )
+
+
+def _hardest(outputs: Tensor, y: Tensor, n: int) -> Tensor:
+    """Test images about which the model is torn: the smallest gaps between the right class and the best other one."""
+    right = outputs.gather(1, y[:, None]).squeeze(1)
+    others = outputs.scatter(1, y[:, None], float("-inf")).amax(1)
+    return (right - others).abs().argsort()[:n]

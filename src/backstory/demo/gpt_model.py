@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0  # of AdamW, and the norm that gradients are clipped to
-WARMUP, FLOOR = 0.1, 0.1  # parts of the steps, and of the rate at the end
+WARMUP, FLOOR = 0.1, 0.1  # parts of the steps, and of the learning rate at the end
 
 
 class Block(nn.Module):
-    """Attention and a small net, each behind a LayerNorm, each added to what came in."""
+    """Attention and a feed-forward network, each behind a LayerNorm, each added to what came in."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ def counts(tokens: Tensor) -> Tensor:
     return torch.full((len(tokens),), tokens.shape[1] - 1)
 
 
-def rate_at(t: int, total: int, warmup: float = WARMUP, floor: float = FLOOR) -> float:
-    """Part of the rate at step t: warm-up over that part of the steps, then a cosine down to `floor`."""
+def warmup_cosine(t: int, total: int, warmup: float = WARMUP, floor: float = FLOOR) -> float:
+    """Part of the learning rate at step t: warm-up over that part of the steps, then a cosine down to `floor`."""
     warm = max(1, round(warmup * total))
     done = max(0, t - warm) / max(1, total - warm)
     return min(1.0, (t + 1) / warm) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -1,29 +1,112 @@
-"""The fine-tuning demo: stories15M on one domain, each sequence once and a few three times, and the timeline of either.
+"""The fine-tuning demo: stories15M, pretrained on children's stories, on one domain, each sequence once and a few three times.
 
 The paper's fine-tuning figure: there, a pretrained model that sees new text once has no ascent at the end, and one that sees a small set three
-times has. Only a timeline is wanted, so that the recording is a cheap one: rank 8, no checkpoints, no embeddings.
+times has. Only a timeline is wanted, so that the recording is a cheap one: rank 8, no checkpoints, no embeddings. The same number of steps
+either way; all weights are trained, with AdamW, warm-up and cosine. There is no clipping: the pretrained model's first gradients have norms
+of 20 and more, and the influences of a step that is clipped add up to 0.
 """
 
-import time
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from ..errors import UnsupportedError, UsageError
 from ..insight import Phases, Timeline, phases, timeline
-from ..recording.recorder import record
-from ..replay.recipe import Recipe, take_step
-from ..run.run import Run
-from . import stories_run
-from .gpt_model import counts
-from .images import fresh
-from .stories_run import RECIPE, StoriesSetup, mean_loss
+from ..replay.recipe import Recipe
+from .data import Sequences, corpus, cut, stories15m
+from .gpt_model import BETAS, DECAY, counts, warmup_cosine
+from .stages import Progress, Stages, prepare_folder, record_recipe
 
-Say = Callable[[str, int, int], None]  # (stage, done, in all)
-PASSES = (1, 3)
-RANK = 8
+RECIPE = "backstory.demo.stories:recipe"
+PASSES, RANK = (1, 3), 8
+WARMUP = 0.05  # part of the steps
+BYTES = 200_000  # of the domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoriesSetup:
+    """One fine-tuning."""
+
+    passes: int = 1  # how often each sequence is used
+    domain: str = "scripture"
+    steps: int = 240
+    batch_size: int = 4
+    length: int = 32  # tokens that have a loss
+    learning_rate: float = 3e-4
+    queries: int = 48  # other sequences of the domain
+    seed: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """How many different ones there are."""
+        return self.steps * self.batch_size // self.passes
+
+
+def recipe(**args: Any) -> Recipe:
+    """Model, optimizer, schedule, loss and batches of `StoriesSetup(**args)`."""
+    setup = StoriesSetup(**args)
+    if setup.steps % setup.passes:
+        raise UsageError(
+            f"found {setup.steps} steps for {setup.passes} passes; expected a multiple, so that all passes are whole."
+        )
+    pool, n = _sequences(setup.domain, setup.length + 1), setup.sequences
+    order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(setup.seed))
+    if n + setup.queries > len(order):
+        raise UsageError(
+            f"found {n:,} sequences and {setup.queries} queries; {setup.domain!r} has {len(order):,}. Take fewer steps."
+        )
+    model = pretrained()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate, betas=BETAS, weight_decay=DECAY)
+    batches = [([pool.ids[i] for i in b.tolist()], pool.tokens[b]) for b in _order(setup, order[:n])]
+    return Recipe(
+        model=model, optimizer=optimizer, loss=loss, batches=batches, loss_reduction="token-mean", tokens=counts,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, setup.steps, WARMUP)),
+        queries={"unseen": pool.tokens[order[n : n + setup.queries]]},
+    )  # fmt: skip
+
+
+def _order(setup: StoriesSetup, chosen: Tensor) -> list[Tensor]:
+    """Which sequences each step uses; every pass has an order of its own."""
+    g = torch.Generator().manual_seed(setup.seed + 1)
+    passes = [chosen[torch.randperm(len(chosen), generator=g)] for _ in range(setup.passes)]
+    return list(torch.cat(passes).split(setup.batch_size))
+
+
+def pretrained() -> nn.Module:
+    """stories15M with its weights, as a Llama of transformers."""
+    try:
+        llama = importlib.import_module("transformers.models.llama")
+    except ImportError as error:
+        raise UnsupportedError("stories15M needs the package 'transformers': pip install 'backstory[hf]'.") from error
+    pretrained_llama, _ = stories15m()
+    with torch.random.fork_rng():
+        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**pretrained_llama.shape.as_dict()))
+    model.load_state_dict(pretrained_llama.weights)
+    return model
+
+
+def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The sum over each sequence's tokens: (B,)."""
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    each = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return each.reshape(len(tokens), -1).sum(1)
+
+
+def mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean over all tokens of all sequences: one query."""
+    return loss(model, tokens).mean() / (tokens.shape[1] - 1)
+
+
+@lru_cache(maxsize=2)
+def _sequences(domain: str, length: int) -> Sequences:
+    return cut(corpus([domain], BYTES), stories15m()[1], length)
 
 
 @dataclass(frozen=True)
@@ -36,7 +119,7 @@ class FineTuning:
     after: float
     timeline: Timeline
     signed: Phases  # of the timeline's means with their sign, as the paper draws them
-    undivided: Phases  # of the sizes as they are, not divided by the rate
+    undivided: Phases  # of the sizes as they are, not divided by the learning rate
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,39 +133,29 @@ class FineTuning:
 
 
 def stories(
-    out: Path, setup: StoriesSetup | None = None, *, passes: Sequence[int] = PASSES, say: Say | None = None
+    out: Path, setup: StoriesSetup | None = None, *, passes: Sequence[int] = PASSES, progress: Progress | None = None
 ) -> list[FineTuning]:
     """One fine-tuning for each number of passes, recorded in `out/run-1`, `out/run-3` and so on."""
-    chosen, report = setup or StoriesSetup(), say or (lambda stage, done, total: None)
-    return [_fine_tuned(out, replace(chosen, passes=n), report) for n in passes]
+    chosen = setup or StoriesSetup()
+    return [_fine_tune(out, replace(chosen, passes=n), progress) for n in passes]
 
 
-def _fine_tuned(out: Path, setup: StoriesSetup, say: Say) -> FineTuning:
-    path, began = fresh(out / f"run-{setup.passes}", RECIPE), time.perf_counter()
-    recipe = stories_run.recipe(**asdict(setup))
-    batch = recipe.queries["unseen"]
-    before = _loss(recipe)
-    _train(setup, recipe, path, say)
-    when = timeline(Run(path), recipe.model, mean_loss, batch, seed=setup.seed)
+def _fine_tune(out: Path, setup: StoriesSetup, progress: Progress | None) -> FineTuning:
+    path, args, stages = prepare_folder(out / f"run-{setup.passes}", RECIPE), asdict(setup), Stages(progress)
+    plan = recipe(**args)
+    before = _loss(plan)
+    with stages.stage(f"fine-tune, {setup.passes} × each sequence") as done:
+        run = record_recipe(plan, path, done, rank=RANK, recipe=RECIPE, recipe_args=args)
+    with stages.stage(f"timeline, {setup.passes} × each sequence") as done:
+        when = timeline(run, plan.model, mean_loss, plan.queries["unseen"], seed=setup.seed, progress=done)
     signed, plain = (phases(curve, seed=setup.seed) for curve in (when.per_rate, when.size * when.rate))
-    return FineTuning(setup, str(path), before, _loss(recipe), when, signed, plain, time.perf_counter() - began)
+    return FineTuning(setup, str(path), before, _loss(plan), when, signed, plain, sum(stages.seconds.values()))
 
 
-def _train(setup: StoriesSetup, recipe: Recipe, path: Path, say: Say) -> None:
-    with record(
-        recipe.model, recipe.optimizer, path, loss_reduction="token-mean", rank=RANK, steps=setup.steps, recipe=RECIPE,
-        recipe_args=asdict(setup),
-    ) as rec:  # fmt: skip
-        for t, (ids, tokens) in enumerate(recipe.batches):
-            with rec.step(ids, tokens=counts(tokens)) as s:
-                s.losses(take_step(recipe, t))
-            say(f"fine-tune, {setup.passes} × each sequence", t + 1, setup.steps)
-
-
-def _loss(recipe: Recipe) -> float:
-    recipe.model.eval()
+def _loss(plan: Recipe) -> float:
+    plan.model.eval()
     with torch.no_grad():
-        return float(mean_loss(recipe.model, recipe.queries["unseen"]))
+        return float(mean_loss(plan.model, plan.queries["unseen"]))
 
 
 def heading(one: FineTuning) -> str:

@@ -1,28 +1,38 @@
-"""The run of the text demo: a small GPT on bytes of eight domains, AdamW as the paper trains its language models.
+"""The demo on text: a small GPT on bytes of eight domains, AdamW as the paper trains its language models, recorded by default.
 
-Passages of one length, each used once, drawn and ordered by a seed; other passages of each domain are the questions.
+Passages of one length, each used once, drawn and ordered by a seed; other passages of each domain are the queries.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..insight.sources import Sources, sources
+from ..insight.timeline import Timeline, timeline_of
 from ..replay.recipe import Presentation, Recipe
+from ..results.influence import Influence
 from .data import Bytes, Sequences, corpus, cut
-from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, rate_at
+from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, warmup_cosine
+from .stages import Progress, Stages, prepare_folder, record_recipe
 
 RECIPE = "backstory.demo.texts:recipe"
-RATE, WARMUP, END = (
-    2e-3,
-    0.05,
-    0.01,
-)  # the highest rate, the part of the steps that leads to it, and its part at the end
-QUERIES = 16  # passages of each domain that are kept for questions
+LEARNING_RATE = 2e-3  # the highest
+WARMUP, END = 0.05, 0.01  # the part of the steps that leads to it, and its part at the end
+QUERIES = 16  # passages of each domain for queries
+CHECKPOINTS = 4
+TOP = 3  # passages at either end of a result
+CAUTION = (
+    "This model was trained from scratch, where recorded scores are weakest: in `python -m experiments gpt --mode scratch` their rank "
+    "correlation with retraining is about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
+    "Check what matters by retraining (backstory.exact)."
+)
 
 
 class Passages(NamedTuple):
@@ -48,21 +58,21 @@ def recipe(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = GPT(vocabulary=256, length=length, layers=layers, width=width, heads=4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=DECAY)
     parts = drawn.tokens.split(batch_size)
     names = [drawn.ids[t * batch_size : (t + 1) * batch_size] for t in range(steps)]
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, batches=list(zip(names, parts, strict=True)),
         loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_at(t, steps, WARMUP, END)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, steps, WARMUP, END)),
         queries={"passages": drawn.queries[:, 0], **dict(zip(drawn.domains, drawn.queries, strict=True))},
-        page=Presentation(text=partial(typed, length=length), show=show_queries, pieces=pieces),
+        page=Presentation(text=partial(encode_text, length=length), show=show_queries, pieces=pieces),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=2)
 def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
-    """`count` passages for training and QUERIES others of each domain for questions."""
+    """`count` passages for training and QUERIES others of each domain for queries."""
     pool = _pool(length + 1, megabytes)
     order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(seed)).tolist()
     domains = sorted(set(pool.sources))
@@ -71,7 +81,7 @@ def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
     used = [i for i in order if i not in taken][:count]
     if len(used) < count or any(len(some) < QUERIES for some in queries.values()):
         raise UsageError(
-            f"the corpus has {len(used):,} passages for training beside {QUERIES} of each domain for questions; expected {count:,}. "
+            f"the corpus has {len(used):,} passages for training beside {QUERIES} of each domain for queries; expected {count:,}. "
             "Take fewer steps, or more megabytes."
         )
     texts = torch.stack([pool.tokens[queries[name]] for name in domains])
@@ -88,12 +98,12 @@ def text_of(tokens: Tensor) -> str:
     return Bytes().decode(tokens.tolist())
 
 
-def typed(text: str, length: int) -> Tensor:
-    """What a person types as sequences of at most `length` + 1 bytes; a long text is cut evenly, (n, ≤ length + 1)."""
+def encode_text(text: str, length: int) -> Tensor:
+    """A text as sequences of at most `length` + 1 bytes; a long text is cut evenly, (n, ≤ length + 1)."""
     tokens = torch.tensor(Bytes().encode(text), dtype=torch.int64)
     if len(tokens) < 2:
         raise UsageError(
-            f"found a text of {len(tokens)} bytes; expected 2 or more, for each is asked after those before it."
+            f"found a text of {len(tokens)} bytes; expected 2 or more, since each byte is predicted from those before it."
         )
     n = math.ceil((len(tokens) - 1) / length)  # each byte but the first has a loss
     size = math.ceil((len(tokens) - 1) / n) + 1
@@ -116,3 +126,57 @@ def pieces(tokens: Tensor, place: int) -> Sequence[str]:
         out.append("\ufffd" if broken else whole)
         waiting = b"" if whole or broken else waiting
     return out
+
+
+@dataclass(frozen=True)
+class TextDemo:
+    """The run that the demo leaves, and its results on one unseen passage of each domain."""
+
+    run: str
+    loss: float  # nats a byte on unseen passages
+    domains: list[str]
+    passages: list[str]  # the query of each domain
+    influence: Influence
+    sources: Sources  # on all unseen passages
+    timeline: Timeline
+    seconds: dict[str, float]
+    recipe: ClassVar[str] = RECIPE
+    queries: ClassVar[str] = "passages"  # the query set that the run stores
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        results = [
+            {"domain": domain, "text": text, **self.influence.as_dict(top=TOP, query=k)}
+            for k, (domain, text) in enumerate(zip(self.domains, self.passages, strict=True))
+        ]
+        return {
+            "run": self.run, "loss": self.loss, "steps": self.influence.at, "occurrences": len(self.influence),
+            "queries": results, "sources": self.sources.as_dict(), "timeline": self.timeline.as_dict(), "seconds": self.seconds,
+        }  # fmt: skip
+
+
+def text_demo(out: Path, *, progress: Progress | None = None, **args: Any) -> TextDemo:
+    """Run the whole demo into the folder `out`; the recorded run is `out/run`. `args` are those of the recipe."""
+    path, stages = prepare_folder(out / "run", RECIPE), Stages(progress)
+    plan = recipe(**args)
+    with stages.stage("train and record") as done:
+        run = record_recipe(plan, path, done, checkpoints=CHECKPOINTS, recipe=RECIPE, recipe_args=args)
+    used = [(str(i), text_of(x)) for ids, tokens in plan.batches for i, x in zip(ids, tokens, strict=True)]
+    run.describe([i for i, _ in used], text=[x for _, x in used], source=[i.split("/")[0] for i, _ in used])
+    for name, batch in plan.queries.items():
+        run.add_queries(name, batch)
+    with stages.stage("embed") as done:
+        run.embed(progress=done)
+    passages = plan.queries[TextDemo.queries]
+    domains = {name: batch for name, batch in plan.queries.items() if name != TextDemo.queries}
+    with stages.stage("query"):
+        plain = run.query(plan.model, loss, passages)
+        values = sources(run, plan.model, loss, domains)
+    influence = replace(plain, caveats=(CAUTION, *plain.caveats))
+    with torch.no_grad():
+        unseen = torch.cat([loss(plan.model, batch) for batch in domains.values()])
+    return TextDemo(
+        run=str(path), loss=float(unseen.mean()) / (passages.shape[1] - 1), domains=list(domains),
+        passages=[text_of(x) for x in passages], influence=influence, sources=values,
+        timeline=timeline_of(run, influence.only("mean")), seconds=stages.seconds,
+    )  # fmt: skip

@@ -225,6 +225,26 @@ def ranking(samples: Sequence[str], influence: Numbers) -> Figure | None:
     return figure([each], "place in the ranking", "influence", height=260, items=list(samples))
 
 
+def checked(
+    names: Sequence[str], predicted: Sequence[float], retrained: Sequence[float], random: Sequence[bool]
+) -> Figure | None:
+    """One point for each prediction and its outcome, beside the line on which both are equal."""
+    if not names:
+        return None
+    ends = [min(predicted), max(predicted)]
+    traces = [line(ends, ends, "equal", PLAIN, dash="dot")]
+    for drawn, name, colour in ((False, "first or last", ACCENT), (True, "drawn at random", WARM)):
+        part = [k for k, x in enumerate(random) if x == drawn]
+        place = {"x": [predicted[k] for k in part], "y": [retrained[k] for k in part], "name": name}
+        hover = "%{customdata}: predicted %{x:+.3g}, retrained %{y:+.3g}<extra></extra>"
+        look = {"type": "scatter", "mode": "markers", "marker": {"color": colour, "size": 7, "opacity": 0.75}}
+        traces.append({**look, **place, "customdata": [named(names[k]) for k in part], "hovertemplate": hover})
+    key = [
+        {"name": t["name"], "colour": (t.get("line") or t["marker"])["color"], "dash": "dot"} for t in traces if t["x"]
+    ]
+    return figure(traces, "predicted influence", "retrained: change of the loss", height=380, key=key)
+
+
 def ranks(values: Numbers) -> Figure:
     """Ranks of all queries, sorted, on an axis of powers."""
     y = sorted(x for x in numbers(values) if x is not None)

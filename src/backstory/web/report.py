@@ -12,6 +12,7 @@ from .. import __version__
 from ..insight.groups import OTHERS
 from ..replay.queries import size
 from ..results import figures
+from ..results.result import Result
 from . import views
 from .pages import TIMELINE, environment, static
 from .queries import parse_stored, show_comparison, show_influence
@@ -25,8 +26,13 @@ ON_PAGE = "<noscript>Figures need JavaScript; the numbers are in this page's JSO
 IN_FILE = "<noscript>Figures need JavaScript; the numbers are in the source of this file, after this place.</noscript>"
 
 
-def gather(state: State, queries: str | None = None) -> View:
-    """Everything that a report shows, for one query set; sources for all domains, as on the page."""
+def gather(
+    state: State, queries: str | None = None, *, check: Result | None = None, caveats: Sequence[str] = ()
+) -> View:
+    """Everything that a report shows, for one query set; sources for all domains, as on the page.
+
+    `check` compares the results with retraining; `caveats` stand before those of the run.
+    """
     name, has = state.named(queries), state.catalogue.has
     ranking, query = views.harmful(state, name, WORST, None), parse_stored(state, name, 0)
     best, worst = ([x["sample"] for x in ranking.data[side]] for side in ("helpful", "harmful"))
@@ -39,8 +45,10 @@ def gather(state: State, queries: str | None = None) -> View:
         "followed": _follow(state, name, [*best[:FOLLOWED], *worst[:FOLLOWED]]),
         "sample": views.sample(state, str(best[0]), name, True) if best else None,
         "compared": _compare(state, name),
+        "check": None if check is None else View(check.as_dict(), check.drawings()),
     }
     data: dict[str, Any] = {key: None if view is None else view.data for key, view in parts.items()}
+    data["overview"] |= {"caveats": [*caveats, *data["overview"]["caveats"]]}
     drawn = {
         k: figure for view in (*parts.values(), results[-1]) if view is not None for k, figure in view.figures.items()
     }

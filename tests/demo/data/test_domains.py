@@ -110,3 +110,14 @@ def test_a_changed_package_is_refused(books: list[str], monkeypatch: pytest.Monk
 def test_unknown_sources_are_told() -> None:
     with pytest.raises(UsageError, match="found the source 'web'; expected some of medicine"):
         domains.corpus(["books", "web"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", domains.SOURCES)
+def test_real_corpus(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
+    actual = domains.corpus([source])
+    assert 0.9 * 2_000_000 < sum(len(d.text.encode()) for d in actual) <= 2_000_000
+    assert all(d.source == source and d.text.strip() for d in actual)
+    assert len({d.id for d in actual}) == len(actual) > 20
+    assert (tmp_path / "corpus" / f"{source}.jsonl").is_file()

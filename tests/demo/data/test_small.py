@@ -49,3 +49,10 @@ def test_test_images_are_not_trained_on() -> None:
     assert not set(train.tolist()) & set(test.tolist())
     assert len(train) + len(test) == len(actual.y), "an image that fills no batch is a test image"
     assert len(train) == 1400 == 4 * len(actual.y) // 5 // 50 * 50
+
+
+@pytest.mark.slow
+def test_real_mnist_5k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
+    assert torch.bincount(data.mnist_5k().y).tolist() == [500] * 10
+    assert (tmp_path / "mnist_5k.npz").is_file()

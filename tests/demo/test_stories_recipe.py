@@ -8,14 +8,21 @@ import torch
 from tests.support.oracles import assert_same
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backstory.demo import stories_run
+from backstory.demo import stories
 from backstory.demo.data import Bytes, Document
 from backstory.demo.data.models import Llama, LlamaShape
-from backstory.demo.stories_run import StoriesSetup, loss, mean_loss, pretrained, recipe
+from backstory.demo.stories import StoriesSetup, loss, mean_loss, pretrained, recipe
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step
 
-TINY: dict[str, Any] = {"steps": 12, "batch_size": 2, "length": 7, "queries": 5, "domain": "poems", "rate": 1e-2}
+TINY: dict[str, Any] = {
+    "steps": 12,
+    "batch_size": 2,
+    "length": 7,
+    "queries": 5,
+    "domain": "poems",
+    "learning_rate": 1e-2,
+}
 SHAPE = LlamaShape(8, 12, 1, 2, 2, 256, 16, True)
 SIZES: Any = SHAPE.as_dict()
 MAKE: Any = LlamaForCausalLM  # without a type of its own
@@ -38,11 +45,11 @@ def made_up(sources: Sequence[str], limit: int) -> list[Document]:
 def without_network() -> Iterator[None]:
     """Model and corpus made up, and nothing remembered before or after."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stories_run, "stories15m", small)
-        patch.setattr(stories_run, "corpus", made_up)
-        stories_run._sequences.cache_clear()
+        patch.setattr(stories, "stories15m", small)
+        patch.setattr(stories, "corpus", made_up)
+        stories._sequences.cache_clear()
         yield
-    stories_run._sequences.cache_clear()
+    stories._sequences.cache_clear()
 
 
 text = pytest.fixture(autouse=True)(without_network)

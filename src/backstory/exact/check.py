@@ -1,0 +1,131 @@
+"""A result checked by retraining: what it predicts for some samples, and how the loss changes when training leaves them out.
+
+The samples at either end of the result were chosen by the scores that are checked; others are drawn at random.
+
+Shapes:  R samples, Q queries.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..replay.recipe import stored_args
+from ..replay.tape import Progress, RecipeSource, Removal
+from ..results import figures
+from ..results.influence import Influence
+from ..results.quality import Quality
+from ..results.result import Result
+from ..results.statistics import spearman
+from ..run.run import Run
+from .leave_out import leave_out
+from .losses import QueryLoss
+
+UNIT = "predicted: influence; retrained: loss without the sample minus loss with it; both in units of the query's loss"
+
+
+@dataclass(frozen=True, repr=False)
+class Check(Result):
+    """Predicted influences and retrained changes of the loss, of the same samples on the same queries."""
+
+    at: int
+    samples: tuple[int | str, ...]  # (R,) those at either end of the result, then those drawn at random
+    ends: int  # how many are of the first kind
+    predicted: Tensor  # (R, Q)
+    retrained: Tensor  # (R, Q)
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None
+    unit = UNIT
+
+    @property
+    def spearman(self) -> float:
+        """Rank correlation of predicted and retrained, over all samples and queries."""
+        return spearman(self.predicted.reshape(-1), self.retrained.reshape(-1))
+
+    @property
+    def spearman_random(self) -> float:
+        """The same over the samples drawn at random; NaN where there are none."""
+        drawn = [x[self.ends :].reshape(-1) for x in (self.predicted, self.retrained)]
+        return spearman(*drawn) if len(drawn[0]) else float("nan")
+
+    @property
+    def same_sign(self) -> float:
+        """Share of samples and queries whose sign was predicted."""
+        return float((self.predicted.sign() == self.retrained.sign()).double().mean())
+
+    @property
+    def headline(self) -> str:
+        """How much was retrained."""
+        return f"Predicted influence and retraining without each of {len(self.samples)} samples"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How well the two agree."""
+        drawn = len(self.samples) - self.ends
+        among = f" ({self.spearman_random:.2f} for the {drawn} drawn at random)" if drawn else ""
+        return (
+            f"Retrained without each of {len(self.samples)} samples: rank correlation with the prediction "
+            f"{self.spearman:.2f}{among}, same sign in {self.same_sign:.0%}.",
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        """Both numbers of every sample and query, and how well they agree."""
+        agreement = {k: getattr(self, k) for k in ("spearman", "spearman_random", "same_sign")}
+        return {**agreement, **{k: getattr(self, k) for k in ("samples", "ends", "predicted", "retrained")}}
+
+    def table(self) -> Mapping[str, Any]:
+        """One line for each sample and query."""
+        r, q = self.predicted.shape
+        return {
+            "sample": [x for x in self.samples for _ in range(q)],
+            "query": [*range(q)] * r,
+            "predicted": self.predicted.reshape(-1).tolist(),
+            "retrained": self.retrained.reshape(-1).tolist(),
+            "random": [i >= self.ends for i in range(r) for _ in range(q)],
+        }
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """One point for each sample and query."""
+        t = self.table()
+        names = [f"sample {s}, query {q}" for s, q in zip(t["sample"], t["query"], strict=True)]
+        drawn = figures.checked(names, t["predicted"], t["retrained"], t["random"])
+        return {} if drawn is None else {"check": drawn}
+
+
+def check(
+    run: Run,
+    recipe: RecipeSource,
+    influence: Influence,
+    query_loss: QueryLoss,
+    *,
+    random: int = 12,
+    seed: int = 0,
+    args: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Check:
+    """Train again without the first and the last sample of each query's result, and without `random` others, one at a time.
+
+    `query_loss(model)` gives the (Q,) losses that the influence is on; `seed` draws the others.
+    """
+    if influence.at != run.step_of("final"):
+        raise UsageError(
+            f"found a result at step {influence.at}; retraining gives the final model, at step {run.step_of('final')}. Query that."
+        )
+    ends = _ends(influence)
+    ids = [x for x in influence.per_sample()[0] if x not in ends]
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))[:random]
+    samples = (*ends, *(ids[i] for i in order.tolist()))
+    given = stored_args(run.config, recipe) if args is None else args
+    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
+    predicted = torch.stack([influence.sum_over([x]) for x in samples])
+    return Check(influence.at, samples, len(ends), predicted, retrained, influence.caveats, influence.quality)
+
+
+def _ends(influence: Influence) -> tuple[int | str, ...]:
+    """The samples that helped and hurt each query most."""
+    queries = range(influence.n_queries)
+    hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
+    return tuple(dict.fromkeys(h.sample for h in hits))

@@ -1,0 +1,88 @@
+"""A result checked by retraining: on a quadratic, against removals written out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.exact.test_leave_out import by_hand, make
+from torch import Tensor, nn
+
+import backstory
+from backstory.errors import UsageError
+from backstory.exact import Check, check
+from backstory.replay.recipe import take_step
+from backstory.results.influence import Influence
+from backstory.run.run import Run
+
+
+def loss(model: nn.Module) -> Tensor:
+    made = make()
+    return made.loss(model, made.queries["one"])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Influence]:
+    made, path = make(), tmp_path_factory.mktemp("check") / "run"
+    with backstory.record(made.model, made.optimizer, path, loss_reduction="mean", projection="full") as rec:
+        for t, (ids, _) in enumerate(made.batches):
+            with rec.step(ids):
+                take_step(made, t)
+    run = backstory.open(path)
+    return run, run.query(made.model, made.loss, made.queries["one"])
+
+
+@pytest.fixture(scope="module")
+def actual(recorded: tuple[Run, Influence]) -> Check:
+    return check(recorded[0], make, recorded[1], loss, random=4)
+
+
+def test_the_ends_come_first_and_others_are_drawn_at_random(recorded: tuple[Run, Influence], actual: Check) -> None:
+    run, influence = recorded
+    assert list(actual.samples[: actual.ends]) == [influence.top(1)[0].sample, influence.bottom(1)[0].sample]
+    assert len(set(actual.samples)) == len(actual.samples) == 6
+    assert check(run, make, influence, loss, random=0).samples == actual.samples[:2]
+    assert check(run, make, influence, loss, random=4, seed=1).samples[2:] != actual.samples[2:]
+
+
+def test_each_sample_is_left_out_of_training_alone(recorded: tuple[Run, Influence], actual: Check) -> None:
+    whole = by_hand({}, None, "mean")
+    for k, sample in enumerate(actual.samples):
+        without = by_hand({t: {int(sample)} for t in range(4)}, None, "mean")
+        assert float(actual.retrained[k, 0]) == pytest.approx(without - whole, rel=1e-6, abs=1e-12)
+        assert float(actual.predicted[k, 0]) == pytest.approx(float(recorded[1].sum_over([sample])[0]))
+
+
+def made_up(predicted: list[float], retrained: list[float], ends: int) -> Check:
+    columns = [torch.tensor(x, dtype=torch.float64)[:, None] for x in (predicted, retrained)]
+    return Check(4, tuple(range(len(predicted))), ends, *columns)
+
+
+def test_agreement_is_of_all_and_of_those_drawn_at_random() -> None:
+    one = made_up([3.0, -3.0, 1.0, 2.0, -1.0], [6.0, -1.0, 2.0, 1.0, 1.5], ends=2)
+    assert one.spearman == pytest.approx(0.7)
+    assert one.spearman_random == pytest.approx(-0.5)
+    assert one.same_sign == pytest.approx(0.8)
+    assert one.words == (
+        "Retrained without each of 5 samples: rank correlation with the prediction 0.70 (-0.50 for the 3 drawn at random), "
+        "same sign in 80%.",
+    )
+    none = made_up([3.0, -3.0], [6.0, -1.0], ends=2)
+    assert none.as_dict()["spearman_random"] is None
+    assert "at random" not in none.words[0]
+
+
+def test_every_point_is_in_the_table_and_the_figure() -> None:
+    one = made_up([3.0, -3.0, 1.0], [6.0, -1.0, 2.0], ends=2)
+    table = one.to_pandas()
+    assert table["random"].tolist() == [False, False, True]
+    diagonal, ends, random = one.draw()["data"]
+    assert (ends["x"], ends["y"], random["x"], random["y"]) == ([3.0, -3.0], [6.0, -1.0], [1.0], [2.0])
+    assert diagonal["x"] == diagonal["y"] == [-3.0, 3.0]
+    assert random["customdata"] == ["sample 2, query 0"]
+    assert [k["name"] for k in one.draw()["layout"]["meta"]["key"]] == ["equal", "first or last", "drawn at random"]
+    assert len(one.figure().data) == 3  # Plotly's own checker takes it
+
+
+def test_a_result_on_an_earlier_model_is_refused(recorded: tuple[Run, Influence]) -> None:
+    with pytest.raises(UsageError, match="found a result at step 2; retraining gives the final model, at step 4"):
+        check(recorded[0], make, replace(recorded[1], at=2), loss)
