@@ -24,7 +24,11 @@ def report(
     run: RunPath,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     queries: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A query set of the run or its recipe; if not given, the first.")
+        str | None,
+        typer.Option(
+            metavar="NAME[:INDEX]",
+            help="A query set of the run or its recipe, or one query of it by index; if not given, the first set.",
+        ),
     ] = None,
     recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False,
@@ -36,8 +40,8 @@ def report(
     from ..web.state import State
 
     output.writable(out)
-    state = State(run, recipes.confirm(run, recipe, trust_recipe))
-    out.write_text(made.render_report(made.gather(state, queries)), encoding="utf-8")
+    state = State(run, recipes.confirm(run, recipe, trust_recipe), queries=queries)
+    out.write_text(made.render_report(made.gather(state)), encoding="utf-8")
     if json:
         output.emit({"report": str(out)})
         return

@@ -20,8 +20,7 @@ HINTS = {
 }
 CODES = (400, 401, 403, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about
 PAGE = {"content": {"text/html": {"schema": {"type": "string"}}}}
-ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": Failure, **PAGE} for code in CODES}
-RESPONSES: dict[int | str, dict[str, Any]] = {200: PAGE, **ERRORS}
+RESPONSES: dict[int | str, dict[str, Any]] = {200: PAGE, **{code: {"model": Failure, **PAGE} for code in CODES}}
 NAMES = {
     "text": "your text",
     "gradient": "the gradient",
