@@ -27,7 +27,8 @@ from backstory.maths.adjoint import Adjoint
 from backstory.maths.steps import Step, curvature_rows
 from backstory.results import figures
 from backstory.results.figures import ACCENT, WARM, Figure, figure, line, smoothed, thinned
-from backstory.results.result import frame, plain
+from backstory.results.result import frame
+from backstory.results.row import plain
 from backstory.run.embed import ContractionChoice, Progress
 from backstory.run.run import Run
 from backstory.run.sweep import backward, refuse_compressed

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,20 @@ def test_only_the_command_line_prints() -> None:
         calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         printed = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
         assert not printed, f"{path.name}:{printed[0].lineno} prints"
+
+
+def test_the_page_draws_and_words_nothing_by_itself() -> None:
+    """Figures come from results, and what a sign means from `results/sign.py`: `web` has the type of a figure only."""
+    for path in FILES:
+        if room_of(path) == "web":
+            drawn = {n for n in imports(path) if n.startswith("backstory.results.figures")}
+            assert drawn <= {"backstory.results.figures.Figure"}, f"{path.name} imports {drawn}"
+    sentence = re.compile(r"would be (higher|lower)|would (raise|lower)|(above|below) zero", re.IGNORECASE)
+    texts = [p for p in (SOURCE / "web").rglob("*") if p.suffix in (".py", ".html", ".js")]
+    assert len(texts) > 30
+    for path in texts:
+        actual = sentence.search(path.read_text())
+        assert actual is None, f"{path.name} says what a sign means: {actual[0]}"
 
 
 def test_the_library_never_sets_threads() -> None:

@@ -211,3 +211,18 @@ def test_a_package_that_the_report_misses_is_reported(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'backstory\[web\]'"):
         report(digits_run, "-o", tmp_path / "r.html", "--trust-recipe")
+
+
+@pytest.mark.parametrize(("queries", "found"), [("none", "no query set 'none'"), ("few:99", "query '99' of the set")])
+def test_queries_that_a_report_cannot_show_are_refused_before_weights_are_loaded(
+    queries: str, found: str, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backstory.web.state.Checkpoint", None)
+    monkeypatch.setattr("backstory.web.state.Catalogue", None)
+    with pytest.raises(UsageError, match=found):
+        report(digits_run, "-o", tmp_path / "r.html", "--queries", queries, "--trust-recipe")
+
+
+def test_a_report_on_one_query(digits_run: Path, tmp_path: Path) -> None:
+    report(digits_run, "-o", tmp_path / "r.html", "--queries", "few:1", "--trust-recipe")
+    assert "For the query set few:1." in (tmp_path / "r.html").read_text(encoding="utf-8")

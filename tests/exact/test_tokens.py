@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from backstory import Influence, Recipe, Run, record
 from backstory.errors import MismatchError, UsageError
-from backstory.exact.tokens import TokenInfluence, tokens
+from backstory.exact.tokens import CAVEAT, TokenInfluence, tokens
 from backstory.replay.recipe import take_step
 
 S, STEPS, SIZE, RATE = 5, 6, 3, 0.3
@@ -108,6 +108,39 @@ def test_positions_sum_to_the_occurrence(case: str, tmp_path: Path) -> None:
     expected = torch.stack([of(answer, x) for x in actual])
     assert_close(torch.stack([x.scores.sum(1) for x in actual]), expected, 1e-6, CAUSES)
     assert_close(torch.stack([x.total for x in actual]), expected, 1e-12)
+
+
+def test_the_tokens_are_a_result() -> None:
+    scores = torch.tensor([[0.5, -0.25, 0.0], [0.25, -0.25, 0.5]], dtype=torch.float64)
+    alone = TokenInfluence("a", 3, scores, scores.sum(1), 9)
+    result = alone.with_texts(["The ", "end", "."])
+    told = result.as_dict()
+    assert told["tokens"] == [
+        {"text": "The ", "influence": 0.375},
+        {"text": "end", "influence": -0.25},
+        {"text": ".", "influence": 0.25},
+    ]
+    assert (told["sample"], told["step"], told["at"], told["total"]) == ("a", 3, 9, 0.375)
+    assert (told["sign"], told["caveats"]) == (Influence.sign, [CAVEAT])
+    assert told["words"] == ["2 of 3 helped, 1 hurt."]
+    assert CAVEAT in result.remarks
+    assert result.to_pandas().to_dict("list") == {
+        "position": [0, 1, 2],
+        "text": ["The ", "end", "."],
+        "influence": [0.375, -0.25, 0.25],
+    }
+    bars = result.draw()["data"][0]
+    assert (bars["x"], bars["y"]) == ([0.375, -0.25, 0.25], ["0: The ", "1: end", "2: ."])
+    assert alone.as_dict()["tokens"][0] == {"text": None, "influence": 0.375}
+    assert alone.draw()["data"][0]["y"] == ["0", "1", "2"]
+
+
+def test_the_tokens_say_what_every_result_of_the_run_says(tmp_path: Path) -> None:
+    run, recipe = recorded(tmp_path / "run", {"optimizer": "adamw"}, optimizer_model="sgd")
+    (actual,) = tokens(run, NAME, recipe.queries["q"], occurrences()[:1])
+    assert run.caveats()
+    assert actual.caveats == (CAVEAT, *run.caveats())
+    assert (actual.at, actual.quality) == (STEPS, run.quality())
 
 
 def test_rounded_rows_leave_a_rounded_sum(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_overwriters_are_ranked_and_named(plain: Small) -> None:
         assert isinstance(e.sample, int)
         assert e.sample in ids_of(e.step)
         assert e.occurrences == sum(e.sample in ids_of(t) for t in range(1, STEPS))
-    ranked = actual.top_steps(3)
-    assert [x for _, x in ranked] == sorted((x for _, x in ranked), reverse=True)
-    assert ranked[0][1] == actual.by_step.max()
+    ranked = [x.overwritten for x in actual.top_steps(3)]
+    assert ranked == sorted(ranked, reverse=True)
+    assert ranked[0] == actual.by_step.max()
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:

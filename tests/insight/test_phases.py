@@ -237,7 +237,7 @@ def test_short_runs_and_wrong_arguments() -> None:
     actual: Phases = phases(np.ones(19))
     assert actual.shape == "too short"
     assert "19 steps are too few" in actual.words
-    assert actual.as_dict()["windows"] == ()
+    assert actual.as_dict()["windows"] == []
     with pytest.raises(UsageError, match="one number a step"):
         phases(np.ones((4, 4)))
     with pytest.raises(UsageError, match="samples \\(3,\\)"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backstory.results.quality import EARLY, Quality
-from backstory.results.result import plain
+from backstory.results.row import plain
 
 SOUND = Quality(
     steps=252, optimizer="SGD", curvature="exact:10", projection="learned", retained=0.9, largest_growth=0.8, largest_growth_step=248

@@ -15,7 +15,8 @@ import backstory
 from backstory.errors import UnsupportedError, UsageError
 from backstory.results.influence import Hit
 from backstory.results.quality import Quality
-from backstory.results.result import frame, plain, show_table
+from backstory.results.result import frame, show_table
+from backstory.results.row import plain
 
 HOSTILE = "<script>alert(1)</script>"
 

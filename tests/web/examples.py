@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from backstory import insight
+from backstory import exact, insight
 from backstory.demo.digits import png
 from backstory.insight.neighbours import Neighbour, QueryInfluence
 from backstory.insight.phases import Phases, Side, Window
 from backstory.insight.sources import ALL, Value
 from backstory.results import figures
+from backstory.results.comparison import Ranking, Rankings, compare
 from backstory.results.influence import Hit, Influence, Occurrences
 from backstory.results.quality import Quality
+from backstory.results.row import plain
 from backstory.web.views import View, sample_path
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -67,12 +69,13 @@ def timeline(present: bool = True, **more: Any) -> View:
 
 def overview(**more: Any) -> View:
     when = more.pop("when", None) or timeline()
+    told = {k: v for k, v in when.data.items() if k != "queries"}
     known: dict[str, Any] = {
         "name": "example", "created": "2025-11-16T09:30:00+00:00", "model": "Sequential, 12,345 parameters", "optimizer": "AdamW", "steps": 120,
         "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "projection": "learned", "recipe": "a.b:c",
         **{k: PLACE[k] for k in ("checkpoints", "query_sets", "has", "can_type", "can_upload", "can_shade")}, "default_queries": "law",
         "loss": when.data["loss"], "quality": QUALITY.as_dict(), "caveats": ["a caveat"], "missing": ["an image: the recipe has no image="],
-        "sign": Influence.sign, "timeline": when.data,
+        "sign": Influence.sign, "timeline": told,
     }  # fmt: skip
     return View({**known, **more}, when.figures)
 
@@ -119,7 +122,7 @@ def one_sample(over: View | None = None) -> View:
     data = {
         "sample": sample(1), "queries": "law", "at": 120, "value": 0.025, "occurrences": uses.as_dict(),
         "evolution": {k: v for k, v in went.data.items() if k not in ("queries", "by")}, "on_queries": each.as_dict(), "query_labels": labels,
-        "overwriting": None if over is None else {k: v for k, v in over.data.items() if k != "samples"}, "neighbours": near.as_dict(),
+        "overwriting": None if over is None else {k: v for k, v in over.data.items() if k not in ("samples", "queries")}, "neighbours": near.as_dict(),
         "samples": samples_by_id(), "missing": [],
     }  # fmt: skip
     drawn = {**uses.drawings(), **went.figures, **({} if over is None else over.figures)}
@@ -159,26 +162,26 @@ def result(replayed: bool = False, **more: Any) -> View:
     hits = [Hit(f"law/{k}", 40 + k, 0.05 / (k + 1), 2).as_dict() for k in range(3)]
     worst = [Hit(f"law/{k + 3}", 43 + k, -0.03 / (k + 1), 2).as_dict() for k in range(3)]
     steps, values = list(range(120)), [math.sin(t / 9) / 50 for t in range(120)]
-    rankings: list[dict[str, Any]] = [
-        {"at": a, "hits": IDS[k:3] + IDS[:k], "harmful": IDS[3:6]} for k, a in enumerate(CHECKPOINTS)
-    ]
+    places = [Ranking(a, (*IDS[k:3], *IDS[:k]), tuple(IDS[3:6])) for k, a in enumerate(CHECKPOINTS)]
     known: dict[str, Any] = {
         "headline": "Influence", "words": [], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
         "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
         "harmful": worst, "input": shown_input(), "by_step": {"steps": steps, "influence": values, "size": [0.01] * 120}, "checkpoints": CHECKPOINTS,
-        "rankings": rankings if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
+        "rankings": plain(places) if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
     }  # fmt: skip
     drawn = {"by_step": figures.by_step(steps, values, [0.01] * 120)}
-    for name in ("hits", "harmful") if replayed else ():
-        drawn[f"places_{name}"] = figures.places(IDS, CHECKPOINTS, [r[name] for r in rankings], figures.HELPED)
+    drawn |= Rankings(120, tuple(places)).drawings() if replayed else {}
     return View({**known, **more}, {k: v for k, v in drawn.items() if v is not None})
 
 
 def compared() -> View:
     left, right = result().data, result(replayed=True).data
-    curve = (left["by_step"]["steps"], left["by_step"]["influence"])
-    drawn = figures.compared(curve, curve)
-    return View({"left": left, "right": right, "both": ["law/0"]}, {} if drawn is None else {"compare": drawn})
+    ids, steps = np.array(["law/0", "law/4", "law/5"]), np.array([3, 40, 80])
+    one, two = (
+        Influence(torch.tensor([x]), ids, steps, "str", 120, "adjoint") for x in ((0.5, -0.1, 0.0), (0.2, 0.1, -0.3))
+    )
+    made = compare(one, two, top=1)
+    return View({**made.as_dict(), "left": left, "right": right}, made.drawings())
 
 
 def form(**more: Any) -> View:
@@ -196,9 +199,11 @@ def form(**more: Any) -> View:
 
 
 def tokens() -> View:
-    pieces = [{"text": t, "influence": x} for t, x in (("The ", 0.01), ("<script>", -0.02), (" court", 0.0))]
-    items = [{"sample": "law/0", "step": 40, "tokens": pieces, "total": -0.01}]
-    return View({"items": items, "caveats": [], "sign": Influence.sign})
+    scores = torch.tensor([[0.01, -0.02, 0.0]], dtype=torch.float64)
+    part = exact.TokenInfluence(
+        "law/0", 40, scores, scores.sum(1), 120, ("The ", "<script>", " court"), quality=QUALITY
+    )
+    return View({"items": [part.as_dict()]})
 
 
 def failure() -> View:
@@ -237,7 +242,7 @@ SHAPES = {
     "query": "QueryForm",
     "result": "QueryResult",
     "compare": "Comparison",
-    "tokens": "TokensResult",
+    "tokens": "Tokens",
     "health": "Health",
     "error": "Failure",
 }

@@ -171,7 +171,7 @@ def test_two_results_share_what_is_at_the_same_end(state: State) -> None:
 def test_tokens_are_exact_and_add_up(state: State) -> None:
     hits = [(name, state.catalogue.sample(name)["steps"][k]) for name, k in (("tags", 0), ("law/1/0", 1))]
     data = q.show_tokens(state, parse_stored(state, "law", 0), hits, None).data
-    schemas.TokensResult.model_validate(data)
+    schemas.Tokens.model_validate(data)
     right = exact.tokens(backstory.open(state.run.path), recipe, recipe().queries["law"][:1], hits)
     for shown, told, (name, step) in zip(data["items"], right, hits, strict=True):
         assert (shown["sample"], shown["step"]) == (name, step)
@@ -179,12 +179,14 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
         assert parts == pytest.approx(told.scores[0].tolist(), rel=1e-3, abs=1e-6)
         assert "".join(p["text"] for p in shown["tokens"]) == TEXTS[name][:12]
         assert sum(parts) == pytest.approx(shown["total"], rel=1e-2, abs=1e-4)
+        for key in ("headline", "sign", "unit", "caveats", "quality", "at"):
+            assert shown[key] == told.as_dict()[key]
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
-    influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1))
-    with pytest.raises(UsageError, match="gives 2 texts; expected 3"):
-        q._tokens((["tags"], None), influence, lambda batch, place: ["a", "b"])
+    influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), 8)
+    with pytest.raises(UsageError, match="found 2 texts of tokens; expected 3"):
+        q._with_texts((["tags"], None), influence, lambda batch, place: ["a", "b"])
 
 
 def test_without_a_recipe_only_gradients_can_be_queried(untrusted: State) -> None:

@@ -188,10 +188,18 @@ def test_pictures_are_in_the_file(pages: dict[str, Path]) -> None:
 
 
 def test_the_query_set_can_be_chosen(runs: dict[str, State]) -> None:
-    data = made.gather(runs["text"], "poems").data
+    path = runs["text"].run.path
+    data = made.gather(State(path, texts.RECIPE, queries="poems")).data
     assert (data["timeline"]["queries"], data["results"][-1]["input"]["set"]) == ("poems", "poems")
     assert data["harmful"]["helpful"][0]["influence"] > 0 > data["harmful"]["harmful"][0]["influence"]
     assert data["sources"]["domains"] == ["code", "law", "poems"]  # passages holds the first of each
+    state = State(path, texts.RECIPE, queries="poems:1")
+    one = made.gather(state).data
+    assert (one["timeline"]["queries"], one["compared"]) == ("poems:1", None)
+    assert one["sources"]["domains"] == data["sources"]["domains"]
+    assert ids(one["results"][-1]["hits"]) == ids(
+        show_influence(state, parse_stored(state, "poems", 1), None, made.BEST).data["hits"]
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])

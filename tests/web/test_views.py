@@ -34,7 +34,7 @@ def test_the_overview(state: State) -> None:
     assert len(data["loss"]) == STEPS
     assert all(x > 0 for x in data["loss"])
     assert data["quality"] == backstory.open(state.run.path).quality().as_dict()
-    assert data["timeline"]["queries"] == "law"
+    assert data["default_queries"] == "law"
     assert data["created"] is not None
 
 

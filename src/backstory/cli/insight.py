@@ -89,7 +89,9 @@ def overwriting(
         table(f"Sample {name}", ("influence", ""), terms)
         samples = [(x.sample, number(x.overwritten), x.step, x.occurrences) for x in result.overwritten_by[:top]]
         table("Overwritten by", ("sample", "overwritten", "most at step", "later occurrences"), samples)
-        table("Overwritten at", ("step", "overwritten"), [(t, number(x)) for t, x in result.top_steps(top)])
+        table(
+            "Overwritten at", ("step", "overwritten"), [(x.step, number(x.overwritten)) for x in result.top_steps(top)]
+        )
 
     request.finish(result, print_tables)
 

@@ -23,7 +23,7 @@ err = Console(stderr=True)
 
 def emit(value: Mapping[str, Any]) -> None:
     """Print one JSON object on one line, unwrapped; NaN and Inf become null."""
-    from ..results.result import plain
+    from ..results.row import plain
 
     print(json.dumps(plain(value), allow_nan=False))
 

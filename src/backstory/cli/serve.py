@@ -25,7 +25,11 @@ def report(
     run: RunPath,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     queries: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A query set of the run or its recipe; if not given, the first.")
+        str | None,
+        typer.Option(
+            metavar="NAME[:INDEX]",
+            help="A query set of the run or its recipe, or one query of it by index; if not given, the first set.",
+        ),
     ] = None,
     recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False,
@@ -46,7 +50,7 @@ def write_report(run: str | Path, recipe: str, out: Path, queries: str | None = 
     from ..web.report import gather, render_report
     from ..web.state import State
 
-    out.write_text(render_report(gather(State(run, recipe), queries, **more)), encoding="utf-8")
+    out.write_text(render_report(gather(State(run, recipe, queries=queries), **more)), encoding="utf-8")
 
 
 def serve(

@@ -15,7 +15,7 @@ Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,12 @@ from ..recording.step import safe_inverse
 from ..replay.recipe import stored_args
 from ..replay.reproduction import Reproduction, fingerprints, judge
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
+from ..results import figures
 from ..results.influence import Hit
+from ..results.quality import Quality
+from ..results.result import Result
+from ..results.row import Row
+from ..results.words import describe_signs
 from ..run.embed import ContractionChoice
 from ..run.gradients import LossFn, bases_of, blocks_of, query_rows
 from ..run.run import Run
@@ -52,13 +57,65 @@ CAVEAT = (
 
 
 @dataclass(frozen=True)
-class TokenInfluence:
+class Token(Row):
+    """A token of a training sequence, and its part of the influence; positive: it helped."""
+
+    text: str | None  # None where it is not known
+    influence: float
+
+
+@dataclass(frozen=True, repr=False)
+class TokenInfluence(Result):
     """One occurrence of a sequence, position by position; positive: that token's part helped."""
 
     sample: int | str
     step: int
     scores: Tensor  # (Q, S) float64
     total: Tensor  # (Q,) float64, the influence of the occurrence as the run's rows have it
+    at: int
+    texts: tuple[str, ...] = ()  # (S) of its tokens, where they are known
+    caveats: tuple[str, ...] = (CAVEAT,)
+    quality: Quality | None = None
+    unit = "a token's part of the influence of one occurrence, in units of the query's loss"
+    shown = ("sample", "step", "tokens", "total")
+
+    @property
+    def headline(self) -> str:
+        """Which occurrence it is."""
+        return f"Parts of the tokens of sample {self.sample} at step {self.step} in its influence on the model at step {self.at}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How many tokens helped and hurt."""
+        return (describe_signs([token.influence for token in self.tokens]),)
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """Each token's part: of one query, or of the mean of several."""
+        values = self.scores.mean(0).tolist()
+        return tuple(Token(*x) for x in zip(self.texts or [None] * len(values), values, strict=True))
+
+    def with_texts(self, texts: Sequence[str]) -> "TokenInfluence":
+        """The same with the text of each position."""
+        if len(texts) != self.scores.shape[1]:
+            raise UsageError(
+                f"found {len(texts)} texts of tokens; expected {self.scores.shape[1]}, one for each position."
+            )
+        return replace(self, texts=tuple(texts))
+
+    def numbers(self) -> dict[str, Any]:
+        """The tokens, and the influence that their parts add up to."""
+        return {**super().numbers(), "total": float(self.total.mean())}
+
+    def table(self) -> Mapping[str, Any]:
+        """One line for each token."""
+        columns = {name: [getattr(token, name) for token in self.tokens] for name in Token.columns()}
+        return {"position": range(len(self.tokens)), **columns}
+
+    def drawings(self) -> dict[str, figures.Figure]:
+        """One bar for each token."""
+        names = [f"{k}: {token.text}" if token.text else str(k) for k, token in enumerate(self.tokens)]
+        return {"tokens": figures.across(names, [token.influence for token in self.tokens], "part of the influence")}
 
 
 def tokens(
@@ -102,7 +159,11 @@ def tokens(
             v = query_rows(model, loss, batch, watcher.blocks, watcher.bases, scales, mode=mode)
     v = _checked_vectors(v, run)
     answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
-    return [TokenInfluence(name, t, *answers[place]) for (name, t), place in zip(pairs, watcher.order, strict=True)]
+    caveats, measured = (CAVEAT, *run.caveats()), run.quality(step)
+    return [
+        TokenInfluence(name, t, *answers[place], at=step, caveats=caveats, quality=measured)
+        for (name, t), place in zip(pairs, watcher.order, strict=True)
+    ]
 
 
 def _pairs(hits: Sequence[Hit | tuple[int | str, int]], at: int) -> list[tuple[int | str, int]]:

@@ -41,6 +41,7 @@ class Evolution(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = UNIT
+    shown = ("checkpoints", "mean", "samples", "method")
 
     @property
     def headline(self) -> str:
@@ -64,8 +65,8 @@ class Evolution(Result):
 
     def numbers(self) -> dict[str, Any]:
         """The means, and over how many samples they are, by group."""
-        means, counts = (dict(zip(self.groups, x.tolist(), strict=True)) for x in (self.mean, self.samples))
-        return {"checkpoints": self.checkpoints, "mean": means, "samples": counts, "method": self.method}
+        by_group = {k: dict(zip(self.groups, getattr(self, k), strict=True)) for k in ("mean", "samples")}
+        return {**super().numbers(), **by_group}
 
     def table(self) -> dict[str, Any]:
         """One line for each group and checkpoint."""
@@ -73,9 +74,10 @@ class Evolution(Result):
         flat = {"influence": self.mean.reshape(-1), "samples": self.samples.reshape(-1)}
         return {"group": groups.tolist(), "checkpoint": checkpoints, **flat}
 
-    def drawings(self) -> dict[str, figures.Figure]:
-        """One line for each group."""
-        drawn = figures.evolution(self.checkpoints, dict(zip(self.groups, self.mean.tolist(), strict=True)))
+    def drawings(self, *, signs: bool = False) -> dict[str, figures.Figure]:
+        """One line for each group; with `signs` in the colour of its last sign."""
+        lines = dict(zip(self.groups, self.mean.tolist(), strict=True))
+        drawn = figures.evolution(self.checkpoints, lines, signs=signs)
         return {} if drawn is None else {"evolution": drawn}
 
 

@@ -41,6 +41,7 @@ class Harmful(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = UNIT
+    shown = ("harmful", "helpful", "without_last", "late", "late_from")
 
     @property
     def headline(self) -> str:
@@ -73,15 +74,9 @@ class Harmful(Result):
             "overwritten them yet: a sample may stand here because it came last, not because it is bad.",
         )
 
-    def numbers(self) -> dict[str, Any]:
-        """Both ends."""
-        late = {"without_last": self.without_last, "late": self.late, "late_from": self.late_from}
-        return {"harmful": self.harmful, "helpful": self.helpful, **late}
-
     def table(self) -> dict[str, Any]:
         """One line for each sample."""
-        rows = [sample.as_dict() for sample in (*self.harmful, *self.helpful)]
-        return {k: [row[k] for row in rows] for k in (*RankedSample.__dataclass_fields__, "words")}
+        return {k: [getattr(x, k) for x in (*self.harmful, *self.helpful)] for k in RankedSample.columns()}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars of influence, of those that hurt and of those that helped."""

@@ -36,6 +36,7 @@ class Memorisation(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = "self-influence in units of the query's loss; rank 1: no sample has more influence on the query"
+    shown = ("ids", "rank", "influence", "samples", "share_first", "median_rank")
 
     @property
     def share_first(self) -> float:
@@ -52,11 +53,6 @@ class Memorisation(Result):
         """The ranks in one sentence."""
         summary = f"first in {self.share_first:.0%}, median {self.median_rank:g}"
         return f"Rank of a query's own sample among {self.samples:,}, on the model at step {self.at}: {summary}"
-
-    def numbers(self) -> dict[str, Any]:
-        """Ranks and self-influences, and their summary."""
-        summary = {"samples": self.samples, "share_first": self.share_first, "median_rank": self.median_rank}
-        return {"ids": self.ids, "rank": self.rank, "influence": self.influence, **summary}
 
     def table(self) -> dict[str, Any]:
         """One line for each query."""

@@ -21,6 +21,7 @@ from ..results import figures
 from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import Result
+from ..results.row import Row
 from ..run.embed import Progress
 from ..run.run import Run
 
@@ -30,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbour(Row):
     """A sample that is like another one."""
 
     sample: int | str
@@ -47,15 +48,12 @@ class Neighbours(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = SIMILARITY
+    shown = ("sample", "neighbours")
 
     @property
     def headline(self) -> str:
         """Whose neighbours they are."""
         return f"Samples that taught the model at step {self.at} much the same as sample {self.sample}"
-
-    def numbers(self) -> dict[str, Any]:
-        """The neighbours."""
-        return {"sample": self.sample, "neighbours": self.neighbours}
 
     def table(self) -> dict[str, Any]:
         """One line for each neighbour."""
@@ -69,7 +67,7 @@ class Neighbours(Result):
 
 
 @dataclass(frozen=True)
-class QueryInfluence:
+class QueryInfluence(Row):
     """The influence of a sample on one query of a set."""
 
     query: int
@@ -87,15 +85,12 @@ class OnQueries(Result):
     hurt: tuple[QueryInfluence, ...]  # most first
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
+    shown = ("sample", "queries", "helped", "hurt")
 
     @property
     def headline(self) -> str:
         """The sample and the queries."""
         return f"Influence of sample {self.sample} on each of {self.queries} queries, on the model at step {self.at}"
-
-    def numbers(self) -> dict[str, Any]:
-        """Both ends."""
-        return {"sample": self.sample, "queries": self.queries, "helped": self.helped, "hurt": self.hurt}
 
     def table(self) -> dict[str, Any]:
         """One line for each query."""

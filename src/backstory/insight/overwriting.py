@@ -43,6 +43,7 @@ from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradient
 from ..results import figures
 from ..results.quality import Quality
 from ..results.result import Result
+from ..results.row import Row
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
 from ..run.quality import Watch
@@ -58,13 +59,21 @@ UNIT = "units of the query's loss; overwritten: positive took influence away, ne
 
 
 @dataclass(frozen=True)
-class Overwriter:
+class Overwriter(Row):
     """A later sample, and what all its later occurrences took away."""
 
     sample: int | str
     overwritten: float
     step: int  # where it took most
     occurrences: int  # later ones
+
+
+@dataclass(frozen=True)
+class TopStep(Row):
+    """A step that overwrote much."""
+
+    step: int
+    overwritten: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +93,10 @@ class Overwriting(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = UNIT
+    shown = (
+        "sample", "steps", "just_after", "momentum", "overwritten", "decay", "influence", "lost", "unexplained", "overwritten_by",
+        "by_step", "top_steps",
+    )  # fmt: skip
 
     @property
     def headline(self) -> str:
@@ -101,31 +114,14 @@ class Overwriting(Result):
         """What the terms leave over: rounding."""
         return self.lost - (self.overwritten + self.decay - self.momentum)
 
-    def top_steps(self, k: int = 10) -> list[tuple[int, float]]:
-        """The k steps that overwrote most, `(step, overwritten)`."""
+    def top_steps(self, k: int = 10) -> list[TopStep]:
+        """The k steps that overwrote most."""
         order = np.argsort(-self.by_step, kind="stable")[:k]
-        return [(int(t), float(self.by_step[t])) for t in order if self.by_step[t] > 0]
-
-    def numbers(self) -> dict[str, Any]:
-        """The terms, and who took them."""
-        names = (
-            "sample",
-            "steps",
-            "just_after",
-            "momentum",
-            "overwritten",
-            "decay",
-            "influence",
-            "lost",
-            "unexplained",
-        )
-        ranked = [{"step": t, "overwritten": x} for t, x in self.top_steps()]
-        who = {"overwritten_by": self.overwritten_by, "by_step": self.by_step, "top_steps": ranked}
-        return {**{k: getattr(self, k) for k in names}, **who}
+        return [TopStep(int(t), float(self.by_step[t])) for t in order if self.by_step[t] > 0]
 
     def table(self) -> dict[str, Any]:
         """One line for each later sample."""
-        return {k: [getattr(e, k) for e in self.overwritten_by] for k in Overwriter.__dataclass_fields__}
+        return {k: [getattr(e, k) for e in self.overwritten_by] for k in Overwriter.columns()}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The samples that overwrote most, and what each step took."""

@@ -27,7 +27,7 @@ A hill is a valley turned over.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..results.row import Row
 
 DRAWS = 999  # of noise
 CERTAIN = 0.005  # the largest p at which a fall or a rise counts
@@ -64,7 +65,7 @@ Steps = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Row):
     """One side of the valley: the fall of the warm-up, or the rise of the ascent."""
 
     present: bool
@@ -74,7 +75,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Row):
     """Steps first … last−1 in which influence is high: the warm-up or the ascent, or its half of the run."""
 
     name: str  # "early" or "late"
@@ -85,7 +86,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Phases:
+class Phases(Row):
     """Whether the three phases are there, and where; else the pattern that there is, if one is clear."""
 
     present: bool
@@ -96,11 +97,6 @@ class Phases:
     windows: tuple[Window, ...]
     steps: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "words": self.words}
-
-    @property
     def bands(self) -> tuple[tuple[str, int, int], ...]:
         """`(name, first step, step after the last)` of each of the three phases; none where they are not there."""
         first, last = self.warm_up.boundary, self.ascent.boundary

@@ -8,8 +8,8 @@ Shapes:  S sources, D domains, Q queries of a domain, M samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,7 @@ from ..results import figures
 from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import Result
+from ..results.row import Row
 from ..results.words import name_label
 from ..run.gradients import LossFn
 from ..run.run import Run
@@ -33,7 +34,7 @@ ALL = "all queries"
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(Row):
     """What one source is worth for one domain."""
 
     source: str
@@ -59,10 +60,6 @@ class Value:
         """Helps or hurts; not clear where the interval includes 0."""
         return "not clear" if not self.clear else "helps" if self.value > 0 else "hurts"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "per_sample": self.per_sample, "words": self.words}
-
 
 @dataclass(frozen=True, repr=False)
 class Sources(Result):
@@ -77,6 +74,8 @@ class Sources(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = UNIT
+    interval: ClassVar[str] = "95 %"
+    shown = ("by", "sources", "domains", "total", "cells", "matrix", "clear", "interval")
 
     @property
     def matrix(self) -> Curve:
@@ -91,17 +90,11 @@ class Sources(Result):
     @property
     def headline(self) -> str:
         """What the values are of."""
-        return f"Value of each {self.by} for the model at step {self.at}, with 95 % intervals"
-
-    def numbers(self) -> dict[str, Any]:
-        """Values in all, and for each domain."""
-        values = {"total": self.total, "cells": self.cells, "matrix": self.matrix, "clear": self.clear}
-        return {"by": self.by, "sources": self.sources, "domains": self.domains, **values, "interval": "95 %"}
+        return f"Value of each {self.by} for the model at step {self.at}, with {self.interval} intervals"
 
     def table(self) -> dict[str, Any]:
         """One line for each source and domain."""
-        cells = [cell.as_dict() for row in self.cells for cell in row]
-        return {k: [c[k] for c in cells] for k in cells[0]}
+        return {k: [getattr(cell, k) for row in self.cells for cell in row] for k in Value.columns()}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars with intervals, and the matrix of sources and domains."""

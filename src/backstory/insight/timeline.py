@@ -45,6 +45,7 @@ class Timeline(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = UNIT
+    shown = (*CURVES, "phases")
 
     @property
     def headline(self) -> str:
@@ -56,19 +57,14 @@ class Timeline(Result):
         """The phases in one sentence."""
         return (self.phases.words,)
 
-    def numbers(self) -> dict[str, Any]:
-        """The curves and the phases."""
-        return {**{k: getattr(self, k) for k in CURVES}, "phases": self.phases}
-
     def table(self) -> dict[str, Any]:
         """One line for each step."""
         return {"step": np.arange(self.at), **{k: getattr(self, k) for k in CURVES}}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Influence by learning rate with the phases marked; the loss where it is known."""
-        loss = figures.loss(self.loss)
-        drawn = {"timeline": figures.timeline(self.per_rate, self.size, self.phases.bands, self.at)}
-        return drawn if loss is None else {**drawn, "loss": loss}
+        drawn = {"timeline": figures.timeline(self.per_rate, self.size, self.phases.bands(), self.at)}
+        return {**drawn, **draw_losses(self.loss)}
 
 
 def timeline(
@@ -114,3 +110,9 @@ def losses(run: Run, at: int) -> Curve:
         block = store.read(lo, min(n, lo + ROWS_AT_ONCE), rows=False)
         np.add.at(out, block.step.numpy(), (block.weight * block.loss).numpy())
     return out
+
+
+def draw_losses(values: Curve) -> dict[str, figures.Figure]:
+    """The figure of the loss of each step, where one was recorded."""
+    drawn = figures.loss(values)
+    return {} if drawn is None else {"loss": drawn}

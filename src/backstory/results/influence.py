@@ -8,7 +8,7 @@ Shapes:  Q queries, N occurrences before the step that was queried, M samples.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ..errors import BackstoryError, UsageError
 from . import figures
 from .quality import Quality
 from .result import Result, frame, show_table
+from .row import Row
 from .sign import describe_sign
 from .words import describe_signs, late_from
 
@@ -31,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Hit:
+class Hit(Row):
     """One sample, or one occurrence of it, and its influence on a query."""
 
     sample: int | str
@@ -46,10 +47,6 @@ class Hit:
 
     def __str__(self) -> str:
         return f"sample {self.sample}  {self.influence:+.5f}  at step {self.step}  {self.words}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "words": self.words}
 
 
 class SampleIndex(NamedTuple):
@@ -78,6 +75,7 @@ class Occurrences(Result):
     caveats: tuple[str, ...] = ()
     quality: Quality | None = None
     unit = "influence of one occurrence, in units of the query's loss"
+    shown = ("sample", "steps", "influence")
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -89,10 +87,6 @@ class Occurrences(Result):
             "than an earlier one would.",
         )
         return describe_signs(self.influence), *(why if late else ())
-
-    def numbers(self) -> dict[str, Any]:
-        """The uses."""
-        return {"sample": self.sample, "steps": self.steps, "influence": self.influence}
 
     def table(self) -> Mapping[str, Any]:
         """One line for each use."""
@@ -121,6 +115,7 @@ class Influence(Result):
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
     index: SampleIndex | None = None  # of `sample_ids`, where it is known already
     unit: str = UNIT
+    shown = ("method",)
 
     @property
     def n_queries(self) -> int:
@@ -329,7 +324,7 @@ class Influence(Result):
             which_words = (
                 f": the mean of {self.n_queries} queries" if which == "mean" else f": query 1 of {self.n_queries}"
             )
-            columns = {k: [h.as_dict()[k] for h in hits] for k in (*Hit.__dataclass_fields__, "words")}
+            columns = {k: [getattr(h, k) for h in hits] for k in Hit.columns()}
             return show_table(self.headline + which_words, frame(columns), self.remarks)
         except BackstoryError:
             return None

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+from .row import Row
+
 GOOD, FAIR, WEAK, NOT_KNOWN = "good", "fair", "weak", "not known"
 LOST = 0.5  # below this share most of the gradient is not there
 RETAINED, COVERED, DRIFTED = 0.8, 0.999, 0.1  # bounds of `fair`
@@ -30,7 +32,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Quality:
+class Quality(Row):
     """What was measured on the steps before a model; without arguments: nothing."""
 
     steps: int = 0
@@ -57,11 +59,6 @@ class Quality:
     def measured(self) -> dict[str, Any]:
         """The measured values alone, as a run stores them."""
         return {**asdict(self), "expanding_steps": list(self.expanding_steps)}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        judged = {"verdict": self.verdict, "reason": self.reason, "early": self.early, "words": list(self.words)}
-        return {**self.measured(), **judged}
 
     @property
     def verdict(self) -> str:

@@ -5,21 +5,18 @@
     draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
     remarks        everything that must be said with the numbers
 
-A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it gives `numbers`, `table` and `drawings`.
+A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
+`table` and `drawings`. The service describes its JSON by the types of what is named there: nothing describes it twice.
 """
 
 import html
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
-
-import numpy as np
-import torch
 
 from ..errors import BackstoryError, UnsupportedError, UsageError
 from . import figures
 from .quality import Quality
+from .row import plain
 from .sign import SIGN
 
 ROWS = 10  # of a table that a notebook shows
@@ -33,6 +30,7 @@ class Result:
     quality: Quality | None  # of the recording, where it was measured
     unit: str = "units of the query's loss"
     sign: ClassVar[str] = SIGN
+    shown: ClassVar[tuple[str, ...]] = ()  # fields, properties and methods that are its own in `as_dict()`
 
     @property
     def headline(self) -> str:
@@ -53,7 +51,8 @@ class Result:
 
     def numbers(self) -> dict[str, Any]:
         """What is its own in `as_dict()`."""
-        raise NotImplementedError
+        values = {name: getattr(self, name) for name in self.shown}
+        return {name: value() if callable(value) else value for name, value in values.items()}
 
     def table(self) -> Mapping[str, Any]:
         """Columns of `to_pandas()`."""
@@ -94,21 +93,6 @@ class Result:
         except BackstoryError:  # pandas is not there: the notebook prints plain words
             return None
         return show_table(self.headline, table, (*self.words, *self.remarks))
-
-
-def plain(value: Any) -> Any:
-    """Nested values as JSON has them: None for what is not a finite number."""
-    if isinstance(value, np.ndarray | torch.Tensor):
-        value = value.tolist()
-    elif hasattr(value, "as_dict"):
-        value = value.as_dict()
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def frame(columns: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..errors import BackstoryError
-from .errors import log, refuse
+from .errors import RESPONSES, log, refuse
 from .jobs import Stopping, Work
 from .limits import Guard, Limits
 from .responses import Responses
@@ -37,6 +37,7 @@ def make_app(
         title=f"Backstory: {state.name}",
         version=__version__,
         description=ABOUT,
+        responses=RESPONSES,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan(state, work, warm),

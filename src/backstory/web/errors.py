@@ -20,8 +20,10 @@ HINTS = {
 }
 CODES = (400, 401, 403, 404, 405, 413, 415, 422, 429, 503)  # that a request can bring about
 PAGE = {"text/html": {"schema": {"type": "string"}}}  # copied for every code: some FastAPI releases write into it
-ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": Failure, "content": PAGE.copy()} for code in CODES}
-RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": PAGE.copy()}, **ERRORS}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": PAGE.copy()},
+    **{code: {"model": Failure, "content": PAGE.copy()} for code in CODES},
+}
 NAMES = {
     "text": "your text",
     "gradient": "the gradient",

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from ..results.sign import HELPED, HURT, SIGN, verb
+from ..results.sign import HELPED, HURT, SIGN, describe_axis, verb, without
 from ..results.words import common_words, mark_words, name_label
 from .state import MOST_EACH
 from .views import View
@@ -34,9 +34,10 @@ HERE = {
 }
 HERE |= {"harmful": "/harmful", "query": "/query", "result": "/query", "compare": "/query", "tokens": "/query"}
 TWINS = frozenset(HERE) - {"tokens"} | {"health"}
+STEP = "the step's samples"
 TIMELINE = (
     "Mean over the uses of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
-    "per unit of rate. Above zero: the step's samples helped; below zero: they hurt. The dotted line is their mean size without the sign. The "
+    f"per unit of rate. {describe_axis(STEP, 'they')} The dotted line is their mean size without the sign. The "
     "pattern over time is sought in it, and the coloured bands are the three phases, where they were found."
 )
 
@@ -76,7 +77,7 @@ def environment() -> Environment:
     made = Templates(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= FILTERS
-    made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT}
+    made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT, "describe_axis": describe_axis}
     return made
 
 
@@ -139,7 +140,8 @@ def share(x: float, largest: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (signed, plain, name_label, verb, common_words, count, when, shortened, marked, most, share)
+    f.__name__: f
+    for f in (signed, plain, name_label, verb, without, common_words, count, when, shortened, marked, most, share)
 }
 
 

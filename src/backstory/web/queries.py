@@ -9,20 +9,15 @@ from typing import Any
 import torch
 
 from .. import exact
-from ..errors import UsageError
-from ..exact.tokens import CAVEAT
 from ..replay.queries import part, size
-from ..results import figures
-from ..results.figures import HELPED, HURT
+from ..results.comparison import Rankings, compare, rankings_of
 from ..results.influence import Influence
-from ..results.result import plain
+from ..results.row import plain
 from .errors import Refusal
 from .requests import Pair, QueryBody, side
 from .schemas import MOST_PIECES
 from .state import NEEDS_RECIPE, State
 from .views import View, data_url, label_query, present_queries, show_samples
-
-RANKED = 10  # ids at each checkpoint
 
 
 @dataclass(frozen=True)
@@ -160,27 +155,23 @@ def show_influence(state: State, query: Query, at: int | None, top: int, replay:
     if replay and query.gradient is not None:
         raise Refusal(422, "a ready gradient belongs to one model; it cannot be replayed.", "Send it without replay.")
     influence = influence_of(state, query, step)
+    rankings = rankings_of([influence_of(state, query, c) for c in state.queryable], step) if replay else None
+    return _view(state, query, influence, top, began, rankings)
+
+
+def _view(
+    state: State, query: Query, influence: Influence, top: int, began: float, rankings: Rankings | None = None
+) -> View:
     result = influence.as_dict(top=top)
-    rankings = [_ranking(influence_of(state, query, c)) for c in state.queryable] if replay else None
-    drawn = influence.drawings()
-    for name, colour in (("hits", HELPED), ("harmful", HURT)):
-        now = [str(hit["sample"]) for hit in result[name]]
-        if rankings and (places := figures.places(now, state.queryable, [r[name] for r in rankings], colour)):
-            drawn[f"places_{name}"] = places
     page = {
-        "input": _evaluated(state, query, step),
+        "input": _evaluated(state, query, influence.at),
         "by_step": plain(influence.by_step()._asdict()),
         "checkpoints": state.checkpoints,
-        "rankings": rankings,
+        "rankings": None if rankings is None else plain(rankings.rankings),
         "samples": show_samples(state, (hit["sample"] for name in ("hits", "harmful") for hit in result[name])),
         "seconds": time.perf_counter() - began,
     }
-    return View({**result, **page}, drawn)
-
-
-def _ranking(influence: Influence) -> dict[str, Any]:
-    sides = {"hits": influence.top(RANKED), "harmful": influence.bottom(RANKED)}
-    return {"at": influence.at, **{name: [str(hit.sample) for hit in hits] for name, hits in sides.items()}}
+    return View({**result, **page}, {**influence.drawings(), **({} if rankings is None else rankings.drawings())})
 
 
 def _evaluated(state: State, query: Query, step: int) -> dict[str, Any]:
@@ -203,16 +194,11 @@ def _evaluated(state: State, query: Query, step: int) -> dict[str, Any]:
 
 def show_comparison(state: State, left: Query, right: Query, at: int | None, top: int) -> View:
     """Two results side by side, and the samples that both name on the same side."""
-    one, two = (show_influence(state, query, at, top).data for query in (left, right))
-    both = {
-        str(hit["sample"])
-        for name in ("hits", "harmful")
-        for hit in one[name]
-        if hit["sample"] in {other["sample"] for other in two[name]}
-    }
-    drawn = figures.compared(*((x["by_step"]["steps"], x["by_step"]["influence"]) for x in (one, two)))
-    data = {"left": one, "right": two, "both": sorted(both)}
-    return View(data, {} if drawn is None else {"compare": drawn})
+    began, step, both = time.perf_counter(), state.step(at), {"left": left, "right": right}
+    influences = {name: influence_of(state, query, step) for name, query in both.items()}
+    result = compare(**influences, top=top)
+    sides = {name: _view(state, query, influences[name], top, began).data for name, query in both.items()}
+    return View({**result.as_dict(), **sides}, result.drawings())
 
 
 def show_tokens(state: State, query: Query, hits: Sequence[tuple[str, int]], at: int | None) -> View:
@@ -222,33 +208,20 @@ def show_tokens(state: State, query: Query, hits: Sequence[tuple[str, int]], at:
         raise Refusal(422, "this service cannot show single tokens.", how(state, "pieces="))
     occurrences = [(state.catalogue.recorded_id(state.sample_id(x)), t) for x, t in hits]
     v, _ = gradient(state, query, step)
-
-    name = state.recipe_name
+    name, pieces = state.recipe_name, state.page.pieces
 
     def compute() -> list[exact.TokenInfluence]:
         return exact.tokens(state.run, name, None, occurrences, step, vectors=v, progress=state.proceed)
 
-    parts = state.results.get(("tokens", query.key, tuple(hits), step), compute)
-    items = [_tokens(recipe.batches[x.step], x, state.page.pieces) for x in parts]
-    return View({"items": items, "caveats": [CAVEAT], "sign": Influence.sign})
+    results = state.results.get(("tokens", query.key, tuple(hits), step), compute)
+    return View({"items": [_with_texts(recipe.batches[x.step], x, pieces).as_dict() for x in results]})
 
 
-def _tokens(batch: tuple[Sequence[int | str], Any], influence: exact.TokenInfluence, pieces: Any) -> dict[str, Any]:
-    texts, values = (
-        pieces(batch[1], [str(x) for x in batch[0]].index(str(influence.sample))),
-        influence.scores[0].tolist(),
-    )
-    if len(texts) != len(values):
-        raise UsageError(
-            f"the recipe's pieces= gives {len(texts)} texts; expected {len(values)}, one for each position."
-        )
-    tokens = [{"text": text, "influence": x} for text, x in zip(texts, values, strict=True)]
-    return {
-        "sample": str(influence.sample),
-        "step": influence.step,
-        "tokens": tokens,
-        "total": float(influence.total[0]),
-    }
+def _with_texts(
+    batch: tuple[Sequence[int | str], Any], result: exact.TokenInfluence, pieces: Any
+) -> exact.TokenInfluence:
+    place = [str(x) for x in batch[0]].index(str(result.sample))
+    return result.with_texts(pieces(batch[1], place))
 
 
 def _digest(*parts: bytes) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from .. import __version__
-from ..insight.groups import OTHERS
 from ..replay.queries import size
-from ..results import figures
+from ..results.figures import Figure
 from ..results.result import Result
 from . import views
 from .pages import TIMELINE, environment, static
@@ -26,14 +25,12 @@ ON_PAGE = "<noscript>Figures need JavaScript; the numbers are in this page's JSO
 IN_FILE = "<noscript>Figures need JavaScript; the numbers are in the source of this file, after this place.</noscript>"
 
 
-def gather(
-    state: State, queries: str | None = None, *, check: Result | None = None, caveats: Sequence[str] = ()
-) -> View:
-    """Everything that a report shows, for one query set; sources for all domains, as on the page.
+def gather(state: State, *, check: Result | None = None, caveats: Sequence[str] = ()) -> View:
+    """Everything that a report shows, for the default query set; sources for all domains, as on the page.
 
     `check` compares the results with retraining; `caveats` stand before those of the run.
     """
-    name, has = state.named(queries), state.catalogue.has
+    name, has = state.named(None), state.catalogue.has
     ranking, query = views.harmful(state, name, WORST, None), parse_stored(state, name, 0)
     best, worst = ([x["sample"] for x in ranking.data[side]] for side in ("helpful", "harmful"))
     results = [show_influence(state, query, c, BEST, c == state.queryable[-1]) for c in state.queryable]
@@ -53,22 +50,16 @@ def gather(
         k: figure for view in (*parts.values(), results[-1]) if view is not None for k, figure in view.figures.items()
     }
     data |= {"queries": name, "results": [view.data for view in results], "best": BEST}
-    return View(_with_images(state, data), drawn | _followed_figure(parts["followed"]))
+    return View(_with_images(state, data), drawn)
 
 
 def _follow(state: State, name: str, samples: Sequence[int | str]) -> View | None:
-    """How the influence of some samples went, each against the others."""
+    """How the influence of some samples went."""
     if not samples:
         return None
-    return View(state.evolution(name, {str(x): [x] for x in samples}).as_dict())
-
-
-def _followed_figure(view: View | None) -> dict[str, figures.Figure]:
-    if view is None:
-        return {}
-    lines = {name: values for name, values in view.data["mean"].items() if name != OTHERS}
-    drawn = figures.evolution(view.data["checkpoints"], lines, signs=True)
-    return {} if drawn is None else {"followed": drawn}
+    groups = {str(x): [x] for x in samples}
+    went = state.evolution(name, groups).only(*groups)
+    return View(went.as_dict(), {"followed": went.drawings(signs=True)["evolution"]})
 
 
 def _compare(state: State, name: str) -> View | None:
@@ -89,7 +80,7 @@ def render_report(view: View) -> str:
     return page.replace(ON_PAGE, IN_FILE)  # a report has no JSON beside it
 
 
-def _unlinked(figure: figures.Figure) -> figures.Figure:
+def _unlinked(figure: Figure) -> Figure:
     figure["layout"]["meta"].pop("links", None)
     return figure
 

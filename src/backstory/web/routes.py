@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from . import queries as q
 from . import requests, schemas, views
-from .errors import ERRORS, RESPONSES, Refusal
+from .errors import Refusal
 from .jobs import QUERY, QUICK, REPLAY, SWEEP, Work
 from .requests import IMAGES, MOST_TOKENS, Pair, QueryBody, TokensBody
 from .responses import Responses
@@ -88,13 +88,13 @@ def add_routes(app: FastAPI, service: Service) -> None:
 def _add_run(app: FastAPI, service: Service) -> None:
     state = service.state
 
-    @app.get("/", response_model=schemas.Overview, responses=RESPONSES)
+    @app.get("/", response_model=schemas.Overview)
     async def overview(request: Request, format: Format = None) -> Response:
         """What was trained, when, on what; with the timeline of the default query set."""
         lane = service.sweep_unless(state.timeline_known(None, None) and state.quality_known())
         return await service.respond(request, "overview", lambda: views.overview(state), lane=lane)
 
-    @app.get("/health", response_model=schemas.Health, responses=RESPONSES)
+    @app.get("/health", response_model=schemas.Health)
     async def health(request: Request, format: Format = None) -> Response:
         """Liveness check, and how many requests are queued or running; needs no token."""
         data = {"ok": True, "busy": service.work.busy, "limit": service.work.limit}
@@ -104,19 +104,19 @@ def _add_run(app: FastAPI, service: Service) -> None:
 def _add_insight(app: FastAPI, service: Service) -> None:
     state = service.state
 
-    @app.get("/timeline", response_model=schemas.Timeline, responses=RESPONSES)
+    @app.get("/timeline", response_model=schemas.Timeline)
     async def timeline(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
         """When did data matter for a query set? With the phases of training."""
         lane = service.sweep_unless(state.timeline_known(queries, at))
         return await service.respond(request, "timeline", lambda: views.timeline(state, queries, at), lane=lane)
 
-    @app.get("/phases", response_model=schemas.Phases, responses=RESPONSES)
+    @app.get("/phases", response_model=schemas.Phases)
     async def phases(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
         """The phases of training alone."""
         lane = service.sweep_unless(state.timeline_known(queries, at))
         return await service.respond(request, "phases", lambda: views.phases(state, queries, at), lane=lane)
 
-    @app.get("/evolution", response_model=schemas.Evolution, responses=RESPONSES)
+    @app.get("/evolution", response_model=schemas.Evolution)
     async def evolution(
         request: Request, queries: Name = None, by: Groups = "thirds", ids: Names = None, format: Format = None
     ) -> Response:
@@ -124,7 +124,7 @@ def _add_insight(app: FastAPI, service: Service) -> None:
         view = lambda: views.evolution(state, queries or None, by, ids)  # noqa: E731
         return await service.respond(request, "evolution", view, lane=service.sweep_unless(state.means_known(queries)))
 
-    @app.get("/overwriting", response_model=schemas.Overwriting, responses=RESPONSES)
+    @app.get("/overwriting", response_model=schemas.Overwriting)
     async def overwriting(
         request: Request,
         sample: Annotated[str, Query(max_length=LONGEST_NAME)],
@@ -136,21 +136,21 @@ def _add_insight(app: FastAPI, service: Service) -> None:
         view = lambda: views.overwriting(state, queries or None, sample, at)  # noqa: E731
         return await service.respond(request, "overwriting", view, lane=SWEEP)
 
-    @app.get("/sources", response_model=schemas.Sources, responses=RESPONSES)
+    @app.get("/sources", response_model=schemas.Sources)
     async def sources(
         request: Request, queries: Names = None, by: By = None, at: At = None, format: Format = None
     ) -> Response:
         """What is each source worth, for which query sets? With 95 % intervals."""
         return await service.respond(request, "sources", lambda: views.sources(state, queries, by, at), lane=SWEEP)
 
-    @app.get("/sources.csv", responses={**ERRORS, **CSV}, response_class=Response)
+    @app.get("/sources.csv", responses=CSV, response_class=Response)
     async def sources_csv(request: Request, queries: Names = None, by: By = None, at: At = None) -> Response:
         """The same as a table."""
         make = lambda: views.sources_csv(views.sources(state, queries, by, at).data)  # noqa: E731
         name = {"Content-Disposition": 'attachment; filename="sources.csv"'}
         return Response(await service.work.do(make, lane=SWEEP), headers=name, media_type="text/csv")
 
-    @app.get("/harmful", response_model=schemas.Harmful, responses=RESPONSES)
+    @app.get("/harmful", response_model=schemas.Harmful)
     async def harmful(
         request: Request,
         queries: Name = None,
@@ -167,7 +167,7 @@ def _add_insight(app: FastAPI, service: Service) -> None:
 def _add_samples(app: FastAPI, service: Service) -> None:
     state = service.state
 
-    @app.get("/samples", response_model=schemas.Samples, responses=RESPONSES)
+    @app.get("/samples", response_model=schemas.Samples)
     async def samples(
         request: Request,
         text: Annotated[str | None, Query(max_length=LONGEST_TEXT, description="letters in the text or the id")] = None,
@@ -194,7 +194,7 @@ def _add_samples(app: FastAPI, service: Service) -> None:
         lane = service.mean_lane(queries, None) if queries or sort == "value" else QUICK
         return await service.respond(request, "samples", view, lane=lane)
 
-    @app.get("/samples/{id:path}", response_model=schemas.SamplePage, responses=RESPONSES)
+    @app.get("/samples/{id:path}", response_model=schemas.SamplePage)
     async def sample(
         request: Request, id: Id, queries: Name = None, overwriting: bool = False, format: Format = None
     ) -> Response:
@@ -203,7 +203,7 @@ def _add_samples(app: FastAPI, service: Service) -> None:
         lane = service.sweep_unless(not overwriting and state.means_known(queries) and state.each_known(queries))
         return await service.respond(request, "sample", view, lane=lane)
 
-    @app.get("/images/{id:path}", responses={**ERRORS, **PNG}, response_class=Response)
+    @app.get("/images/{id:path}", responses=PNG, response_class=Response)
     async def image(request: Request, id: Id) -> Response:
         """The PNG of a sample."""
         return Response(await service.work.do(lambda: views.image(state, id)), media_type="image/png")
@@ -212,7 +212,7 @@ def _add_samples(app: FastAPI, service: Service) -> None:
 def _add_stored(app: FastAPI, service: Service) -> None:
     state = service.state
 
-    @app.get("/queries/{set:path}/{index}", response_model=schemas.QueryResult, responses=RESPONSES)
+    @app.get("/queries/{set:path}/{index}", response_model=schemas.QueryResult)
     async def stored(
         request: Request,
         name: Annotated[str, Path(alias="set", max_length=LONGEST_NAME)],
@@ -232,7 +232,7 @@ def _add_stored(app: FastAPI, service: Service) -> None:
         number = await service.work.do(lambda: q.need_index(state, state.named(name), index))
         return RedirectResponse(f"/queries/{quote(name, safe='')}/{number}", 303)
 
-    @app.get("/compare", response_model=schemas.Comparison, responses=RESPONSES)
+    @app.get("/compare", response_model=schemas.Comparison)
     async def compare(
         request: Request,
         name: Set,
@@ -251,12 +251,7 @@ def _add_stored(app: FastAPI, service: Service) -> None:
 
         return await service.respond(request, "compare", view, lane=service.query_lane(at))
 
-    @app.post(
-        "/compare",
-        response_model=schemas.Comparison,
-        responses=RESPONSES,
-        openapi_extra=requests.document(Pair, IMAGES),
-    )
+    @app.post("/compare", response_model=schemas.Comparison, openapi_extra=requests.document(Pair, IMAGES))
     async def compare_any(request: Request, format: Format = None) -> Response:
         """Two queries of any kind side by side: typed text, images, ready gradients, stored queries."""
         body = await requests.read_pair(request)
@@ -268,15 +263,13 @@ def _add_stored(app: FastAPI, service: Service) -> None:
 def _add_queries(app: FastAPI, service: Service) -> None:
     state = service.state
 
-    @app.get("/query", response_model=schemas.QueryForm, responses=RESPONSES)
+    @app.get("/query", response_model=schemas.QueryForm)
     async def form(request: Request, mistakes: bool = False, format: Format = None) -> Response:
         """What can be queried; `mistakes`: of the stored queries those that the model gets wrong."""
         lane = QUICK if state.evaluations_known() else QUERY
         return await service.respond(request, "query", lambda: views.form(state, mistakes), lane=lane)
 
-    @app.post(
-        "/query", response_model=schemas.QueryResult, responses=RESPONSES, openapi_extra=requests.document(QueryBody)
-    )
+    @app.post("/query", response_model=schemas.QueryResult, openapi_extra=requests.document(QueryBody))
     async def query(request: Request, format: Format = None) -> Response:
         """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
         body = await requests.read(request, QueryBody)
@@ -284,12 +277,7 @@ def _add_queries(app: FastAPI, service: Service) -> None:
         lane = SWEEP if body.replay else service.query_lane(body.at)
         return await service.respond(request, "result", view, lane=lane, cached=body.set is not None)
 
-    @app.post(
-        "/query/image",
-        response_model=schemas.QueryResult,
-        responses=RESPONSES,
-        openapi_extra=requests.document_upload(),
-    )
+    @app.post("/query/image", response_model=schemas.QueryResult, openapi_extra=requests.document_upload())
     async def upload(request: Request, format: Format = None) -> Response:
         """The same for a PNG image, with a label or for what the model predicts."""
         data, body = await requests.read_upload(request)
@@ -308,7 +296,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         view = lambda: q.show_tokens(state, q.parse_query(state, body), hits, body.at)  # noqa: E731
         return await service.respond(request, "tokens", view, lane=REPLAY, timeout=REPLAYS * service.work.timeout)
 
-    @app.get("/query/tokens", response_model=schemas.TokensResult, responses=RESPONSES)
+    @app.get("/query/tokens", response_model=schemas.Tokens)
     async def tokens(
         request: Request,
         sample: Ids,
@@ -322,12 +310,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         """Which tokens of these occurrences carried their influence? Replays training; send several at once."""
         return await respond(request, TokensBody(sample=sample, step=step, set=name, index=index, text=text, at=at))
 
-    @app.post(
-        "/query/tokens",
-        response_model=schemas.TokensResult,
-        responses=RESPONSES,
-        openapi_extra=requests.document(TokensBody),
-    )
+    @app.post("/query/tokens", response_model=schemas.Tokens, openapi_extra=requests.document(TokensBody))
     async def tokens_of_body(request: Request, format: Format = None) -> Response:
         """The same for a query that does not fit into an address."""
         return await respond(request, await requests.read(request, TokensBody))

@@ -1,15 +1,29 @@
-"""The shapes of what the service sends, for its OpenAPI document: the `as_dict()` of results, and what pages have beside them.
+"""The shapes of what the service sends, for its OpenAPI document: results as they describe themselves, and what pages have beside them.
 
 They describe and convert nothing. All numbers are finite or null. Influence is in the units of the query's loss. `samples` are
 the samples that a result names, by id as text.
+
+    Sent[insight.Timeline]                   what a result is sent as, for a field
+    page_of(insight.Timeline, queries=str)   the same with what its page has beside it
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+import types
+from collections.abc import Callable
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from .. import exact, insight, results
+from ..results import Result, Row
 
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
 MOST_PIECES = 64  # contexts of the model that a typed text may fill
+COMMON = ("headline", "words", "at", "sign", "unit", "caveats", "quality")  # what every result has
 Number = float | None
-Id = int | str
+T = TypeVar("T")
 
 
 class Shape(BaseModel):
@@ -18,209 +32,70 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
+# -- results, by the types of what they show ---------------------------------------------------------------------------
 
 
-class Quality(Shape):
-    """The quality of the recording: a verdict with its reason, everything that was measured in words and in numbers."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-
-    verdict: str = Field(description="good, fair, weak or not known; it judges what was recorded")
-    reason: str
-    early: str = Field(description="what holds for samples that were used early")
-    words: list[str]
+def page_of(kind: type[Result], **beside: Any) -> type[Shape]:
+    """A result with what its page has beside it."""
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in beside.items()}
+    return create_model(f"{kind.__name__}Page", __base__=shape_of(kind), __doc__=kind.__doc__, **fields)
 
 
-class Result(Shape):
-    """What every result has."""
-
-    headline: str
-    words: list[str] = Field(description="what the numbers show, in sentences")
-    at: int = Field(description="the step whose model was queried")
-    sign: str
-    unit: str
-    caveats: list[str]
-    quality: Quality | None
+@cache
+def shape_of(kind: Any) -> type[Shape]:
+    """The shape of the `as_dict()` of a type of results, or of rows of them."""
+    names = kind.columns() if issubclass(kind, Row) else (*kind.shown, *COMMON)
+    fields = _fields(kind, names) | {name: (hint, ...) for name, hint in OTHERWISE.get(kind, {}).items()}
+    return create_model(kind.__name__, __base__=Shape, __doc__=kind.__doc__, **fields)
 
 
-class Hit(Shape):
-    """A sample, all its occurrences together, and its influence."""
-
-    sample: Id
-    step: int = Field(description="where it was used; of several occurrences, where it mattered most")
-    influence: float
-    occurrences: int
-    words: str
-
-
-class RankedSample(Hit):
-    """A sample of a ranking, with its content."""
-
-    last: int = Field(description="the last step that counted in which it was used")
-    text: str | None
-    label: str | None
-    source: str | None
+def _fields(kind: type[Any], names: Any) -> dict[str, Any]:
+    """Of each name: its type as JSON has it, and what the property says of itself."""
+    hints, out = get_type_hints(kind), {}
+    for name in names:
+        made: Any = getattr(kind, name, None)
+        told: Callable[..., Any] | None = made.fget if isinstance(made, property) else made if callable(made) else None
+        hint = hints[name] if told is None else get_type_hints(told)["return"]
+        out[name] = (_sent(hint), Field(description=None if told is None else told.__doc__))
+    return out
 
 
-class Side(Shape):
-    """One side of the valley: the fall of the warm-up, or the rise of the ascent."""
-
-    present: bool
-    p: float
-    level: Number
-    boundary: int | None
-
-
-class Window(Shape):
-    """Steps first … last−1 in which influence is high."""
-
-    name: str
-    first: int
-    last: int
-    level: Number
-    times_basin: Number
+def _sent(hint: Any) -> Any:
+    """A type as JSON has it: lists for tuples and arrays, and null for what is not a finite number."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is np.ndarray:
+        return list[Number]
+    if origin is ClassVar:
+        return _sent(args[0])
+    if origin in (tuple, list):
+        return list[_sent(args[0])]  # type: ignore[misc]
+    if origin is types.UnionType:
+        return reduce(or_, map(_sent, args))
+    if isinstance(hint, type) and issubclass(hint, Row):
+        return shape_of(hint)
+    return Number if hint is float else hint
 
 
-class Phases(Shape):
-    """Whether the three phases of training are there, and where; else the pattern that there is, if one is clear."""
+class _AsSent:
+    """Marks a field that holds what a result or a row of one is sent as."""
 
-    present: bool
-    shape: str
-    words: str
-    warm_up: Side
-    ascent: Side
-    basin: Number
-    windows: list[Window]
-    steps: int
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(shape_of(source))
 
 
-class Timeline(Result):
-    """One number of each kind for each step before `at`."""
-
-    queries: str
-    influence: list[Number]
-    rate: list[Number]
-    per_rate: list[Number]
-    size: list[Number]
-    loss: list[Number]
-    phases: Phases
-
-
-class EvolutionResult(Result):
-    """Mean influence of one sample of each group on the model at each checkpoint."""
-
-    checkpoints: list[int]
-    mean: dict[str, list[Number]]
-    samples: dict[str, list[float]]
-    method: list[str]
-
-
-class Evolution(EvolutionResult):
-    """The same, with what was queried."""
-
-    queries: str
-    by: str
-
-
-class Overwriter(Shape):
-    """A later sample that took over some of a sample's influence."""
-
-    sample: Id
-    overwritten: float
-    step: int
-    occurrences: int
-
-
-class TopStep(Shape):
-    """A step that overwrote much."""
-
-    step: int
-    overwritten: float
-
-
-class OverwritingResult(Result):
-    """Where a sample's influence went: influence = just_after + momentum − overwritten − decay."""
-
-    queries: str
-    sample: Id
-    steps: list[int]
-    just_after: float
-    momentum: float
-    overwritten: float
-    decay: float
-    influence: float
-    lost: float
-    unexplained: float
-    overwritten_by: list[Overwriter]
-    by_step: list[Number]
-    top_steps: list[TopStep]
-
-
-class Value(Shape):
-    """What one source is worth for one domain, or for all."""
-
-    source: str
-    domain: str
-    samples: int
-    queries: int
-    value: float
-    low: float
-    high: float
-    per_sample: float
-    words: str = Field(description="helps or hurts; not clear where the interval includes 0")
-
-
-class Sources(Result):
-    """Values of all sources, and of each source for each query set."""
-
-    by: str
-    sources: list[str]
-    domains: list[str]
-    total: list[Value]
-    cells: list[list[Value]]
-    matrix: list[list[float]] = Field(description="one line for each source, one number for each domain")
-    clear: list[list[bool]] = Field(description="of each number of the matrix: whether its interval leaves 0 out")
-    interval: str
-    paths: dict[str, str] = Field(description="the samples of each source")
-
-
-class Occurrences(Result):
-    """The influence of each single use of a sample."""
-
-    sample: Id
-    steps: list[int]
-    influence: list[Number]
-
-
-class Neighbour(Shape):
-    """A sample whose embedding points the same way."""
-
-    sample: Id
-    similarity: float
-
-
-class Neighbours(Result):
-    """The samples that are most like one sample."""
-
-    sample: Id
-    neighbours: list[Neighbour]
-
-
-class QueryInfluence(Shape):
-    """The influence of a sample on one query of a set."""
-
-    query: int
-    influence: float
-
-
-class OnQueries(Result):
-    """The single queries that one sample helped most and hurt most."""
-
-    sample: Id
-    queries: int
-    helped: list[QueryInfluence]
-    hurt: list[QueryInfluence]
+Sent = Annotated[T, _AsSent()]
+OTHERWISE: dict[type[Any], dict[str, Any]] = {  # sent as something else than the type says
+    insight.Evolution: {"mean": dict[str, list[Number]], "samples": dict[str, list[Number]]},
+    insight.Sources: {"matrix": list[list[Number]]},
+    results.Influence: {
+        "queries": int,
+        "occurrences": int,
+        "query": int | str,
+        "per": str,
+        **dict.fromkeys(("hits", "harmful"), list[Sent[results.Hit]]),
+    },
+    exact.TokenInfluence: {"total": Number},
+}
 
 
 # -- what pages have beside results ------------------------------------------------------------------------------------
@@ -247,22 +122,12 @@ class ValuedSample(Sample):
 Shown = dict[str, Sample]
 
 
-class Overwriting(OverwritingResult):
-    """Where a sample's influence went, and what the run holds of the samples that took it."""
-
-    samples: Shown
-
-
-class Harmful(Result):
-    """Both ends of the ranking of samples by their influence on the mean loss of a query set."""
-
-    queries: str
-    harmful: list[RankedSample]
-    helpful: list[RankedSample]
-    without_last: int
-    late: int = Field(description="how many of `harmful` were last used in the last tenth of training")
-    late_from: int
-    samples: Shown
+Timeline = page_of(insight.Timeline, queries=str)
+Phases = shape_of(insight.Phases)
+Evolution = page_of(insight.Evolution, queries=str, by=str)
+Overwriting = page_of(insight.Overwriting, queries=str, samples=Shown)
+Sources = page_of(insight.Sources, paths=dict[str, str])
+Harmful = page_of(insight.Harmful, queries=str, samples=Shown)
 
 
 class Input(Shape):
@@ -288,62 +153,24 @@ class ByStep(Shape):
     size: list[Number]
 
 
-class Ranking(Shape):
-    """The ids that a query names at one checkpoint, most first."""
-
-    at: int
-    hits: list[str]
-    harmful: list[str]
-
-
-class QueryResult(Result):
-    """Which samples helped and which hurt, for one query at one checkpoint."""
-
-    method: str
-    queries: int
-    occurrences: int
-    query: int | str
-    per: str
-    hits: list[Hit] = Field(description="most helpful first")
-    harmful: list[Hit] = Field(description="most harmful first")
-    input: Input
-    by_step: ByStep
-    checkpoints: list[int]
-    rankings: list[Ranking] | None = Field(description="at every checkpoint, with replay=true")
-    samples: Shown
-    seconds: float
+QueryResult = page_of(
+    results.Influence,
+    input=Input,
+    by_step=ByStep,
+    checkpoints=list[int],
+    rankings=Annotated[list[Sent[results.Ranking]] | None, Field(description="at every checkpoint, with replay=true")],
+    samples=Shown,
+    seconds=float,
+)
 
 
-class Comparison(Shape):
-    """Two results side by side."""
-
-    left: QueryResult
-    right: QueryResult
-    both: list[str] = Field(description="ids that both name on the same side")
-
-
-class Token(Shape):
-    """A token of a training sequence, and its part of the influence; positive: it helped."""
-
-    text: str
-    influence: float
+Comparison = page_of(results.Comparison, left=QueryResult, right=QueryResult)
 
 
 class Tokens(Shape):
-    """The tokens of one occurrence of a training sequence, and what each contributed to its influence on a query."""
-
-    sample: str
-    step: int
-    tokens: list[Token]
-    total: float = Field(description="influence of this occurrence: the tokens' parts add up to it")
-
-
-class TokensResult(Shape):
     """The tokens of some occurrences, in their order; one replay of training for all of them."""
 
-    items: list[Tokens]
-    caveats: list[str]
-    sign: str
+    items: list[Sent[exact.TokenInfluence]]
 
 
 class QuerySet(Shape):
@@ -380,11 +207,11 @@ class Overview(About):
     query_sets: list[QuerySet]
     default_queries: str | None
     loss: list[Number] = Field(description="training loss of each step, null where it was not recorded")
-    quality: Quality
+    quality: Sent[results.Quality]
     caveats: list[str]
     missing: list[str] = Field(description="what is not available, and how to get it")
     sign: str
-    timeline: Timeline | None
+    timeline: Sent[insight.Timeline] | None = Field(description="of the default query set")
 
 
 class StoredQuery(Shape):
@@ -448,12 +275,12 @@ class SamplePage(Shape):
     queries: str | None
     at: int
     value: Number = Field(description="its influence on the mean loss of the query set")
-    occurrences: Occurrences | None
-    evolution: EvolutionResult | None
-    on_queries: OnQueries | None
+    occurrences: Sent[results.Occurrences] | None
+    evolution: Sent[insight.Evolution] | None
+    on_queries: Sent[insight.OnQueries] | None
     query_labels: dict[str, QueryLabel]
-    overwriting: OverwritingResult | None = Field(description="null unless overwriting=true")
-    neighbours: Neighbours | None
+    overwriting: Sent[insight.Overwriting] | None = Field(description="null unless overwriting=true")
+    neighbours: Sent[insight.Neighbours] | None
     samples: Shown
     missing: list[str]
 

@@ -90,12 +90,18 @@ class Checkpoint:
 class State:
     """One run, ready to be queried."""
 
-    def __init__(self, path: str | Path, recipe: str | None = None, *, room: int = ROOM) -> None:
+    def __init__(
+        self, path: str | Path, recipe: str | None = None, *, room: int = ROOM, queries: str | None = None
+    ) -> None:
         self._first, self._local = Run(path), threading.local()
         config, folder = self.run.config, self.run.path.resolve()
         self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
         self.recipe_name, self.final = recipe, self.run.step_of("final")
         self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, stored_args(config, recipe))
+        sets = QuerySets(self.run, self.recipe)
+        self.sets, self._chosen = dict(sets.items()), queries
+        if queries is not None:  # NAME[:INDEX], checked before anything is loaded
+            self.sets[queries] = sets.select(queries)
         self.catalogue = Catalogue(self.run)
         stored = self.run.checkpoints
         self.checkpoints = sorted({c for c in stored if c > 0} | {self.final})
@@ -123,7 +129,6 @@ class State:
         self._influences: Cache[dict[str, Influence]] = Cache(
             SCORES, lambda x: sum(int(i.scores.nbytes) for i in x.values())
         )
-        self.sets = dict(QuerySets(self.run, self.recipe).items())
 
     @property
     def run(self) -> Run:
@@ -148,7 +153,7 @@ class State:
     @property
     def default(self) -> str | None:
         """The query set that is meant where none is named."""
-        return next(iter(self.sets), None) if self.has_model else None
+        return self._chosen or next(iter(self.sets), None) if self.has_model else None
 
     def missing(self) -> list[str]:
         """What is not available, and how to get it."""

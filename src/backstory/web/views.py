@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from ..insight.timeline import losses
+from ..insight.timeline import draw_losses, losses
 from ..replay.queries import size
-from ..results import figures
 from ..results.figures import Figure
 from ..results.influence import Influence
-from ..results.result import plain
+from ..results.row import plain
 from .errors import Refusal
 from .schemas import LONGEST_TEXT, MOST_HITS, MOST_PIECES
 from .state import State
@@ -36,9 +35,8 @@ class View(NamedTuple):
 def overview(state: State) -> View:
     """What was trained, when, on what; with the timeline of the default query set."""
     run, config, name = state.run, state.run.config, state.default
-    when = None if name is None else timeline(state, name, state.final)
+    when = None if name is None else state.timeline(name, state.final)
     loss = state.results.get("loss", lambda: losses(run, state.final))
-    drawn = {} if when is not None or (curve := figures.loss(loss)) is None else {"loss": curve}
     data = {
         "name": state.name,
         "created": config.get("provenance", {}).get("began"),
@@ -58,9 +56,9 @@ def overview(state: State) -> View:
         "caveats": list(run.caveats()),
         "missing": state.missing(),
         "sign": Influence.sign,
-        "timeline": None if when is None else when.data,
+        "timeline": None if when is None else when.as_dict(),
     }
-    return View(data, drawn if when is None else when.figures)
+    return View(data, draw_losses(loss) if when is None else when.drawings())
 
 
 def about(state: State) -> dict[str, Any]:
@@ -275,7 +273,7 @@ def sample(state: State, name: str, queries: str | None, with_overwriting: bool)
     if chosen is not None and with_overwriting:
         over = overwriting(state, chosen, name, step)
         content |= over.data.pop("samples")
-        data["overwriting"] = over.data
+        data["overwriting"] = {k: v for k, v in over.data.items() if k != "queries"}
         drawn |= {"overwriters": over.figures["overwriters"]} if "overwriters" in over.figures else {}
     return View({**data, "samples": content}, drawn)
 
