@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import demo, insight, output, plan, query, recipes, serve
+from . import demo, insight, inspect, output, plan, query, recipes, serve
 from .options import At, Contraction, Encoding, Json, PerLayer, RunPath, parse_ids
 
 HELP = "Which training examples made the model do that, and when?"
@@ -29,29 +29,6 @@ def root(
     ] = False,
 ) -> None:
     """Hold the options of no command."""
-
-
-def inspect(
-    run: RunPath,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file against its checksums.")] = False,
-    json: Json = False,
-) -> None:
-    """Show a run's contents and check its integrity."""
-    from ..run.export import inspect as inspect_run
-
-    contents = inspect_run(run, verify=verify)
-    if json:
-        output.emit(contents)
-    else:
-        for section, values in contents.items():
-            if isinstance(values, dict):
-                output.table(section, ("what", "value"), list(values.items()))
-            elif isinstance(values, list):
-                output.line(f"{section}: " + ("; ".join(map(str, values)) or "none"))
-            else:
-                output.line(f"{section}: {values}")
-    if contents.get("damage"):
-        raise typer.Exit(1)
 
 
 def embed(
@@ -153,7 +130,7 @@ def erase(
 
 
 for command in (
-    demo.demo, plan.plan, inspect, embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
+    demo.demo, plan.plan, inspect.inspect, embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
 ):  # fmt: skip
     app.command()(command)
 

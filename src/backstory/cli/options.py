@@ -57,6 +57,7 @@ RecipeName = Annotated[
 ]
 TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the recipe that the run names.")]
 Plot = Annotated[Path | None, typer.Option(help="Write the figures to this HTML file, which needs no network.")]
+Notes = Annotated[bool, typer.Option("--notes", help="Show all notes on the result: sign, unit, caveats, quality.")]
 Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 
 
