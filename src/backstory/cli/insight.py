@@ -27,7 +27,10 @@ def timeline(
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """When did training data matter? Mean influence of each step by learning rate, and the phases of training."""
+    """Show when training data mattered.
+
+    Mean influence of each step per unit of learning rate, and the phases of training.
+    """
     from .. import insight
 
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
@@ -50,13 +53,16 @@ def timeline(
 def evolution(
     run: RunPath, queries: Queries, at: At = "final",
     by: Annotated[
-        str, typer.Option(help="thirds (samples by first use), steps (occurrences by step), source or label.")
+        str, typer.Option(help="Groups: thirds (of samples, by first use), steps (of occurrences), source or label.")
     ] = "thirds",
     ids: Annotated[str | None, typer.Option(help="Comma-separated sample IDs to compare with the rest.")] = None,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """How does the influence of groups of samples fade? Their mean influence on every stored checkpoint."""
+    """Show how the influence of groups of samples changes.
+
+    Their mean influence at every stored checkpoint.
+    """
     from .. import insight
 
     groups = by if ids is None else {"named": parse_ids(run, [x.strip() for x in ids.split(",") if x.strip()])}
@@ -87,13 +93,13 @@ TERMS = {
 
 def overwriting(
     run: RunPath, queries: Queries,
-    sample: Annotated[str, typer.Option(help="The sample whose influence is followed.")],
+    sample: Annotated[str, typer.Option(help="ID of the sample to follow.")],
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
     at: At = "final", top: Top = 10,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which later samples and steps overwrote a sample's influence?"""
+    """Show which later samples and steps overwrote a sample."""
     from .. import insight
 
     (name,) = parse_ids(run, [sample])
@@ -115,14 +121,17 @@ def sources(
     run: RunPath,
     queries: Annotated[
         list[str],
-        typer.Option(metavar="NAME[:INDEX]", help="A query set; repeat the option for several domains of queries."),
+        typer.Option(metavar="NAME[:INDEX]", help="Query set; repeat the option to compare several."),
     ],
-    by: Annotated[str, typer.Option(help="source or label.")] = "source",
+    by: Annotated[str, typer.Option(help="Group samples by source or label.")] = "source",
     at: At = "final",
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """What is each source of data worth, and for which queries? With 95 % intervals."""
+    """Value each data source, with 95 % intervals.
+
+    With several query sets, also for each of them.
+    """
     from .. import insight
 
     request = Request(run, queries, at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
@@ -147,11 +156,11 @@ def sources(
 def harmful(
     run: RunPath, queries: Queries, at: At = "final",
     top: Top = 10,
-    without_last: Annotated[int, typer.Option(help="Leave out uses in so many of the last steps.", min=0)] = 0,
+    without_last: Annotated[int, typer.Option(help="Ignore uses in this many of the last steps.", min=0)] = 0,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which samples hurt most over a query set, and which helped? With their text if the run stores it."""
+    """Rank the samples that hurt a whole query set most."""
     from .. import insight
 
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)

@@ -59,7 +59,7 @@ def query(
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which training samples helped and hurt the model on a query?"""
+    """Rank the training samples that helped and hurt a query."""
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
     with request.opened("query") as (q, options):
         result = q.run.query(q.model, q.loss, q.batches[queries], q.at, **options)
