@@ -14,9 +14,12 @@ from tests.support.plain import assert_alike
 from typer.testing import CliRunner
 
 import backstory
+from backstory.cli import output
 from backstory.cli.app import app, main
+from backstory.cli.inspect import print_contents
 from backstory.demo.digits import loss, recipe
 from backstory.errors import StoreError
+from backstory.run.export import inspect as inspect_run
 
 
 def call(*args: str | int | Path, code: int = 0, answer: str | None = None) -> str:
@@ -25,6 +28,10 @@ def call(*args: str | int | Path, code: int = 0, answer: str | None = None) -> s
         raise actual.exception
     assert actual.exit_code == code, actual.output
     return actual.stdout
+
+
+def fits(text: str) -> bool:
+    return max(map(len, text.splitlines())) <= 80
 
 
 def last_json(text: str) -> Any:
@@ -37,8 +44,24 @@ def test_query_prints_the_result_of_the_library(digits_run: Path) -> None:
     x, y = run.queries("few")
     result = run.query(run.load_weights(recipe("digits").model), loss, (x[1:2], y[1:2]))
     assert_alike(last_json(call(*args, "--json")), result.as_dict(top=4), rel=1e-4, abs=1e-6)
-    printed = call(*args)
-    assert all(text in printed for text in (result.headline, *result.remarks))
+    printed, plain = call(*args), " ".join(call(*args, "--notes").split())
+    assert result.title in printed
+    assert printed.strip().splitlines()[-1] == f"{result.brief} {len(result.remarks)} notes: --notes"
+    assert all(text in plain for text in result.remarks)
+    assert not any(text in " ".join(printed.split()) for text in result.remarks)
+
+
+def test_query_prints_hits_with_their_content_in_80_columns(digits_run: Path) -> None:
+    printed = call("query", digits_run, "--queries", "few:1", "--top", "2", "--trust-recipe")
+    run = backstory.open(digits_run)
+    x, y = run.queries("few")
+    best, worst = run.query(run.load_weights(recipe("digits").model), loss, (x[1:2], y[1:2])).hits(2)
+    assert fits(printed)
+    cells = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line]
+    assert [row for row in cells if row[0] == "sample"] == 2 * [["sample", "label", "step", "influence", "text"]]
+    assert [row[0] for row in cells if row[0].isdigit()] == [str(h.sample) for h in (*best, *worst)]
+    assert [row[1] for row in cells if row[0].isdigit()] == [h.label for h in (*best, *worst)]
+    assert [row[4] for row in cells if row[0].isdigit()] == [h.text for h in (*best, *worst)]
 
 
 def test_query_of_single_occurrences_by_the_papers_recursion(digits_run: Path) -> None:
@@ -122,7 +145,45 @@ def test_inspect_counts_and_verifies(digits_run: Path) -> None:
     assert actual["damage"] == []
     assert actual["run"]["steps"] == len(recipe("digits", epochs=1).batches)
     assert actual["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
-    assert "learned" in call("inspect", digits_run)
+
+
+def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path) -> None:
+    printed = call("inspect", digits_run)
+    assert fits(printed)
+    assert len(printed.splitlines()) <= 24
+    run = backstory.open(digits_run)
+    assert f"{run.n_occurrences:,}, {run._store.bytes_per_row:,} bytes each" in printed
+    assert "projection learned" in printed
+    assert "4.weight 10 × 1024 →" in printed
+    assert "not checked: pass --verify" in printed
+    assert "every file matches its checksum" in call("inspect", digits_run, "--verify")
+    quality = run.quality()
+    assert f"Recording quality: {quality.verdict}. {quality.reason}" in " ".join(printed.split())
+    assert quality.early not in " ".join(printed.split())
+    assert all(
+        text in " ".join(call("inspect", digits_run, "--notes").split()) for text in (*quality.words, quality.early)
+    )
+
+
+def test_inspect_of_many_parameters_and_checkpoints_stays_one_screen(digits_run: Path) -> None:
+    contents = inspect_run(digits_run)
+    contents["run"]["checkpoints"] = list(range(200))
+    contents["parameters"] = {f"layers.{k}.weight": "768 × 768 -> 256 numbers a row" for k in range(100)}
+    with output.out.capture() as printed:
+        print_contents(contents, False)
+    assert fits(printed.get())
+    assert len(printed.get().splitlines()) <= 24
+    assert "0, 1, 2, 3, …, 199 (200 in all)" in printed.get()
+    assert "94 more: --notes" in printed.get()
+    with output.out.capture() as printed:
+        print_contents(contents, True)
+    assert "layers.99.weight" in printed.get()
+
+
+def test_damage_is_shown_and_fails(digits_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits_run, tmp_path / "run")
+    next((tmp_path / "run").rglob("*.safetensors")).write_bytes(b"nothing")
+    assert "every file matches" not in call("inspect", tmp_path / "run", "--verify", code=1)
 
 
 def test_export_writes_every_table(digits_run: Path, tmp_path: Path) -> None:

@@ -20,10 +20,15 @@ TRUST = ("--trust-recipe",)
 
 
 def call(*args: str | Path) -> str:
-    actual = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "160"})
+    actual = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "80"})
     if actual.exception is not None:
         raise actual.exception
+    assert max(map(len, actual.stdout.splitlines())) <= 80 or "--json" in args
     return actual.stdout
+
+
+def cells_of(printed: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line]
 
 
 def values(*args: str | Path) -> Any:
@@ -61,6 +66,11 @@ def test_timeline_gives_what_the_library_gives(run: Path, model: Any, tmp_path: 
     assert '<script src="http' not in page
     printed = call("timeline", run, "--queries", "few", *TRUST)
     assert expected.headline in printed
+    steps = backstory.open(run).n_steps
+    assert [line.split()[0] for line in printed.splitlines() if "█" in line] == ["size", "mean"]
+    assert any(
+        line.strip().startswith("step 0") and line.endswith(f"step {steps - 1}") for line in printed.splitlines()
+    )
     assert "Where influence is high" not in printed, "there are no phases in so short a run"
 
 
@@ -88,7 +98,26 @@ def test_evolution_by_thirds_sources_and_ids(run: Path, model: Any) -> None:
     some = [x["id"] for x in opened._store.samples().to_pylist()[:2]]
     named = values("evolution", run, "--queries", "few", "--ids", ", ".join(some))
     assert named["samples"]["named"][-1] == 2
-    assert "middle" in call("evolution", run, "--queries", "few", *TRUST)
+
+
+def test_evolution_prints_groups_down_and_checkpoints_across(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [str(c) for c in backstory.open(run).checkpoints if c]
+    rows = cells_of(call("evolution", run, "--queries", "few", *TRUST))
+    assert [row[0] for row in rows] == ["at step", "early", "middle", "late"]
+    assert rows[0][1:] == steps
+    plain = insight.evolution
+
+    def many(*args: Any, **options: Any) -> insight.Evolution:
+        result = plain(*args, **options)
+        mean, samples = (np.tile(x[:, -1:], 40) for x in (result.mean, result.samples))
+        return replace(result, checkpoints=tuple(range(100, 4100, 100)), mean=mean, samples=samples)
+
+    monkeypatch.setattr(insight, "evolution", many)
+    printed = call("evolution", run, "--queries", "few", *TRUST)
+    shown = cells_of(printed)[0][1:]
+    assert (shown[0], shown[-1]) == ("100", "4,000")
+    assert 2 < len(shown) < 10
+    assert f"{len(shown)} of 40 checkpoints fit here; --json has all of them." in printed
 
 
 def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path: Path) -> None:
@@ -116,7 +145,9 @@ def test_sources_with_domains(run: Path, tmp_path: Path) -> None:
     assert sorted(actual["sources"]) == ["even", "odd"]
     assert actual["domains"] == ["few", "more"]
     assert actual["cells"][0][0]["low"] <= actual["cells"][0][0]["high"]
-    assert "Value for each domain" in call("sources", run, "--queries", "few", "--queries", "more", *TRUST)
+    printed = call("sources", run, "--queries", "few", "--queries", "more", *TRUST)
+    assert "Value for each domain" in printed
+    assert ["source", "few", "more"] in cells_of(printed)
     assert len(values("sources", run, "--queries", "few", "--by", "label")["sources"]) == 10
 
 
@@ -127,6 +158,42 @@ def test_harmful_shows_text_as_it_is(run: Path) -> None:
     assert actual["helpful"][0]["influence"] > 0 > influences[0]
     text = call("harmful", run, "--queries", "few", "--top", "3", *TRUST)
     assert f"[red]image {actual['harmful'][0]['sample']}[/red]" in text
+    rows = cells_of(text)
+    assert rows[0] == ["sample", "label", "source", "step", "influence", "text"]
+    assert [row[0] for row in rows[1:4]] == [str(h["sample"]) for h in actual["harmful"]]
+
+
+def test_many_domains_are_printed_in_several_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = insight.sources
+
+    def many(*args: Any, **options: Any) -> insight.Sources:
+        result = plain(*args, **options)
+        cells = tuple(row * 12 for row in result.cells)
+        return replace(result, domains=tuple(f"domain {k}" for k in range(12)), cells=cells)
+
+    monkeypatch.setattr(insight, "sources", many)
+    rows = cells_of(call("sources", run, "--queries", "few", *TRUST))
+    assert [name for row in rows for name in row if name.startswith("domain")] == [f"domain {k}" for k in range(12)]
+
+
+@pytest.mark.parametrize("name", ["timeline", "evolution", "sources", "harmful", "overwriting"])
+def test_one_line_of_caveats_and_all_of_them_as_notes(run: Path, name: str) -> None:
+    sample = str(backstory.open(run)._store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
+    args = (name, run, "--queries", "few", *(("--sample", sample) if name == "overwriting" else ()), *TRUST)
+    sent = json.loads(call(*args, "--json").strip().splitlines()[-1])
+    last = " ".join(call(*args).strip().splitlines()[-1:])
+    assert last.startswith("+ helped, − hurt. Recording quality: fair (")
+    assert last.endswith(" notes: --notes")
+    noted = " ".join(call(*args, "--notes").split())
+    said = (
+        sent["sign"],
+        sent["unit"],
+        *sent["caveats"],
+        *sent["words"],
+        *sent["quality"]["words"],
+        sent["quality"]["early"],
+    )
+    assert all(text in noted for text in said)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from tests.insight.runs import SOURCES, STEPS, Small, loss
 from tests.support.loops import ids_of
 
 from backstory.errors import UsageError
-from backstory.insight.harmful import Harmful, RankedSample, harmful
+from backstory.insight import Harmful, RankedSample, harmful
 
 
 def test_lowest_first_with_what_the_run_holds_of_them(plain: Small) -> None:
@@ -44,6 +44,13 @@ def test_how_many_of_the_harmful_came_late() -> None:
     assert "3 of these 4 samples were last used in the last tenth of training (from step 108)" in words
     assert Harmful(120, (), ()).words == ()
     assert "This sample was not last used" in Harmful(120, some[:1], ()).words[0]
+
+
+def test_it_prints_its_samples_as_a_query_prints_its_hits(plain: Small) -> None:
+    actual = harmful(plain.run, plain.model, loss, plain.queries, top=2)
+    best, worst = plain.run.query(plain.model, loss, plain.queries).hits(2)
+    assert list(actual.preview()) == ["sample", "label", "source", "step", "influence", "text"]
+    assert actual.lines() == (*map(str, worst), *map(str, best))
 
 
 def test_an_answer_in_plain_values(plain: Small) -> None:

@@ -12,7 +12,7 @@ from tests.insight.runs import Small
 from tests.support.loops import batch_of, cross_entropy
 
 from backstory import insight
-from backstory.insight.harmful import Harmful, RankedSample
+from backstory.insight import Harmful, RankedSample
 from backstory.results.sign import SIGN
 
 HOSTILE = "<script>alert(1)</script>"
@@ -30,9 +30,8 @@ MADE: dict[str, Any] = {
 def test_results_render_themselves(name: str, plain: Small) -> None:
     actual = MADE[name](plain)
     html = actual._repr_html_()
-    table = actual.to_pandas()
-    assert isinstance(table, pd.DataFrame)
-    assert all(f"<th>{column}</th>" in html for column in table.columns)
+    assert isinstance(actual.to_pandas(), pd.DataFrame)
+    assert all(f"<th>{column}</th>" in html for column in actual.preview())
     assert f"<li>{escape(SIGN)}</li>" in html
     assert all(isinstance(actual.figure(drawn), go.Figure) for drawn in actual.drawings())
     assert actual.drawings()

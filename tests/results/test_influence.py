@@ -1,5 +1,6 @@
 """Reading an answer: by sample, by occurrence, by time, by source; the sums written out by hand."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from backstory.errors import UsageError
-from backstory.results.influence import Hit, Influence, SampleIndex
+from backstory.results.influence import Hit, Influence, RankedSample, SampleIndex, ranking
 from backstory.results.quality import Quality
 
 #                      step     0    0    1    1    2    2
@@ -23,15 +24,51 @@ def answer(**changes: Any) -> Influence:
     return Influence(**{**known, **changes})
 
 
+def bare(hits: Sequence[Hit]) -> list[Hit]:
+    """Hits without the content of their samples."""
+    return [Hit(h.sample, h.step, h.influence, h.occurrences) for h in hits]
+
+
 def test_samples_are_sums_of_their_occurrences() -> None:
-    assert answer().top(2, query=0) == [Hit(8, 1, 0.5, 1), Hit(10, 2, -1.0, 3)]
-    assert answer().bottom(2, query=0) == [Hit(9, 0, -3.0, 2), Hit(10, 2, -1.0, 3)]
-    assert answer().top(99, query=1) == [Hit(9, 0, 6.0, 2), Hit(8, 1, 1.0, 1), Hit(10, 2, -1.0, 3)]
+    assert bare(answer().top(2, query=0)) == [Hit(8, 1, 0.5, 1), Hit(10, 2, -1.0, 3)]
+    assert bare(answer().bottom(2, query=0)) == [Hit(9, 0, -3.0, 2), Hit(10, 2, -1.0, 3)]
+    assert bare(answer().top(99, query=1)) == [Hit(9, 0, 6.0, 2), Hit(8, 1, 1.0, 1), Hit(10, 2, -1.0, 3)]
 
 
 def test_occurrences_are_as_they_are() -> None:
-    assert answer().top(2, query=0, per="occurrence") == [Hit(10, 1, 3.0), Hit(10, 0, 1.0)]
-    assert answer().bottom(2, query=0, per="occurrence") == [Hit(10, 2, -5.0), Hit(9, 0, -2.0)]
+    assert bare(answer().top(2, query=0, per="occurrence")) == [Hit(10, 1, 3.0), Hit(10, 0, 1.0)]
+    assert bare(answer().bottom(2, query=0, per="occurrence")) == [Hit(10, 2, -5.0), Hit(9, 0, -2.0)]
+
+
+def test_hits_carry_the_content_that_the_run_has_and_their_last_use() -> None:
+    samples = answer().top(3, query=1)
+    assert [(h.label, h.source, h.text, h.last) for h in samples] == [
+        (None, "book", None, 2), (None, None, None, 1), ("a", "web", None, 2),
+    ]  # fmt: skip
+    assert [h.last for h in answer().top(2, query=0, per="occurrence")] == [1, 0]
+    assert answer(lookup=None).top(1, query=0)[0].source is None
+
+
+def test_both_ends_hold_only_what_helped_and_what_hurt() -> None:
+    best, worst = answer().hits(9, query=0)
+    assert bare(best) == [Hit(8, 1, 0.5, 1)]
+    assert bare(worst) == [Hit(9, 0, -3.0, 2), Hit(10, 2, -1.0, 3)]
+    assert answer().hits(1)[0][0].influence == pytest.approx(1.5), "the mean of both queries"
+    one = {"sample_ids": np.stack([SAMPLES, SAMPLES]), "steps": np.stack([STEPS, STEPS]), "complete": False, "best": 3}
+    assert bare(answer(**one).hits(1)[0]) == [Hit(10, 1, 3.0)]
+
+
+def test_a_hit_prints_what_is_known_of_it() -> None:
+    assert str(Hit(1009, 43, 0.0107)) == "sample 1009  step 43  influence +0.0107"
+    assert str(RankedSample(7, 3, -0.01, label="4")) == "sample 7  label 4  step 3  influence -0.0100"
+    long = RankedSample("law/7", 3, 1.0, text="Whereas\n\x1b[31mthe " + 40 * "x", source="law")
+    assert str(long) == f"sample law/7  source law  step 3  influence +1.00  text “Whereas [31mthe {23 * 'x'}…”"
+
+
+def test_a_table_of_hits_leaves_out_columns_without_content() -> None:
+    assert list(ranking([Hit(1, 0, 0.5)])) == ["sample", "step", "influence"]
+    some = [RankedSample(1, 0, 0.5, label="a", text=""), RankedSample(2, 0, 0.5, text="")]
+    assert ranking(some) == {"sample": [1, 2], "label": ["a", None], "step": [0, 0], "influence": [0.5, 0.5]}
 
 
 def test_the_mean_of_queries_is_asked_by_name_and_never_taken_silently() -> None:
@@ -55,7 +92,7 @@ def test_groups_are_sums_over_their_samples_and_steps() -> None:
 def test_a_part_of_the_time() -> None:
     part = answer().between(1, 3)
     assert torch.equal(part.scores, SCORES[:, 2:])
-    assert part.top(1, query=0) == [Hit(8, 1, 0.5, 1)]
+    assert bare(part.top(1, query=0)) == [Hit(8, 1, 0.5, 1)]
     assert "steps 1 to 2 only" in part.caveats
     assert answer().between(0, 2).steps.tolist() == [0, 0, 1, 1]
     assert len(answer().between(7, 9)) == 0
@@ -208,8 +245,8 @@ def test_the_single_uses_of_a_sample() -> None:
 def test_plain_values_of_one_query_or_of_the_mean() -> None:
     actual = answer().as_dict(top=1)
     assert (actual["query"], actual["per"], actual["queries"], actual["method"]) == ("mean", "sample", 2, "adjoint")
-    assert actual["hits"] == [answer().top(1, query="mean")[0].as_dict()]
-    assert actual["harmful"] == [answer().bottom(1, query="mean")[0].as_dict()]
+    assert actual["hits"] == [bare(answer().top(1, query="mean"))[0].as_dict()]
+    assert actual["harmful"] == [bare(answer().bottom(1, query="mean"))[0].as_dict()]
     other = answer().as_dict(top=2, per="occurrence", query=1)
     assert [h["influence"] for h in other["hits"]] == [4.0, 2.0]
     best = answer(sample_ids=np.stack([SAMPLES, SAMPLES]), steps=np.stack([STEPS, STEPS]), complete=False, best=3)

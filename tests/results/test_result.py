@@ -1,5 +1,6 @@
 """Results and runs show themselves: in a notebook, where every text is escaped, and as plain values."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,15 +34,15 @@ def test_a_long_table_says_how_long_it_is() -> None:
     assert actual.count("<tr") == 11
 
 
-def test_an_answer_shows_both_ends_with_words() -> None:
+def test_an_answer_shows_both_ends_with_their_content() -> None:
     actual = answer(caveats=(HOSTILE,))._repr_html_()
     assert actual is not None
     assert "the mean of 2 queries" in actual
     assert actual.index("<td>9</td>") < actual.index("<td>8</td>") < actual.index("<td>10</td>")  # +1.5, +0.75, −1
     assert actual.count("<td>9</td>") == 1
-    assert "helped: without it the loss would be higher" in actual
-    assert "hurt: without it the loss would be lower" in actual
-    assert "positive: the sample helped" in actual
+    assert re.findall(r"<th>(\w+)</th>", actual) == ["sample", "label", "source", "step", "influence"]
+    assert "<td>book</td>" in actual
+    assert actual.count("positive: the sample helped") == 1
     assert HOSTILE not in actual
 
 
@@ -51,7 +52,7 @@ def test_an_answer_of_the_best_alone_shows_occurrences() -> None:
         scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, best=1
     )._repr_html_()
     assert actual is not None
-    assert "query 1 of 1" in actual
+    assert "on 1 query at step 3, by adjoint</strong>" in actual
     assert "&lt;script&gt;" in actual
     assert HOSTILE not in actual
 
@@ -88,6 +89,34 @@ def test_what_must_be_said_comes_with_the_numbers() -> None:
         assert "Early steps are understated" in text
         assert text.count("Curvature is the empirical Fisher") == 1
     assert poor.as_dict()["quality"]["verdict"] == "fair"
+
+
+@pytest.mark.parametrize(
+    ("quality", "short"),
+    [
+        (Quality(), "not known (not measured)"),
+        (Quality(steps=9), "good (steps followed)"),
+        (Quality(steps=9, curvature="empirical"), "fair (empirical Fisher)"),
+        (Quality(steps=9, proxy=True), "weak (plain SGD assumed)"),
+        (Quality(steps=9, coverage=0.43), "weak (coverage 43%)"),
+        (Quality(steps=9, projection="learned", retained=0.6), "fair (retains 60%)"),
+        (Quality(steps=99, largest_growth=1.5, expanding_steps=tuple(range(12))), "fair (12 unstable steps)"),
+        (Quality(steps=9, drift=0.12), "fair (Adam drift 12%)"),
+    ],
+)
+def test_sign_and_quality_are_one_line_of_a_terminal(quality: Quality, short: str) -> None:
+    brief = answer(quality=quality).brief
+    assert brief == f"+ helped, − hurt. Recording quality: {short}."
+    assert len(f"{brief} 9 notes: --notes") <= 80
+    assert answer().brief == "+ helped, − hurt."
+
+
+def test_the_printed_result_begins_with_its_hits() -> None:
+    lines = repr(answer()).splitlines()
+    assert lines[0] == "Influence of 6 occurrences on 2 queries at step 3, by adjoint: the mean of 2 queries"
+    assert lines[1] == "  sample 9  source book  step 0  influence +1.50"
+    assert lines[3] == "  sample 10  label a  source web  step 2  influence -1.00"
+    assert sum("positive: the sample helped" in line for line in lines) == 1
 
 
 def test_plain_values_have_no_numbers_that_json_lacks() -> None:

@@ -8,10 +8,10 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import demo, insight, output, plan, query, recipes, serve
+from . import demo, insight, inspect, output, plan, query, recipes, serve
 from .options import At, Contraction, Encoding, Json, PerLayer, RunPath, parse_ids
 
-HELP = "Which training examples made the model do that, and when?"
+HELP = "Which training samples made the model do that, and when?"
 app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -30,29 +30,6 @@ def root(
     """Hold the options of no command."""
 
 
-def inspect(
-    run: RunPath,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file against its checksums.")] = False,
-    json: Json = False,
-) -> None:
-    """Show a run's contents and check its integrity."""
-    from ..run.export import inspect as inspect_run
-
-    contents = inspect_run(run, verify=verify)
-    if json:
-        output.emit(contents)
-    else:
-        for section, values in contents.items():
-            if isinstance(values, dict):
-                output.table(section, ("what", "value"), list(values.items()))
-            elif isinstance(values, list):
-                output.line(f"{section}: " + ("; ".join(map(str, values)) or "none"))
-            else:
-                output.line(f"{section}: {values}")
-    if contents.get("damage"):
-        raise typer.Exit(1)
-
-
 def embed(
     run: RunPath,
     at: At = "final",
@@ -61,14 +38,14 @@ def embed(
     encoding: Encoding = "float16",
     segments: Annotated[
         int | None,
-        typer.Option(help="Cut the run into so many parts (Algorithm 2): results at every checkpoint.", min=1),
+        typer.Option(help="Number of segments (Algorithm 2); gives results at every checkpoint.", min=1),
     ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes that embed segments in parallel; without --segments, as many parts.", min=1)
+        int, typer.Option(help="Parallel processes; without --segments, also the number of segments.", min=1)
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Compute the data value embedding of every occurrence (Algorithms 1 and 2)."""
+    """Compute data value embeddings (Algorithms 1 and 2)."""
     from ..run.run import Run
 
     with output.one_bar("embed") as progress:
@@ -92,11 +69,16 @@ def embed(
 def compress(
     run: RunPath,
     out: Annotated[Path, typer.Argument(help="A new folder for the compressed run.", show_default=False)],
-    rank: Annotated[int, typer.Option(help="Directions of curvature per window; 0 keeps all.", min=0)] = 512,
-    windows: Annotated[int | None, typer.Option(help="Number of windows; chosen if not given.", min=1)] = None,
+    rank: Annotated[int, typer.Option(help="Curvature directions per window (0 keeps all).", min=0)] = 512,
+    windows: Annotated[
+        int | None, typer.Option(help="Number of windows; chosen automatically if not given.", min=1)
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write a run with its curvature averaged over windows of steps: smaller, and faster to embed."""
+    """Write a smaller copy of a run, faster to embed.
+
+    Curvature is averaged over windows of steps.
+    """
     from ..run.run import Run
 
     with output.one_bar("compress") as progress:
@@ -112,11 +94,11 @@ def compress(
 
 def export(
     run: RunPath,
-    to: Annotated[str, typer.Option(help="parquet or csv.")] = "parquet",
+    to: Annotated[str, typer.Option(help="File format: parquet or csv.")] = "parquet",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("export"),
     json: Json = False,
 ) -> None:
-    """Write the run's tables (without the vectors) as Parquet or CSV."""
+    """Write the run's tables as Parquet or CSV, without vectors."""
     from ..run.export import export as export_run
 
     files = export_run(run, out, to)
@@ -130,29 +112,32 @@ def export(
 def erase(
     run: RunPath,
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Samples whose content is erased.", show_default=False)
+        list[str] | None, typer.Argument(help="IDs of the samples whose content to erase.", show_default=False)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Erase the content of all samples.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     json: Json = False,
 ) -> None:
-    """Erase sample content (text, image, label, source) from the disk; gradients stay."""
+    """Erase the content of samples from the disk.
+
+    Text, image, label and source are erased; gradients stay.
+    """
     from ..run.run import Run
 
     if bool(ids) == everything:
         raise typer.BadParameter("name samples, or pass --all (not both).")
     if not yes:
         which = "all samples" if everything else f"{len(ids or [])} samples"
-        typer.confirm(f"Erase the content of {which}?", abort=True)
+        typer.confirm(f"Erase the content of {which}? This cannot be undone.", abort=True)
     erased = Run(run).erase_content(None if everything else parse_ids(run, ids or []))
     if json:
         output.emit({"erased": erased})
     else:
-        output.line(f"Erased the content of {erased:,} samples. Their gradients stay: they are part of the run.")
+        output.line(f"Erased the content of {erased:,} samples. Their gradients stay in the run.")
 
 
 for command in (
-    demo.demo, plan.plan, inspect, embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
+    demo.demo, plan.plan, inspect.inspect, embed, query.query, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
 ):  # fmt: skip
     app.command()(command)
 

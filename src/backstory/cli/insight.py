@@ -4,8 +4,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import At, Contraction, Json, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe, parse_ids
-from .output import number, shorten, table
+from .options import (
+    At,
+    Contraction,
+    Json,
+    Notes,
+    PerLayer,
+    Plot,
+    Queries,
+    RecipeName,
+    RunPath,
+    Top,
+    TrustRecipe,
+    parse_ids,
+)
+from .output import columns_that_fit, curves, hits, number, sentence, spread, table
 from .query import Request
 
 if TYPE_CHECKING:
@@ -15,22 +28,27 @@ if TYPE_CHECKING:
 def timeline(
     run: RunPath, queries: Queries, at: At = "final",
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """When did training data matter? Mean influence of each step by learning rate, and the phases of training."""
+    """Show when training data mattered.
+
+    Mean influence of each step per unit of learning rate, and the phases of training.
+    """
     from .. import insight
 
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
-    with request.opened("steps") as (q, options):
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    with request.opened("timeline") as (q, options):
         result = insight.timeline(q.run, q.model, q.loss, q.batches[queries], q.at, **options)
 
     def print_tables() -> None:
+        drawn = {"size": result.size.tolist(), "mean": result.per_rate.tolist()}
+        curves("Influence of one occurrence per unit of learning rate, by step", drawn)
         rows = [
-            (w.name, f"{w.first} to {w.last - 1}", f"{w.level:.4g}", "–" if w.times_basin is None else f"{w.times_basin:.2f}")
+            (w.name, f"{w.first} to {w.last - 1}", f"{w.level:.3g}", "–" if w.times_basin is None else f"{w.times_basin:.2f}")
             for w in result.phases.windows
         ]  # fmt: skip
         if rows:  # only where the three phases are there
-            table("Where influence is high", ("window", "steps", "size by learning rate", "times the basin's"), rows)
+            table("Where influence is high", ("window", "steps", "size", "times the basin's"), rows)
 
     request.finish(result, print_tables)
 
@@ -38,23 +56,31 @@ def timeline(
 def evolution(
     run: RunPath, queries: Queries, at: At = "final",
     by: Annotated[
-        str, typer.Option(help="thirds (samples by first use), steps (occurrences by step), source or label.")
+        str, typer.Option(help="Groups: thirds (of samples, by first use), steps (of occurrences), source or label.")
     ] = "thirds",
     ids: Annotated[str | None, typer.Option(help="Comma-separated sample IDs to compare with the rest.")] = None,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """How does the influence of groups of samples fade? Their mean influence on every stored checkpoint."""
+    """Show how the influence of groups of samples changes.
+
+    Their mean influence at every stored checkpoint.
+    """
     from .. import insight
 
     groups = by if ids is None else {"named": parse_ids(run, [x.strip() for x in ids.split(",") if x.strip()])}
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
-    with request.opened("checkpoints") as (q, options):
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    with request.opened("evolution") as (q, options):
         result = insight.evolution(q.run, q.model, q.loss, q.batches[queries], q.at, by=groups, **options)
 
     def print_tables() -> None:
-        rows = [(c, *map(number, means)) for c, means in zip(result.checkpoints, result.mean.T, strict=True)]
-        table("Mean influence of a sample", ("checkpoint", *result.groups), rows)
+        cells = [[number(x) for x in means] for means in result.mean]
+        steps = [f"{c:,}" for c in result.checkpoints]
+        places = spread(len(steps), columns_that_fit(steps, ("at step", *result.groups), cells))
+        rows = [(name, *(row[k] for k in places)) for name, row in zip(result.groups, cells, strict=True)]
+        table("", ("at step", *(steps[k] for k in places)), rows)
+        if len(places) < len(steps):
+            sentence(f"{len(places)} of {len(steps)} checkpoints fit here; --json has all of them.")
 
     request.finish(result, print_tables)
 
@@ -70,23 +96,23 @@ TERMS = {
 
 def overwriting(
     run: RunPath, queries: Queries,
-    sample: Annotated[str, typer.Option(help="The sample whose influence is followed.")],
+    sample: Annotated[str, typer.Option(help="ID of the sample to follow.")],
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
     at: At = "final", top: Top = 10,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which later samples and steps overwrote a sample's influence?"""
+    """Show which later samples and steps overwrote a sample."""
     from .. import insight
 
     (name,) = parse_ids(run, [sample])
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
-    with request.opened("steps") as (q, options):
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    with request.opened("overwriting") as (q, options):
         result = insight.overwriting(q.run, q.model, q.loss, q.batches[queries], name, q.at, step=step, **options)
 
     def print_tables() -> None:
         terms = [(words, number(getattr(result, term))) for term, words in TERMS.items()]
-        table(f"Sample {name}", ("influence", ""), terms)
+        table("", (f"influence of sample {name}", ""), terms)
         samples = [(x.sample, number(x.overwritten), x.step, x.occurrences) for x in result.overwritten_by[:top]]
         table("Overwritten by", ("sample", "overwritten", "most at step", "later occurrences"), samples)
         table(
@@ -100,57 +126,59 @@ def sources(
     run: RunPath,
     queries: Annotated[
         list[str],
-        typer.Option(metavar="NAME[:INDEX]", help="A query set; repeat the option for several domains of queries."),
+        typer.Option(metavar="NAME[:INDEX]", help="Query set; repeat the option to compare several."),
     ],
-    by: Annotated[str, typer.Option(help="source or label.")] = "source",
+    by: Annotated[str, typer.Option(help="Group samples by source or label.")] = "source",
     at: At = "final",
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """What is each source of data worth, and for which queries? With 95 % intervals."""
+    """Value each data source, with 95 % intervals.
+
+    With several query sets, also for each of them.
+    """
     from .. import insight
 
-    request = Request(run, queries, at, per_layer, contraction, recipe, trust_recipe, plot, json)
-    with request.opened("steps") as (q, options):
+    request = Request(run, queries, at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    with request.opened("sources") as (q, options):
         result = insight.sources(q.run, q.model, q.loss, q.batches, q.at, by=by, **options)
 
     request.finish(result, lambda: print_sources(result))
 
 
 def print_sources(result: "Sources") -> None:
-    """What each source is worth in all, and for each domain of queries."""
+    """What each source is worth in all, and for each domain of queries; as many domains side by side as fit."""
+    by, domains = result.by, result.domains
     rows = [
-        (v.source, v.samples, number(v.value), f"{number(v.low)} to {number(v.high)}", number(v.per_sample))
+        (v.source, f"{v.samples:,}", number(v.value), f"{number(v.low)} to {number(v.high)}", number(v.per_sample))
         for v in result.total
     ]
-    by = result.by
-    table(f"Value of each {by}: summed influence", (by, "samples", "value", "95 % interval", "per sample"), rows)
-    if len(result.domains) > 1:
-        cells = [(name, *map(number, values)) for name, values in zip(result.sources, result.matrix, strict=True)]
-        table("Value for each domain of queries", (by, *result.domains), cells)
+    table("Summed influence of its samples", (by, "samples", "value", "95 % interval", "per sample"), rows)
+    cells = [[number(x) for x in values] for values in result.matrix]
+    size = columns_that_fit(domains, (by, *result.sources), cells)
+    for lo in range(0, len(domains) if len(domains) > 1 else 0, size):
+        part = [(name, *row[lo : lo + size]) for name, row in zip(result.sources, cells, strict=True)]
+        table("Value for each domain of queries", (by, *domains[lo : lo + size]), part)
 
 
 def harmful(
     run: RunPath, queries: Queries, at: At = "final",
     top: Top = 10,
-    without_last: Annotated[int, typer.Option(help="Leave out uses in so many of the last steps.", min=0)] = 0,
+    without_last: Annotated[int, typer.Option(help="Ignore uses in this many of the last steps.", min=0)] = 0,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which samples hurt most over a query set, and which helped? With their text if the run stores it."""
+    """Rank the samples that hurt a whole query set most."""
     from .. import insight
 
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
-    with request.opened("steps") as (q, options):
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    with request.opened("harmful") as (q, options):
         batch = q.batches[queries]
         result = insight.harmful(q.run, q.model, q.loss, batch, q.at, top=top, without_last=without_last, **options)
 
     def print_tables() -> None:
         for title, side in (("Hurt most", result.harmful), ("Helped most", result.helpful)):
-            rows = [
-                (s.sample, number(s.influence), s.step, s.source or "", s.label or "", shorten(s.text)) for s in side
-            ]
-            table(title, ("sample", "influence", "step", "source", "label", "text"), rows)
+            hits(title, side)
 
     request.finish(result, print_tables)
 

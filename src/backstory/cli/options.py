@@ -31,32 +31,29 @@ def parse_contraction(text: str) -> str | float:
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
 Queries = Annotated[
     str,
-    typer.Option(
-        metavar="NAME[:INDEX]", help="A query set of the run or its recipe (its mean), or one query of it by index."
-    ),
+    typer.Option(metavar="NAME[:INDEX]", help="Query set (its mean loss), or one of its queries by index."),
 ]
 At = Annotated[
     Any,
-    typer.Option(parser=parse_step, metavar="final|STEP", help="The model to query: final, or a checkpoint's step."),
+    typer.Option(parser=parse_step, metavar="final|STEP", help="Model: final, or the step of a checkpoint."),
 ]
-Top = Annotated[int, typer.Option(help="How many to show at either end.", min=1)]
+Top = Annotated[int, typer.Option(help="Results per side.", min=1)]
 Per = Annotated[
     Literal["sample", "occurrence"], typer.Option(help="Rank samples (their occurrences summed) or single occurrences.")
 ]
-PerLayer = Annotated[bool, typer.Option("--per-layer", help="Take parameters as independent, as the paper does.")]
+PerLayer = Annotated[bool, typer.Option("--per-layer", help="Treat parameters as independent, as the paper does.")]
 Contraction = Annotated[
     Any,
     typer.Option(
         parser=parse_contraction, metavar=f"{'|'.join(CONTRACTIONS)}|NUMBER",
-        help="How far each step contracts; never: the paper's recursion, which noisy curvature can expand.",
+        help="Contraction of each step; never is the paper's recursion, which noisy curvature can make diverge.",
     ),
 ]  # fmt: skip
-Encoding = Annotated[str, typer.Option(help="float16, int8, float32 or float64.")]
-RecipeName = Annotated[
-    str | None, typer.Option("--recipe", help="package.module:function that returns the backstory.Recipe.")
-]
-TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the recipe that the run names.")]
-Plot = Annotated[Path | None, typer.Option(help="Write the figures to this HTML file, which needs no network.")]
+Encoding = Annotated[str, typer.Option(help="Number format of vectors: float16, int8, float32 or float64.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", help="Recipe to use: package.module:function.")]
+TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the run's recipe without a prompt.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the figures to this HTML file.")]
+Notes = Annotated[bool, typer.Option("--notes", help="Show all notes on the result: sign, unit, caveats, quality.")]
 Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 
 

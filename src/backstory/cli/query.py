@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import output, recipes
-from .options import At, Contraction, Json, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
+from .options import At, Contraction, Json, Notes, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
 
 if TYPE_CHECKING:
     from ..replay.queries import Queries as OpenQueries
@@ -24,6 +24,7 @@ class Request(NamedTuple):
     recipe: str | None
     trust_recipe: bool
     plot: Path | None
+    notes: bool
     json: bool
 
     @contextmanager
@@ -37,16 +38,18 @@ class Request(NamedTuple):
         with output.one_bar(stage) as progress:
             yield queries, {"per_layer": self.per_layer, "contraction": self.contraction, "progress": progress}
 
-    def finish(self, result: "Result", print_tables: Callable[[], None], values: dict[str, Any] | None = None) -> None:
-        """Write the figures, then print JSON, or the headline, the tables and the remarks."""
+    def finish(
+        self, result: "Result", print_tables: Callable[[], None], values: Callable[[], dict[str, Any]] | None = None
+    ) -> None:
+        """Write the figures, then print JSON, or the title, the tables and the notes."""
         if self.plot is not None:
             output.write_page(result, self.plot, f"Queries: {', '.join(self.queries)}.")
         if self.json:
-            output.emit(result.as_dict() if values is None else values)
+            output.emit((values or result.as_dict)())
             return
-        output.line(result.headline)
+        output.sentence(result.title)
         print_tables()
-        output.remarks(result)
+        output.remarks(result, self.notes)
         if self.plot is not None:
             output.line(f"Figure: {self.plot}")
 
@@ -54,19 +57,15 @@ class Request(NamedTuple):
 def query(
     run: RunPath, queries: Queries, at: At = "final", top: Top = 5, per: Per = "sample",
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
-    trust_recipe: TrustRecipe = False, plot: Plot = None, json: Json = False,
+    trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Which training samples helped and hurt the model on a query?"""
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, json)
+    """Rank the training samples that helped and hurt a query."""
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
     with request.opened("query") as (q, options):
         result = q.run.query(q.model, q.loss, q.batches[queries], q.at, **options)
-    values = result.as_dict(top=top, per=per)
 
     def print_tables() -> None:
-        for side, title in (("hits", "Helped most"), ("harmful", "Hurt most")):
-            rows = [
-                (h["sample"], h["step"], h["occurrences"], f"{h['influence']:+.6g}", h["words"]) for h in values[side]
-            ]
-            output.table(title, ("sample", "step", "occurrences", "influence", "in words"), rows)
+        for title, side in zip(("Helped most", "Hurt most"), result.hits(top, per=per), strict=True):
+            output.hits(title, side)
 
-    request.finish(result, print_tables, values)
+    request.finish(result, print_tables, lambda: result.as_dict(top=top, per=per))

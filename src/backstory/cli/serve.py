@@ -67,7 +67,7 @@ def serve(
     queue: Annotated[int, typer.Option(help="Maximum queued requests; further ones get HTTP 429.", min=1)] = 32,
     timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=0.1)] = 30.0,
     max_bytes: Annotated[int, typer.Option(help="Maximum size of a request, in bytes.", min=1024)] = 1 << 20,
-    memory: Annotated[float, typer.Option(help="GiB of embeddings and weights to keep in memory.", min=0)] = 4.0,
+    memory: Annotated[float, typer.Option(help="Memory for embeddings and weights, in GiB.", min=0)] = 4.0,
 ) -> None:
     """Serve a run as a web page, and as JSON at the same paths. Read-only.
 
@@ -110,7 +110,7 @@ def _listen(
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
     name = f"[{host}]" if ":" in host else host
-    output.line(f"{state.name}: http://{name}:{place.getsockname()[1]}  (Ctrl+C ends it)")
+    output.line(f"{state.name}: http://{name}:{place.getsockname()[1]}  (press Ctrl+C to stop)")
     try:
         uvicorn.Server(config).run(sockets=[place])
     finally:

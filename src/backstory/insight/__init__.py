@@ -3,8 +3,9 @@
 Every function returns a `backstory.results.Result`. Each has a twin `…_of` for an `Influence` that is there already.
 """
 
+from ..results.influence import RankedSample
 from .evolution import Evolution, evolution, evolution_of
-from .harmful import Harmful, RankedSample, harmful, harmful_of
+from .harmful import Harmful, harmful, harmful_of
 from .memorisation import Memorisation, memorisation, memorisation_of
 from .neighbours import Neighbours, OnQueries, neighbours, on_queries, on_queries_of
 from .overwriting import Overwriter, Overwriting, overwriting, overwriting_of

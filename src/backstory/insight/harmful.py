@@ -1,15 +1,13 @@
 """The samples that hurt most, and those that helped most, with what the run holds to show of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-import numpy as np
 from torch import nn
 
 from ..errors import UsageError
 from ..results import figures
-from ..results.influence import Hit, Influence
+from ..results.influence import ENDS, Influence, RankedSample, ranking
 from ..results.quality import Quality
 from ..results.result import Result
 from ..results.words import late_from
@@ -18,16 +16,6 @@ from ..run.run import Run
 from .mean import Options, mean_influence
 
 UNIT = "influence of a sample, its occurrences summed, in units of the queries' mean loss"
-
-
-@dataclass(frozen=True)
-class RankedSample(Hit):
-    """A sample of a ranking, with its content where the run has it."""
-
-    last: int = 0  # the last step that counted in which it was used
-    text: str | None = None
-    label: str | None = None
-    source: str | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +66,14 @@ class Harmful(Result):
         """One line for each sample."""
         return {k: [getattr(x, k) for x in (*self.harmful, *self.helpful)] for k in RankedSample.columns()}
 
+    def preview(self) -> dict[str, Any]:
+        """The same in the columns that every ranking has."""
+        return ranking([*self.harmful, *self.helpful])
+
+    def lines(self) -> tuple[str, ...]:
+        """A few samples of each end."""
+        return *map(str, self.harmful[:ENDS]), *map(str, self.helpful[:ENDS])
+
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars of influence, of those that hurt and of those that helped."""
         drawn = {name: figures.ranking([str(x.sample) for x in side], [x.influence for x in side])
@@ -110,17 +106,7 @@ def harmful_of(run: Run, influence: Influence, *, top: int = 10, without_last: i
         raise UsageError(
             f"found without_last={without_last}; expected 0 to {at - 1}, for the model has taken {at} steps."
         )
-    part = influence.between(0, at - without_last) if without_last else influence
-    sides = [[h for h in part.bottom(top) if h.influence < 0], [h for h in part.top(top) if h.influence > 0]]
-    worst, best = (_with_content(run, part, hits) for hits in sides)
-    return Harmful(at, worst, best, without_last, part.caveats, part.quality)
-
-
-def _with_content(run: Run, influence: Influence, hits: Sequence[Hit]) -> tuple[RankedSample, ...]:
-    content, ranked = run.content([h.sample for h in hits]), []
-    for h in hits:
-        c = content.get(str(h.sample), {})
-        last = int(influence.steps[np.flatnonzero(influence.sample_ids == str(h.sample))].max())
-        more = (c.get(column) for column in ("text", "label", "source"))
-        ranked.append(RankedSample(h.sample, h.step, h.influence, h.occurrences, last, *more))
-    return tuple(ranked)
+    known = influence if influence.lookup is not None else replace(influence, lookup=run.content)
+    part = known.between(0, at - without_last) if without_last else known
+    best, worst = part.hits(top)
+    return Harmful(at, tuple(worst), tuple(best), without_last, part.caveats, part.quality)

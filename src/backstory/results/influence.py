@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..capture.ids import as_text, restore
-from ..errors import BackstoryError, UsageError
+from ..errors import UsageError
 from . import figures
 from .quality import Quality
-from .result import Result, frame, show_table
+from .result import Result
 from .row import Row
 from .sign import describe_sign
-from .words import describe_signs, late_from
+from .words import describe_signs, first_words, late_from, signed
 
+COLUMNS = ("sample", "label", "source", "step", "influence", "text")
+WORDS = 40  # letters of a text that a hit prints
+ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
 UNIT = "influence in units of the query's loss; of a sample: its occurrences summed"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,7 +49,25 @@ class Hit(Row):
         return describe_sign(self.influence)
 
     def __str__(self) -> str:
-        return f"sample {self.sample}  {self.influence:+.5f}  at step {self.step}  {self.words}"
+        shown = {name: values[0] for name, values in ranking([self]).items()}
+        words = {"influence": signed(self.influence), "text": f"“{first_words(shown.get('text'), WORDS)}”"}
+        return "  ".join(f"{name} {words.get(name, value)}" for name, value in shown.items())
+
+
+@dataclass(frozen=True)
+class RankedSample(Hit):
+    """A sample of a ranking, with its content where the run has it."""
+
+    last: int = 0  # the last step that counted in which it was used
+    text: str | None = None
+    label: str | None = None
+    source: str | None = None
+
+
+def ranking(hits: Sequence[Hit]) -> dict[str, list[Any]]:
+    """The columns that a table of hits has, wherever it is shown; those without content are left out."""
+    columns = {name: [getattr(h, name, None) for h in hits] for name in COLUMNS}
+    return {name: values for name, values in columns.items() if any(x not in (None, "") for x in values)}
 
 
 class SampleIndex(NamedTuple):
@@ -129,19 +150,34 @@ class Influence(Result):
     def headline(self) -> str:
         """What was queried, and how it was computed."""
         queries = "1 query" if self.n_queries == 1 else f"{self.n_queries} queries"
-        return f"Influence of {len(self):,} occurrences on {queries}, on the model at step {self.at}, by {self.method}"
+        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,}, by {self.method}"
 
     # -- both ends of the ranking ----------------------------------------------------------------------------------
 
-    def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
+    def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
         """The k most helpful, highest first; per "sample" (its occurrences summed) or per "occurrence"."""
-        return self._hits(k, query, per, 1.0)
+        return self._with_content(self._ranked(k, query, per, 1.0))
 
-    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[Hit]:
+    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
         """The k most harmful, lowest first."""
-        return self._hits(k, query, per, -1.0)
+        return self._with_content(self._ranked(k, query, per, -1.0))
 
-    def _hits(self, k: int, query: int | str | None, per: str, sign: float) -> list[Hit]:
+    def hits(
+        self, k: int = 10, *, query: int | str | None = None, per: str | None = None
+    ) -> tuple[list[RankedSample], list[RankedSample]]:
+        """`(those that helped most, those that hurt most)`, at most k of each; by default on the mean of all queries."""
+        which, each = self._default(query), per or self._per
+        best, worst = self.top(k, query=which, per=each), self.bottom(k, query=which, per=each)
+        return [h for h in best if h.influence > 0], [h for h in worst if h.influence < 0]
+
+    def _with_content(self, hits: Sequence[RankedSample]) -> list[RankedSample]:
+        content = self.lookup([str(h.sample) for h in hits]) if self.lookup and hits else {}
+        known = [content.get(str(h.sample), {}) for h in hits]
+        return [
+            replace(h, **{name: c.get(name) for name in ("text", "label", "source")}) for h, c in zip(hits, known, strict=True)
+        ]  # fmt: skip
+
+    def _ranked(self, k: int, query: int | str | None, per: str, sign: float) -> list[RankedSample]:
         if per not in ("sample", "occurrence") or k < 1:
             raise UsageError(f"found k={k}, per={per!r}; expected k ≥ 1 and per='sample' or 'occurrence'.")
         if not self.complete and per == "sample":
@@ -155,21 +191,23 @@ class Influence(Result):
         most = min(k, len(scores) if self.best is None else self.best)  # beyond it lies the other end
         rows = _largest(sign * scores, one.sample_ids, most, self.id_kind)
         ids = restore([str(one.sample_ids[i]) for i in rows], self.id_kind)
-        return [Hit(s, int(one.steps[i]), float(scores[i])) for s, i in zip(ids, rows, strict=True)]
+        steps = one.steps[rows].tolist()
+        return [RankedSample(s, t, float(scores[i]), 1, t) for s, t, i in zip(ids, steps, rows, strict=True)]
 
-    def _samples_ranked(self, scores: Floats, k: int, sign: float) -> list[Hit]:
+    def _samples_ranked(self, scores: Floats, k: int, sign: float) -> list[RankedSample]:
         names, inverse = self._index
         counts = np.bincount(inverse, minlength=len(names))
         used = np.flatnonzero(counts)
         sums = np.bincount(inverse, weights=scores, minlength=len(names))
         ranked = used[_largest(sign * sums[used], names[used], k, self.id_kind)]
         ids = restore([str(names[j]) for j in ranked], self.id_kind)
-        return [Hit(s, self._most(scores, j), float(sums[j]), int(counts[j])) for s, j in zip(ids, ranked, strict=True)]
-
-    def _most(self, scores: Floats, j: int) -> int:
-        """The step at which sample j mattered most."""
-        rows = np.flatnonzero(self._index.inverse == j)
-        return int(self.steps[rows[int(np.abs(scores[rows]).argmax())]])
+        uses = [np.flatnonzero(inverse == j) for j in ranked]
+        most = [int(self.steps[rows[np.abs(scores[rows]).argmax()]]) for rows in uses]
+        last = [int(self.steps[rows].max()) for rows in uses]
+        return [
+            RankedSample(s, t, float(sums[j]), int(counts[j]), end)
+            for s, j, t, end in zip(ids, ranked, most, last, strict=True)
+        ]
 
     @cached_property
     def _index(self) -> SampleIndex:
@@ -282,12 +320,12 @@ class Influence(Result):
     def as_dict(self, *, top: int = 10, per: str | None = None, query: int | str | None = None) -> dict[str, Any]:
         """Plain values, for JSON: `hits` highest first, `harmful` lowest first, of one query or of the mean of several."""
         which, each = self._default(query), per or self._per
-        ends = {"hits": self.top(top, query=which, per=each), "harmful": self.bottom(top, query=which, per=each)}
+        ends = {"hits": self._ranked(top, which, each, 1.0), "harmful": self._ranked(top, which, each, -1.0)}
         return {
             **super().as_dict(),
             "query": which,
             "per": each,
-            **{k: [h.as_dict() for h in v] for k, v in ends.items()},
+            **{k: [Hit(h.sample, h.step, h.influence, h.occurrences).as_dict() for h in v] for k, v in ends.items()},
         }
 
     def numbers(self) -> dict[str, Any]:
@@ -315,19 +353,21 @@ class Influence(Result):
         drawn = figures.by_step(*self.by_step(self._default()))
         return {} if drawn is None else {"by_step": drawn}
 
-    def _repr_html_(self) -> str | None:
-        try:
-            which = self._default()
-            hits = dict.fromkeys(
-                [*self.top(5, query=which, per=self._per), *self.bottom(5, query=which, per=self._per)[::-1]]
-            )
-            which_words = (
-                f": the mean of {self.n_queries} queries" if which == "mean" else f": query 1 of {self.n_queries}"
-            )
-            columns = {k: [getattr(h, k) for h in hits] for k in Hit.columns()}
-            return show_table(self.headline + which_words, frame(columns), self.remarks)
-        except BackstoryError:
-            return None
+    @property
+    def title(self) -> str:
+        """What was queried, and which query the ranking is of."""
+        which = f"the mean of {self.n_queries} queries" if self._default() == "mean" else f"query 1 of {self.n_queries}"
+        return self.headline if self.n_queries == 1 else f"{self.headline}: {which}"
+
+    def lines(self) -> tuple[str, ...]:
+        """A few hits at either end."""
+        best, worst = self.hits(ENDS)
+        return *map(str, best), *map(str, worst[::-1])
+
+    def preview(self) -> Mapping[str, Any]:
+        """Both ends of the ranking."""
+        best, worst = self.hits(PREVIEW)
+        return ranking([*best, *worst[::-1]])
 
     def _need_all(self, what: str) -> None:
         if not self.complete:

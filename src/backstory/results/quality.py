@@ -25,10 +25,11 @@ NOTHING = "The run holds no report on itself for this model: query the final mod
 
 
 class Finding(NamedTuple):
-    """One sentence, and the verdict if nothing else were known."""
+    """One sentence, the verdict if nothing else were known, and the sentence in two or three words."""
 
     verdict: str
     words: str
+    short: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Quality(Row):
         """Why, in one sentence."""
         return self._heaviest().words
 
+    def in_short(self) -> str:
+        """The verdict, and why in two or three words."""
+        return f"{self.verdict} ({self._heaviest().short})"
+
     @property
     def early(self) -> str:
         """What holds for samples that were used early, whatever was measured."""
@@ -83,37 +88,41 @@ class Quality(Row):
 
     def _heaviest(self) -> Finding:
         if not self.steps:
-            return Finding(NOT_KNOWN, NOTHING)
+            return Finding(NOT_KNOWN, NOTHING, "not measured")
         findings = sorted(self._findings(), key=lambda f: (WEAK, FAIR, GOOD).index(f.verdict))
         return findings[0]
 
     def _findings(self) -> Iterator[Finding]:
         if not self.steps:
             return
-        yield Finding(WEAK if self.proxy else GOOD, f"{self.optimizer}'s steps are modelled {self.modelled}.")
+        words = f"{self.optimizer}'s steps are modelled {self.modelled}."
+        yield Finding(WEAK, words, "plain SGD assumed") if self.proxy else Finding(GOOD, words, "steps followed")
         yield Finding(
             _share(self.coverage, COVERED),
             f"Recorded parameters cover {self.coverage:.1%} of the gradient (squared norm).",
+            f"coverage {self.coverage:.0%}",
         )
         if self.projection in ("learned", "mask"):  # a random or a full one is not judged by it
             words = f"The projection retains {self.retained:.0%} of the gradients' squared norm."
-            yield Finding(_share(self.retained, RETAINED), words)
+            yield Finding(_share(self.retained, RETAINED), words, f"retains {self.retained:.0%}")
         if self.curvature.startswith("empirical"):
             words = "Curvature is the empirical Fisher, from the gradients alone; sampled or exact curvature follows the loss better."
-            yield Finding(FAIR, words)
+            yield Finding(FAIR, words, "empirical Fisher")
         yield self._stability()
         if self.drift:
-            words = f"the optimizer's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
-            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words)
+            words = f"The optimizer's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words, f"drift of rates {self.drift:.0%}")
         if self.clipped:
-            yield Finding(GOOD, f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed.")
+            words = f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed."
+            yield Finding(GOOD, words, "clipping followed")
 
     def _stability(self) -> Finding:
         where = "" if self.largest_growth_step is None else f" (at step {self.largest_growth_step})"
         words = f"Peak learning rate × curvature is {self.largest_growth:.0%} of the stability limit{where}"
         if self.largest_growth <= 1:
-            return Finding(GOOD, f"{words}.")
-        return Finding(FAIR, f"{words}; {len(self.expanding_steps)} of {self.steps} steps are above it.")
+            return Finding(GOOD, f"{words}.", "stable")
+        count = len(self.expanding_steps)
+        return Finding(FAIR, f"{words}; {count} of {self.steps} steps are above it.", f"{count:,} unstable steps")
 
 
 def _share(share: float, fair: float) -> str:

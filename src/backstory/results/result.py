@@ -3,7 +3,7 @@
     as_dict()      plain values: what `--json` prints and the service sends
     to_pandas()    the table
     draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
-    remarks        everything that must be said with the numbers
+    remarks        everything that must be said with the numbers; `brief` is the most important of it in one line
 
 A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
 `table` and `drawings`. The service describes its JSON by the types of what is named there: nothing describes it twice.
@@ -17,7 +17,7 @@ from ..errors import BackstoryError, UnsupportedError, UsageError
 from . import figures
 from .quality import Quality
 from .row import plain
-from .sign import SIGN
+from .sign import SHORT, SIGN
 
 ROWS = 10  # of a table that a notebook shows
 
@@ -38,6 +38,11 @@ class Result:
         return f"{type(self).__name__} of the model at step {self.at}"
 
     @property
+    def title(self) -> str:
+        """The headline, and which of its numbers are shown under it."""
+        return self.headline
+
+    @property
     def words(self) -> tuple[str, ...]:
         """What the numbers show, in sentences."""
         return ()
@@ -49,6 +54,16 @@ class Result:
         judged = () if q is None else (f"Recording quality: {q.verdict}. {q.reason}", *q.words, q.early)
         return self.sign, self.unit, *self.caveats, *(x for x in judged if q is None or x != q.reason)
 
+    @property
+    def brief(self) -> str:
+        """The sign and the recording's quality, in one line."""
+        quality = "" if self.quality is None else f" Recording quality: {self.quality.in_short()}."
+        return f"{SHORT}.{quality}"
+
+    def lines(self) -> tuple[str, ...]:
+        """The most important numbers as lines, for `repr`."""
+        return ()
+
     def numbers(self) -> dict[str, Any]:
         """What is its own in `as_dict()`."""
         values = {name: getattr(self, name) for name in self.shown}
@@ -57,6 +72,10 @@ class Result:
     def table(self) -> Mapping[str, Any]:
         """Columns of `to_pandas()`."""
         raise NotImplementedError
+
+    def preview(self) -> Mapping[str, Any]:
+        """Columns of the table that a notebook shows."""
+        return self.table()
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Its figures by name, as Plotly's own JSON; the first is the main one."""
@@ -85,14 +104,14 @@ class Result:
         return figures.to_plotly(self.draw(name))
 
     def __repr__(self) -> str:
-        return "\n  ".join((self.headline, *self.words, *self.remarks))
+        return "\n  ".join((self.title, *self.lines(), *self.words, *self.remarks))
 
     def _repr_html_(self) -> str | None:
         try:
-            table = self.to_pandas()
+            table = frame(self.preview())
         except BackstoryError:  # pandas is not there: the notebook prints plain words
             return None
-        return show_table(self.headline, table, (*self.words, *self.remarks))
+        return show_table(self.title, table, (*self.words, *self.remarks))
 
 
 def frame(columns: Mapping[str, Any]) -> Any:

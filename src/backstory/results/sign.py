@@ -1,6 +1,7 @@
 """What the sign of an influence means; every result, command, page and report says it with these words."""
 
 SIGN = "positive: the sample helped, removing it would raise the query's loss; negative: it hurt, removing it would lower it"
+SHORT = "+ helped, − hurt"
 NOTHING = "had no influence"
 
 

@@ -12,6 +12,17 @@ SAME = 0.05  # of the larger of two influences: a smaller change is none
 LATE = 10  # one part in so many is the end of training
 
 
+def signed(influence: float) -> str:
+    """An influence with its sign, to three digits; a dash for what is not a number."""
+    return "–" if influence != influence else f"{influence:+#.3g}".removesuffix(".")
+
+
+def first_words(text: str | None, most: int) -> str:
+    """The beginning of a text on one line, without anything that a terminal acts on."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text or "").split())
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
 def describe_change(values: Sequence[float | None]) -> str:
     """How an influence went from checkpoint to checkpoint; None where it was not there yet."""
     known = [x for x in values if x is not None]

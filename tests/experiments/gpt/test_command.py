@@ -52,12 +52,12 @@ def test_the_same_command_twice_prints_the_same_table() -> None:
     assert once == again
     assert re.search(r"exact unrolling \(ceiling\).*│ adamw .*│ -?\d\.\d+ \[-?\d\.\d+, -?\d\.\d+\]", once)
     assert re.search(r"default \(what record does by itself\) │ [-+]\d\.\d+ \[[-+]", once)
-    assert re.search(r"gradient-dot\s+│ –\s+│ –\s+│ \d", cost)
-    assert re.search(r"paper\s+│ \d+\.\d\s+│ [\d,]+\s+│ \d", cost)
+    assert re.search(r"gradient-dot\s+│\s+–\s+│\s+–\s+│\s+\d", cost)
+    assert re.search(r"paper\s+│\s+\d+\.\d\s+│\s+[\d,]+\s+│\s+\d", cost)
 
 
 def test_projection_as_table_and_json() -> None:
-    assert re.search(r"logra\s+│ 4×4\s+│ 16\s+│ [\d,]+\s+│ 1\.000", call(*PROJECTION))
+    assert re.search(r"logra\s+│\s+4×4\s+│\s+16\s+│\s+[\d,]+\s+│\s+1\.000", call(*PROJECTION))
     actual = json.loads(call(*PROJECTION, "--json").strip().splitlines()[-1])
     assert [row["rank"] for row in actual["rows"]] == [2, 4, 2, 4]
 
