@@ -22,10 +22,10 @@ def without(optimizer: Mapping[str, Any]) -> str:
 
 def _modelled(optimizer: Mapping[str, Any]) -> str:
     if dropped := without(optimizer):
-        return f"as plain SGD steps, the paper's proxy, without {dropped}"
+        return f"as plain SGD (the paper's proxy), without {dropped}"
     if optimizer["class"] == "SGD":
         return "exactly"
-    how = "with its second moment as it was in the run"
+    how = "with the second moment of the run"
     return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "preconditioned" else how
 
 

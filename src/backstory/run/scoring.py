@@ -43,8 +43,8 @@ def by_adjoint(
         scores = torch.cat(columns, 1)
         if not bool(scores.isfinite().all()):
             raise NumericalError(
-                f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
-                'after step. Use the default form, contraction="auto".'
+                f"influences overflowed at step {chunk.first_step} or later: with contraction='never', curvature can "
+                "grow step after step. Use contraction='auto'."
             )
         yield chunk.row_start, scores
 

@@ -51,7 +51,7 @@ class Form(NamedTuple):
 def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
     """`count` segments or more that end at every checkpoint up to `at`, about equal in rows."""
     if not 1 <= count <= at:
-        raise UsageError(f"found segments={count}; expected 1 to {at}, the number of steps.")
+        raise UsageError(f"segments must be between 1 and {at}, the number of steps, got {count}.")
     rows = store.steps(0, at).row_start.tolist()
     ends = sorted({0, at, *(c for c in store.checkpoints() if 0 < c < at)})
     while len(ends) <= count:
@@ -85,8 +85,9 @@ def embed_segments(
             done = len(spans) - len(left)
             if attempt == ROUNDS - 1:
                 raise StoreError(
-                    f"workers were killed {ROUNDS} times, {len(left)} of {len(spans)} segments are missing (is there enough "
-                    "memory for each worker's propagator?). Complete segments are kept: run it again, with fewer workers."
+                    f"worker processes were killed {ROUNDS} times, and {len(left)} of {len(spans)} segments are "
+                    "missing. Is there enough memory for each worker's propagator? Finished segments are kept: run "
+                    "it again with fewer workers."
                 ) from error
     return _reported(store, spans, form, time.perf_counter() - began)
 
