@@ -1,7 +1,8 @@
-"""Clipping, measured: gradients when backward has added to them, and again when the optimizer is about to use them.
+"""Measure gradient clipping: gradients after the backward pass, and again right before the optimizer uses them.
 
-The ratio is the clipping factor; anything but one factor for all parameters is refused. Norms are compared at every step; largest
-entries, which tell clipping by value that hardly moves a norm, of all parameters at first, later of one in turn.
+The ratio is the clipping factor; anything but a single factor for all parameters is refused. Norms are compared at every step.
+Largest entries, which reveal clipping by value that hardly changes a norm, are compared for all parameters at first, later for one
+parameter per step.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Hooks that read each layer call's inputs and output gradient while they pass.
 
-A forward hook keeps the call's inputs alive only through the output's own gradient hook: a forward pass that
-is never differentiated (evaluation) leaves nothing behind, and an activation-checkpointed one counts once.
+The call's inputs are held only by the output's gradient hook: a forward pass that is never differentiated (evaluation)
+leaves nothing behind, and an activation-checkpointed one counts once.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-r"""The few coordinates in which rows are kept, and how they are learned.
+r"""The projection of per-sample gradients to a few coordinates, and how it is learned.
 
 The gradient G of a matrix parameter (d_out × d_in) is kept as
 

@@ -1,4 +1,4 @@
-r"""Compress a run: its curvature rows, several to an occurrence, become a few for each window of steps.
+r"""Compress a run: replace the curvature samples of each occurrence by a few per window of steps.
 
 Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a window takes less room and is
 nearer to the truth in fine-tuning (`docs/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:

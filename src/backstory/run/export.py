@@ -1,4 +1,4 @@
-"""A run for people and other tools: a summary in plain values, and its tables without the vectors as Parquet or CSV."""
+"""Export a run for people and other tools: a summary in plain values, and its tables (without vectors) as Parquet or CSV."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-r"""A query in the run's coordinates: v = ∇ℓ(θ, q), one row for each query, of the model that the run knows.
+r"""Query gradients in the run's coordinates: v = ∇ℓ(θ, q), one per query, for a model whose weights match the run.
 
 A loss vector of Q entries is Q queries, a scalar is one. Where entry q depends on sample q of the batch alone, all rows
 come from one backward pass through the recording hooks; that this is so is *checked*, by comparing a random combination

@@ -1,4 +1,4 @@
-"""Measuring a recording's quality while a sweep passes over its steps; `results.quality` judges and words it."""
+"""Measure recording quality during a sweep over the steps; `results.quality` rates and words it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

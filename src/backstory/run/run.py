@@ -1,4 +1,4 @@
-"""A recorded run: open it, embed it, ask it.
+"""A recorded run: open, embed and query it.
 
 run = backstory.open("runs/digits")
 answer = run.query(model, loss, batch)

@@ -1,4 +1,4 @@
-"""Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings."""
+"""Scores of a run's occurrences for queries, streamed: by reverse sweep (adjoint) or from stored embeddings."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-r"""Influence checkpointing (Algorithm 2): a run cut into segments that processes embed at the same time.
+r"""Influence checkpointing (Algorithm 2): a run split into segments that several processes embed in parallel.
 
 Each segment keeps the embeddings of its own rows on the state at its end, and Σ, which carries what is before it to its end
 (`maths.blocked`). A question at any boundary needs no new sweep:  x = [v; 0] at the boundary, and for each segment before it,

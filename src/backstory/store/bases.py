@@ -1,4 +1,4 @@
-"""The coordinates that a run's rows are kept in: its bases, and where they are Adam's own, P^½ at each checkpoint."""
+"""The coordinates of a run's gradients: its projection bases and, for Adam's coordinates, P^½ at each checkpoint."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Embeddings beside the rows they belong to: one table for each checkpoint (`emb-<at>`) or segment (`seg-<from>-<to>`).
+"""Embeddings of a run's occurrences: one table for each checkpoint (`emb-<at>`) or segment (`seg-<from>-<to>`).
 
 Blocks are written backward as they are made, each a fragment that no version names; one commit then
 puts all of them in row order, and last `<name>.json` names that version. Until that file is replaced
@@ -135,7 +135,7 @@ class Embeddings:
         facts = self.facts()
         if at not in facts:
             known = [x[0] if len(x) == 1 else x for x in sorted(facts)]
-            raise StoreError(f"there are no embeddings for {self._of(at)}, only for {known}. Run embed for it first.")
+            raise StoreError(f"there are no embeddings for {self._of(at)} (stored: {known}). Run embed for it first.")
         key = (at, facts[at]["version"])
         if key not in self._open:
             self._open[key] = Table(self._paths(at)[0], version=key[1])

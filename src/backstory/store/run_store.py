@@ -1,4 +1,4 @@
-"""One run on disk: its steps and rows, and what lies beside them, with one writer at a time.
+"""One run on disk: its steps, gradients and other files, with one writer at a time.
 
 A step exists when `steps` says so: its rows are committed first, then its line in `steps`. Rows beyond
 the committed steps are ignored by readers and removed by the next writer. Beside the rows lie embeddings, tensors (bases, checkpoints),

@@ -1,4 +1,4 @@
-"""What a person wants to see of the samples: text, image, label, source. Only what the user gave."""
+"""Content of the samples to show with results: text, image, label, source. Only what the user passed is stored."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is kept of a step, as it goes in and as it comes out, and the columns that hold it.
+"""What is stored of a step, as it is written and as it is read, and its columns.
 
     rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
              and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];

@@ -1,4 +1,4 @@
-"""Makes and writes the records of steps behind the training, which hands a step over and goes on.
+"""Makes and writes the records of steps in the background, while training continues.
 
 A record may be handed over as it is, or as a function that makes it: one at a time, so that what a step holds until its
 record is made (activations, output gradients) is let go one step later than otherwise, and no more. Records wait in a queue of
