@@ -1,4 +1,4 @@
-r"""What a recording will cost, known before the run: bytes, memory, and how much slower training gets.
+r"""Plan a recording: disk space, memory, and how much slower training gets.
 
 With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`plan_trial`) of the user's own training,
 
@@ -96,23 +96,25 @@ def plan(
     progress: Progress | None = None,
     **short: Any,
 ) -> Plan:
-    """What recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
+    """Estimate what recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
 
-    `settings` and its short forms by name (projection, rank, curvature, encoding and so on) are those of `record`. `steps` is the recipe's own number
-    unless given. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial is written
-    into a temporary folder inside `folder` (give one on the disk that the run will use) and removed, whatever happens.
-    Turns of plain and of recorded steps last about `seconds` each; there are `repeats` of both, after one untimed.
+    `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
+    to the recipe's number of steps. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial
+    is written to a temporary folder inside `folder` (use the disk that the run will be on), which is always removed. Plain and
+    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round.
     """
     if odd := [name for name in short if name in NOT_PLANNED]:
-        raise UsageError(f"found {odd[0]}=, which a plan does not take: the recipe says it, or no trial needs it.")
+        raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")
     if repeats < 1 or seconds <= 0:
-        raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
+        raise UsageError(
+            f"repeats must be at least 1 and seconds more than 0, got repeats={repeats}, seconds={seconds}."
+        )
     chosen = settings_of(settings, short)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         built = _build(recipe)
         total = len(built.batches) if steps is None else steps
         if total < 1:
-            raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
+            raise UsageError(f"steps, the planned number of optimizer steps, must be at least 1, got {total}.")
         blocks, refused = _coverage(built, chosen)
         tried = trial(
             built, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
@@ -125,7 +127,7 @@ def plan(
 def _build(recipe: Callable[[], Recipe]) -> Recipe:
     built = recipe()
     if not isinstance(built, Recipe):
-        raise UsageError(f"the recipe returned {type(built).__name__}; expected backstory.Recipe.")
+        raise UsageError(f"the recipe must return a backstory.Recipe, got {type(built).__name__}.")
     return built
 
 
@@ -181,34 +183,42 @@ def _lines(p: Plan) -> Iterator[str]:
     """The report, line by line."""
     grown = p.row_bytes * p.occurrences, p.step_bytes * p.steps
     yield (
-        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.projection} projection, "
-        f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
+        f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.projection} projection, rank "
+        f"{_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} dimensions, {p.layers} parameters"
     )
     if p.energy is not None:
         yield (
-            f"rank          chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy of its first {p.warmup_steps} "
-            "steps; other batches or a schedule at the start choose others"
+            f"rank          chosen in the trial: {p.dims:,} dimensions retain {p.energy:.1%} of the gradient energy "
+            f"of its first {p.warmup_steps} steps; other batches or a warm-up schedule may give another rank"
         )
-    yield f"store         {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes for each occurrence"
-    yield f"  grows       rows {_size(grown[0])} ({p.row_bytes:,.0f} bytes each), lines of steps {_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
-    yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
-    if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
-        yield f"  compressed   {_size(p.compressed_bytes)} afterwards, with `backstory compress` ({p.compressed_bytes / p.occurrences:,.0f} bytes for each)"
+    yield f"disk          {_size(p.store_bytes)}, {p.bytes_per_occurrence:,.0f} bytes per occurrence"
     yield (
-        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
-        f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"
+        f"  grows       gradients {_size(grown[0])} ({p.row_bytes:,.0f} bytes per occurrence), steps "
+        f"{_size(grown[1])} ({p.step_bytes:,.0f} bytes each)"
     )
-    yield f"a question    about {_size(p.query_bytes)} of memory"
+    yield f"  fixed       projection and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
+    if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
+        yield (
+            f"  compressed  {_size(p.compressed_bytes)} after `backstory compress` "
+            f"({p.compressed_bytes / p.occurrences:,.0f} bytes per occurrence)"
+        )
     yield (
-        f"slow-down     {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} in place of "
+        f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} "
+        f"per layer, plus up to {_size(2 * p.rows_bytes)} for gradients and embeddings in flight"
+    )
+    yield f"query         about {_size(p.query_bytes)} of memory"
+    yield (
+        f"slowdown      {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} instead of "
         f"{_time(p.plain_seconds)} ({p.recorded_seconds / p.plain_seconds:.2f} ×)"
     )
     yield from _once(p)
-    yield f"recorded      {p.coverage:.1%} of the squared gradient norm; left out: {', '.join(p.left_out) or 'nothing'}"
+    yield (
+        f"recorded      {p.coverage:.1%} of the gradient (squared norm); left out: {', '.join(p.left_out) or 'nothing'}"
+    )
     if p.elsewhere:
         yield f"              {taken_as_frozen(p.elsewhere)}"
     if p.refused is not None:
-        yield f"refused       record() would stop: {p.refused}"
+        yield f"refused       record() would raise: {p.refused}"
     yield from _budget(p)
     yield from _table(p)
 
@@ -221,7 +231,10 @@ def _once(p: Plan) -> Iterator[str]:
         else ""
     )
     share = _time((p.warmup_seconds + p.once_seconds) / p.steps)
-    yield f"  once        {learning}{_time(p.once_seconds)} to open and close the run ({share} a step over the whole run)"
+    yield (
+        f"  one-off     {learning}{_time(p.once_seconds)} to open and close the run ({share} per step over the whole "
+        "run)"
+    )
 
 
 def _budget(p: Plan) -> Iterator[str]:
@@ -233,7 +246,7 @@ def _budget(p: Plan) -> Iterator[str]:
 
 
 def _table(p: Plan) -> Iterator[str]:
-    head = ("projection", "rank", "encoding", "curvature", "numbers a row", "bytes an occurrence", "store", "embedding")
+    head = ("projection", "rank", "encoding", "curvature", "dimensions", "bytes per occurrence", "disk", "embedding")
     rows = [
         (
             a.projection,

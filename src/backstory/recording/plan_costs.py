@@ -1,4 +1,4 @@
-r"""What other settings than those of a trial would cost: nothing is tried, the difference is computed.
+r"""What settings other than the trial's would cost: computed from the trial, not measured.
 
 Rows of other settings differ from the trial's by their vectors, whose bytes are known (`docs/format.md`):
 
