@@ -1,4 +1,4 @@
-"""Backstory records how a model was trained, once, and answers which training examples made it do that, and when."""
+"""Backstory records a PyTorch training run once, and then tells for any prediction which training samples influenced it, and when."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

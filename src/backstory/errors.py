@@ -1,16 +1,16 @@
-"""Every error that Backstory raises on purpose.
+"""The errors that Backstory raises.
 
-A message says what was found, what was expected and what to do. One root, so that
-`except BackstoryError` catches all of them and nothing else.
+A message says what happened, what was expected and what to do. A bad argument reads "rank must be at least 1, got 0."
+All errors share one base class: `except BackstoryError` catches all of them and nothing else.
 """
 
 
 class BackstoryError(Exception):
-    """The root of all errors that Backstory raises on purpose."""
+    """Base class of all errors that Backstory raises."""
 
 
 class UsageError(BackstoryError, ValueError):
-    """An argument, or the order of calls, cannot give right numbers."""
+    """An invalid argument, or calls in the wrong order."""
 
 
 class CoverageError(BackstoryError):
@@ -18,15 +18,15 @@ class CoverageError(BackstoryError):
 
 
 class UnsupportedError(BackstoryError):
-    """A layer mode or an optimizer whose mathematics Backstory does not model."""
+    """A layer, an optimizer or a training setup that Backstory does not support."""
 
 
 class NumericalError(BackstoryError):
-    """NaN or Inf where a number was expected."""
+    """NaN or Inf where a finite number was expected."""
 
 
 class StoreError(BackstoryError):
-    """The run on disk cannot be read or written as asked."""
+    """The run on disk cannot be read or written."""
 
 
 class LockedError(StoreError):
@@ -34,12 +34,12 @@ class LockedError(StoreError):
 
 
 class DiskError(StoreError):
-    """The disk is full, or the plan exceeds it or `max_bytes`."""
+    """The disk is full, or the run would exceed the disk or `max_bytes`."""
 
 
 class FormatError(StoreError):
-    """The run was written in a format that this version cannot read."""
+    """The run has a format that this version cannot read."""
 
 
 class MismatchError(BackstoryError):
-    """The model, the projection or the settings differ from those of the run."""
+    """The model, weights, recipe or settings do not match the run."""

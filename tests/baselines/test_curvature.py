@@ -63,7 +63,7 @@ def test_a_model_called_twice_is_refused() -> None:
 
     with pytest.raises(UsageError, match="2 times"):
         output_factors(mlp(), twice, data(4))
-    with pytest.raises(UsageError, match="one loss for each row"):
+    with pytest.raises(UsageError, match="one value per sample"):
         output_factors(mlp(), lambda m, b: cross_entropy(m, b).mean(), data(4))
 
 

@@ -100,7 +100,7 @@ def test_what_is_left_out_is_named() -> None:
     assert "left out: 1.weight, 1.bias" in notes
     with pytest.raises(CoverageError, match="only these"):
         ekfac(recipe(nn.Sequential(nn.LayerNorm(4)).double()), queries())
-    with pytest.raises(UsageError, match="fisher, ggn"):
+    with pytest.raises(UsageError, match="'fisher', 'ggn'"):
         ekfac(recipe(), queries(), hessian="exact")
 
 
@@ -144,5 +144,5 @@ def test_batches_of_other_forms() -> None:
     x, y = data()
     assert torch.equal(_singles({"x": (x, y)}, [3, 1], 30)[1]["x"][0], x[1:2])
     assert torch.equal(_join([{"x": x[:2]}, {"x": x[2:]}])["x"], x)
-    with pytest.raises(UsageError, match="found str in a batch of 30 samples; this method takes batches apart"):
+    with pytest.raises(UsageError, match="split by sample, got str in a batch of 30 samples"):
         _singles((x, "text"), [0], 30)

@@ -31,7 +31,7 @@ def test_ids_of_two_kinds_and_no_batches_are_refused() -> None:
     x, y = data()
     mixed: list[Any] = [([0], (x[:1], y[:1])), (["a"], (x[1:2], y[1:2]))]
     for batches in (mixed[:0], mixed):
-        with pytest.raises(UsageError, match="kind"):
+        with pytest.raises(UsageError, match="ids of one type"):
             survey(Recipe(model=model, optimizer=sgd, loss=lambda m, b: m(b), batches=batches))
 
 
@@ -60,7 +60,7 @@ def test_random_rows_keep_inner_products_on_average() -> None:
     exact = rows(made.model, cross_entropy, queries()) @ G[ids].T
     slope = float((total / 150 * exact).sum() / exact.square().sum())
     assert abs(slope - 1) < 0.1, f"projected products are {slope:.3f} × the true ones; 4 would mean a missing 1/r"
-    assert "random coordinates of 43" in " ".join(actual.caveats)
+    assert "of 43 coordinates" in " ".join(actual.caveats)
 
 
 def test_progress_is_told_and_the_model_is_left_alone() -> None:
@@ -100,7 +100,7 @@ def test_a_scalar_training_loss_is_refused() -> None:
     def mean(model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model, batch).mean()
 
-    with pytest.raises(UsageError, match="one loss for each sample"):
+    with pytest.raises(UsageError, match="one loss per sample"):
         gradients(recipe(loss=mean)).stack()
 
 

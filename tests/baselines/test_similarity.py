@@ -118,7 +118,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_wrong_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="it has 0, 1, 2"):
+    with pytest.raises(UsageError, match="It has 0, 1, 2"):
         representation_similarity(recipe(), queries(), module="head")
     with pytest.raises(UsageError, match="cosine"):
         representation_similarity(recipe(), queries(), metric="euclid")

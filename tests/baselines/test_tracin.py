@@ -51,12 +51,12 @@ def test_a_rate_for_each_group() -> None:
     G, V = rows(model, cross_entropy, data()), rows(model, cross_entropy, queries())
     expected = 0.1 * V[:, :25] @ G[:, :25].T + 0.5 * V[:, 25:] @ G[:, 25:].T
     assert_close(by_id(actual), expected, 1e-12)
-    with pytest.raises(UsageError, match="2 parameter groups"):
+    with pytest.raises(UsageError, match="one learning rate per parameter group, got 1 for 2 groups"):
         tracin(made, queries(), [(model.state_dict(), (0.1,))])
 
 
 def test_no_checkpoint_is_refused() -> None:
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="at least one"):
         tracin(recipe(), queries(), [])
 
 

@@ -115,9 +115,7 @@ def test_samples_that_are_not_first_are_refused() -> None:
     with Seen(nn.Sequential(nn.Flatten(0, 1), nn.Linear(2, 3))) as seen:
         seen.tap.batch(2)
         loss = seen.model(x(2, 4, 2)).sum()
-        with pytest.raises(
-            UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 2 samples.*rather than flattened"
-        ):
+        with pytest.raises(UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 2 samples.*do not flatten"):
             loss.backward()
 
 
@@ -165,7 +163,7 @@ def test_an_index_that_may_be_either_is_refused_until_it_is_known() -> None:
     with Seen(nn.Sequential(nn.Embedding(4, 2))) as seen:
         seen.tap.batch(3)
         with pytest.raises(
-            UsageError, match=r"embedding '0' is looked up at 0 … 2 in a batch of 3 samples.*\(1, S\).*\(B, 1\)"
+            UsageError, match=r"embedding '0' got the indices 0 … 2 with a batch of 3 samples.*\(1, S\).*\(B, 1\)"
         ):
             seen.model(torch.arange(3))
         assert seen.model(torch.arange(3)[None]).shape == (3, 3, 2)
@@ -185,7 +183,9 @@ def test_the_shape_that_a_custom_rule_gives_is_checked(monkeypatch: pytest.Monke
     monkeypatch.setitem(RULES, Odd, flat)
     with Seen(Odd(2, 3)) as seen:
         seen.tap.batch(2)
-        with pytest.raises(UsageError, match=r"rule of Odd gave .* shape \(2, 3\) for 'weight'; expected \(B, 3, 2\)"):
+        with pytest.raises(
+            UsageError, match=r"rule for Odd must return .* shape \(B, 3, 2\) for 'weight', got \(2, 3\)"
+        ):
             seen.model(x(2, 2)).sum().backward()
 
 

@@ -25,7 +25,7 @@ def test_weights_come_back_after_an_error() -> None:
 
 
 def test_other_weights_are_refused() -> None:
-    with pytest.raises(MismatchError, match=r"differ in .*2\.weight"):
+    with pytest.raises(MismatchError, match=r"do not match the model: .*2\.weight"):
         load_weights(mlp(), {"0.weight": torch.zeros(1)})
 
 

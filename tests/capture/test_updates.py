@@ -150,7 +150,7 @@ def test_clipping_by_value_is_refused(make: Any, limit: float) -> None:
         loss(net, 0).backward()
         largest = max(float(p.grad.abs().max()) for p in net.parameters() if p.grad is not None)
         nn.utils.clip_grad_value_(net.parameters(), limit * largest)
-        with pytest.raises(UnsupportedError, match=r"clip_grad_norm_ over all parameters; clipping by value"):
+        with pytest.raises(UnsupportedError, match=r"clip_grad_norm_ over all parameters, but not clipping by value"):
             optimizer.step()
 
 
@@ -183,7 +183,7 @@ def test_clipping_of_some_parameters_only_is_refused() -> None:
         watched.reader.begin()
         loss(net, 0).backward()
         nn.utils.clip_grad_norm_(list(net.parameters())[:2], 0.01)
-        with pytest.raises(UnsupportedError, match="some parameters only is not"):
+        with pytest.raises(UnsupportedError, match="or clipping only some parameters"):
             optimizer.step()
 
 
@@ -196,7 +196,7 @@ def test_gradients_that_grow_are_refused() -> None:
         for p in net.parameters():
             assert p.grad is not None
             p.grad *= 8
-        with pytest.raises(UnsupportedError, match=r"one factor ≤ 1.*overall 8.*pass scaler="):
+        with pytest.raises(UnsupportedError, match=r"a single factor ≤ 1 .*norm before: 8\).*pass scaler="):
             optimizer.step()
 
 
@@ -232,9 +232,7 @@ def test_a_loss_scale_is_taken_out_of_the_measured_gradient() -> None:
 def test_other_optimizers_are_refused_unless_taken_for_sgd(kind: Any) -> None:
     net = model()
     optimizer = kind(net.parameters(), lr=0.01, weight_decay=0.3)
-    with pytest.raises(
-        UnsupportedError, match=rf"steps of {kind.__name__} are not modelled.*optimizer_model='sgd'.*every"
-    ):
+    with pytest.raises(UnsupportedError, match=rf"{kind.__name__} is not supported.*optimizer_model='sgd'.*every"):
         OptimizerReader(net, optimizer)
     with Watched(net, optimizer, model_as="sgd") as watched:
         reading = watched.step()
@@ -257,9 +255,9 @@ def test_a_child_of_sgd_may_step_otherwise_so_it_is_refused() -> None:
 
 def test_wrong_words_and_maximize_are_refused() -> None:
     net = model()
-    with pytest.raises(UsageError, match="optimizer_model='adam'; expected one of auto, sgd"):
+    with pytest.raises(UsageError, match="optimizer_model must be one of 'auto', 'sgd', got 'adam'"):
         OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1), model_as="adam")
-    with pytest.raises(UnsupportedError, match="maximize=True is not modelled: negate the loss"):
+    with pytest.raises(UnsupportedError, match=r"maximize=True is not supported. Negate the loss"):
         OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1, maximize=True))
 
 
@@ -267,12 +265,12 @@ def test_wrong_words_and_maximize_are_refused() -> None:
 def test_a_proxy_does_not_hide_maximize(kind: Any) -> None:
     """The influences would have the wrong sign."""
     net = model()
-    with pytest.raises(UnsupportedError, match="maximize=True is not modelled: negate the loss"):
+    with pytest.raises(UnsupportedError, match=r"maximize=True is not supported. Negate the loss"):
         OptimizerReader(net, kind(net.parameters(), lr=0.1, maximize=True), model_as="sgd")
     optimizer = kind(net.parameters(), lr=0.1)
     with Watched(net, optimizer, model_as="sgd") as watched:
         optimizer.param_groups[0]["maximize"] = True
-        with pytest.raises(UnsupportedError, match="maximize=True is not modelled"):
+        with pytest.raises(UnsupportedError, match="maximize=True is not supported"):
             watched.step()
 
 
@@ -284,8 +282,8 @@ def test_a_proxy_does_not_hide_maximize(kind: Any) -> None:
         (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, ["momentum 0.9", "Nesterov", "weight decay 0.0005"]),
         (torch.optim.AdamW, {}, ["AdamW's second moment", "momentum 0.9", "weight decay 0.01"]),
         (torch.optim.Adam, {"betas": (0.0, 0.9)}, ["Adam's second moment"]),
-        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own way of stepping", "momentum 0.5"]),
-        (torch.optim.Adafactor, {}, ["Adafactor's own way of stepping"]),
+        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own update rule", "momentum 0.5"]),
+        (torch.optim.Adafactor, {}, ["Adafactor's own update rule"]),
     ],
 )  # fmt: skip
 def test_what_a_proxy_drops_is_read_from_the_optimizer(
@@ -308,7 +306,7 @@ def test_plain_sgd_that_gets_momentum_is_no_longer_exact_and_refused() -> None:
         watched.step(0)
         optimizer.param_groups[0]["momentum"] = 0.9
         with pytest.raises(
-            UnsupportedError, match=r"plain when recording began; now it has momentum 0.9.*without optim"
+            UnsupportedError, match=r"plain when recording began, but now has momentum 0.9.*without optim"
         ):
             watched.step(1)
 
@@ -339,7 +337,7 @@ def test_a_parameter_without_gradient_beside_others_with_momentum_is_refused() -
         watched.reader.begin()
         (net.get_parameter("0.weight").sum()).backward()
         with pytest.raises(
-            UnsupportedError, match=r"3 parameters of an optimizer group got no gradient.*group of their own"
+            UnsupportedError, match=r"3 parameters of an optimizer group got no gradient.*group without momentum"
         ):
             optimizer.step()
 
@@ -350,7 +348,7 @@ def test_momentum_that_begins_at_different_times_in_one_group_is_refused() -> No
     with Watched(net, optimizer) as watched:
         watched.step()
         optimizer.state[net.get_parameter("0.bias")].clear()
-        with pytest.raises(UnsupportedError, match="momentum buffer and others do not yet"):
+        with pytest.raises(UnsupportedError, match=r"only some parameters .* have a momentum buffer"):
             watched.step()
 
 
@@ -363,7 +361,7 @@ def test_momentum_switched_on_begins_from_nothing_and_switched_off_is_refused() 
         assert watched.step(1).groups["momentum"] == [0.0]  # torch sets the buffer to the gradient
         assert watched.step(2).groups["momentum"] == [0.9]
         optimizer.param_groups[0]["momentum"] = 0.0
-        with pytest.raises(UnsupportedError, match="switched off"):
+        with pytest.raises(UnsupportedError, match="momentum was set to 0"):
             watched.step(3)
 
 
@@ -400,7 +398,7 @@ def test_scaling_that_is_no_clipping_by_norm_is_refused(norm_type: float) -> Non
     for scale in (True, False):
         reader = OptimizerReader(net, optimizer)
         reader.attach()
-        with pytest.raises(UnsupportedError, match="same norm at every clipped step"):
+        with pytest.raises(UnsupportedError, match="clip_grad_norm_ with a constant max_norm"):
             train(reader, scale)
         reader.detach()
     reader = OptimizerReader(net, optimizer, clip_norm="varies")
@@ -438,7 +436,9 @@ def test_a_parameter_that_joins_later_is_refused() -> None:
     with Watched(net, optimizer) as watched:
         watched.step()
         net.get_parameter("0.bias").requires_grad_(True)
-        with pytest.raises(CoverageError, match=r"1 parameters, the first of shape \(4,\), are trained now.*new run"):
+        with pytest.raises(
+            CoverageError, match=r"1 parameters \(the first has shape \(4,\)\) are trained now.*new run"
+        ):
             watched.step()
 
 

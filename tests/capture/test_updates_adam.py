@@ -96,7 +96,8 @@ def test_parameters_that_join_later_need_a_group_of_their_own() -> None:
     optimizer.step()
     with (
         pytest.raises(
-            UnsupportedError, match=r"have taken \[0.0, 1.0\] steps; put parameters that join later into a group"
+            UnsupportedError,
+            match=r"different step counts: \[0.0, 1.0\]. Put parameters that join later into their own group",
         ),
         Watched(net, optimizer) as watched,
     ):
@@ -134,7 +135,7 @@ def test_a_child_of_adamw_and_maximize_are_refused() -> None:
     net = model()
     with pytest.raises(UnsupportedError, match="Mine"):
         OptimizerReader(net, Mine(net.parameters()))
-    with pytest.raises(UnsupportedError, match="maximize=True is not modelled"):
+    with pytest.raises(UnsupportedError, match="maximize=True is not supported"):
         OptimizerReader(net, torch.optim.AdamW(net.parameters(), maximize=True))
 
 
@@ -162,5 +163,7 @@ def test_a_step_that_a_scaler_skips_is_not_read(fused: bool) -> None:
 
 @pytest.mark.parametrize("bad", [False, True])
 def test_gradients_that_a_fused_step_unscales_by_itself_are_refused(bad: bool) -> None:
-    with pytest.raises(UnsupportedError, match=r"takes the loss scale out.*Call scaler.unscale_\(optimizer\) before"):
+    with pytest.raises(
+        UnsupportedError, match=r"unscales gradients inside its own step.*Call scaler.unscale_\(optimizer\) before"
+    ):
         scaled_step(fused=True, unscale=False, bad=bad)

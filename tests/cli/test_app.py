@@ -85,13 +85,13 @@ def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> N
     ("args", "says"),
     [
         (["query", "RUN", "--queries", "nothing", "--trust-recipe"], "few, test"),
-        (["query", "RUN", "--queries", "few:3", "--trust-recipe"], "an index from 0 to 2"),
-        (["query", "RUN", "--queries", "few", "--recipe", "no.such:thing"], "cannot be imported"),
+        (["query", "RUN", "--queries", "few:3", "--trust-recipe"], "must be between 0 and 2"),
+        (["query", "RUN", "--queries", "few", "--recipe", "no.such:thing"], "could not import"),
         (["query", "RUN", "--queries", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
         (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "Steps with weights: "),
         (["query", "RUN", "--queries", "few", "--contraction", "often"], "auto, always, never, when_expanding"),
         (["query", "RUN", "--queries", "few", "--per", "step"], "'sample', 'occurrence'"),
-        (["embed", "RUN", "--at", "100000"], "expected 'final' or a step from 1"),
+        (["embed", "RUN", "--at", "100000"], "at must be 'final' or a step from 1"),
         (["inspect", "nowhere"], "does not exist"),
         (["export", "RUN", "--to", "xml"], "parquet, csv"),
         (["erase", "RUN", "abc", "--yes"], "integers"),
@@ -226,5 +226,5 @@ def test_compress_as_json_and_without_a_limit(tmp_path: Path) -> None:
     assert report["path"] == str(tmp_path / "small")
     assert report["energy"] == pytest.approx(1.0, abs=1e-9)
     assert report["bytes_after"] > 0
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="already exists"):
         call("compress", tmp_path / "run", tmp_path / "small")

@@ -133,7 +133,7 @@ def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path
     assert other.samples is not None
     args = ("--queries", "few", "--sample", other.samples[0], "--step", str(int(other.step[0])))
     assert values("overwriting", run, *args)["steps"] == [int(other.step[0])]
-    with pytest.raises(UsageError, match="did not occur at step 0"):
+    with pytest.raises(UsageError, match="was not used at step 0"):
         call("overwriting", run, *args[:-1], "0", *TRUST)
     text = call("overwriting", run, "--queries", "few", "--sample", str(sample), "--step", "0", "--top", "3", *TRUST)
     assert "Overwritten by" in text
@@ -199,11 +199,11 @@ def test_one_line_of_caveats_and_all_of_them_as_notes(run: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["timeline", "--queries", "nothing"], "the run and its recipe have: few, more, test"),
-        (["overwriting", "--queries", "few", "--sample", "99999999"], "did not occur"),
+        (["timeline", "--queries", "nothing"], "The run and its recipe have: few, more, test"),
+        (["overwriting", "--queries", "few", "--sample", "99999999"], "was not used"),
         (["overwriting", "--queries", "few", "--sample", "abc"], "integers"),
-        (["evolution", "--queries", "few", "--by", "colour"], "expected thirds, steps, source, label"),
-        (["sources", "--queries", "few", "--queries", "few"], "named twice"),
+        (["evolution", "--queries", "few", "--by", "colour"], "'thirds', 'steps', 'source', 'label'"),
+        (["sources", "--queries", "few", "--queries", "few"], "listed twice"),
     ],
 )
 def test_errors_say_what_to_do(run: Path, args: list[str], says: str) -> None:

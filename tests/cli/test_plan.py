@@ -102,7 +102,7 @@ def test_the_files_neighbours_come_after_what_is_installed(file: Path) -> None:
 
     (file.parent / "plotly.py").write_text("WIDTH = 5\n")
     file.write_text(FILE.replace("from neighbour", "from plotly"))
-    said = rf"cannot import name 'WIDTH' from 'plotly'.*finds 'plotly' in {Path(plotly.__file__).parent}, before {file.parent}"
+    said = rf"cannot import name 'WIDTH' from 'plotly'.*imports 'plotly' from {Path(plotly.__file__).parent}, which shadows {file.parent}"
     with pytest.raises(UsageError, match=said):
         load(f"{file}:recipe")
     assert sys.path[-1] == str(file.parent)

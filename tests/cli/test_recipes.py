@@ -205,7 +205,9 @@ def test_a_name_that_an_installed_package_has_too(hostile: Hostile, here: Path) 
     run, installed = renamed(hostile.mine, here / "run", "plotly:recipe"), Path(plotly.__file__).parent
     actual = CliRunner().invoke(app, ["query", str(run), "--queries", "test", "--trust-recipe"])
     assert "has no attribute 'recipe'" in str(actual.exception)
-    assert f"Python finds 'plotly' in {installed}, before {here / 'plotly.py'}: rename" in str(actual.exception)
+    assert f"Python imports 'plotly' from {installed}, which shadows {here / 'plotly.py'}. Rename" in str(
+        actual.exception
+    )
 
 
 def test_a_folder_that_was_removed_is_looked_into_by_nobody(here: Path) -> None:

@@ -272,7 +272,7 @@ def test_what_cannot_be_stacked_is_replayed_plainly() -> None:
 
     actual = leave_out(branched, REMOVALS, "q")
     assert_rows(actual, expected_rows(partial(branched)))
-    with pytest.raises(UnsupportedError, match="cannot be stacked"):
+    with pytest.raises(UnsupportedError, match="cannot be vectorised"):
         leave_out(branched, REMOVALS, "q", vectorised=True)
 
 

@@ -111,7 +111,7 @@ def test_gradients_are_those_of_one_query_at_a_time() -> None:
 
 def test_what_is_not_there_or_not_a_loss_is_refused() -> None:
     recipe = examples.make()
-    with pytest.raises(UsageError, match="it has: q"):
+    with pytest.raises(UsageError, match="It has: q"):
         losses(recipe, "other")
     with pytest.raises(UsageError, match="scalar"):
         losses(recipe, lambda m: torch.zeros(2, 2))

@@ -142,7 +142,7 @@ def test_an_update_that_torch_did_not_take_is_an_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         update, "update", lambda now, g, steps, norm: original(now, g, [c._replace(rate=0.1) for c in steps], norm)
     )
-    with pytest.raises(NumericalError, match="not the step that the optimizer took"):
+    with pytest.raises(NumericalError, match="differs from the step that the optimizer took"):
         reverse(examples.make, "q")
 
 
@@ -289,7 +289,7 @@ def test_an_earlier_model_is_asked_at_its_step(tmp_path: Path) -> None:
     actual = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
     assert actual.at == 4
     assert max(actual.steps) == 3
-    assert "not compared" in actual.caveats[0]
+    assert "not checked against the run" in actual.caveats[0]
 
 
 def test_a_recipe_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

@@ -230,22 +230,22 @@ def test_another_recipe_is_refused(stored: int | None, words: str, tmp_path: Pat
     query = recipe.queries["q"]
     with pytest.raises(MismatchError, match=words):
         tokens(run, NAME, query, [(1, 0)], args={"seed": 1})
-    with pytest.raises(MismatchError, match="not the one that was recorded"):
+    with pytest.raises(MismatchError, match="differs from the recorded one"):
         tokens(run, NAME, query, [(1, 0)], args={"seed": 1}, check=False)
 
 
 def test_questions_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     run, recipe = recorded(tmp_path / "run", {})
     query = recipe.queries["q"]
-    with pytest.raises(UsageError, match="expected a step from 0 to 5"):
+    with pytest.raises(UsageError, match="must be between 0 and 5"):
         tokens(run, NAME, query, [(1, 6)])
-    with pytest.raises(UsageError, match="does not occur in step 0"):
+    with pytest.raises(UsageError, match="is not used in step 0"):
         tokens(run, NAME, query, [(7, 0)])
-    with pytest.raises(UsageError, match="at least one"):
+    with pytest.raises(UsageError, match="hits must not be empty"):
         tokens(run, NAME, query, [])
-    with pytest.raises(UsageError, match="either a query batch or vectors"):
+    with pytest.raises(UsageError, match="either a query batch, or batch=None and vectors="):
         tokens(run, NAME, None, [(1, 0)])
-    with pytest.raises(UsageError, match="expected finite numbers"):
+    with pytest.raises(UsageError, match="vectors must be finite"):
         tokens(run, NAME, None, [(1, 0)], vectors=torch.zeros(2, 3))
 
 

@@ -36,10 +36,10 @@ def test_sources_labels_and_names(plain: Small) -> None:
 @pytest.mark.parametrize(
     ("by", "says"),
     [
-        ("colour", "expected thirds, steps, source, label"),
-        ({"a": [77]}, "never occurred"),
+        ("colour", "'thirds', 'steps', 'source', 'label'"),
+        ({"a": [77]}, "are not in the run"),
         ({"a": [1], "b": [1]}, "two groups"),
-        ({}, "or there is none"),
+        ({}, "at least one sample"),
     ],
 )
 def test_errors_say_what_to_do(plain: Small, by: str | dict[str, list[int]], says: str) -> None:
@@ -53,6 +53,6 @@ def test_samples_without_a_source_are_a_group_of_their_own(plain: Small, monkeyp
     names, group = grouped(plain.run, "source")
     assert {names[k] for k, i in zip(group, IDS, strict=True) if i == 4} == {"(not given)"}
     monkeypatch.setattr(type(plain.run), "content", lambda self, ids: {})
-    with pytest.raises(UsageError, match="holds no source"):
+    with pytest.raises(UsageError, match="has no source for its samples"):
         grouped(plain.run, "source")
     assert np.unique(group).tolist() == [0, 1, 2, 3]

@@ -34,7 +34,7 @@ def test_only_what_hurts_is_harmful_and_late_uses_can_be_left_out(plain: Small) 
         assert s.influence == pytest.approx(float(answer.sum_over([s.sample], steps=range(STEPS - 4)).mean()), rel=1e-9)
         assert s.last == max(t for t in range(STEPS - 4) if s.sample in ids_of(t))
     assert "left out" in " ".join(early.words)
-    with pytest.raises(UsageError, match=f"expected 0 to {STEPS - 1}"):
+    with pytest.raises(UsageError, match=f"between 0 and {STEPS - 1}"):
         harmful(plain.run, plain.model, loss, plain.queries, without_last=STEPS)
 
 

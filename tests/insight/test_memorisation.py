@@ -56,5 +56,5 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
 def test_ids_must_fit(plain: Small) -> None:
     with pytest.raises(UsageError, match="2 losses for 1 ids"):
         memorisation(plain.run, plain.model, loss, batch_of([1, 2]), [1])
-    with pytest.raises(UsageError, match="'77' never occurred"):
+    with pytest.raises(UsageError, match="'77' was never used"):
         memorisation(plain.run, plain.model, loss, batch_of([1]), [77])

@@ -35,7 +35,7 @@ def test_neighbours_are_cosines_of_summed_embeddings(embedded: tuple[Run, nn.Mod
     assert [x.similarity for x in result.neighbours] == pytest.approx([cosine[k] for k in order], abs=1e-5)
     assert result.as_dict()["neighbours"][0]["sample"] == int(ids[order[0]])
     assert "neighbours" in result.drawings()
-    with pytest.raises(UsageError, match="did not occur"):
+    with pytest.raises(UsageError, match="was never used"):
         insight.neighbours(run, 999)
 
 

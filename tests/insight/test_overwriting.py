@@ -112,11 +112,11 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     assert told["lost"] == actual.lost
     assert len(told["by_step"]) == STEPS
     assert len(actual.to_pandas()) == len(actual.overwritten_by)
-    assert "influence taken away" in actual.figure().to_json()
+    assert "influence overwritten" in actual.figure().to_json()
 
 
 def test_a_sample_that_was_not_there_is_refused(plain: Small) -> None:
-    with pytest.raises(UsageError, match="did not occur before"):
+    with pytest.raises(UsageError, match="was not used before"):
         overwriting(plain.run, plain.model, loss, plain.queries, 77)
     absent = next(t for t in range(STEPS) if 4 not in ids_of(t))
     with pytest.raises(UsageError, match=f"at step {absent}"):

@@ -238,11 +238,11 @@ def test_short_runs_and_wrong_arguments() -> None:
     assert actual.shape == "too short"
     assert "19 steps are too few" in actual.words
     assert actual.as_dict()["windows"] == []
-    with pytest.raises(UsageError, match="one number a step"):
+    with pytest.raises(UsageError, match="one number per step"):
         phases(np.ones((4, 4)))
     with pytest.raises(UsageError, match="samples \\(3,\\)"):
         phases(np.ones(40), samples=[1, 2, 3])
-    with pytest.raises(UsageError, match="99 draws"):
+    with pytest.raises(UsageError, match="draws at least 99"):
         phases(np.ones(40), draws=10)
 
 

@@ -101,9 +101,9 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
 
 
 def test_wrong_arguments(plain: Small) -> None:
-    with pytest.raises(UsageError, match="one or more, and 40"):
+    with pytest.raises(UsageError, match="draws of at least 40"):
         sources(plain.run, plain.model, loss, {})
-    with pytest.raises(UsageError, match="expected source or label"):
+    with pytest.raises(UsageError, match="by must be 'source' or 'label'"):
         sources(plain.run, plain.model, loss, {"a": plain.queries}, by="colour")
     assert torch.is_grad_enabled()
 

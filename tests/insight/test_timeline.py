@@ -81,7 +81,7 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
     told = actual.as_dict()
     assert told["phases"]["shape"] == "too short"
     assert "per unit of learning rate" in told["unit"]
-    assert any("the mean over 4 queries" in note for note in told["caveats"])
+    assert any("the mean loss of 4 queries" in note for note in told["caveats"])
     assert len(actual.to_pandas()) == STEPS
     assert list(actual.drawings()) == ["timeline", "loss"]
     assert not any("clipped" in note for note in told["caveats"])
@@ -101,7 +101,7 @@ def test_phases_are_sought_in_the_sizes_and_know_how_many_samples_a_step_had(
     (values, samples) = sought[0]
     assert values is actual.size
     assert samples == STEPS * [3]
-    assert any("phases are sought in the mean size" in note for note in actual.caveats)
+    assert any("phases are detected in mean" in note for note in actual.caveats)
 
 
 def test_parameter_groups_count_by_their_largest_rate(tmp_path: Path) -> None:

@@ -144,20 +144,20 @@ def test_an_iterable_data_set_needs_a_column() -> None:
     carry(batches, "uid")
     assert carried(batches)[2] == (["u6"], [6.0])
     carry(batches, None)
-    with pytest.raises(UsageError, match=r"expected the key 'sample_id', found \['uid', 'x'\].*must yield an id"):
+    with pytest.raises(UsageError, match=r"no id under the key 'sample_id', only \['uid', 'x'\].*must yield an id"):
         next(iter(batches))
-    with pytest.raises(UsageError, match="a list of ids for Stream, an iterable data set"):
+    with pytest.raises(UsageError, match="cannot be a list for Stream, an iterable dataset"):
         carry(batches, [1, 2, 3])
 
 
 def test_what_has_no_ids_is_refused() -> None:
-    with pytest.raises(UsageError, match="found ids of type float; expected all ints or all strings"):
+    with pytest.raises(UsageError, match="ids must be all ints or all strings, got float"):
         encoded([1.5, 2.5])  # type: ignore[list-item]
-    with pytest.raises(UsageError, match="found 3 ids for 7 items"):
+    with pytest.raises(UsageError, match="got 3 ids for 7 items"):
         carry(loader(), [1, 2, 3])
     with pytest.raises(UsageError, match="batch_size=None"):
         carry(DataLoader(items(), batch_size=None), None)
     words = DataLoader({"a": items()[0]}, batch_size=1, sampler=["a"], collate_fn=stack)  # type: ignore[arg-type, var-annotated]
     carry(words, None)
-    with pytest.raises(UsageError, match="asks the training data for 'a'; expected a number"):
+    with pytest.raises(UsageError, match="requests item 'a' of the training data, which is not a number"):
         next(iter(words))

@@ -308,14 +308,14 @@ def test_a_checkpoint_without_a_run_is_refused(tmp_path: Path) -> None:
 
     trainer(tmp_path, None, callbacks=[saves()], enable_checkpointing=True, max_epochs=1).fit(Net(), loader())
     made = trainer(tmp_path, tmp_path / "run", callbacks=[saves()], enable_checkpointing=True)
-    with pytest.raises(UsageError, match=r"from step 8, but .* holds no run"):
+    with pytest.raises(UsageError, match=r"at step 8, but .* has no run"):
         made.fit(Net(), loader(), ckpt_path=tmp_path / "saved" / "last.ckpt", weights_only=False)
 
 
 def test_a_first_run_stays_when_training_begins_again(tmp_path: Path) -> None:
     trainer(tmp_path, tmp_path / "run", max_epochs=1).fit(Net(), loader())
     module = Net()
-    with pytest.raises(StoreError, match="already holds a run"):
+    with pytest.raises(StoreError, match="already contains a run"):
         trainer(tmp_path, tmp_path / "run", max_epochs=1).fit(module, loader())
     assert backstory.open(tmp_path / "run").n_steps == 8
 
@@ -347,16 +347,16 @@ def test_a_stream_with_ids_is_fetched_one_batch_ahead(tmp_path: Path) -> None:
 
 
 def test_data_whose_samples_have_no_ids_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no id: expected the key 'sample_id', found tuple"):
+    with pytest.raises(UsageError, match="has no id under the key 'sample_id', only tuple"):
         trainer(tmp_path, tmp_path / "run").fit(Net(), DataLoader(Stream(), batch_size=SIZE))
-    with pytest.raises(UnsupportedError, match="from a list; expected one torch DataLoader"):
+    with pytest.raises(UnsupportedError, match="from a single torch DataLoader, got list"):
         trainer(tmp_path, tmp_path / "run").fit(Net(), [loader(), loader()])
 
 
 def test_manual_optimization_is_refused(tmp_path: Path) -> None:
     module = Net()
     module.automatic_optimization = False
-    with pytest.raises(UnsupportedError, match=r"automatic_optimization=False.*loop by hand"):
+    with pytest.raises(UnsupportedError, match=r"automatic_optimization=False.*loop yourself"):
         trainer(tmp_path, tmp_path / "run", gradient_clip_val=None).fit(module, loader())
 
 

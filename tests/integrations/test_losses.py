@@ -75,7 +75,7 @@ def test_the_divisor_is_found_by_the_loss() -> None:
     assert fitting(2.01, 18.0, [9, 3]) == [9], "half precision is coarse"
     assert fitting(0.0, 0.0, [9]) == [9], "a text without a loss"
     assert fitting(2.0, 18.0, []) == []
-    with pytest.raises(UnsupportedError, match=r"loss is 3, but .* divided by \[9, 3\], make \[2.0, 6.0\]"):
+    with pytest.raises(UnsupportedError, match=r"loss is 3, but .* divided by \[9, 3\] give \[2.0, 6.0\]"):
         fitting(3.0, 18.0, [9, 3])
 
 

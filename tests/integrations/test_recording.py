@@ -80,7 +80,7 @@ def test_defaults_follow_the_loss_that_was_named() -> None:
     assert (
         Recording("x", "token-mean", None, {"curvature": "empirical"})._arguments["settings"].curvature == "empirical"
     )
-    with pytest.raises(UsageError, match="found loss_reduction='weights'; expected one of 'mean', 'sum', 'token-mean'"):
+    with pytest.raises(UsageError, match="loss_reduction must be one of 'mean', 'sum', 'token-mean', got 'weights'"):
         Recording("x", "weights", None, {})
-    with pytest.raises(UsageError, match="found resume=, which the trainer itself decides"):
+    with pytest.raises(UsageError, match="resume= is set by the trainer"):
         Recording("x", "mean", None, {"resume": True})

@@ -85,9 +85,9 @@ def test_masked_positions_have_no_seed_and_are_not_counted(kind: str) -> None:
 
 
 def test_what_cannot_be_right_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="backward passes a step"):
+    with pytest.raises(UnsupportedError, match="backward passes per step"):
         next(iter(exact_seeds(torch.zeros(2, 600), "cross-entropy")))
     with pytest.raises(UsageError, match="classes last"):
         check(torch.zeros(3), "cross-entropy", None)
-    with pytest.raises(UsageError, match="mask of shape"):
+    with pytest.raises(UsageError, match="mask must have shape"):
         check(torch.zeros(2, 3, 4), "cross-entropy", torch.ones(2, 4))

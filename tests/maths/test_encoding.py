@@ -116,7 +116,7 @@ def test_spread_repeats_each_blocks_number() -> None:
 
 def test_an_unknown_encoding_is_refused_with_the_known_ones() -> None:
     assert check("int8") == "int8"
-    with pytest.raises(UsageError, match=r"'int4'.*float16, int8, float32, float64"):
+    with pytest.raises(UsageError, match=r"one of 'float16', 'int8', 'float32', 'float64', got 'int4'"):
         check("int4")
 
 
@@ -162,7 +162,7 @@ def test_rows_without_factors_are_left_alone() -> None:
 def test_what_is_no_outer_product_is_refused() -> None:
     rows = products(3)
     rows[1, 0] += 1.0
-    with pytest.raises(UsageError, match=r"4 × 3 numbers that is not the product.*projection='learned'"):
+    with pytest.raises(UsageError, match=r"4 × 3 is not an outer product.*projection='learned'"):
         split_factors(rows, BLOCKS)
 
 

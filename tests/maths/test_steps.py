@@ -228,5 +228,5 @@ def test_clipping_takes_out_only_the_recorded_share_of_the_gradient() -> None:
 def test_what_the_sum_of_losses_is_divided_by() -> None:
     tokens = torch.tensor([3, 4])
     assert [loss_divisor(r, 2, tokens) for r in ("mean", "sum", "token-mean")] == [2, 1, 7]
-    with pytest.raises(UsageError, match="no token with a loss"):
+    with pytest.raises(UsageError, match="no token in the batch has a loss"):
         loss_divisor("token-mean", 2, torch.zeros(2))

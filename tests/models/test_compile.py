@@ -92,6 +92,8 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     model = make("nanoGPT")
     wrapped = nn.parallel.DistributedDataParallel(model)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(UnsupportedError, match=r"DistributedDataParallel shares .* 2 processes.*Train in one process"):
+    with pytest.raises(
+        UnsupportedError, match=r"DistributedDataParallel splits training across 2 processes.*Train in one process"
+    ):
         backstory.record(wrapped, adamw(model), tmp_path / "run", loss_reduction="mean")
     assert not (tmp_path / "run").exists()

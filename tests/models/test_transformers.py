@@ -161,7 +161,7 @@ def test_optimizers_that_are_not_modelled_are_refused_with_the_way_out(name: str
     for p in model.parameters():
         p.requires_grad_(p.dim() == 2)  # all that Muon takes
     optimizer = getattr(torch.optim, name)([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    with pytest.raises(UnsupportedError, match=rf"{name} are not modelled.*optimizer_model='sgd'"):
+    with pytest.raises(UnsupportedError, match=rf"{name} is not supported.*optimizer_model='sgd'"):
         train(tmp_path / "run", model, optimizer)
     assert not (tmp_path / "run").exists()
     actual, expected = train(tmp_path / "run", model, optimizer, optimizer_model="sgd")

@@ -33,15 +33,13 @@ def test_rows_are_counted_as_they_come() -> None:
     spent = budget(Numbers(16, 100), most=1500)
     spent.spend(0, 3)
     spent.spend(1, 2)
-    with pytest.raises(DiskError, match=r"stopped before step 2: .* max_bytes=1,500\. The 2 steps before it are safe"):
+    with pytest.raises(DiskError, match=r"stopped before step 2: .* max_bytes=1,500\. The 2 earlier steps are safe"):
         spent.spend(2, 1)
 
 
 @pytest.mark.parametrize("began", [0, 5])
 def test_a_plan_is_checked_once_at_the_first_step(began: int) -> None:
-    with pytest.raises(
-        DiskError, match=rf"plan of {began + 11} steps with 2 samples needs about 2,200 bytes.*Nothing was"
-    ):
+    with pytest.raises(DiskError, match=rf"{began + 11} steps of 2 samples need about 2,200 bytes.*Nothing was"):
         budget(Numbers(16, 100), began=began, planned=began + 11, most=2000).spend(began, 2)
     fits = budget(Numbers(16, 100), began=began, planned=began + 10, most=2000)
     for step, batch in enumerate((2, 3, 2)):  # of 3 at every step it would not
@@ -70,7 +68,5 @@ def test_a_plan_waits_for_the_width_too() -> None:
         if fits:
             spent.spend(2, 2)
             continue
-        with pytest.raises(
-            DiskError, match=r"plan of 103 steps.*2,020 bytes.*The 2 steps before it are safe\. Lower rank="
-        ):
+        with pytest.raises(DiskError, match=r"103 steps.*2,020 bytes.*The 2 earlier steps are safe\. Lower rank="):
             spent.spend(2, 2)

@@ -111,7 +111,7 @@ def test_attention_is_found_and_left_out_as_a_whole_is_right(tmp_path: Path) -> 
     share = float(expected.mean(0).square().sum() / everything.mean(0).square().sum())
     assert actual.table.coverage.tolist() == pytest.approx([share], rel=1e-10)
     (note,) = [n for n in backstory.open(tmp_path / "run").caveats() if "not recorded" in n]
-    assert note == f"4 parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm"
+    assert note == f"4 parameters are not recorded; the recorded ones cover {share:.1%} of the gradient (squared norm)"
 
 
 class Gain(nn.Module):
@@ -277,7 +277,7 @@ def shrinking(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         (penalty, r"create_graph=True ran in this step, as for a gradient penalty"),
         (adversarial, r"torch.autograd.grad ran .* adversarial .*before rec.step\(\)"),
         (adversarial_by_backward, r"2 backward passes ran .* declares 1 micro-batches"),
-        (shrinking, r"0.06 times the parameter itself, as an L2 term .* add 0.06 to weight_decay= of SGD or Adam"),
+        (shrinking, r"0.06 times the parameter itself, as from an L2 term .* add 0.06 to weight_decay= of SGD or Adam"),
     ],
 )
 def test_what_the_step_shows_of_the_cause_is_named(
@@ -334,7 +334,7 @@ def test_nan_that_somebody_writes_into_a_gradient_is_refused(settings: dict[str,
     optimizer = sgd(model)
     with (
         backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec,
-        pytest.raises(NumericalError, match=r"wrote NaN or Inf to .grad after backward"),
+        pytest.raises(NumericalError, match=r"NaN or Inf was written to .grad after backward"),
         rec.step(ids_of(0)),
     ):
         cross_entropy(model, batch_of(ids_of(0))).mean().backward()

@@ -182,7 +182,7 @@ def test_a_mean_over_a_samples_own_tokens_multiplies_kappa_by_their_number(how: 
 
 @pytest.mark.parametrize(
     ("reduction", "says"),
-    [("mean", "loss_reduction='mean' needs the number of loss terms"), ("token-mean", "needs the number of tokens")],
+    [("mean", "loss_reduction='mean' needs the number of terms"), ("token-mean", "needs the token count")],
 )
 def test_missing_tokens_are_asked_for_before_the_model_moves(reduction: str, says: str, tmp_path: Path) -> None:
     model = seeded(Tiny())

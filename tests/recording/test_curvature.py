@@ -195,13 +195,13 @@ def test_adjoint_equals_embeddings_with_rows_of_their_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("curvature", "call", "says"),
     [
-        ("sampled", None, "call s.outputs"),
+        ("sampled", None, "Call s.outputs"),
         ("exact:5", ("cross-entropy", None), "exact:3"),
-        ("sampled", ("other", None), "not known"),
-        ("sampled:x", None, "expected 'empirical'"),
-        ("exact", None, "expected 'empirical'"),
+        ("sampled", ("other", None), "is not supported"),
+        ("sampled:x", None, "curvature must be 'auto', 'empirical'"),
+        ("exact", None, "curvature must be 'auto', 'empirical'"),
         ("sampled:0", None, "at least 1"),
-        ("sampled", ("squared-error", None), "'sum' or their 'mean'"),
+        ("sampled", ("squared-error", None), "'sum' or 'mean' when a sample has several loss terms"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, curvature: str, call: tuple[str, None] | None, says: str) -> None:

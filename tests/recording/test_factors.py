@@ -99,7 +99,9 @@ def test_what_passes_a_layer_more_than_once_is_stored_whole(
 
 
 def test_a_layer_that_is_passed_more_often_later_is_refused_and_the_run_is_whole(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"step 1 passes the layer of 'weight' 3 times .*projection='learned'"):
+    with pytest.raises(
+        UsageError, match=r"step 1 a sample passes the layer of 'weight' 3 times .*projection='learned'"
+    ):
         layer_run(tmp_path / "run", 1, 3)
     assert backstory.open(tmp_path / "run")._store.verify() == []
 

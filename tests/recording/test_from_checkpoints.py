@@ -180,14 +180,14 @@ def test_the_last_checkpoint_is_the_model_and_others_can_be_asked_too(optimizer:
     assert run.n_steps == 5
     answer = run.query(plan.model, plan.loss, plan.queries["q"])
     assert (answer.at, len(answer)) == (5, 5 * SIZE)
-    assert "made from 2 checkpoints for 5 steps" in answer.caveats[1]
+    assert "reconstructed from 2 checkpoints for 5 steps" in answer.caveats[1]
     assert "follows it" in answer.caveats[1]
-    assert "made from 2 checkpoints" in inspect(tmp_path / "made")["caveats"][0]
+    assert "reconstructed from 2 checkpoints" in inspect(tmp_path / "made")["caveats"][0]
     assert run.config["from_checkpoints"]["steps"] == [0, 2, 5]
     earlier = make(optimizer)
     load(earlier, every[2])
     assert run.query(earlier.model, plan.loss, plan.queries["q"], at=2).scores.shape == (2, 2 * SIZE)
-    with pytest.raises(MismatchError, match="not the one of step 5"):
+    with pytest.raises(MismatchError, match="not those of step 5"):
         run.query(earlier.model, plan.loss, plan.queries["q"])
 
 
@@ -218,17 +218,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     one, two = snapshot(1, recipe), snapshot(2, recipe)
     path = tmp_path / "made"
     for wrong in ([], [two, one], [one, one], [snapshot(7, recipe)], [snapshot(0, recipe)]):
-        with pytest.raises(UsageError, match="expected different steps in order"):
+        with pytest.raises(UsageError, match="distinct steps in increasing order"):
             record_checkpoints(make(), wrong, path, **FULL)
-    with pytest.raises(UsageError, match="nearest='next'"):
+    with pytest.raises(UsageError, match=r"nearest must be one of .*, got 'next'"):
         record_checkpoints(make(), [one], path, nearest="next", **FULL)
-    with pytest.raises(UsageError, match="give all of them, or none"):
+    with pytest.raises(UsageError, match="for every checkpoint, or for none"):
         record_checkpoints(make(), [one, (2, two[1], None)], path, **FULL)
-    with pytest.raises(UsageError, match="resume= is decided"):
+    with pytest.raises(UsageError, match="resume= comes from the recipe"):
         record_checkpoints(make(), [one], path, resume=True, **FULL)
     with pytest.raises(MismatchError, match="does not fit the recipe's model"):
         record_checkpoints(make(), [(1, {}, None)], path, **FULL)
-    with pytest.raises(UsageError, match="expected a mapping"):
+    with pytest.raises(UsageError, match="must be a mapping"):
         record_checkpoints(make(), [(1, lambda: 3, None)], tmp_path / "other", **FULL)  # type: ignore[list-item, return-value]
 
 

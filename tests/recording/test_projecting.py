@@ -359,7 +359,7 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     assert actual["settings"]["rank"] == "auto:0.8/4"
     assert actual["damage"] == []
     dims = RunStore.open(tmp_path / "run").dims
-    assert actual["parameters"]["0.weight"] == f"9 × 12 -> {dims[0]} numbers a row"
+    assert actual["parameters"]["0.weight"] == f"9 × 12 -> {dims[0]} dimensions"
     assert "rank" in repr(actual["settings"])
 
 
@@ -403,6 +403,6 @@ def test_a_plan_is_held_against_the_width_that_was_chosen(tmp_path: Path) -> Non
     narrow: dict[str, Any] = {"rank": "auto:0.3", "max_bytes": 150_000}
     recorded(tmp_path / "run", planned=60, **narrow)
     assert 60 * 3 * 137 * 8 > 150_000
-    with pytest.raises(DiskError, match=r"plan of 60 steps.*The 4 steps before it are safe\. Lower rank="):
+    with pytest.raises(DiskError, match=r"60 steps of .*The 4 earlier steps are safe\. Lower rank="):
         recorded(tmp_path / "wide", planned=60, **{**narrow, "rank": "auto:0.9999", "max_bytes": 40_000})
     assert RunStore.open(tmp_path / "wide").n_steps() == 4

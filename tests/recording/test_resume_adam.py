@@ -179,10 +179,10 @@ def test_another_optimizer_is_refused(projection: str, tmp_path: Path) -> None:
     model = mlp()
     train(tmp_path / "adam", model, adamw(model), 2, projection=projection, rank=2)
     groups = [{"params": g["params"]} for g in adamw(model).param_groups]
-    with pytest.raises(MismatchError, match=r"recorded with AdamW, and the optimizer now is SGD. Resume with"):
+    with pytest.raises(MismatchError, match=r"recorded with AdamW, but the optimizer is SGD. Resume with"):
         train(tmp_path / "adam", model, torch.optim.SGD(groups, lr=0.1), 3, start=2, projection=projection, rank=2)
     assert backstory.open(tmp_path / "adam").n_steps == 2
     train(tmp_path / "sgd", model, sgd(model), 2, projection=projection, rank=2)
-    with pytest.raises(MismatchError, match=r"recorded with SGD, and the optimizer now is AdamW"):
+    with pytest.raises(MismatchError, match=r"recorded with SGD, but the optimizer is AdamW"):
         optimizer = torch.optim.AdamW(model.parameters())
         train(tmp_path / "sgd", model, optimizer, 3, start=2, projection=projection, rank=2)

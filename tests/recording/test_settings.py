@@ -22,12 +22,12 @@ from backstory.recording.settings import (
 
 def test_unknown_words_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match="loss_reduction='avg'; expected one of 'mean', 'sum', 'token-mean', 'weights'"
+        UsageError, match="loss_reduction must be one of 'mean', 'sum', 'token-mean', 'weights', got 'avg'"
     ):
         Settings().resolved("avg")
-    with pytest.raises(UsageError, match="projection='pca'; expected one of 'learned', 'random', 'mask', 'full'"):
+    with pytest.raises(UsageError, match="projection must be one of 'learned', 'random', 'mask', 'full', got 'pca'"):
         Settings(projection="pca")
-    with pytest.raises(UsageError, match="encoding 'int4'; expected one of float16, int8, float32, float64"):
+    with pytest.raises(UsageError, match="encoding must be one of 'float16', 'int8', 'float32', 'float64', got 'int4'"):
         Settings(encoding="int4")
     for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
         with pytest.raises(UsageError, match="must be at least 1"):
@@ -70,7 +70,7 @@ def test_forms_of_curvature(curvature: str, kind: str, passes: int, groups: int,
 
 @pytest.mark.parametrize("wrong", ["empirical/0", "empirical/x", "empirical:2", "/6", "sampled:0/3", "exact/3", ""])
 def test_curvature_that_means_nothing_is_refused(wrong: str) -> None:
-    with pytest.raises(UsageError, match=f"found curvature='{wrong}'; expected"):
+    with pytest.raises(UsageError, match=f"curvature .*, got '{wrong}'"):
         Settings(curvature=wrong)
 
 
@@ -99,11 +99,11 @@ def test_text_is_the_short_form_of_an_object(text: str, form: Curvature) -> None
 def test_fields_may_be_given_by_name_and_others_are_refused_with_close_ones() -> None:
     assert settings_of(None, {}) == Settings()
     assert settings_of(Settings(rank=4, seed=2), {"rank": 8}) == Settings(rank=8, seed=2)
-    with pytest.raises(UsageError, match=r"found projektion=, which is no setting.*Close to it: projection"):
+    with pytest.raises(UsageError, match=r"projektion= is not a recording setting.*Did you mean: projection"):
         settings_of(None, {"projektion": "full"})
-    with pytest.raises(UsageError, match=rf"found qqq=.*Expected one of {', '.join(NAMES)}"):
+    with pytest.raises(UsageError, match=rf"qqq= is not .*Settings are {', '.join(NAMES)}"):
         settings_of(None, {"qqq": 1})
-    with pytest.raises(UsageError, match=r"settings of type dict; expected backstory\.Settings"):
+    with pytest.raises(UsageError, match=r"settings must be a backstory\.Settings\(...\), got dict"):
         settings_of({"rank": 8}, {})  # type: ignore[arg-type]
 
 
@@ -128,7 +128,7 @@ def test_ranks_that_are_numbers_are_no_share() -> None:
 )  # fmt: skip
 def test_a_rank_that_means_nothing_is_refused(wrong: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"found rank='{wrong}'; expected a whole number.*'auto:S'.*such as 'auto:0.95'"
+        UsageError, match=rf"rank must be an integer.*'auto:S' \(such as 'auto:0.95'\).*, got '{wrong}'"
     ):
         Settings(rank=wrong)
 
@@ -137,6 +137,6 @@ def test_a_rank_that_means_nothing_is_refused(wrong: str) -> None:
 def test_only_a_learned_subspace_knows_the_energy(projection: str) -> None:
     with pytest.raises(
         UsageError,
-        match=rf"rank='auto:0.95' with projection='{projection}'; expected projection='learned'.*as a number",
+        match=rf"rank='auto:0.95' needs projection='learned'.*got projection='{projection}'.*as a number",
     ):
         Settings(projection=projection, rank="auto:0.95")

@@ -130,7 +130,8 @@ def test_an_interrupted_warm_up_waits_and_says_so(tmp_path: Path) -> None:
     assert run.n_steps == 0
     assert run._store.verify() == []
     with pytest.raises(
-        StoreError, match=r"no complete step yet: 2 warm-up steps wait for their basis.*resume=True, start=2"
+        StoreError,
+        match=r"no complete step yet: 2 warm-up steps are waiting for their projection.*resume=True, start=2",
     ):
         run.query(model, cross_entropy, batch_of([0]))
     optimizer = sgd(model)

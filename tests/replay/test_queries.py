@@ -60,12 +60,12 @@ def test_a_name_with_a_colon_is_a_name(run: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["nothing"], "no query set 'nothing'; the run and its recipe have: few, test"),
-        (["nothing:0"], "no query set 'nothing'; the run and its recipe have: few, test"),
-        (["few", "few"], "named twice"),
-        (["few", "test:4"], "query '4' of the set 'test'; expected an index from 0 to 3"),
-        (["few:-1"], "expected an index from 0 to 1"),
-        (["few:"], "expected an index from 0 to 1"),
+        (["nothing"], "no query set 'nothing'. The run and its recipe have: few, test"),
+        (["nothing:0"], "no query set 'nothing'. The run and its recipe have: few, test"),
+        (["few", "few"], "listed twice"),
+        (["few", "test:4"], "query set 'test' must be between 0 and 3, got '4'"),
+        (["few:-1"], "must be between 0 and 1"),
+        (["few:"], "must be between 0 and 1"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_weights_are_loaded(

@@ -44,12 +44,15 @@ def test_a_recipe_is_found_by_name_and_made_fresh() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no.such.module:f", r"'no.such.module:f' cannot be imported \(No module named 'no'\). Run where its package"),
-        (f"{HERE}:absent", "cannot be imported"),
-        (f"{HERE}:nothing", "returned int; expected backstory.Recipe"),
-        ("module", "found the recipe 'module'; expected package.module:function"),
-        (":f", "found the recipe ':f'; expected package.module:function"),
-        (".near:f", "found the recipe '.near:f'; expected package.module:function"),
+        (
+            "no.such.module:f",
+            r"could not import the recipe 'no.such.module:f' \(No module named 'no'\). Run from a place",
+        ),
+        (f"{HERE}:absent", "could not import the recipe"),
+        (f"{HERE}:nothing", "must return a backstory.Recipe, got int"),
+        ("module", "package.module:function, got 'module'"),
+        (":f", "package.module:function, got ':f'"),
+        (".near:f", "package.module:function, got '.near:f'"),
     ],
 )
 def test_names_that_lead_nowhere(name: str, message: str) -> None:
@@ -79,9 +82,9 @@ def test_a_package_that_another_one_hides(tmp_path: Path, monkeypatch: pytest.Mo
     (first / "once.py").write_text("import twice.part")
     (second / "os.py").write_text("")
     assert hidden("once") == hidden("spaced") == hidden("nowhere") == hidden("json") == ""
-    said = f"Python finds 'twice' in {first / 'twice.py'}, before {second / 'twice.py'}: rename the one that is yours."
+    said = f"Python imports 'twice' from {first / 'twice.py'}, which shadows {second / 'twice.py'}. Rename yours."
     assert hidden("twice.part") == said
-    assert f"before {second / 'os.py'}" in hidden("os")
+    assert f"which shadows {second / 'os.py'}" in hidden("os")
     with pytest.raises(UsageError, match=re.escape(said)):
         load_recipe("once:f")  # it is the module that was not found which is told
 
@@ -116,7 +119,7 @@ def test_weights_of_a_batch() -> None:
     assert torch.equal(weights(listed, 0), weights(counted, 0))
     with pytest.raises(UsageError, match="needs tokens="):
         weights(recipe(loss_reduction="token-mean"), 0)
-    with pytest.raises(UsageError, match="loss_reduction='median' in a recipe; expected one of mean, sum, token-mean"):
+    with pytest.raises(UsageError, match="must be one of 'mean', 'sum', 'token-mean', got 'median'"):
         weights(recipe(loss_reduction="median"), 0)
 
 

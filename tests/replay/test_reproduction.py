@@ -70,8 +70,8 @@ def test_without_stored_weights_a_mismatch_stays_open(tmp_path: Path) -> None:
         actual = reproduction(run, examples.NAME)
     assert not actual
     assert (actual.undecided, actual.different) == ((8,), ())
-    assert "not bit for bit those of the run" in str(actual)
-    assert "Another processor" in str(actual)
+    assert "not bit-identical to the run's" in str(actual)
+    assert "A different processor" in str(actual)
     assert "checkpoints=K" in str(actual)
 
 
@@ -168,7 +168,7 @@ def test_a_shorter_recipe_is_refused(tmp_path: Path) -> None:
         recipe = examples.make()
         return dataclasses.replace(recipe, batches=recipe.batches[:3])
 
-    with pytest.raises(UsageError, match="3 steps, the run 8"):
+    with pytest.raises(UsageError, match="3 steps, but the run has 8"):
         reproduces(run, short)
 
 

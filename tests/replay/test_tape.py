@@ -63,7 +63,7 @@ def test_an_uncleared_gradient_in_the_norm_is_refused() -> None:
 
 
 def test_at_beyond_the_recipe_is_refused() -> None:
-    with pytest.raises(UsageError, match="1 to 8"):
+    with pytest.raises(UsageError, match="at must be between 1 and 8"):
         Tape(examples.make, length=9)
 
 

@@ -86,7 +86,7 @@ def test_an_axis_is_not_windowed_by_a_few_far_values() -> None:
     assert (marks["x"], marks["customdata"]) == ([3, 7], [-90.0, 80.0])
     assert marks["marker"]["symbol"] == ["triangle-down", "triangle-up"]
     assert all(low < place < high for place in marks["y"])
-    assert drawn["layout"]["meta"]["key"][-1]["name"] == "triangles: 2 beyond the edge, −90 to +80"
+    assert drawn["layout"]["meta"]["key"][-1]["name"] == "triangles: 2 off the scale, −90 to +80"
     assert drawn["layout"]["xaxis"]["range"] == [0, 399]
     valid(drawn)
 

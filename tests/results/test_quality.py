@@ -43,7 +43,7 @@ def test_the_verdict_is_that_of_the_heaviest_reason(more: dict[str, Any], verdic
 def test_where_nothing_was_measured_nothing_is_claimed() -> None:
     nothing = Quality()
     assert (nothing.verdict, nothing.words, nothing.early) == ("not known", (), EARLY)
-    assert "no report" in nothing.reason
+    assert "was not measured for this model" in nothing.reason
 
 
 def test_weaknesses_come_first() -> None:

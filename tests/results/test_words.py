@@ -8,15 +8,15 @@ from backstory.results.words import common_words, describe_change, describe_sign
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([0.04, 0.02, 0.01], "Its help became smaller: later samples took its lesson over"),
+        ([0.04, 0.02, 0.01], "Its help shrank: later samples overwrote its effect"),
         ([0.01, 0.02, 0.04], "Its help grew"),
-        ([-0.04, -0.02, -0.01], "Its harm became smaller: later samples made up for it"),
+        ([-0.04, -0.02, -0.01], "Its harm shrank: later samples made up for it"),
         ([None, -0.01, -0.04], "Its harm grew"),
-        ([0.01, -0.01], "Its sign turned: at first it helped, in the end it hurt"),
+        ([0.01, -0.01], "Its sign flipped: at first it helped, in the end it hurt"),
         ([0.01, 0.0101], "It hardly changed: it helped"),
         ([None, None, -0.03], "one value: it hurt"),
-        ([0.0], "There is one: it had no influence."),
-        ([None, None], "used at none of them"),
+        ([0.0], "There is one checkpoint: it had no influence."),
+        ([None, None], "not used before any of them"),
     ],
 )
 def test_how_an_influence_went(values: list[float | None], words: str) -> None:

@@ -45,7 +45,7 @@ def test_small_chunks_give_the_same(
 def test_numbers_that_a_sweep_cannot_take_are_refused(tmp_path: Path) -> None:
     model = mlp()
     train(tmp_path / "run", model, sgd(model, 0.25), 1)
-    with pytest.raises(UsageError, match=r"found dtype=torch\.float16; expected torch\.float32 or torch\.float64"):
+    with pytest.raises(UsageError, match=r"dtype must be torch\.float32 or torch\.float64, got torch\.float16"):
         backstory.open(tmp_path / "run").embed(dtype=torch.float16)
 
 
@@ -55,7 +55,7 @@ def test_int8_embeddings_need_coordinates_of_one_size(projection: str, fits: boo
     model = mlp()
     train(tmp_path / "run", model, torch.optim.AdamW(model.parameters(), 0.01), 8, projection=projection)
     run = backstory.open(tmp_path / "run")
-    with nullcontext() if fits else pytest.raises(UsageError, match="encoding='int8' for a run in full"):
+    with nullcontext() if fits else pytest.raises(UsageError, match="encoding='int8' is too coarse"):
         run.embed(encoding="int8")
     assert bool(run._store.embeddings()) == fits
 
@@ -98,7 +98,7 @@ def test_an_overflow_is_an_error_that_names_the_steps_and_leaves_the_old_embeddi
     plain = sweep._coefficients
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "_coefficients", lambda *a: plain(*a)._replace(rate=1e200))
-        with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*default form"):
+        with pytest.raises(NumericalError, match=r"overflowed in steps 0 to 4.*Use contraction='auto'"):
             run.embed(contraction="never", dtype=torch.float64)
     again = backstory.open(tmp_path / "run")
     assert torch.equal(again._store.read_embeddings(5, 0, 15, dtype=torch.float64), before)

@@ -221,19 +221,19 @@ def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
         model[1].eval()
         asked.rows(watching, batch_of([0, 1]), mode=mode)
         assert seen[-1] == flags
-    with pytest.raises(UsageError, match="mode='test'; expected 'eval', 'train' or 'as-is'"):
+    with pytest.raises(UsageError, match="mode must be 'eval', 'train' or 'as-is', got 'test'"):
         asked.rows(cross_entropy, batch_of([0, 1]), mode="test")
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "message"),
     [
-        (lambda m, b: torch.zeros(2), "does not depend on the model's parameters; is something detached"),
+        (lambda m, b: torch.zeros(2), "does not depend on the model's parameters. Is something detached"),
         (lambda m, b: cross_entropy(m, b).detach(), "does not depend on the model's parameters"),
         (lambda m, b: b[0].clone().requires_grad_().sum(1), "query 0 depends on none of the recorded parameters"),
-        (lambda m, b: m(b[0]), r"the loss is \(2, 2\); expected a scalar, or one loss for each query \(Q,\)"),
-        (lambda m, b: m(b[0])[:0, 0], r"the loss is \(0,\)"),
-        (lambda m, b: 3.0, "the loss is float"),
+        (lambda m, b: m(b[0]), r"must return a scalar or one loss per query \(Q,\), got \(2, 2\)"),
+        (lambda m, b: m(b[0])[:0, 0], r"must return a scalar .* got \(0,\)"),
+        (lambda m, b: 3.0, "must return a scalar .* got float"),
     ],
 )
 def test_losses_that_cannot_be_asked(loss_fn: LossFn, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +254,11 @@ def test_a_loss_takes_the_model_or_the_model_and_a_batch() -> None:
     assert_same(evaluate_loss(lambda m, _: cross_entropy(m, batch), model), expected, terms_of(model, 1, 2))
     assert_same(evaluate_loss(either, model), expected, terms_of(model, 1, 2))
     assert_same(evaluate_loss(either, model, batch_of([3])), cross_entropy(model, batch_of([3])), terms_of(model, 1, 2))
-    with pytest.raises(UsageError, match=r"found a batch for a loss with the signature \(m\), which takes none"):
+    with pytest.raises(UsageError, match=r"the loss takes none: its signature is \(m\)"):
         evaluate_loss(lambda m: cross_entropy(m, batch), model, batch)
-    with pytest.raises(UsageError, match=r"signature \(m, b, more\); expected \(model\) or \(model, batch\)"):
+    with pytest.raises(
+        UsageError, match=r"must take \(model\) or \(model, batch\), but its signature is \(m, b, more\)"
+    ):
         evaluate_loss(lambda m, b, more: cross_entropy(m, b), model, batch)
 
 
@@ -264,7 +266,7 @@ def test_a_loss_takes_the_model_or_the_model_and_a_batch() -> None:
 def test_a_query_with_nan_is_named(scalar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(mlp(), monkeypatch)
     bad = torch.tensor([1.0, float("nan")]).double()
-    with pytest.raises(NumericalError, match=f"query {0 if scalar else 1} has NaN or Inf; look at its input"):
+    with pytest.raises(NumericalError, match=f"query {0 if scalar else 1} has NaN or Inf. Check its input"):
         asked.rows(
             lambda m, b: (cross_entropy(m, b) * bad).sum() if scalar else cross_entropy(m, b) * bad, batch_of([0, 1])
         )

@@ -115,7 +115,7 @@ def test_a_sample_that_never_occurred_is_refused_from_memory_too(embedded: tuple
     run, model = embedded
     v = run.model_at(model).gradients(cross_entropy, QUERY)[0]
     for _ in ("disk", "memory"):
-        with pytest.raises(UsageError, match="occur"):
+        with pytest.raises(UsageError, match="never used"):
             insight.on_queries(run, v, 10**6)
         run.load_embeddings()
 

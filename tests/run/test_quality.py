@@ -66,7 +66,7 @@ def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: floa
     assert "Recorded parameters cover 100.0% of the gradient (squared norm)." in run.quality().words
     assert run.config["left_out"] == []
     assert [n for n in run.caveats() if "parameters" in n] == [
-        "2 parameters are in no group of the optimizer, and taken as not trained"
+        "2 parameters are in no optimizer group and are treated as frozen"
     ]
 
 
@@ -91,7 +91,8 @@ def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path
     assert run.quality().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
     (note,) = [n for n in run.caveats() if "not recorded" in n]
     assert (
-        note == f"1 parameters are not recorded; the rest covers {sum(expected) / 2:.1%} of the squared gradient norm"
+        note
+        == f"1 parameters are not recorded; the recorded ones cover {sum(expected) / 2:.1%} of the gradient (squared norm)"
     )
 
 
@@ -107,9 +108,9 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
         assert "SGD's steps are modelled exactly." in answer.quality.words
         assert not any("proxy" in n for n in (*run.caveats(), *answer.caveats))
         return
-    assert answer.quality.words[0] == f"SGD's steps are modelled as plain SGD steps, the paper's proxy, without {said}."
+    assert answer.quality.words[0] == f"SGD's steps are modelled as plain SGD (the paper's proxy), without {said}."
     assert (answer.quality.proxy, answer.quality.verdict) == (True, "weak")
-    note = f"SGD's steps were treated as plain SGD steps (the paper's proxy), without {said}: expect weaker answers"
+    note = f"SGD's steps are treated as plain SGD (the paper's proxy), without {said}: expect weaker results"
     assert note in answer.caveats
     assert note in run.caveats()
 
@@ -139,13 +140,10 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
     run = backstory.open(tmp_path / "r")
     actual = run.quality()
     text = " ".join(actual.words)
-    assert (
-        "AdamW's steps are modelled with its second moment as it was in the run, factored over rows and columns."
-        in text
-    )
+    assert "AdamW's steps are modelled with the second moment of the run, factored over rows and columns." in text
     assert actual.drift == pytest.approx(run.steps().drift.mean(), rel=1e-12)
     assert actual.drift > 0
-    assert f"change by {actual.drift:.1%} from step to step; that change is left out." in text
+    assert f"change by {actual.drift:.1%} from step to step; this change is ignored." in text
     told = run.query(model, cross_entropy, batch_of([0])).quality
     assert told is not None
     assert told.words == actual.words
@@ -161,7 +159,7 @@ def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path
     seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="full")
     actual = backstory.open(tmp_path / "r").quality()
     text = " ".join(actual.words)
-    assert "AdamW's steps are modelled with its second moment as it was in the run." in text
+    assert "AdamW's steps are modelled with the second moment of the run." in text
     assert actual.drift == 0
     assert "change by" not in text
     rate = torch.cat([torch.full((p.numel(),), 0.02 if p.dim() > 1 else 0.05).double() for p in model.parameters()])

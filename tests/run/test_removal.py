@@ -90,7 +90,7 @@ def test_one_occurrence_needs_no_correction(tmp_path: Path, contraction: Contrac
 def test_unknown_and_repeated_samples_are_refused(tmp_path: Path) -> None:
     model = train({}, path=tmp_path / "run")
     run = backstory.open(tmp_path / "run")
-    with pytest.raises(UsageError, match="never occurred"):
+    with pytest.raises(UsageError, match="were never used"):
         run.predict_removal([77], model, loss, torch.eye(3, dtype=D))
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="listed twice"):
         run.predict_removal([1, 1], model, loss, torch.eye(3, dtype=D))

@@ -206,10 +206,10 @@ def test_auto_is_the_implicit_form_where_rows_are_taken_apart(curvature: str, fo
     assert run.query(*question).method == run.query(*question, contraction=form).method == "embeddings"
     assert run.query(*question, contraction="never").method == "adjoint"
     with pytest.raises(
-        UsageError, match=r"found contraction='literal'; expected 'auto', 'always', 'never', 'when_expanding'"
+        UsageError, match=r"contraction must be 'auto', 'always', 'never', 'when_expanding' .* got 'literal'"
     ):
         run.query(*question, contraction="literal")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="found contraction=-1"):
+    with pytest.raises(UsageError, match=r"contraction must be .* got -1"):
         run.embed(contraction=-1)
 
 
@@ -228,7 +228,7 @@ def test_a_question_at_a_checkpoint_is_that_to_a_run_that_ended_there(case: str,
     if case == "full":
         assert len(run.query(asked, cross_entropy, query, at=5, unverified=True)) == 15
         return
-    with pytest.raises(UsageError, match=r"those of step 5 are not stored; stored are \[3, 6, 9\].*checkpoints=K"):
+    with pytest.raises(UsageError, match=r"has those of steps \[3, 6, 9\] but not of step 5.*checkpoints=K"):
         run.query(asked, cross_entropy, query, at=5, unverified=True)
 
 
@@ -317,9 +317,9 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     assert not [n for n in run._store.tensor_names() if n.startswith("scale-")]
     assert run.steps().groups["momentum"].tolist() == [[0.0, 0.0]] * 4
     answer = run.query(model, cross_entropy, batch_of([1]))
-    assert any("AdamW's steps were treated as plain SGD steps" in n for n in answer.caveats)
+    assert any("AdamW's steps are treated as plain SGD" in n for n in answer.caveats)
     assert (
         run.quality()
         .words[0]
-        .endswith("the paper's proxy, without AdamW's second moment, momentum 0.8 and weight decay 0 to 0.3.")
+        .endswith("(the paper's proxy), without AdamW's second moment, momentum 0.8 and weight decay 0 to 0.3.")
     )

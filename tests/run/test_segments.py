@@ -187,10 +187,10 @@ def test_numbers_of_segments_and_workers_are_checked(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [{"segments": 0}, {"workers": 0}]
     for wrong in cases:
         name = next(iter(wrong))
-        with pytest.raises(UsageError, match=f"found {name}=0; expected 1"):
+        with pytest.raises(UsageError, match=f"{name} must be .*, got 0"):
             run.embed(**wrong)
     for bad in ({"segments": 2.5}, {"workers": 1.5}, {"segments": "4"}, {"workers": True}):
-        with pytest.raises(UsageError, match=r"found (segments|workers)=.*; expected a whole number"):
+        with pytest.raises(UsageError, match=r"(segments|workers) must be an integer, got"):
             run.embed(**bad)
     assert not run._store.embeddings()
     assert not run._store.segments()
@@ -204,7 +204,7 @@ def test_boundaries_are_checkpoints_and_about_equal(tmp_path: Path) -> None:
     assert {hi for _, hi in four} >= {3, 6, 9}
     assert boundaries(run._store, 9, 9) == [(t, t + 1) for t in range(9)]
     for wrong in (0, 10):
-        with pytest.raises(UsageError, match=f"found segments={wrong}; expected 1 to 9"):
+        with pytest.raises(UsageError, match=f"segments must be between 1 and 9, the number of steps, got {wrong}"):
             boundaries(run._store, 9, wrong)
 
 
@@ -215,7 +215,7 @@ def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:
     assert run.query_gradients(v).method == "adjoint"
     assert run.query_gradients(v, contraction="never").method == "segments"
     assert run.query_gradients(v, 5, contraction="never").method == "adjoint", "no segment ends at step 5"
-    with pytest.raises(UsageError, match=r"call run\.embed"):
+    with pytest.raises(UsageError, match=r"Call run\.embed"):
         run.embeddings(5, contraction="never")
 
 

@@ -82,5 +82,8 @@ def test_erasing_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_columns_of_another_length_are_refused(tmp_path: Path) -> None:
-    with new_run(tmp_path / "run") as store, pytest.raises(UsageError, match="1 values of 'text' were given for 2 ids"):
+    with (
+        new_run(tmp_path / "run") as store,
+        pytest.raises(UsageError, match="text must have one value per id, got 1 values for 2 ids"),
+    ):
         store.put_samples(["a", "b"], text=["1"])

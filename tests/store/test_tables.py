@@ -72,7 +72,7 @@ def test_data_is_flushed_before_the_manifest_that_names_it(tmp_path: Path, monke
 def test_another_writer_is_noticed(tmp_path: Path) -> None:
     mine = fresh(tmp_path / "t", [0])
     Table(tmp_path / "t", write=True).append(numbers(1))
-    with pytest.raises(StoreError, match=r"without the run's lock|failed"):
+    with pytest.raises(StoreError, match=r"without holding the run's lock|failed"):
         mine.append(numbers(2))
 
 
@@ -131,7 +131,7 @@ def test_compaction_leaves_the_disk_its_room(tmp_path: Path, monkeypatch: pytest
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
     assert not table.compact(1000)
-    with pytest.raises(DiskError, match="still on the disk"):
+    with pytest.raises(DiskError, match="still on disk"):
         table.compact(1000, must=True)
     assert contents(table) == [0, 1, 2]
 

@@ -35,7 +35,7 @@ def test_a_flipped_bit_is_found_with_its_step(tmp_path: Path, column: str) -> No
         assert store.verify() == []
     flip(tmp_path / "run/rows.lance", needle_of(column, "float64"))
     assert RunStore.open(tmp_path / "run").verify() == [
-        "step 4: its rows changed since they were written (the checksum differs)."
+        "step 4: its rows have changed since they were written (checksum mismatch)."
     ]
 
 
@@ -48,7 +48,7 @@ def test_a_flipped_scale_is_found(tmp_path: Path, encoding: str) -> None:
     assert len(RunStore.open(tmp_path / "run").verify()) == 1
 
 
-CHANGED = ["step 4: its rows changed since they were written (the checksum differs)."]
+CHANGED = ["step 4: its rows have changed since they were written (checksum mismatch)."]
 
 
 def test_a_flipped_bit_of_the_diagonal_is_found_with_its_step(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_rows_of_another_step_are_found(tmp_path: Path) -> None:
         store._rows.delete("step = 2 AND pos = 1")
         store._rows.append(store._rows.table(store._rows.schema.names, 0, 1))
         actual = store.verify()
-    assert any(line.startswith("step 2: its rows carry other steps or positions") for line in actual)
+    assert any(line.startswith("step 2: its rows have wrong steps or positions") for line in actual)
 
 
 def test_missing_data_files_are_reported_by_step(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_steps_that_do_not_follow_each_other_are_found(tmp_path: Path) -> None:
         store._steps.delete("step >= 2")
         store._steps.append(lines.take([3, 4]))
     actual = RunStore.open(tmp_path / "run").verify()
-    assert actual[0] == "line 2 of steps is step 3, expected step 2."
+    assert actual[0] == "row 2 of steps is step 3, expected step 2."

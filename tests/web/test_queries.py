@@ -55,7 +55,7 @@ def test_typed_text(state: State, text: str) -> None:
     assert encode is not None
     data = result(state, parse_text(state, text))
     same(data, expected(state, encode(text)), 3)
-    assert any("cut into" in line for line in data["caveats"]) == (len(text) > 13)
+    assert any("split into" in line for line in data["caveats"]) == (len(text) > 13)
     assert (data["input"]["kind"], data["input"]["text"]) == ("text", text)
 
 

@@ -189,7 +189,7 @@ def test_the_sum_takes_one_pass_for_some_pieces_at_a_time(state: State) -> None:
     v, caveats = model.total_gradient(batch, lambda done, total: progress.append((done, total)))
     assert torch.allclose(v[0], model.gradients(batch)[0].sum(0), rtol=1e-4, atol=1e-5)
     assert progress == [(0, 20), (8, 20), (16, 20)]
-    assert "cut into 20 pieces" in caveats[-1]
+    assert "split into 20 pieces" in caveats[-1]
 
 
 def test_work_ends_with_the_service(bare_run: Path) -> None:

@@ -1,4 +1,4 @@
-"""The methods people compare with, each one function that returns what a query returns."""
+"""Other attribution methods to compare with; each is one function that returns an `Influence`, as a query does."""
 
 from .ekfac import ekfac
 from .influence import influence_function, influence_sweep

@@ -67,7 +67,8 @@ def _hessian(losses: Tensor, output: Tensor) -> Tensor:
     """(B, C, C), one double backward for each output."""
     if losses.dim() != 1 or len(losses) != len(output):
         raise UsageError(
-            f"found losses {tuple(losses.shape)} for an output {tuple(output.shape)}; expected one loss for each row."
+            f"the loss must return one value per sample, got losses {tuple(losses.shape)} for an output "
+            f"{tuple(output.shape)}."
         )
     (first,) = torch.autograd.grad(losses.sum(), output, create_graph=True)
     flat = first.flatten(1)  # (B, C)
@@ -75,7 +76,7 @@ def _hessian(losses: Tensor, output: Tensor) -> Tensor:
         return torch.zeros(*flat.shape, flat.shape[1], dtype=flat.dtype, device=flat.device)
     if flat.shape[1] > MOST_OUTPUTS:
         raise UsageError(
-            f"found {flat.shape[1]:,} outputs of one sample; expected at most {MOST_OUTPUTS:,} for the Gauss–Newton matrix. "
+            f"the Gauss–Newton matrix supports at most {MOST_OUTPUTS:,} outputs per sample, got {flat.shape[1]:,}. "
             "Pass hessian='fisher'."
         )
     columns = [
@@ -94,14 +95,15 @@ def _factors(H: Tensor) -> Tensor:
 
 def _tensor(output: Any) -> Tensor:
     if not isinstance(output, Tensor) or output.dim() < 1:
-        raise UsageError(f"the model put out {type(output).__name__}; expected one tensor with a row for each sample.")
+        raise UsageError(f"the model must return one tensor with one row per sample, got {type(output).__name__}.")
     return output
 
 
 def _only(outputs: list[Tensor]) -> Tensor:
     if len(outputs) != 1:
         raise UsageError(
-            f"the loss called the model {len(outputs)} times; expected once, as model(…). Pass hessian='fisher' instead."
+            f"the loss must call the model exactly once, as model(…), but called it {len(outputs)} times. Pass "
+            "hessian='fisher' instead."
         )
     return outputs[0] if outputs[0].dim() > 1 else outputs[0][:, None]
 
@@ -129,8 +131,7 @@ def solve(A: Tensor, ridge: float, B: Tensor) -> Tensor:
     pivots = L.diagonal().square()
     if bool(failed) or not bool(pivots.isfinite().all()) or float(pivots.min() / pivots.max()) < SINGULAR:
         raise NumericalError(
-            f"the curvature of {len(A):,} dimensions is singular: some direction has none. "
-            "Pass damping=, a larger one, or fewer coordinates with rank=."
+            f"the {len(A):,}-dimensional curvature is singular. Pass a larger damping=, or a smaller rank=."
         )
     return torch.cholesky_solve(B, L)
 
@@ -142,8 +143,8 @@ def by_rows(V: Tensor, G: Tensor, ridge: float) -> Tensor:
         return by_moment(V, G, moment(G), ridge)
     if ridge <= 0:
         raise NumericalError(
-            f"{p:,} coordinates and only {n:,} samples: their curvature is singular. Pass damping=, or fewer "
-            "coordinates with rank=."
+            f"the curvature of {p:,} coordinates from only {n:,} samples is singular. Pass damping=, or a smaller "
+            "rank=."
         )
     return solve(products(G, G), ridge, products(V, G).T).T
 
@@ -156,6 +157,9 @@ def by_moment(V: Tensor, G: Tensor, H: Tensor, ridge: float) -> Tensor:
 def by_other_rows(V: Tensor, G: Tensor, C: Tensor, ridge: float) -> Tensor:
     """V (CᵀC + ρI)⁻¹ Gᵀ with fewer rows in C than coordinates."""
     if ridge <= 0:
-        raise NumericalError(f"{C.shape[1]:,} coordinates and only {len(C):,} curvature rows: pass damping=.")
+        raise NumericalError(
+            f"the curvature of {C.shape[1]:,} coordinates from only {len(C):,} curvature samples is singular. Pass "
+            "damping=."
+        )
     bent = products(V, C) @ solve(products(C, C), ridge, products(C, G))
     return (products(V, G) - bent) / ridge

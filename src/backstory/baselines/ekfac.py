@@ -59,7 +59,7 @@ def ekfac(
     """EK-FAC influence at the weights of `recipe.model`, on the CPU; batches are tensors, or tuples or dicts of them."""
     package = extra("kronfluence", "kronfluence")
     if hessian not in HESSIANS:
-        raise UsageError(f"found hessian={hessian!r}; expected one of {', '.join(HESSIANS)}.")
+        raise UsageError(f"hessian must be one of {', '.join(map(repr, HESSIANS))}, got {hessian!r}.")
     model = copy.deepcopy(recipe.model).cpu()
     model = model if list(model.children()) else nn.Sequential(model)  # the package replaces layers inside a model
     tracked, left_out = _tracked(model)
@@ -81,7 +81,7 @@ def _tracked(model: nn.Module) -> tuple[list[str], list[str]]:
     """`(layers that EK-FAC covers, trained parameters that it does not)`."""
     layers = {n: m for n, m in model.named_modules() if type(m) in LAYERS and m.weight.requires_grad}
     if not layers:
-        raise CoverageError("the model has no trained nn.Linear or nn.Conv2d; EK-FAC covers only these.")
+        raise CoverageError("the model has no trained nn.Linear or nn.Conv2d, and EK-FAC covers only these.")
     covered = {id(p) for m in layers.values() for p in m.parameters()}
     return list(layers), [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
 
@@ -152,7 +152,9 @@ def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[_Sample
         losses = (loss or recipe.loss)(recipe.model, queries)
     n = size(queries)
     if losses.dim() and len(losses) != n:
-        raise UsageError(f"found {len(losses)} losses for {n} queries; expected one each, or one number for all.")
+        raise UsageError(
+            f"the loss must return one value per query, or a scalar for all, got {len(losses)} losses for {n} queries."
+        )
     return _Samples(_singles(queries, range(n), n)), losses.dim() == 0
 
 
@@ -164,9 +166,10 @@ def _dtype(recipe: Recipe) -> torch.dtype:
 def _caveats(damping: float | None, hessian: str, left_out: list[str]) -> tuple[str, ...]:
     scale = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
     return (
-        "units of the query's loss, for removing the sample and training to the minimum again",
-        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers taken as independent",
-        "assumes a trained minimum; knows neither order nor time",
+        "units of the query's loss, for removing the sample and retraining to convergence",
+        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers treated as "
+        "independent",
+        "assumes training converged to a minimum; ignores order and time",
         *([f"left out: {', '.join(left_out)}"] if left_out else []),
     )
 
@@ -186,8 +189,8 @@ def _singles(batch: Any, keep: Sequence[int], n: int) -> list[Any]:
         if not isinstance(x, Tensor) or not x.dim() or len(x) != n:
             what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise UsageError(
-                f"found {what} in a batch of {n} samples; this method takes batches apart, so every part must be a tensor "
-                "whose first dimension is the sample."
+                "every part of a batch must be a tensor whose first dimension is the batch, so that it can be split "
+                f"by sample, got {what} in a batch of {n} samples."
             )
     return [part(batch, i, i + 1) for i in keep]
 

@@ -1,4 +1,4 @@
-"""Packages that are no part of Backstory: imported when asked for, or a sentence that says how to get them."""
+"""Optional packages: imported on first use, or an error that says how to install them."""
 
 import importlib
 import logging
@@ -20,8 +20,8 @@ def extra(module: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise UnsupportedError(
-            f"this method needs the package {package!r}, which cannot be imported ({error}). "
-            "Install it with: pip install 'backstory[baselines]'"
+            f"this method needs {package!r}, which cannot be imported ({error}). Install it with: pip install "
+            "'backstory[baselines]'"
         ) from error
 
 

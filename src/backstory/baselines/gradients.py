@@ -27,7 +27,7 @@ from ..replay.recipe import Recipe
 from ..results.influence import UNIT, Influence
 from ..run.gradients import LossFn, query_rows
 
-RANK_ONLY = "rank only: the scores order the samples, their size is no difference of losses"
+RANK_ONLY = "rank only: the scores order the samples, but their size is not a difference of losses"
 MOST_BYTES = 12 << 30  # of one table of numbers
 Progress = Callable[[int, int], None]
 
@@ -59,9 +59,7 @@ def survey(recipe: Recipe) -> Training:
             visits.append((step, keep, [names[i] for i in keep]))
             known.update(names)
     if len(kinds) != 1:
-        raise UsageError(
-            f"found {len(visits)} batches with ids of {len(kinds)} kinds; expected batches with one kind of id."
-        )
+        raise UsageError(f"all batches must have ids of one type, got {len(visits)} batches with {len(kinds)} types.")
     visits.reverse()
     samples = [name for _, _, names in visits for name in names]
     steps = [step for step, keep, _ in visits for _ in keep]
@@ -124,9 +122,9 @@ class Gradients:
     @property
     def caveats(self) -> tuple[str, ...]:
         """What a result must say about the coordinates."""
-        out = ["gradients in eval mode, at the weights that the model holds"]
+        out = ["gradients in eval mode, at the model's current weights"]
         if self.width < self.full_width:
-            out.append(f"{self.width:,} random coordinates of {self.full_width:,}")
+            out.append(f"random projection to {self.width:,} of {self.full_width:,} coordinates")
         if self.blocks.left_out:
             out.append(f"left out: {', '.join(self.blocks.left_out)}")
         if self.blocks.elsewhere:
@@ -174,8 +172,8 @@ class Gradients:
             raise NumericalError(f"in the training batch of step {step}: {error}") from error
         if len(rows) != len(ids):
             raise UsageError(
-                f"the loss of step {step} has {len(rows)} entries for {len(ids)} samples; "
-                "expected one loss for each sample: reduction='none' in recipe.loss."
+                f"recipe.loss must return one loss per sample (reduction='none'), got {len(rows)} losses for "
+                f"{len(ids)} samples in step {step}."
             )
         return rows
 
@@ -192,6 +190,6 @@ def check_size(rows: int, columns: int, item: int) -> None:
     """Refuse a table that no memory holds."""
     if rows * columns * item > MOST_BYTES:
         raise UsageError(
-            f"{rows:,} × {columns:,} numbers take {rows * columns * item / 2**30:.0f} GB; expected at most "
-            f"{MOST_BYTES >> 30}. Pass rank= for fewer coordinates, or layers= for fewer parameters."
+            f"{rows:,} × {columns:,} numbers would take {rows * columns * item / 2**30:.0f} GB, more than the limit "
+            f"of {MOST_BYTES >> 30} GB. Pass a smaller rank=, or fewer layers=."
         )

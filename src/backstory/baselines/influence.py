@@ -40,7 +40,7 @@ def influence_function(
     hessian: str = "fisher",
     **coordinates: Unpack[Coordinates],
 ) -> Influence:
-    """The influence function at the weights of `recipe.model`; `per_layer=True` takes parameters as independent."""
+    """The influence function at the weights of `recipe.model`; `per_layer=True` treats parameters as independent."""
     return influence_sweep(
         recipe, queries, [damping], loss=loss, relative=relative, per_layer=per_layer, hessian=hessian, **coordinates
     )[0]
@@ -59,7 +59,10 @@ def influence_sweep(
 ) -> list[Influence]:
     """One result for each damping, from one pass over the data."""
     if hessian not in HESSIANS or any(d < 0 for d in dampings):
-        raise UsageError(f"found hessian={hessian!r}, dampings={list(dampings)}; expected {HESSIANS}, numbers ≥ 0.")
+        raise UsageError(
+            f"hessian must be one of {', '.join(map(repr, HESSIANS))} and dampings ≥ 0, got hessian={hessian!r}, "
+            f"dampings={list(dampings)}."
+        )
     rows = gradients(recipe, **coordinates)
     V, G = rows.of(queries, loss), rows.stack()  # (Q, p), (N, p)
     cuts = rows.slices if per_layer else [slice(0, rows.width)]
@@ -134,9 +137,9 @@ def _caveats(damping: float, relative: bool, per_layer: bool, hessian: str, mean
     curvature = "empirical Fisher 1/N Σ g gᵀ" if hessian == "fisher" else "Gauss–Newton matrix"
     size = f"{damping:g} × its mean eigenvalue {sum(means) / len(means):.3g}" if relative else f"{damping:g}"
     return (
-        "units of the query's loss, for removing the sample and training to the minimum again",
-        f"curvature: {curvature}, damping {size}, {'parameters taken as independent' if per_layer else 'joint'}",
-        "assumes a trained minimum; knows neither order nor time",
+        "units of the query's loss, for removing the sample and retraining to convergence",
+        f"curvature: {curvature}, damping {size}, {'parameters treated as independent' if per_layer else 'joint'}",
+        "assumes training converged to a minimum; ignores order and time",
     )
 
 

@@ -1,4 +1,4 @@
-r"""Similarity: how alike a sample and a query are to the trained model, by their gradients or by their features.
+r"""Similarity of a sample and a query in the trained model, by gradients or by features.
 
     gradient dot      ⟨∇ℓ(θ, z), ∇ℓ(θ, q)⟩
     gradient cosine   that over ‖∇ℓ(θ, z)‖ ‖∇ℓ(θ, q)‖
@@ -39,7 +39,7 @@ def gradient_dot(
 def gradient_cosine(
     recipe: Recipe, queries: Any, *, loss: LossFn | None = None, **coordinates: Unpack[Coordinates]
 ) -> Influence:
-    """The cosine of the same two gradients; 0 where one of them is 0."""
+    """The cosine of the two gradients; 0 if one of them is 0."""
     rows = gradients(recipe, **coordinates)
     V = rows.of(queries, loss).double()  # (Q, p)
     dots, norms = rows.products(V)
@@ -51,9 +51,9 @@ def gradient_cosine(
 def representation_similarity(
     recipe: Recipe, queries: Any, *, module: str | None = None, metric: str = "cosine"
 ) -> Influence:
-    """Likeness of the features of samples and of queries, one query for each sample of the batch `queries`."""
+    """Similarity of the features of training samples and queries; each sample of the batch `queries` is one query."""
     if metric not in METRICS:
-        raise UsageError(f"found metric={metric!r}; expected one of {', '.join(METRICS)}.")
+        raise UsageError(f"metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}.")
     training = survey(recipe)
     Q, place = _features(recipe, queries, module)  # (Q, d)
     parts = []
@@ -61,12 +61,14 @@ def representation_similarity(
         ids, batch = recipe.batches[step]
         rows, _ = _features(recipe, batch, module)
         if len(rows) != len(ids):
-            raise UsageError(f"the features of step {step} have {len(rows)} rows for {len(ids)} samples.")
+            raise UsageError(
+                f"the features of step {step} must have one row per sample, got {len(rows)} for {len(ids)} samples."
+            )
         parts.append(rows[keep])
     F = torch.cat(parts)  # (N, d)
     if metric == "cosine":
         Q, F = nn.functional.normalize(Q, dim=1), nn.functional.normalize(F, dim=1)
-    caveat = f"{metric} of the {place}; the labels and the loss play no part"
+    caveat = f"{metric} of the {place}; ignores labels and loss"
     return as_influence(recipe, training, Q @ F.T, "representation similarity", (RANK_ONLY, caveat))
 
 
@@ -77,7 +79,7 @@ def _features(recipe: Recipe, batch: Any, module: str | None) -> tuple[Tensor, s
         recipe.loss(recipe.model, batch)
     if not features:
         what = f"the module {module!r}" if module else "an nn.Linear"
-        raise UsageError(f"the loss never called {what}; name the module whose output to take with module=.")
+        raise UsageError(f"the loss never called {what}. Pass module=, the module whose output to use.")
     x, place = features[-1]
     x = x.detach().double().cpu()
     return (x if x.dim() == 2 else x.reshape(len(x), -1, x.shape[-1]).mean(1)), place
@@ -87,7 +89,7 @@ def _features(recipe: Recipe, batch: Any, module: str | None) -> tuple[Tensor, s
 def _watch(model: nn.Module, module: str | None, features: list[tuple[Tensor, str]]) -> Iterator[None]:
     modules = dict(model.named_modules())
     if module is not None and module not in modules:
-        raise UsageError(f"the model has no module {module!r}; it has {', '.join(n for n in modules if n)}.")
+        raise UsageError(f"the model has no module {module!r}. It has {', '.join(n for n in modules if n)}.")
     handles = []
     for name, layer in modules.items():
         if name == module:

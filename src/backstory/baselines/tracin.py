@@ -40,7 +40,7 @@ def tracin(
     loss: LossFn | None = None,
     **coordinates: Unpack[Coordinates],
 ) -> Influence:
-    """TracIn over `(weights, rate)` pairs, for example `run_checkpoints(run, recipe.model)`."""
+    """TracIn over `(weights, learning rate)` pairs, for example `run_checkpoints(run, recipe.model)`."""
     rows = gradients(recipe, **coordinates)
     total, count = torch.zeros(()), 0
     with restored_weights(recipe.model):
@@ -49,8 +49,8 @@ def tracin(
             V = rows.of(queries, loss).double() * _rates(rows, rate)
             total, count = total + rows.products(V)[0], count + 1
     if not count:
-        raise UsageError("found no checkpoint; expected at least one (weights, rate).")
-    caveat = f"{count} checkpoints, each standing for one use of every sample with weight 1; plain SGD steps"
+        raise UsageError("checkpoints must have at least one (weights, learning rate) pair.")
+    caveat = f"{count} checkpoints, each counted as one use of every sample with weight 1; plain SGD steps"
     return as_influence(recipe, rows.training, total, "TracIn", (RANK_ONLY, caveat, *rows.caveats))
 
 
@@ -64,15 +64,19 @@ def tracin_run(
     mode: str = "eval",
     unverified: bool = False,
 ) -> Influence:
-    """TracIn from a run's recorded rows, one score for each occurrence before `at`; `model` is the model at `at`."""
+    """TracIn from a run's recorded gradients, one score per occurrence before `at`; `model` is the model at `at`."""
     step = run.step_of(at)
     v, of_query = run.model_at(model, step, unverified=unverified).gradients(loss_fn, batch, mode)
     v = v.double()
     samples, steps = run.occurrences(step)
     momentum = float(np.max(run.steps(0, step).groups["momentum"]))
     caveats = [
-        "units of the query's loss, for removing one occurrence; what later steps did to the displacement is left out",
-        *([f"momentum {momentum:g} is left out: sizes are about {1 - momentum:.2g} × too small"] if momentum else []),
+        "units of the query's loss, for removing one occurrence; ignores what later steps did to its effect",
+        *(
+            [f"momentum {momentum:g} is ignored: influences are about {1 - momentum:.2g} × too small"]
+            if momentum
+            else []
+        ),
         *of_query,
         *run.caveats(),
     ]
@@ -96,14 +100,16 @@ def _rates(rows: Gradients, rate: float | Sequence[float]) -> Tensor:
 
 def _each(rates: Sequence[float], groups: Sequence[int]) -> list[float]:
     if max(groups) >= len(rates):
-        raise UsageError(f"found {len(rates)} rates for {max(groups) + 1} parameter groups; give one for each group.")
+        raise UsageError(
+            f"expected one learning rate per parameter group, got {len(rates)} for {max(groups) + 1} groups."
+        )
     return [float(rates[g]) for g in groups]
 
 
 def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = None) -> Iterator[Checkpoint]:
-    """The checkpoints that a run stored (or those of `steps`), each with the rates of the update taken from it.
+    """The checkpoints stored in a run (or those of `steps`), each with the learning rates of the next update.
 
-    The final weights, from which no update was taken, come with the rates of the last one.
+    The final weights, which no update follows, come with the learning rates of the last update.
     """
     rates = run.steps().groups["rate"]  # (T, groups)
     twin = copy.deepcopy(model)

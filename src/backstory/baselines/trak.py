@@ -43,7 +43,7 @@ def trak(
 ) -> Influence:
     """TRAK at the weights of `recipe.model`, or averaged over `models`, each with its own random coordinates.
 
-    `margin(model, batch)` gives f (B,), for example `margins(model(x), y)`; `loss` is the queries' where
+    `margin(model, batch)` returns f (B,), for example `margins(model(x), y)`; `loss` is the queries' loss, for
     target="loss". `damping` is added to ΦᵀΦ.
     """
     _check_target(target)
@@ -74,11 +74,11 @@ def margin_of_loss(loss: LossFn) -> LossFn:
         losses = loss(model, batch)
         least = float(losses.detach().min())
         if least < 0:
-            raise UsageError(f"found a loss of {least:.3g}; TRAK expects −log p ≥ 0. Pass margin=.")
+            raise UsageError(f"TRAK needs a loss −log p ≥ 0, got {least:.3g}. Pass margin=.")
         if least < 64 * torch.finfo(losses.dtype).eps:
             raise NumericalError(
-                f"a sample has loss {least:.1e}: its probability is 1 in {losses.dtype}, so its margin is lost. "
-                "Pass margin=lambda model, batch: margins(model(x), y), or a model in float64."
+                f"a sample has loss {least:.1e}: its probability rounds to 1 in {losses.dtype}, so its margin is "
+                "lost. Pass margin=lambda model, batch: margins(model(x), y), or use a float64 model."
             )
         return -torch.log(torch.expm1(losses))
 
@@ -105,12 +105,13 @@ def _query_rows(rows: Gradients, queries: Any, target: str, margin: LossFn | Non
 def _check_target(target: str) -> None:
     """Refuse unknown targets."""
     if target not in TARGETS:
-        raise UsageError(f"found target={target!r}; expected one of {', '.join(TARGETS)}.")
+        raise UsageError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
 
 
 def _caveats(target: str, margin: LossFn | None, count: int) -> tuple[str, ...]:
     """What every result of TRAK must say."""
     return (
-        f"effect on the query's {'margin log p/(1−p)' if target == 'margin' else 'loss, lowered'}, {count} model{'s' * (count > 1)}",
+        f"effect on the query's {'margin log p/(1−p)' if target == 'margin' else 'loss (positive: lowers it)'}, "
+        f"{count} model{'s' * (count > 1)}",
         "assumes a classifier" + ("" if margin else " with loss −log p"),
     )

@@ -1,4 +1,4 @@
-"""Hooks on a live model: what one optimizer step did, read from the backward pass that was there anyway."""
+"""Hooks on a live model: they read what one optimizer step does from the backward pass that training runs anyway."""
 
 from .fingerprint import canonical, fingerprint
 from .hooks import Tap

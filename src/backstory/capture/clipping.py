@@ -1,7 +1,8 @@
-"""Clipping, measured: gradients when backward has added to them, and again when the optimizer is about to use them.
+"""Measure gradient clipping: gradients after the backward pass, and again right before the optimizer uses them.
 
-The ratio is the clipping factor; anything but one factor for all parameters is refused. Norms are compared at every step; largest
-entries, which tell clipping by value that hardly moves a norm, of all parameters at first, later of one in turn.
+The ratio is the clipping factor; anything but a single factor for all parameters is refused. Norms are compared at every step.
+Largest entries, which reveal clipping by value that hardly changes a norm, are compared for all parameters at first, later for one
+parameter per step.
 """
 
 import math
@@ -21,7 +22,7 @@ class ClippingMeter:
 
     def __init__(self, parameters: Sequence[nn.Parameter], clip_norm: float | str | None) -> None:
         if isinstance(clip_norm, str) and clip_norm != "varies":
-            raise UsageError(f"found clip_norm={clip_norm!r}; expected a number, 'varies', or nothing.")
+            raise UsageError(f"clip_norm must be a number, 'varies' or None, got {clip_norm!r}.")
         self._parameters, self._max_norm = parameters, clip_norm
         self._norms: dict[int, Tensor] = {}  # id of parameter -> its gradient's norm after backward
         self._largest: dict[int, Tensor] = {}  # likewise its largest entry, of those that are compared in a step
@@ -47,7 +48,10 @@ class ClippingMeter:
         """`(c, ‖∇L‖ before clipping, each parameter's share of its square)`, without the loss scale; right before the update."""
         grads = {id(p): p.grad for p in self._parameters if p.grad is not None and id(p) in self._norms}
         if not grads:
-            raise UsageError("optimizer.step() was called, but no backward pass ran inside this rec.step().")
+            raise UsageError(
+                "optimizer.step() was called, but no backward pass ran inside this rec.step(). Call loss.backward() "
+                "inside it too."
+            )
         compared = [k for k in grads if k in self._largest]
         then = _numbers([*(self._norms[k] for k in grads), *(self._largest[k] for k in compared)])
         now = _numbers([*map(_norm, grads.values()), *(_largest(grads[k]) for k in compared)])
@@ -67,9 +71,9 @@ class ClippingMeter:
             self._max_norm = left
         if not isinstance(self._max_norm, str) and abs(left - self._max_norm) > 1e-3 * self._max_norm:
             raise UnsupportedError(
-                f"gradients were scaled to the norm {left:.4g} at one step and {self._max_norm:.4g} at another. Clipping by "
-                "norm leaves the same norm at every clipped step; a division of gradients by hand, or clipping by another "
-                "norm, does not, and is not modelled. If max_norm itself changes during training, pass clip_norm='varies'."
+                f"gradients were clipped to norm {left:.4g} at one step and to {self._max_norm:.4g} at another. "
+                "Backstory supports clip_grad_norm_ with a constant max_norm, not gradients that are rescaled by "
+                "hand or clipped by another norm. If max_norm changes during training, pass clip_norm='varies'."
             )
 
 
@@ -83,13 +87,14 @@ def clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: flo
         return 1.0, norm
     clip = sum(x * x for x, _ in after.values()) ** 0.5 / norm
     if not math.isfinite(clip):
-        raise NumericalError("something wrote NaN or Inf to .grad after backward. The step was not recorded.")
+        raise NumericalError("NaN or Inf was written to .grad after backward(). The step was not recorded.")
     odd = [x for x, y in pairs if abs(y - clip * x) > 1e-3 * clip * x + 1e-6 * norm * clip]
     if odd or clip > 1 + 1e-4:
         raise UnsupportedError(
-            "between backward and optimizer.step() the gradients were changed by something else than one factor ≤ 1 "
-            f"for all parameters (overall {clip:.4g}). Modelled is torch.nn.utils.clip_grad_norm_ over all "
-            "parameters; clipping by value or of some parameters only is not. With a GradScaler, pass scaler=."
+            "gradients were changed between backward() and optimizer.step(), and not by a single factor ≤ 1 (norm "
+            f"after / norm before: {clip:.4g}). Backstory supports torch.nn.utils.clip_grad_norm_ over all "
+            "parameters, but not clipping by value or clipping only some parameters. If you use a GradScaler, pass "
+            "scaler=."
         )
     return clip, norm
 

@@ -1,4 +1,4 @@
-"""A model's weights in one short word, the same on every device and under every wrapper."""
+"""A hash of a model's weights, the same on every device and under every wrapper."""
 
 import hashlib
 

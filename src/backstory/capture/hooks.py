@@ -1,7 +1,7 @@
 """Hooks that read each layer call's inputs and output gradient while they pass.
 
-A forward hook keeps the call's inputs alive only through the output's own gradient hook: a forward pass that
-is never differentiated (evaluation) leaves nothing behind, and an activation-checkpointed one counts once.
+The call's inputs are held only by the output's gradient hook: a forward pass that is never differentiated (evaluation)
+leaves nothing behind, and an activation-checkpointed one counts once.
 """
 
 from collections.abc import Callable
@@ -93,8 +93,8 @@ class Tap:
                 deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise UsageError(
-                f"the extra backward pass for curvature failed ({error}). Call s.outputs() before backward(), which frees "
-                "the graph; with activation checkpointing, pass use_reentrant=False."
+                f"the extra backward pass for curvature failed ({error}). Call s.outputs() before backward(), which "
+                "frees the graph. With activation checkpointing, pass use_reentrant=False."
             ) from error
         finally:
             self._muted = False
@@ -129,9 +129,9 @@ class Tap:
             self._meaning[module] = "positions"
         elif module not in self._meaning:
             raise UsageError(
-                f"the embedding {self._names.get(module)!r} is looked up at 0 … {size - 1} in a batch of {size} samples: that "
-                "may be one index for each sample, or positions for the whole batch. Say which: look positions up as "
-                "(1, S), indices of samples as (B, 1)."
+                f"embedding {self._names.get(module)!r} got the indices 0 … {size - 1} with a batch of {size} "
+                "samples. These could be one index per sample, or positions shared by the whole batch. Pass "
+                "positions with shape (1, S), or per-sample indices with shape (B, 1)."
             )
         return self._meaning[module] == "positions"
 
@@ -159,9 +159,9 @@ class Tap:
         if rows != size or (inputs and len(inputs[0]) != size):
             shape = tuple(delta.shape)
             raise UsageError(
-                f"layer {self._names[module]!r} put out a tensor of shape {shape}, but the step declares {size} "
-                "samples. The first dimension of every recorded layer must be the sample: pass the ids of exactly the samples "
-                "in the batch, and keep (batch, sequence, features) apart rather than flattened."
+                f"layer {self._names[module]!r} returned a tensor of shape {shape}, but the step declares {size} "
+                "samples. The first dimension of every recorded layer must be the batch: pass one id per sample in "
+                "the batch, and do not flatten (batch, sequence, features)."
             )
         if any(x.dtype in HALF for x in (delta, *inputs)) or in_autocast(delta.device):
             self.rounded.update(numbers.values())
@@ -195,8 +195,9 @@ class Tap:
     def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
         if self.slot is not None and torch.is_grad_enabled() and module.training:
             raise UnsupportedError(
-                f"layer {self._names[module]!r} is a BatchNorm in training mode, which mixes the samples of a batch: "
-                "no sample has a gradient of its own. Put it in eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
+                f"layer {self._names[module]!r} is a BatchNorm in training mode. It mixes the samples of a batch, so "
+                "per-sample gradients do not exist. Switch it to eval mode (`layer.eval()`), or use GroupNorm or "
+                "LayerNorm."
             )
 
 
@@ -212,8 +213,8 @@ def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Cont
     expected = getattr(module, local).shape
     if part.shape[1:] != expected:
         raise UsageError(
-            f"the rule of {type(module).__name__} gave per-sample gradients of shape {tuple(part.shape)} for "
-            f"{local!r}; expected (B, {', '.join(map(str, expected))})."
+            f"the rule for {type(module).__name__} must return per-sample gradients of shape (B, "
+            f"{', '.join(map(str, expected))}) for {local!r}, got {tuple(part.shape)}."
         )
     return Dense(part)
 

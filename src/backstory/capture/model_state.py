@@ -1,4 +1,4 @@
-"""A model for a while at other weights or in another mode, and afterwards as it was."""
+"""Switch a model to other weights or another mode for a while, and restore it afterwards."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,20 +10,21 @@ from .fingerprint import canonical
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights by name, whatever wrappers the model or the weights come from."""
+    """Load weights by name; prefixes of wrappers (DDP, torch.compile) are ignored."""
     names = {canonical(k): k for k in model.state_dict()}
     given = {canonical(k): v for k, v in weights.items()}
     differ = sorted(given.keys() ^ names.keys())
     if differ:
         raise MismatchError(
-            f"the model and the weights differ in {', '.join(differ[:5])}; build the model that the weights belong to."
+            f"the weights do not match the model: {', '.join(differ[:5])}. Build the model that the weights were "
+            "saved from."
         )
     model.load_state_dict({names[k]: v for k, v in given.items()})
 
 
 @contextmanager
 def restored_weights(model: nn.Module) -> Iterator[None]:
-    """Whatever weights are loaded inside, the model has its own again afterwards."""
+    """Restore the model's weights on exit, whatever was loaded inside."""
     before = {name: value.detach().clone() for name, value in model.state_dict().items()}
     try:
         yield

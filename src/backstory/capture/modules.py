@@ -45,13 +45,13 @@ class Blocks:
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
-    """Teach Backstory a layer: `rule(module, inputs, delta)` gives each parameter's per-sample gradients.
+    """Add a layer rule: `rule(module, inputs, delta)` returns each parameter's per-sample gradients.
 
     `inputs` are the tensors that the layer was called with, `delta` is the gradient of the loss with respect
     to its output (batch first). Return `{"weight": tensor of shape (B, *weight.shape), …}` by local name.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise UsageError(f"found {kind!r}; expected a subclass of torch.nn.Module.")
+        raise UsageError(f"kind must be a subclass of torch.nn.Module, got {kind!r}.")
     RULES[kind] = rule
 
 
@@ -63,9 +63,9 @@ def find_blocks(
     layers: Selection | None = None,
     uncovered: str = "error",
 ) -> Blocks:
-    """The recorded parameters of `model`; `rank=None` keeps all coordinates."""
+    """The recorded parameters of `model`; `rank=None` means no projection."""
     if uncovered not in ("error", "skip"):
-        raise UsageError(f"found uncovered={uncovered!r}; expected 'error' or 'skip'.")
+        raise UsageError(f"uncovered must be 'error' or 'skip', got {uncovered!r}.")
     _refuse_shared(model)
     groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
@@ -78,7 +78,9 @@ def find_blocks(
     if uncovered == "error":
         _refuse_uncovered(trained, selected, reached)
     if not chosen:
-        raise CoverageError("no trained parameter is recorded: check `layers=`, `requires_grad` and the optimizer.")
+        raise CoverageError(
+            "no trained parameter would be recorded. Check `layers=`, `requires_grad` and the optimizer."
+        )
     blocks = [
         Block(canonical(n), p, groups[id(p)], shape_of(p.shape, _rank_of(canonical(n), rank)))
         for n, p in chosen.items()
@@ -128,8 +130,8 @@ def _selected(model: nn.Module, trained: set[int], layers: Selection | None) -> 
 
 
 def taken_as_frozen(names: Sequence[str]) -> str:
-    """What results say of parameters that are in no group of the optimizer."""
-    return f"{len(names)} parameters are in no group of the optimizer, and taken as not trained"
+    """The caveat for parameters that are in no optimizer group."""
+    return f"{len(names)} parameters are in no optimizer group and are treated as frozen"
 
 
 def _matches(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
@@ -156,25 +158,25 @@ def _check_names(model: nn.Module, layers: Selection | None) -> None:
     if layers is None or callable(layers):
         return
     if isinstance(layers, str):
-        raise UsageError(f"found layers={layers!r}; expected a list of names and types, such as [{layers!r}].")
+        raise UsageError(f"layers must be a list of names and types, got {layers!r}. Pass [{layers!r}].")
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     known = [x for x in dict.fromkeys([*map(_unwrapped, paths), *(name for name, _, _ in _places(model))]) if x]
     for given in layers:
         if not isinstance(given, str | type):
             raise UsageError(
-                f"found {given!r} in layers=; expected names, patterns with '*' and types such as nn.Linear."
+                f"layers must contain names, patterns with '*' and types such as nn.Linear, got {given!r}."
             )
         if isinstance(given, str) and _plain(given) and _unwrapped(given.removeprefix("!")) not in known:
             raise UsageError(
-                f"found {given!r} in layers=, which is no name in the model; expected that of a module or a parameter, or a "
-                f"pattern with '*'. {_names_to_try(_unwrapped(given.removeprefix('!')), known)}"
+                f"layers contains {given!r}, but the model has no module or parameter of that name. "
+                f"{_names_to_try(_unwrapped(given.removeprefix('!')), known)} Patterns with '*' work too."
             )
 
 
 def _names_to_try(name: str, known: Sequence[str]) -> str:
     close = get_close_matches(name, known, 5) or [x for x in known if name and name in x][:5]
     outermost = [x for x in known if "." not in x]
-    return f"Close to it: {', '.join(close)}." if close else f"The model has {', '.join(outermost[:8])}."
+    return f"Did you mean: {', '.join(close)}?" if close else f"The model has {', '.join(outermost[:8])}."
 
 
 def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reached: set[int]) -> None:
@@ -184,10 +186,11 @@ def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reac
     total = sum(p.numel() for p in trained.values())
     lines = [f"  {canonical(n)}  {p.numel() / total:.1%} of the trained parameters" for n, p in missing.items()]
     raise CoverageError(
-        "no layer rule covers these parameters, so their part of every influence would be missing:\n"
+        "no layer rule covers these parameters, so influence through them would be missing:\n"
         + "\n".join(lines)
-        + "\nTeach Backstory the layer with `backstory.register` (where it returns one tensor), leave it out with `layers=['!name']` (the name of a parameter, or "
-        "of a module with everything below it), or pass uncovered='skip' to record the rest and store the share that is covered."
+        + "\nRegister a rule with `backstory.register` (for layers that return a single tensor), exclude them with "
+        "`layers=['!name']` (a parameter, or a module and everything below it), or pass uncovered='skip' to "
+        "record the rest and report the share that is covered."
     )
 
 
@@ -198,8 +201,9 @@ def _refuse_shared(model: nn.Module) -> None:
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if wrappers := kinds & SHARED:
         raise UnsupportedError(
-            f"{wrappers.pop()} shares one training run between {distributed.get_world_size()} processes, which is not modelled: "
-            "each process sees a part of the samples. Train in one process, accumulating micro-batches with s.batch()."
+            f"{wrappers.pop()} splits training across {distributed.get_world_size()} processes, so each process sees "
+            "only some of the samples. That is not supported. Train in one process and accumulate micro-batches with "
+            "s.batch()."
         )
 
 
@@ -208,8 +212,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
     if strangers:
         raise CoverageError(
-            f"the optimizer trains {len(strangers)} parameters that do not belong to the model, the first of shape "
-            f"{tuple(strangers[0].shape)}. Record a module that holds everything the optimizer trains."
+            f"the optimizer updates {len(strangers)} parameters that are not in the model (the first has shape "
+            f"{tuple(strangers[0].shape)}). Record a module that contains everything the optimizer updates."
         )
 
 
@@ -219,11 +223,11 @@ def _rank_of(name: str, rank: Rank | None) -> tuple[int, int] | None:
     if isinstance(rank, dict):
         matching = next((r for pattern, r in rank.items() if fnmatchcase(name, pattern)), None)
         if matching is None:
-            raise UsageError(f"no pattern of rank= matches {name!r}; add one, for example '*': 16.")
+            raise UsageError(f"no pattern in rank= matches {name!r}. Add one, for example '*': 16.")
         rank = matching
     pair = (rank, rank) if isinstance(rank, int) else rank
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(x, int) for x in pair):
-        raise UsageError(f"found rank {rank!r} for {name!r}; expected a whole number, or a pair (out, in).")
+        raise UsageError(f"rank must be an integer or a pair (out, in), got {rank!r} for {name!r}.")
     if min(pair) < 1:
-        raise UsageError(f"found rank {rank!r} for {name!r}; expected at least 1.")
+        raise UsageError(f"rank must be at least 1, got {rank!r} for {name!r}.")
     return pair

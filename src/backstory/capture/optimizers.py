@@ -4,8 +4,8 @@ r"""How optimizers step, in numbers: one table from an optimizer's type to a rea
     m ← μ m + (1−τ) u                  momentum
     θ ← (1 − η λ') θ − η P (a m + n u)       P = 1, or 1/(√(v/correction) + ε) by a second moment v
 
-A reader is asked once for each parameter group, right before the update. Types are found by `isinstance`; a subclass that
-steps in its own way (it has a `step` of its own) must be registered. Recording, plans and runs from checkpoints use this
+A reader is called once per parameter group, right before the update. Types are matched by `isinstance`; a subclass that
+overrides `step` must be registered. Recording, plans and runs from checkpoints use this
 table. `replay.update` is written from torch's documentation on its own, as the oracle that recorded coefficients are tested against.
 """
 
@@ -59,13 +59,13 @@ def read_sgd(optimizer: Optimizer, group: Group) -> StepCoefficients:
     fresh = [optimizer.state.get(p, {}).get("momentum_buffer") is None for p in group["params"] if p.grad is not None]
     if momentum and any(fresh) != all(fresh):
         raise UnsupportedError(
-            "some parameters of an optimizer group have a momentum buffer and others do not yet; put parameters "
-            "that join later into a group of their own."
+            "only some parameters of an optimizer group have a momentum buffer. Put parameters that join later into "
+            "their own group."
         )
     if not momentum and not all(fresh):
         raise UnsupportedError(
-            "momentum was switched off while its buffers hold an average of earlier gradients, which torch keeps for "
-            "later; that is not modelled. Make a new optimizer without momentum instead."
+            "momentum was set to 0, but its buffers still hold an average of earlier gradients. That is not "
+            "supported. Create a new optimizer without momentum instead."
         )
     first = bool(fresh) and fresh[0]  # torch then sets the buffer to the gradient, whatever came before
     return StepCoefficients(
@@ -84,8 +84,8 @@ def read_adam(optimizer: Optimizer, group: Group) -> StepCoefficients:
     counts = {float(optimizer.state.get(p, {}).get("step", 0.0)) for p in group["params"] if p.grad is not None}
     if len(counts) > 1:
         raise UnsupportedError(
-            f"the parameters of an optimizer group have taken {sorted(counts)} steps; put parameters that join later "
-            "into a group of their own."
+            f"the parameters of an optimizer group have different step counts: {sorted(counts)}. Put parameters that "
+            "join later into their own group."
         )
     step = 1 + (counts.pop() if counts else 0.0)
     decoupled = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay", False))
@@ -120,19 +120,20 @@ OPTIMIZERS: dict[type[Optimizer], OptimizerRule] = {
 
 
 def register_optimizer(kind: type[Optimizer], read: Reader, second_moment: SecondReader | None = None) -> None:
-    """Teach Backstory an optimizer: `read(optimizer, group)` gives the `StepCoefficients` of the update about to be taken.
+    """Add an optimizer: `read(optimizer, group)` returns the `StepCoefficients` of the next update.
 
-    `second_moment(optimizer, group, parameter)` where it divides by one: a `SecondMoment`, read right after the update.
+    If the optimizer divides by a second moment, `second_moment(optimizer, group, parameter)` returns a `SecondMoment`; it is
+    called right after the update.
     """
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        raise UsageError(f"found {kind!r}; expected a subclass of torch.optim.Optimizer.")
+        raise UsageError(f"kind must be a subclass of torch.optim.Optimizer, got {kind!r}.")
     OPTIMIZERS[kind] = OptimizerRule(read, second_moment)
 
 
 def rule_of(optimizer: Optimizer) -> OptimizerRule | None:
-    """The line for the nearest type in the table, where the optimizer's own type has not another `step`.
+    """The rule of the nearest type in the table, unless the optimizer's own type overrides `step`.
 
-    torch wraps the `step` of a class when its first optimizer is made, be it inherited: what is inside is compared.
+    torch wraps the `step` of a class, even an inherited one, when its first optimizer is created, so the wrapped functions are compared.
     """
     step = unwrap(type(optimizer).step)
     kind = next((kind for kind in type(optimizer).__mro__ if kind in OPTIMIZERS), None)
@@ -140,14 +141,15 @@ def rule_of(optimizer: Optimizer) -> OptimizerRule | None:
 
 
 def checked_rule(optimizer: Optimizer) -> OptimizerRule:
-    """The same, or an error that says what can be done."""
+    """The same; raises where there is none."""
     if (rule := rule_of(optimizer)) is not None:
         return rule
     raise UnsupportedError(
-        f"the steps of {type(optimizer).__name__} are not modelled; modelled are torch.optim's SGD (momentum, "
-        "dampening, Nesterov, weight decay), Adam and AdamW, and what backstory.register_optimizer adds. Pass optimizer_model='sgd' "
-        "to treat its steps as plain SGD steps, as the paper does; with an adaptive optimizer that proxy has little correlation with "
-        "the truth, and every answer will say that it was used."
+        f"{type(optimizer).__name__} is not supported. Supported are torch.optim's SGD (momentum, dampening, "
+        "Nesterov, weight decay), Adam and AdamW, and optimizers added with backstory.register_optimizer. Pass "
+        "optimizer_model='sgd' to treat its steps as plain SGD, as the paper does; for an adaptive optimizer, "
+        "influence from that proxy correlates poorly with leave-one-out retraining, and every result will carry a "
+        "caveat."
     )
 
 
@@ -166,7 +168,7 @@ def dropped(optimizer: Optimizer) -> list[str]:
     second = (
         [f"{type(optimizer).__name__}'s second moment"] if rule is not None and rule.second_moment is not None else []
     )
-    unknown = [f"{type(optimizer).__name__}'s own way of stepping"] if rule is None else []
+    unknown = [f"{type(optimizer).__name__}'s own update rule"] if rule is None else []
     parts = [
         *second,
         *unknown,

@@ -1,4 +1,4 @@
-"""What Backstory computes inside a user's training loop keeps its own precision."""
+"""Keep Backstory's own computations out of the user's autocast."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

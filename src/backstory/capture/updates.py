@@ -1,4 +1,4 @@
-"""Reading a torch optimizer at the moment it steps: rates, momentum, decay, clipping, and after it Adam's second moment."""
+"""Read a torch optimizer as it steps: learning rates, momentum, decay and clipping, and after the step Adam's second moment."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +48,9 @@ class OptimizerReader:
         clip_norm: float | str | None = None,
     ) -> None:
         if model_as not in OPTIMIZER_MODELS:
-            raise UsageError(f"found optimizer_model={model_as!r}; expected one of {', '.join(OPTIMIZER_MODELS)}.")
+            raise UsageError(
+                f"optimizer_model must be one of {', '.join(map(repr, OPTIMIZER_MODELS))}, got {model_as!r}."
+            )
         self.optimizer, self.scaler, self.proxy = optimizer, scaler, model_as == "sgd"
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._recorded = {id(p) for p in self.parameters}  # what torch updated when recording began
@@ -119,11 +121,13 @@ class OptimizerReader:
     def _read(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.watching:
             raise UsageError(
-                "optimizer.step() ran outside of rec.step(), so the model leaves the recorded run. Put every update inside "
-                "a rec.step(), or end the recording first."
+                "optimizer.step() ran outside rec.step(), so the recording no longer matches the model. Put every "
+                "update inside a rec.step(), or end the recording first."
             )
         if self.reading is not None:
-            raise UsageError("optimizer.step() was called twice inside one rec.step(); give each update its own.")
+            raise UsageError(
+                "optimizer.step() was called twice inside one rec.step(). Give each update its own rec.step()."
+            )
         _refuse_closure(args, kwargs)
         if _fused_skip(optimizer):
             return
@@ -147,9 +151,9 @@ class OptimizerReader:
         moves = any(group.get(name) for name in ("momentum", "weight_decay", "betas")) or self.adaptive
         if idle and moves and not self.proxy:
             raise UnsupportedError(
-                f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their momentum "
-                "and decay; that is not modelled. Freeze them before recording begins, give them a group of their own without "
-                "momentum and decay, or let every parameter take part in the loss."
+                f"{len(idle)} parameters of an optimizer group got no gradient in this step, so torch skips their "
+                "momentum and weight decay. That is not supported. Freeze them before recording, move them to a "
+                "group without momentum and weight decay, or make sure that every parameter affects the loss."
             )
 
     def _refuse_newcomers(self) -> None:
@@ -157,8 +161,9 @@ class OptimizerReader:
         new = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None and id(p) not in known]
         if new:
             raise CoverageError(
-                f"{len(new)} parameters, the first of shape {tuple(new[0].shape)}, are trained now, but were frozen when "
-                "recording began, so they have no rows. End this recording, and record from here on into a new run."
+                f"{len(new)} parameters (the first has shape {tuple(new[0].shape)}) are trained now, but were frozen "
+                "when recording began, so their gradients are not recorded. End this recording and start a new run "
+                "from here."
             )
 
     def _refuse_changes(self) -> None:
@@ -166,8 +171,8 @@ class OptimizerReader:
         _refuse_maximize(self.optimizer)
         if self._plain and (new := dropped(self.optimizer)):
             raise UnsupportedError(
-                f"SGD was plain when recording began; now it has {listed(new)}, which optimizer_model='sgd' leaves out. Record "
-                "without optimizer_model=: then SGD's steps are followed as they are."
+                f"SGD was plain when recording began, but now has {listed(new)}, which optimizer_model='sgd' ignores. "
+                "Record without optimizer_model= to follow SGD exactly."
             )
 
 
@@ -175,8 +180,8 @@ def _fused_skip(optimizer: Optimizer) -> bool:
     """Whether a GradScaler lets a fused optimizer step only to find Inf or NaN and do nothing."""
     if getattr(optimizer, "grad_scale", None) is not None:
         raise UnsupportedError(
-            "a fused optimizer takes the loss scale out of the gradients inside its own step, where they cannot be "
-            "measured. Call scaler.unscale_(optimizer) before scaler.step(optimizer), or use fused=False."
+            "a fused optimizer unscales gradients inside its own step, where they cannot be measured. Call "
+            "scaler.unscale_(optimizer) before scaler.step(optimizer), or use fused=False."
         )
     return bool(getattr(optimizer, "found_inf", False))
 
@@ -185,14 +190,14 @@ def _refuse_closure(args: Any, kwargs: Any) -> None:
     """torch's step hooks see `(optimizer, closure)`; a closure runs after them, so its gradients come too late."""
     if any(x is not None for x in (*args[1:2], kwargs.get("closure"))):
         raise UnsupportedError(
-            "optimizer.step(closure) computes the gradients inside the optimizer, after they were to be read. Call "
-            "loss.backward() first, and then optimizer.step() without a closure."
+            "optimizer.step(closure) computes gradients inside the optimizer, too late to record them. Call "
+            "loss.backward() first, then optimizer.step() without a closure."
         )
 
 
 def _refuse_maximize(optimizer: Optimizer) -> None:
     if any(group.get("maximize", False) for group in optimizer.param_groups):
-        raise UnsupportedError("maximize=True is not modelled: negate the loss instead.")
+        raise UnsupportedError("maximize=True is not supported. Negate the loss instead.")
 
 
 def _moved(optimizer: Optimizer) -> Iterator[int]:

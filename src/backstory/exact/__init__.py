@@ -1,4 +1,4 @@
-"""Exact answers through a replayed run: derivatives of every step, and training again without some samples."""
+"""Exact results from a replayed run: derivatives through every step, and retraining without some samples."""
 
 from .check import Check, check
 from .leave_out import leave_out

@@ -1,4 +1,4 @@
-"""What exact jobs keep on disk: the rows of `leave_out`, one small file for each removal, and how far `reverse` has come.
+"""What exact jobs cache on disk: the results of `leave_out`, one small file per removal, and the progress of `reverse`.
 
 A file's name is a hash of what decides its content: the weights before and after the run, the query losses after it, the removed
 occurrences and their share. A recipe that changes in anything that matters therefore never meets an old file. Nor does one

@@ -63,12 +63,13 @@ def leave_out(
     vectorised: bool | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Differences of the query losses, (removals, Q), float64; `recipe` is a function that gives it afresh.
+    """Retrain without each removal: differences of the query losses (removals, Q), float64.
 
-    `query_loss(model)` gives a scalar or (Q,) losses of the trained model; a name is one of the recipe's query sets.
-    With `cache`, each row is kept in that folder as soon as it is known, and read by the next call. `workers` > 1 needs
-    `recipe` as "package.module:function" (and `args`) and a query that can be imported by name. `vectorised` None stacks
-    replays where that works, True insists on it. `dtype` replays in that precision, batches included.
+    `recipe` is a function that returns a new recipe. `query_loss(model)` returns a scalar or (Q,) losses of the trained model;
+    a string names one of the recipe's query sets. With `cache`, each result is stored in that folder as soon as it is known
+    and reused by the next call. `workers` > 1 needs `recipe` as "package.module:function" (and `args`) and a query that can
+    be imported by name. `vectorised=None` runs several replays at once (torch.func) if that works; True requires it. `dtype`
+    replays in that precision, batches included.
     """
     if workers > 1 and len(removals) > 1:
         options = {"args": args, "cache": cache, "vectorised": vectorised, "dtype": dtype}
@@ -113,7 +114,7 @@ def _stack_size(tape: Tape, cuts: Sequence[Cut], vectorised: bool | None) -> int
     if reason is None:
         return max(size, 2)
     if vectorised:
-        raise UnsupportedError(f"the replays cannot be stacked: {reason}. Pass vectorised=False, or workers=.")
+        raise UnsupportedError(f"the replays cannot be vectorised: {reason}. Pass vectorised=False, or workers=.")
     return 1
 
 
@@ -160,11 +161,11 @@ def _piece(recipe: str, removals: Sequence[Removal], query: QueryLoss, options: 
 
 def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:
     if not isinstance(recipe, str):
-        raise UsageError("workers > 1 imports the recipe in each process: give it as 'package.module:function'.")
+        raise UsageError("workers > 1 imports the recipe in each process. Pass it as 'package.module:function'.")
     if not isinstance(query, str | QuerySet) and "<" in getattr(query, "__qualname__", "<"):
         raise UsageError(
-            "workers > 1 needs a query that other processes can import: the name of one of the recipe's query sets, "
-            "backstory.exact.QuerySet, or a function of a module."
+            "workers > 1 needs a query that other processes can import. Pass the name of one of the recipe's query "
+            "sets, a backstory.exact.QuerySet, or a module-level function."
         )
 
 
@@ -213,7 +214,7 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
     if tape.obstacle is not None:
         return tape.obstacle
     if len({id(p) for p in tape.parameters}) < sum(p.requires_grad for p in tape.recipe.model.parameters()):
-        return "the optimizer does not hold all trainable parameters"
+        return "some trainable parameters are not in the optimizer"
     end = min(first + 3, tape.length)
     before, plain = _displaced(tape, cut, first, end)
     try:
@@ -224,12 +225,17 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
             for t in range(start, end):
                 stack.step(t)
     except Exception as error:  # whatever torch.func cannot do; the plain replay gives the same numbers
-        return f"torch.func cannot stack this model ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        return (
+            f"torch.func cannot vectorise this model ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        )
     wrong = max(distance(stack.theta(r), plain[r]) for r in (0, 1))
     size = distance(plain[0], before)
     if wrong <= TOLERANCE.get(tape.parameters[0].dtype, 1e-1) * size:
         return None
-    return f"stacked and plain replays differ by {wrong / max(size, 1e-300):.1e} of the first steps' displacement"
+    return (
+        f"vectorised and plain replays differ by {wrong / max(size, 1e-300):.1e} of the weight change over the first "
+        "steps"
+    )
 
 
 class _Losses(nn.Module):

@@ -88,9 +88,9 @@ def _one_by_one(
 
 @dataclass(frozen=True)
 class QuerySet:
-    """One of the recipe's own query sets: the loss of each of its samples, or their mean.
+    """One of the recipe's query sets: the loss of each of its samples, or their mean.
 
-    Unlike a function, it follows the precision of the replay, and travels to worker processes.
+    Unlike a function, it follows the precision of the replay and can be sent to worker processes.
     """
 
     name: str
@@ -106,8 +106,8 @@ def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
         values = _raw(recipe, query).double().clone()  # a query may be a view of a parameter
     if not bool(values.isfinite().all()):
         raise NumericalError(
-            f"the loss of query {int((~values.isfinite()).nonzero()[0])} is NaN or Inf after a replay: the training "
-            "diverged. Lower the rate, or replay in float64."
+            f"the loss of query {int((~values.isfinite()).nonzero()[0])} is NaN or Inf after a replay: training "
+            "diverged. Lower the learning rate, or replay in float64."
         )
     return values
 
@@ -127,12 +127,12 @@ def _raw(recipe: Recipe, query: QueryLoss) -> Tensor:
         values = query(recipe.model)
     elif query.name not in recipe.queries:
         known = ", ".join(sorted(recipe.queries)) or "none"
-        raise UsageError(f"the recipe has no query set {query.name!r}; it has: {known}.")
+        raise UsageError(f"the recipe has no query set {query.name!r}. It has: {known}.")
     else:
         values = recipe.loss(recipe.model, recipe.queries[query.name])
         values = values.mean() if query.mean else values
     if not isinstance(values, Tensor) or values.dim() > 1 or not values.numel():
-        raise UsageError("the query's loss must be a scalar, or a vector with one loss for each query.")
+        raise UsageError("the query's loss must be a scalar or a vector with one loss per query.")
     return values.reshape(-1)
 
 

@@ -40,7 +40,9 @@ from .losses import QueryLoss, QuerySet, batched_grad, gradients, losses, or_zer
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
 HOW = "exact unrolling"
 QUERY = " query"  # a name that no recipe gives
-STATISTICS = "running statistics of the model were taken as they were: their derivative is not followed"
+STATISTICS = (
+    "running statistics of the model (such as BatchNorm's) are treated as constants: their derivative is not included"
+)
 
 
 class Moment(NamedTuple):
@@ -62,10 +64,10 @@ def reverse(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Influence:
-    """The influence of every occurrence of the first `at` steps (all) on the queries, to first order, exactly.
+    """The exact first-order influence of every occurrence in the first `at` steps (default: all) on the queries.
 
-    `query_loss` as in `leave_out`; `checkpoints` states are kept in memory (about √T). With `cache`, the sweep is saved at
-    each of them, and a second call goes on from there, or reads the answer.
+    `query_loss` is as in `leave_out`; `checkpoints` is the number of states held in memory (default about √T). With `cache`, the
+    sweep is saved at each of them, and a second call continues from there or reads the result.
     """
     with own_randomness():
         tape = Tape(recipe, args=args, dtype=dtype, length=at)
@@ -107,13 +109,13 @@ def sweep(
             scores[:, places[t] : places[t + 1]] = rows.double()
             tell(progress, tape.length - t, tape.length)
         if not bool(scores.isfinite().all()):
-            raise NumericalError(f"the derivative overflowed between steps {first} and {end}; compute it in float64.")
+            raise NumericalError(f"the derivative overflowed between steps {first} and {end}. Compute it in float64.")
         file.save(first, x, scores)
     return scores
 
 
 def as_influence(tape: Tape, scores: Tensor, how: str, caveats: Sequence[str]) -> Influence:
-    """The scores as an answer."""
+    """The scores as an `Influence`."""
     names, kind = as_text([name for ids in tape.ids for name in ids])
     steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
     return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(caveats))
@@ -148,9 +150,9 @@ def _check(after: Slots, moment: Moment, t: int) -> None:
     size = distance(moment.after.theta, moment.before.theta)
     if wrong > TOLERANCE.get(after.theta[0].dtype, 1e-1) * size + 1e-300:
         raise NumericalError(
-            f"step {t} as differentiated is not the step that the optimizer took: they differ by "
-            f"{wrong / max(size, 1e-300):.1e} of its length. Does every trained parameter get a gradient in each "
-            "step, and does the loss depend on nothing but the model, the batch and torch's generator?"
+            f"step {t} as differentiated differs from the step that the optimizer took by "
+            f"{wrong / max(size, 1e-300):.1e} of its length. Check that every trained parameter gets a gradient in "
+            "each step, and that the loss depends only on the model, the batch and torch's generator."
         )
 
 
@@ -166,7 +168,7 @@ def boundaries(steps: int, count: int | None) -> list[int]:
     """First steps of `count` equal segments (about √T by default)."""
     chosen = count if count is not None else math.isqrt(max(steps - 1, 0)) + 1
     if chosen < 1:
-        raise UsageError(f"found checkpoints={count}; expected at least 1.")
+        raise UsageError(f"checkpoints must be at least 1, got {count}.")
     chosen = min(chosen, steps)
     return [i * steps // chosen for i in range(chosen)]
 
@@ -203,12 +205,14 @@ def query(
     """The influence of every occurrence before `at` on the recipe's losses of `batch`: one query for each loss.
 
     The recipe is replayed first, and must reproduce the run's stored weights, bit for bit or up to rounding
-    (`check=False`: not compared, and the answer says so). Then it is unrolled in `dtype`. Arguments of a recipe named in
-    the run are the run's.
+    (`check=False` skips this and adds a caveat). Then it is unrolled in `dtype`. If the recipe is the one named in the run,
+    `args` default to the run's.
     """
     step = run.step_of(at)
     args = stored_args(run.config, recipe) if args is None else args
-    caveats = [_checked(run, recipe, args, step) if check else "the replay was not compared with the run (check=False)"]
+    caveats = [
+        _checked(run, recipe, args, step) if check else "the replay was not checked against the run (check=False)"
+    ]
     influence = reverse(
         lambda: _with_query(build_recipe(recipe, args), batch),
         QuerySet(QUERY),
@@ -220,15 +224,13 @@ def query(
     )
     if dtype is not None:
         caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
-    return replace(
-        influence, caveats=(*caveats, *influence.caveats, "the model was evaluated in eval mode"), lookup=run.content
-    )
+    return replace(influence, caveats=(*caveats, *influence.caveats, "evaluated in eval mode"), lookup=run.content)
 
 
 def _checked(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int) -> str:
     result = reproduction(run, recipe, args=args, until=step)
     if not result:
-        raise MismatchError(f"{result}. To unroll the recipe all the same, pass check=False.")
+        raise MismatchError(f"{result}. To unroll the recipe anyway, pass check=False.")
     return str(result)
 
 

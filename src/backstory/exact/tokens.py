@@ -1,11 +1,11 @@
-r"""The tokens of a training sequence: their parts of its influence on a query.
+r"""The influence of each token of a training sequence on a query.
 
 In every layer the gradient of a sequence is a sum over its positions, g = Σ_j g_j with g_j the sum of δ_j a_jᵀ over the
 layers. With the adjoint s at the step in which the sequence was used (`maths.adjoint`),
 
     influence of position j = −w ⟨J g_j, s⟩,        Σ_j of it = −w ⟨J g, s⟩, the influence of the occurrence
 
-g_j is not stored: the run's recipe is replayed, and at the steps asked about its backward pass goes through the
+g_j is not stored: the run's recipe is replayed, and at the requested steps its backward pass goes through the
 recording hooks with each position kept apart, in the run's own coordinates. A position's part is that of the layers'
 computations *at* that position, with the whole sequence as it was: it is not the effect of deleting the token.
 
@@ -51,8 +51,8 @@ from ..store.bases import load_scales
 Where = tuple[int, int]  # step, place in its batch
 
 CAVEAT = (
-    "a token's part is that of the layers' computations at its position, with the whole sequence as it was; it is not the effect "
-    "of deleting the token"
+    "a token's influence comes from the layers' computations at its position, with the sequence unchanged; it is not "
+    "the effect of deleting the token"
 )
 
 
@@ -66,7 +66,7 @@ class Token(Row):
 
 @dataclass(frozen=True, repr=False)
 class TokenInfluence(Result):
-    """One occurrence of a sequence, position by position; positive: that token's part helped."""
+    """One occurrence of a sequence, position by position; positive: that token helped."""
 
     sample: int | str
     step: int
@@ -136,14 +136,14 @@ def tokens(
 ) -> list[TokenInfluence]:
     """The influence of each position of these occurrences on the queries, in the order of `hits`.
 
-    The queries are `loss_fn(model, batch)` (the recipe's loss where it is None), or ready `vectors` (Q, dims) with
-    `batch=None`. A hit is what `answer.top` gives, or a pair (sample, step). `positions` is S, where the layers of the model
-    differ in it. The replay must meet the run's stored weights, bit for bit or up to rounding (`replay.reproduction`;
-    `check=False`: its rows only, and loosely).
+    The queries are `loss_fn(model, batch)` (default: the recipe's loss), or projected gradients `vectors` (Q, dims) with
+    `batch=None`. A hit comes from `influence.top`, or is a pair (sample, step). `positions` is the sequence length S, if the
+    model's layers differ in it. The replay must reproduce the run's stored weights, bit for bit or up to rounding
+    (`replay.reproduction`); `check=False` compares only the gradients of these occurrences, with a loose tolerance.
     """
     step = run.step_of(at)
     if (batch is None) == (vectors is None):
-        raise UsageError("tokens() takes either a query batch or vectors= (with batch=None).")
+        raise UsageError("pass either a query batch, or batch=None and vectors=.")
     pairs = _pairs(hits, step)
     args = stored_args(run.config, recipe) if args is None else args
     with own_randomness():
@@ -170,10 +170,10 @@ def _pairs(hits: Sequence[Hit | tuple[int | str, int]], at: int) -> list[tuple[i
     """(sample, step) of each, the steps checked."""
     pairs = [(hit.sample, hit.step) if isinstance(hit, Hit) else (hit[0], int(hit[1])) for hit in hits]
     if not pairs:
-        raise UsageError("found no hits; expected at least one, such as influence.top(3, query=0).")
+        raise UsageError("hits must not be empty. Pass for example influence.top(3, query=0).")
     for name, t in pairs:
         if not 0 <= t < at:
-            raise UsageError(f"found sample {name!r} at step {t}; expected a step from 0 to {at - 1}.")
+            raise UsageError(f"the step of a hit must be between 0 and {at - 1}, got step {t} for sample {name!r}.")
     return pairs
 
 
@@ -183,7 +183,7 @@ def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:
         ids = as_text(tape.ids[t])[0]
         if str(name) not in ids:
             raise UsageError(
-                f"sample {name!r} does not occur in step {t} of the recipe; ask for a step that answers name."
+                f"sample {name!r} is not used in step {t} of the recipe. Pass a step from the query's results."
             )
         out.append((t, ids.index(str(name))))
     return out
@@ -191,7 +191,7 @@ def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:
 
 def _checked_vectors(v: Tensor, run: Run) -> Tensor:
     if v.dim() != 2 or v.shape[1] != run.width or not bool(v.isfinite().all()):
-        raise UsageError(f"found vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {run.width}).")
+        raise UsageError(f"vectors must be finite and of shape (Q, {run.width}), got {tuple(v.shape)}.")
     return v if v.dtype == torch.float64 else v.float()
 
 
@@ -222,7 +222,7 @@ class _Positions:
         if t in self._fingerprints and fingerprint(self._tape.recipe.model) != self._fingerprints[t]:
             self._fingerprints = {}  # this answers for the later ones too
             if not (result := self._judge(t)):
-                raise MismatchError(f"{result}. To go by the rows of the occurrences alone, pass check=False.")
+                raise MismatchError(f"{result}. To check only the gradients of these occurrences, pass check=False.")
         if self._tap is not None:
             self._tap.detach()
             self._take(t - 1)
@@ -280,7 +280,8 @@ def _count(tape: Tape, t: int, blocks: Blocks) -> int:
         tape.recipe.loss(twin, tape.recipe.batches[t][1])
     if not lengths:
         raise UsageError(
-            "no recorded layer has positions: its outputs are (batch, features). Ask for the sample alone."
+            "no recorded layer has positions: their outputs have shape (batch, features). Query the whole sample "
+            "instead."
         )
     return max(lengths, key=lambda n: (lengths[n], n))
 
@@ -326,6 +327,7 @@ def _check_row(run: Run, step: Step, place: Where, rows: Tensor) -> None:
     loose = looseness(run.config["settings"]["encoding"])
     if float((stored - replayed).norm()) > loose * float(stored.norm()):
         raise MismatchError(
-            f"the gradient at place {place[1]} of step {place[0]} is not the one that was recorded: they differ by "
-            f"{float((stored - replayed).norm() / stored.norm()):.1e} of its length. Give the recipe that the run was made by."
+            f"the gradient at position {place[1]} of step {place[0]} differs from the recorded one by "
+            f"{float((stored - replayed).norm() / stored.norm()):.1e} of its length. Pass the recipe that the run was "
+            "recorded with."
         )

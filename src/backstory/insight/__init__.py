@@ -1,6 +1,6 @@
 """Influence over time: when data mattered, how it faded, what overwrote it, what sources are worth, and what hurt.
 
-Every function returns a `backstory.results.Result`. Each has a twin `…_of` for an `Influence` that is there already.
+Every function returns a `backstory.results.Result`. The variants named `…_of` start from an existing `Influence`.
 """
 
 from ..results.influence import RankedSample

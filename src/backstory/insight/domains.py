@@ -1,4 +1,4 @@
-"""Which query sets are domains: those that sources are valued for where nobody names others, on the page and in the report.
+"""Which query sets are domains: the sets that sources are valued for by default, on the page and in the report.
 
 Every domain's mean loss counts alike, so no query may count twice: a set all of whose queries are in other sets, such as one
 passage of each domain or a few hard images out of many, is no domain. Larger sets are looked at first.

@@ -25,7 +25,7 @@ from .groups import OTHERS, Ids, grouped
 from .mean import Options, mean_influence
 from .phases import Curve
 
-UNIT = "mean influence of one sample of the group (its occurrences so far summed), in units of the queries' mean loss"
+UNIT = "mean influence per sample of the group (its occurrences so far summed), in units of the queries' mean loss"
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,16 +46,16 @@ class Evolution(Result):
     @property
     def headline(self) -> str:
         """What the numbers are."""
-        return "Mean influence of a sample's uses so far on the model at each checkpoint"
+        return "Mean influence per sample, from its uses so far, on the model at each checkpoint"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How each group's influence went; of one named sample without its name."""
+        """How each group's influence changed; a single named sample without its name."""
         named = [g for g in self.groups if g != OTHERS]
         return tuple(self.describe(g) if len(named) == 1 else f"{g}: {self.describe(g)}" for g in named)
 
     def describe(self, group: str) -> str:
-        """How the influence of one group went, in a sentence."""
+        """How the influence of one group changed, in a sentence."""
         return describe_change(figures.numbers(self.mean[self.groups.index(group)].tolist()))
 
     def only(self, *groups: str) -> "Evolution":
@@ -91,13 +91,14 @@ def evolution(
     by: str | Ids = "thirds",
     **options: Unpack[Options],
 ) -> Evolution:
-    """Groups "thirds" (of samples by first use), "steps" (of occurrences by step), "source", "label", or {name: ids}.
+    """How the mean influence of each group changes over the checkpoints up to `at`.
 
-    At every stored checkpoint up to `at`: `model` is given its weights, and those of before again at the end.
+    `by` is "thirds" (samples by first use), "steps" (occurrences by step), "source", "label" or {name: ids}. `model` gets the
+    weights of each checkpoint in turn, and its own again at the end.
     """
     checkpoints = [c for c in run.checkpoints if 0 < c <= run.step_of(at)]
     if not checkpoints:
-        raise UsageError("the run stores no weights after its first step; record with checkpoints=K, steps=….")
+        raise UsageError("the run stores no weights after step 0. Record with steps=…, checkpoints=K.")
     progress, influences = options.pop("progress", None), []
     with restored_weights(model):
         for done, c in enumerate(checkpoints, 1):
@@ -108,7 +109,7 @@ def evolution(
 
 
 def evolution_of(run: Run, influences: Sequence[Influence], *, by: str | Ids = "thirds") -> Evolution:
-    """The same from the influence on one query at each checkpoint."""
+    """Like `evolution`, from the influence on one query at each checkpoint."""
     last = influences[-1]
     names, group = grouped(run, by)
     means, counts = [], []

@@ -28,7 +28,9 @@ def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]
     if by == "steps":
         return THIRDS, np.minimum(2, 3 * steps // run.n_steps)
     if by not in COLUMNS:
-        raise UsageError(f"found by={by!r}; expected thirds, steps, {', '.join(COLUMNS)}, or ids by name.")
+        raise UsageError(
+            f"by must be 'thirds', 'steps', {', '.join(map(repr, COLUMNS))} or a dict from names to ids, got {by!r}."
+        )
     labels = column(run, samples, by)
     names, inverse = np.unique(labels, return_inverse=True)
     return tuple(names.tolist()), inverse
@@ -37,12 +39,12 @@ def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]
 def column(run: Run, samples: Texts, by: str) -> Texts:
     """The source or label of each of these samples; `NONE` where the run does not know it."""
     if by not in COLUMNS:
-        raise UsageError(f"found by={by!r}; expected {' or '.join(COLUMNS)}.")
+        raise UsageError(f"by must be {' or '.join(map(repr, COLUMNS))}, got {by!r}.")
     names, inverse = np.unique(samples, return_inverse=True)
     content = run.content(names.tolist())
     values = [content.get(name, {}).get(by) for name in names.tolist()]
     if all(x is None for x in values):
-        raise UsageError(f"the run holds no {by} of its samples: give it with run.describe(ids, {by}=…).")
+        raise UsageError(f"the run has no {by} for its samples. Add it with run.describe(ids, {by}=…).")
     return np.array([NONE if x is None else x for x in values])[inverse]
 
 
@@ -57,11 +59,11 @@ def _named(samples: Texts, by: Ids) -> tuple[tuple[str, ...], NDArray[np.int64]]
     wanted: dict[str, Sequence[str]] = {name: as_text(ids)[0] for name, ids in by.items()}
     every = [x for ids in wanted.values() for x in ids]
     if not every or len(set(every)) < len(every):
-        raise UsageError("a sample is in two groups, or there is none; give each group samples of its own.")
+        raise UsageError("groups must have at least one sample, and no sample may be in two groups.")
     present, inverse = np.unique(samples, return_inverse=True)
     if unknown := set(every) - set(present.tolist()):
         raise UsageError(
-            f"{len(unknown)} of the samples never occurred, e.g. {min(unknown)!r}; name samples of the run."
+            f"{len(unknown)} of the samples, such as {min(unknown)!r}, are not in the run. Leave them out."
         )
     numbers = np.full(len(present), len(wanted))
     for k, ids in enumerate(wanted.values()):

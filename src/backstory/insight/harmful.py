@@ -1,4 +1,4 @@
-"""The samples that hurt most, and those that helped most, with what the run holds to show of them."""
+"""The most harmful and the most helpful samples, with their stored content."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -15,12 +15,12 @@ from ..run.gradients import LossFn
 from ..run.run import Run
 from .mean import Options, mean_influence
 
-UNIT = "influence of a sample, its occurrences summed, in units of the queries' mean loss"
+UNIT = "influence of a sample (its occurrences summed), in units of the queries' mean loss"
 
 
 @dataclass(frozen=True, repr=False)
 class Harmful(Result):
-    """Both ends of a ranking."""
+    """The most harmful and most helpful samples."""
 
     at: int
     harmful: tuple[RankedSample, ...]  # those that hurt, lowest influence first
@@ -34,7 +34,7 @@ class Harmful(Result):
     @property
     def headline(self) -> str:
         """What the ranking is of."""
-        return f"Samples that hurt and helped most, on the model at step {self.at}"
+        return f"Most harmful and most helpful samples for the model at step {self.at}"
 
     @property
     def late_from(self) -> int:
@@ -48,7 +48,7 @@ class Harmful(Result):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How many of the samples that hurt most were used at the end, and why that is so."""
+        """How many of the most harmful samples were used at the end, and why."""
         n = len(self.harmful)
         if not n:
             return ()
@@ -58,8 +58,9 @@ class Harmful(Result):
             )
         share = f"{self.late} of these {n} samples were" if n > 1 else f"This sample was{'' if self.late else ' not'}"
         return (
-            f"{share} last used in the last tenth of training (from step {self.late_from:,}). Late uses weigh most, for nothing has "
-            "overwritten them yet: a sample may stand here because it came last, not because it is bad.",
+            f"{share} last used in the last tenth of training (from step {self.late_from:,}). Late uses weigh most, "
+            "because nothing has overwritten them yet: a sample may rank here because it came last, not because it "
+            "is bad.",
         )
 
     def table(self) -> dict[str, Any]:
@@ -92,19 +93,19 @@ def harmful(
     without_last: int = 0,
     **options: Unpack[Options],
 ) -> Harmful:
-    """The samples that hurt the queries' mean loss most, and that helped most; at most `top` of each.
+    """The samples that hurt the queries' mean loss most and those that helped most; at most `top` of each.
 
-    Uses in the last `without_last` steps do not count: they weigh most, for nothing came after them.
+    Uses in the last `without_last` steps are left out: they weigh most, because nothing came after them.
     """
     return harmful_of(run, mean_influence(run, model, loss, batch, at, **options), top=top, without_last=without_last)
 
 
 def harmful_of(run: Run, influence: Influence, *, top: int = 10, without_last: int = 0) -> Harmful:
-    """The same from the influence on one query."""
+    """Like `harmful`, from the influence on one query."""
     at = influence.at
     if not 0 <= without_last < at:
         raise UsageError(
-            f"found without_last={without_last}; expected 0 to {at - 1}, for the model has taken {at} steps."
+            f"without_last must be between 0 and {at - 1}, since the model has taken {at} steps, got {without_last}."
         )
     known = influence if influence.lookup is not None else replace(influence, lookup=run.content)
     part = known.between(0, at - without_last) if without_last else known

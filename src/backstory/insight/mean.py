@@ -1,4 +1,4 @@
-"""What every insight begins with: influence on the mean loss of a set of queries, and the options that all of them take.
+"""The basis of every insight: influence on the mean loss of a query set, and their common options.
 
 The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that the mean costs one query, however large the set.
 """
@@ -44,7 +44,7 @@ def mean_gradient(
 
 
 def _about_mean(queries: int) -> str:
-    return f"the mean over {queries} {'query' if queries == 1 else 'queries'}"
+    return f"influence on the mean loss of {queries} {'query' if queries == 1 else 'queries'}"
 
 
 def mean_influence(

@@ -1,7 +1,7 @@
-"""Self-influence: is a training sample the first in the ranking for its own loss?
+"""Self-influence: does a training sample rank first for its own loss?
 
-Each query is a copy of a training sample; its rank is the place of that sample among all samples, by influence on the query, 1 being first.
-A sample that the model has memorised ranks first; one whose lesson others have taken over does not.
+Each query is a copy of a training sample. Its rank is that sample's rank among all samples by influence on the query; 1 is first.
+A sample that the model has memorised ranks first; one whose effect other samples have overwritten does not.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,9 @@ class Memorisation(Result):
     def headline(self) -> str:
         """The ranks in one sentence."""
         summary = f"first in {self.share_first:.0%}, median {self.median_rank:g}"
-        return f"Rank of a query's own sample among {self.samples:,}, on the model at step {self.at}: {summary}"
+        return (
+            f"Rank of each query's own sample among {self.samples:,} samples for the model at step {self.at}: {summary}"
+        )
 
     def table(self) -> dict[str, Any]:
         """One line for each query."""
@@ -72,20 +74,20 @@ def memorisation(
     at: int | str = "final",
     **options: Unpack[Options],
 ) -> Memorisation:
-    """Ranks of the samples `ids`, whose copies are the queries of `batch` in the same order, on the model at `at`."""
+    """Rank each sample of `ids` by its influence on its own copy in `batch` (same order), for the model at `at`."""
     return memorisation_of(run.query(model, loss, batch, at, **options), ids)
 
 
 def memorisation_of(influence: Influence, ids: Iterable[int | str] | Tensor) -> Memorisation:
-    """The same from a result that is there already, by any method of attribution: query q is a copy of sample ids[q]."""
+    """Like `memorisation`, from an existing result of any attribution method: query q is a copy of sample ids[q]."""
     names, kind = as_text(ids)
     if influence.n_queries != len(names):
-        raise UsageError(f"found {influence.n_queries} losses for {len(names)} ids; expected one loss for each sample.")
+        raise UsageError(f"batch and ids must match, got {influence.n_queries} losses for {len(names)} ids.")
     known, scores = influence.per_sample()  # (Q, M)
     place = {str(x): i for i, x in enumerate(known)}
     if missing := [x for x in names if x not in place]:
         raise UsageError(
-            f"sample {missing[0]!r} never occurred before step {influence.at}; leave it out, or query a later model."
+            f"sample {missing[0]!r} was never used before step {influence.at}. Leave it out, or query a later step."
         )
     self_influence = scores.gather(1, torch.tensor([[place[x]] for x in names]))  # (Q, 1)
     rank = (1 + (scores > self_influence).sum(1)).double().numpy()

@@ -1,4 +1,4 @@
-"""One sample: which others taught the model much the same, and which single queries it helped and hurt.
+"""One sample: which others taught the model much the same, and which queries it helped and hurt.
 
 Two samples are similar where their embeddings, summed over all their occurrences, point the same way: their removal would
 change every loss in the same proportion. Similarity is the cosine, from −1 to +1.
@@ -26,7 +26,7 @@ from ..run.embed import Progress
 from ..run.run import Run
 
 AT_ONCE = 4096  # samples whose embeddings are summed at once
-SIMILARITY = "cosine of the samples' embeddings, each summed over all its occurrences: from −1 to +1"
+SIMILARITY = "cosine similarity of the samples' embeddings, each summed over its occurrences: from −1 to +1"
 Floats = NDArray[np.float64]
 
 
@@ -76,7 +76,7 @@ class QueryInfluence(Row):
 
 @dataclass(frozen=True, repr=False)
 class OnQueries(Result):
-    """The single queries that one sample helped most and hurt most."""
+    """The queries that one sample helped and hurt most."""
 
     at: int
     sample: int | str
@@ -90,7 +90,7 @@ class OnQueries(Result):
     @property
     def headline(self) -> str:
         """The sample and the queries."""
-        return f"Influence of sample {self.sample} on each of {self.queries} queries, on the model at step {self.at}"
+        return f"Influence of sample {self.sample} on each of {self.queries} queries for the model at step {self.at}"
 
     def table(self) -> dict[str, Any]:
         """One line for each query."""
@@ -105,13 +105,13 @@ class OnQueries(Result):
 
 
 def neighbours(run: Run, sample: int | str, at: int | str = "final", *, top: int = 10) -> Neighbours:
-    """The samples whose embeddings point most the same way; needs the embeddings that `run.embed` stores."""
+    """The samples with the most similar embeddings (cosine); needs the embeddings that `run.embed` stores."""
     step = run.step_of(at)
     E, (names, _) = run.embeddings(step), run.occurrences(step)
     (name,), kind = as_text([sample])
     ids, inverse = np.unique(names, return_inverse=True)
     if name not in ids:
-        raise UsageError(f"sample {sample!r} did not occur before step {step}; name one that did.")
+        raise UsageError(f"sample {sample!r} was never used before step {step}.")
     j = int(np.searchsorted(ids, name))
     total = E[torch.from_numpy(np.flatnonzero(inverse == j))].sum(0)  # (p,)
     inner = np.bincount(inverse, weights=(E @ total).double().numpy(), minlength=len(ids))
@@ -147,7 +147,7 @@ def on_queries(
 ) -> OnQueries:
     """The queries, given by their gradients v (Q, p) in the run's coordinates, that a sample helped and hurt most.
 
-    Quick where the run's embeddings are in memory (`run.load_embeddings`).
+    Fast if the run's embeddings are in memory (`run.load_embeddings`).
     """
     step, E = run.step_of(at), run.sample_embeddings(sample, at)
     if E is None:
@@ -157,7 +157,7 @@ def on_queries(
 
 
 def on_queries_of(influence: Influence, sample: int | str, *, top: int = 10) -> OnQueries:
-    """The same from the influence on all these queries."""
+    """Like `on_queries`, from the influence on these queries."""
     values = influence.sum_over([sample])
     return _ends(influence.at, sample, values, influence.caveats, influence.quality, top)
 

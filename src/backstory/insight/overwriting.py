@@ -55,12 +55,12 @@ from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
 FADED = 1e-20  # share of a buffer below which it pays out nothing more
-UNIT = "units of the query's loss; overwritten: positive took influence away, negative added to it"
+UNIT = "units of the query's loss; overwritten is positive where influence was taken away, negative where it was added"
 
 
 @dataclass(frozen=True)
 class Overwriter(Row):
-    """A later sample, and what all its later occurrences took away."""
+    """A later sample, and how much influence all its later occurrences overwrote."""
 
     sample: int | str
     overwritten: float
@@ -100,8 +100,8 @@ class Overwriting(Result):
 
     @property
     def headline(self) -> str:
-        """What was left of what."""
-        change = f"{self.just_after:+.4g} just after its own steps, {self.influence:+.4g} at step {self.at}"
+        """The influence right after its own steps, and now."""
+        change = f"{self.just_after:+.4g} right after its own steps, {self.influence:+.4g} at step {self.at}"
         return f"What overwrote the influence of sample {self.sample}: {change}"
 
     @property
@@ -185,7 +185,7 @@ def overwriting_of(
     caveats: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Overwriting:
-    """The same for a ready query gradient (1, p) in the run's coordinates."""
+    """Like `overwriting`, from a query gradient (1, p) already projected to the run's coordinates."""
     store = RunStore.open(run.path)
     refuse_compressed(store, "overwriting")
     until, v = run.step_of(at), v.double()
@@ -194,7 +194,7 @@ def overwriting_of(
     rows = {int(steps[i]): int(i) for i in np.flatnonzero((samples == name) & ((steps == step) | (step is None)))}
     if not rows:
         where = "" if step is None else f" at step {step}"
-        raise UsageError(f"sample {sample!r} did not occur{where} before step {until}; name one that did.")
+        raise UsageError(f"sample {sample!r} was not used{where} before step {until}.")
     first = min(rows)
     moves = {t - first: _moved(store, t, row) for t, row in rows.items()}
     path = free_path(moves, _pays(store, first, until))

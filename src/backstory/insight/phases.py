@@ -53,12 +53,16 @@ PHASES, HILL, FALLS, RISES, NONE, SHORT = (
     "three phases", "rises, then falls", "falls", "rises", "no clear pattern", "too short",
 )  # fmt: skip
 NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
-SURE = f"(p ≤ {CERTAIN:g} if the noise of one step is independent of the next, and the same without the last {LEFT_OUT[-1]:.0%} of the steps)"
+SURE = (
+    f"(p ≤ {CERTAIN:g} assuming independent noise from step to step; also holds without the last {LEFT_OUT[-1]:.0%} "
+    "of steps)"
+)
 WORDS = {
     FALLS: f"Influence per unit of learning rate falls during training {SURE}.",
     RISES: f"Influence per unit of learning rate rises during training {SURE}.",
     HILL: f"Influence per unit of learning rate rises and then falls during training {SURE}.",
-    NONE: f"No clear pattern: no rise or fall of influence per unit of learning rate by {LEAST:.0%} or more that stands out from the noise and is the same without the last steps.",
+    NONE: f"No clear pattern: influence per unit of learning rate shows no rise or fall of {LEAST:.0%} or more that "
+    "stands out from the noise and persists without the last steps.",
 }
 Curve = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -87,7 +91,7 @@ class Window(Row):
 
 @dataclass(frozen=True)
 class Phases(Row):
-    """Whether the three phases are there, and where; else the pattern that there is, if one is clear."""
+    """Whether and where the three phases occur; otherwise the pattern, if there is a clear one."""
 
     present: bool
     shape: str  # "three phases", "rises, then falls", "falls", "rises", "no clear pattern" or "too short"
@@ -109,7 +113,7 @@ class Phases(Row):
     def words(self) -> str:
         """The pattern in one sentence."""
         if self.shape == SHORT:
-            return f"No clear pattern: {self.steps} steps are too few; at least {FEWEST} are needed."
+            return f"No clear pattern: {self.steps} steps are too few (at least {FEWEST} are needed)."
         if self.present:
             first, last = self.warm_up.boundary, self.ascent.boundary
             return f"Three phases: warm-up until step {first}, basin until step {last}, then ascent {SURE}."
@@ -150,11 +154,11 @@ class Errors(NamedTuple):
 
 
 def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DRAWS) -> Phases:
-    """Pattern of a curve with one number for each step, and how many `samples` each step had; steps without a number (NaN) are left out."""
+    """The pattern of a curve with one value per step; `samples` is the batch size of each step. Steps with NaN are left out."""
     if values.ndim != 1 or draws < 99 or (samples is not None and np.shape(samples) != values.shape):
         raise UsageError(
-            f"found values {values.shape}, samples {None if samples is None else np.shape(samples)} and draws={draws}; expected one number "
-            "a step, as many numbers of samples or none, and 99 draws or more."
+            "values must be one number per step, samples the same shape or None, and draws at least 99, got values "
+            f"{values.shape}, samples {None if samples is None else np.shape(samples)} and draws={draws}."
         )
     steps = np.flatnonzero(np.isfinite(values))
     if len(steps) < FEWEST:

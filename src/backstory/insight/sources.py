@@ -1,4 +1,4 @@
-"""What each source of data is worth, with an uncertainty, and for which kind of queries.
+"""What each data source is worth, with uncertainty, and for which kind of queries.
 
 The value of a source is the sum of the influences of its samples on the mean loss of the queries: a first-order estimate of what
 removing the whole source would do. It understates sources whose samples stand in for each other. The 95 % interval is that
@@ -116,10 +116,11 @@ def sources(
     seed: int = 0,
     **options: Unpack[Options],
 ) -> Sources:
-    """Values of the sources (or labels) of the samples, for each set of queries: `batches` is {domain: batch}."""
+    """The value of each source (or label) for each query set: `batches` is {domain: batch}."""
     if not batches or draws < 40:
         raise UsageError(
-            f"found {len(batches)} query sets and draws={draws}; expected one or more, and 40 draws or more."
+            f"sources() needs at least one query set and draws of at least 40, got {len(batches)} query sets and "
+            f"draws={draws}."
         )
     step = run.step_of(at)
     each = {domain: run.query(model, loss, batch, step, **options) for domain, batch in batches.items()}
@@ -129,7 +130,7 @@ def sources(
 def sources_of(
     run: Run, influences: Mapping[str, Influence], *, by: str = "source", draws: int = DRAWS, seed: int = 0
 ) -> Sources:
-    """The same from the influence on the queries of each domain."""
+    """Like `sources`, from the influence on the queries of each domain."""
     first = next(iter(influences.values()))
     ids, _ = first.per_sample()
     labels = column(run, np.array([str(x) for x in ids]), by)

@@ -1,4 +1,4 @@
-"""When training data mattered: the average influence of each step's samples on a query set, by learning rate.
+"""When training data mattered: the average influence of each step's samples on a query set, per unit of learning rate.
 
     per_rate_t = (mean over the occurrences z of step t of the influence of z on the queries' mean loss) / η_t
 
@@ -26,7 +26,7 @@ from .mean import Options, mean_influence
 from .phases import Curve, Phases, phases
 
 UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
-SOUGHT = "phases are sought in the mean size of influences by learning rate, whatever their sign"
+SOUGHT = "phases are detected in mean |influence| per unit of learning rate"
 ROWS_AT_ONCE = 1 << 16
 CURVES = ("influence", "rate", "per_rate", "size", "loss")
 
@@ -77,12 +77,12 @@ def timeline(
     seed: int = 0,
     **options: Unpack[Options],
 ) -> Timeline:
-    """The timeline of influence on the queries' mean loss at `at`; `seed` of the noise that phases are compared with."""
+    """The timeline of influence on the queries' mean loss at `at`; `seed` seeds the noise that phases are tested against."""
     return timeline_of(run, mean_influence(run, model, loss, batch, at, **options), seed=seed)
 
 
 def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
-    """The same from the influence on one query."""
+    """Like `timeline`, from the influence on one query."""
     step, table = influence.at, run.steps(0, influence.at)
     _, sums, sizes = influence.by_step()
     mean = sums / np.maximum(1, table.rows)
@@ -97,7 +97,9 @@ def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
 def _about_clipping(clipped: Any) -> tuple[str, ...]:
     if not clipped.any():
         return ()
-    why = "their samples' influences add up to 0 by construction and are left out of per_rate, not of size"
+    why = (
+        "influences of a clipped step sum to 0 by construction, so per_rate leaves these steps out (size includes them)"
+    )
     return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {why}",)
 
 

@@ -1,4 +1,4 @@
-"""Ids that travel with the batches of a DataLoader: through samplers, collators, removed columns, workers and skipped batches.
+"""Carry ids along with the batches of a DataLoader: through samplers, collators, removed columns, workers and skipped batches.
 
 A data set is wrapped so that each item comes with its id; the collator is wrapped so that it sees the items as they were, and
 the ids join the batch behind it. Nothing but `dataset` and `collate_fn` of the loader changes, and no random number is drawn.
@@ -53,7 +53,7 @@ class NamedItems(_Wrapper, Dataset[Named]):
     def __init__(self, dataset: Any, ids: Ids) -> None:
         self.dataset, self.ids = dataset, ids
         if not isinstance(ids, str | None) and len(ids) != len(dataset):
-            raise UsageError(f"found {len(ids)} ids for {len(dataset)} items; give one for each.")
+            raise UsageError(f"ids must have one entry per item, got {len(ids)} ids for {len(dataset)} items.")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -82,8 +82,8 @@ class NamedStream(_Wrapper, IterableDataset[Named]):
         self.dataset, self.column = dataset, ID_KEY if ids is None else ids
         if not isinstance(self.column, str):
             raise UsageError(
-                f"found a list of ids for {type(dataset).__name__}, an iterable data set, whose items have no index. Let each "
-                "item hold its id under a key, and pass ids='that key'."
+                f"ids cannot be a list for {type(dataset).__name__}, an iterable dataset whose items have no index. "
+                "Store each item's id under a key, and pass ids='that key'."
             )
 
     def __iter__(self) -> Iterator[Named]:
@@ -171,8 +171,8 @@ def decoded(names: Tensor) -> list[int | str]:
 def _named(loader: DataLoader[Any], ids: Ids) -> Dataset[Named]:
     if loader.batch_size is None and loader.batch_sampler is None:
         raise UsageError(
-            "found a DataLoader with batch_size=None, whose items are whole batches: their samples have no ids. Let the loader "
-            "make the batches, or write the loop by hand with backstory.record."
+            "the DataLoader has batch_size=None, so its items are whole batches and their samples have no ids. Let "
+            "the DataLoader form the batches, or write the loop yourself with backstory.record."
         )
     dataset = loader.dataset
     if isinstance(dataset, NamedItems | NamedStream):
@@ -189,9 +189,9 @@ def _column(item: Any, column: str) -> int | str:
     if not isinstance(item, Mapping) or column not in item:
         keys = sorted(map(str, item)) if isinstance(item, Mapping) else type(item).__name__
         raise UsageError(
-            f"an item of the training data has no id: expected the key {column!r}, found {keys}. An iterable data set must "
-            "yield an id with each item, or be made map-style. Where a trainer removes columns before (Hugging Face's data "
-            f"sets), pass the ids themselves, ids=dataset[{column!r}], or remove_unused_columns=False."
+            f"an item of the training data has no id under the key {column!r}, only {keys}. An iterable dataset must "
+            "yield an id with each item. If the trainer drops columns (as Hugging Face's does), pass "
+            f"ids=dataset[{column!r}] or set remove_unused_columns=False."
         )
     value = item[column]
     name: int | str = value.item() if hasattr(value, "item") else value
@@ -203,6 +203,6 @@ def _number(index: Any) -> int:
         return int(index)
     except (TypeError, ValueError):
         raise UsageError(
-            f"the sampler asks the training data for {index!r}; expected a number, to serve as the sample's id. Let items hold "
-            "their id under a key, and pass ids='that key'."
+            f"the sampler requests item {index!r} of the training data, which is not a number and so cannot serve as "
+            "an id. Store each item's id under a key, and pass ids='that key'."
         ) from None

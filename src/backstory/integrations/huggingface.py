@@ -1,4 +1,4 @@
-"""Recording in `transformers.Trainer` by one callback.
+"""Record a `transformers.Trainer` with one callback.
 
     trainer = Trainer(..., callbacks=[BackstoryCallback("runs/x", loss_reduction="token-mean")])
 
@@ -28,17 +28,17 @@ try:
     from transformers import TrainerCallback, __version__
 except ImportError as error:
     raise UnsupportedError(
-        f"transformers cannot be imported ({error}). Install it: pip install 'backstory[hf]'"
+        f"transformers cannot be imported ({error}). Install it with: pip install 'backstory[hf]'"
     ) from error
 
 
 class BackstoryCallback(RecordingCallback, TrainerCallback):
     """Records the training of a `transformers.Trainer` into the folder `path`.
 
-    `loss_reduction` is "token-mean" for language models, "mean" for one label per sample, or "sum". `ids` are one for each item
-    of the training data, or the name of a column; by default the item's `sample_id`, else its index. `tokens` counts the tokens
-    with a loss of each sample, from the model's inputs, where the model is not one of transformers'. All other arguments are
-    those of `backstory.record`. A training that resumes from a checkpoint goes on in the run by itself.
+    `loss_reduction` is "token-mean" for language models, "mean" for one label per sample, or "sum". `ids` has one entry per item
+    of the training data, or is the name of a column; the default is the item's `sample_id`, else its index. `tokens` is needed
+    for models that are not from transformers: a function of the model's inputs that counts the tokens with a loss in each
+    sample. All other arguments are those of `backstory.record`. If training resumes from a checkpoint, the recording continues in the same run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         self._parts: list[Part] = []  # micro-batches of the step under way
 
     def close(self) -> None:
-        """Let go of the run and of the model after training has raised; the run can be resumed from a checkpoint."""
+        """Release the run and the model after training raised an error; the run can be resumed from a checkpoint."""
         self._finish(failed=True)
 
     # -- training begins and ends ----------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
         if not isinstance(inner, DataLoader):
             raise UnsupportedError(
-                f"found training batches from a {type(loader).__name__}; expected torch's DataLoader. Let get_train_dataloader "
-                "return one, or write the loop by hand with backstory.record."
+                f"training batches must come from torch's DataLoader, got {type(loader).__name__}. Return a "
+                "DataLoader from get_train_dataloader, or write the loop yourself with backstory.record."
             )
         self._undo.append(carry(inner, self._ids))
         start = self._start(state.global_step)
@@ -130,8 +130,8 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         if self._run.reduction != "token-mean":
             if labels is not None and labels.numel() > samples:
                 raise UsageError(
-                    f"found loss_reduction={self._run.reduction!r} and labels for {labels.shape[1]} tokens of each sample, whose "
-                    "losses the model divides by the number of tokens: pass loss_reduction='token-mean'."
+                    f"loss_reduction must be 'token-mean' for labels with {labels.shape[1]} tokens per sample, "
+                    f"because the model divides its loss by the number of tokens, got {self._run.reduction!r}."
                 )
             return int(loss_divisor(self._run.reduction, samples))
         if self._run.tokens is not None:
@@ -168,9 +168,10 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         """The Trainer multiplied a micro-batch's loss by `factor` before differentiating it."""
         if len(set(divisors)) != 1:
             raise UnsupportedError(
-                "the Trainer gave the model num_items_in_batch, and whether its loss is divided by that cannot be seen (found "
-                f"divisors {divisors}). Where the model takes no heed of it, set model.accepts_loss_kwargs = False before the "
-                "Trainer is made; for token losses of its own, pass tokens= to BackstoryCallback, a function of the model's inputs."
+                "the Trainer passes num_items_in_batch to the model, and Backstory cannot tell whether the loss is "
+                f"divided by it (possible divisors: {divisors}). If the model ignores it, set "
+                "model.accepts_loss_kwargs = False before creating the Trainer. For a custom token loss, pass "
+                "tokens= to BackstoryCallback, a function of the model's inputs."
             )
         self._parts[slot].weighed = True
         self._run.weigh(slot, weight(factor / self._scale, divisors[0]))
@@ -181,16 +182,17 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
             return
         if not self._parts:
             raise UsageError(
-                f"no ids reached the model in step {state.global_step}. A compute_loss of your own must pass all its inputs on: "
-                f"model(**inputs), or model(..., {ID_KEY}=inputs[{ID_KEY!r}])."
+                f"no ids reached the model in step {state.global_step}. A custom compute_loss must pass on all its "
+                f"inputs: model(**inputs), or model(..., {ID_KEY}=inputs[{ID_KEY!r}])."
             )
         if all(part.weighed for part in self._parts):
             return
         if len(self._parts) > 1 or not self._parts[0].divisors():
             raise UnsupportedError(
-                "the loss that is differentiated is not the one that the model gave (compute_loss_func, label smoothing, or a "
-                "compute_loss of your own), so how it is divided among accumulated micro-batches cannot be seen. Let the model "
-                "compute it, use gradient_accumulation_steps=1, or write the loop by hand with backstory.record."
+                "the Trainer differentiates another loss than the one the model returned (compute_loss_func, label "
+                "smoothing or a custom compute_loss), so Backstory cannot tell how it is divided among "
+                "micro-batches. Let the model compute the loss, use gradient_accumulation_steps=1, or write the loop "
+                "yourself with backstory.record."
             )
         self._run.weigh(0, 1.0 / self._parts[0].divisors()[-1])  # a loss of one's own is what loss_reduction says
 
@@ -234,20 +236,22 @@ def _plain(optimizer: Any) -> Any:
 def _check_version(version: str) -> None:
     if int(version.split(".")[0]) < 5:
         raise UnsupportedError(
-            f"found transformers {version}, whose Trainer ends accumulated updates in another way; expected 5.0 or newer. Upgrade it, "
-            "or write the loop by hand with backstory.record."
+            f"transformers must be 5.0 or newer, got {version}, whose Trainer handles gradient accumulation "
+            "differently. Upgrade it, or write the loop yourself with backstory.record."
         )
 
 
 def _refuse(args: Any) -> None:
     if args.world_size > 1 or args.n_gpu > 1:
         raise UnsupportedError(
-            f"found {max(args.world_size, args.n_gpu)} processes or devices: each sees a part of the samples only. Train in one "
-            "process on one device (CUDA_VISIBLE_DEVICES=0), and accumulate micro-batches for a large batch."
+            f"training runs on {max(args.world_size, args.n_gpu)} processes or devices, and each sees only some of "
+            "the samples. Train in one process on one device (CUDA_VISIBLE_DEVICES=0), and use gradient accumulation "
+            "for a large batch."
         )
     if args.auto_find_batch_size:
         raise UnsupportedError(
-            "auto_find_batch_size begins the training again, in the middle of a recorded run. Set per_device_train_batch_size."
+            "auto_find_batch_size restarts training in the middle of a recorded run. Set per_device_train_batch_size "
+            "instead."
         )
 
 
@@ -257,7 +261,7 @@ def _refuse_packing(inputs: dict[str, Any], samples: int) -> None:
     }
     if wrong := [k for k, n in sizes.items() if n != samples]:
         raise UnsupportedError(
-            f"the collator made {sizes[wrong[0]]} rows ({wrong[0]!r}) of {samples} samples: packed or dropped samples cannot be told "
-            "apart. Collate one row for each sample (no packing, no padding-free batches), or pack before training, so that a packed "
-            "row is the sample."
+            f"the collator made {sizes[wrong[0]]} rows of {wrong[0]!r} from {samples} samples, so they cannot be told "
+            "apart. Collate one row per sample (no packing, no padding-free batches), or pack before training, so "
+            "that each packed row is a sample."
         )

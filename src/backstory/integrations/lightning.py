@@ -1,4 +1,4 @@
-"""Recording in Lightning's Trainer by one callback.
+"""Record Lightning's Trainer with one callback.
 
     trainer = Trainer(..., callbacks=[BackstoryCallback("runs/x", loss_reduction="mean")])
 
@@ -26,17 +26,17 @@ try:
     from lightning.pytorch import Callback
 except ImportError as error:
     raise UnsupportedError(
-        f"Lightning cannot be imported ({error}). Install it: pip install 'backstory[lightning]'"
+        f"Lightning cannot be imported ({error}). Install it with: pip install 'backstory[lightning]'"
     ) from error
 
 
 class BackstoryCallback(RecordingCallback, Callback):  # type: ignore[misc]
     """Records the training of a Lightning Trainer into the folder `path`.
 
-    `loss_reduction` says how `training_step` makes its loss of those of the samples: "mean", "sum" or "token-mean", which needs
-    `tokens`, a function of the batch that counts the tokens with a loss of each sample. `ids` are one for each item of the training
-    data, or the name of a key of its items; by default the item's `sample_id`, else its index. All other arguments are those of
-    `backstory.record`. A training that resumes from a checkpoint goes on in the run by itself.
+    `loss_reduction` is how `training_step` combines the samples' losses: "mean", "sum" or "token-mean", which needs `tokens`, a
+    function of the batch that counts the tokens with a loss in each sample. `ids` has one entry per item of the training data, or
+    is the name of a key of its items; the default is the item's `sample_id`, else its index. All other arguments are those of
+    `backstory.record`. If training resumes from a checkpoint, the recording continues in the same run.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class BackstoryCallback(RecordingCallback, Callback):  # type: ignore[misc]
         super().__init__(path, loss_reduction, ids, tokens, arguments)
         if loss_reduction == "token-mean" and tokens is None:
             raise UsageError(
-                "loss_reduction='token-mean' needs tokens=, a function of the batch that gives the number of tokens with a loss of "
-                "each sample, for example lambda batch: (batch['labels'][:, 1:] != -100).sum(1)."
+                "loss_reduction='token-mean' needs tokens=, a function of the batch that returns how many tokens of "
+                "each sample have a loss, such as lambda batch: (batch['labels'][:, 1:] != -100).sum(1)."
             )
         self._names: deque[list[int | str]] = deque()  # of the batches that were fetched and not trained on yet
         self._start = 0  # where a checkpoint goes on
@@ -69,8 +69,8 @@ class BackstoryCallback(RecordingCallback, Callback):  # type: ignore[misc]
     def _wrapped(self, loader: Any) -> DataLoader[Any]:
         if not isinstance(loader, DataLoader):
             raise UnsupportedError(
-                f"found training batches from a {type(loader).__name__}; expected one torch DataLoader, whose samples have ids. Join "
-                "the data sets (torch.utils.data.ConcatDataset), or write the loop by hand with backstory.record."
+                f"training batches must come from a single torch DataLoader, got {type(loader).__name__}. Join the "
+                "datasets (torch.utils.data.ConcatDataset), or write the loop yourself with backstory.record."
             )
         return queued(loader, self._ids, self._names)
 
@@ -160,11 +160,11 @@ def _closure_first(optimizer: Optimizer) -> Callable[[], None]:
 def _refuse(trainer: Any, module: Any) -> None:
     if trainer.world_size > 1:
         raise UnsupportedError(
-            f"found {trainer.world_size} processes: each sees a part of the samples only. Pass devices=1, and accumulate_grad_batches= "
-            "for a large batch."
+            f"training runs on {trainer.world_size} processes, and each sees only some of the samples. Pass "
+            "devices=1, and use accumulate_grad_batches= for a large batch."
         )
     if not module.automatic_optimization:
         raise UnsupportedError(
-            "found automatic_optimization=False; expected that Lightning makes the updates. Write the loop by hand with "
-            "backstory.record, or let Lightning make them."
+            "automatic_optimization=False is not supported. Let Lightning call the optimizer, or write the loop "
+            "yourself with backstory.record."
         )

@@ -1,4 +1,4 @@
-r"""What a labelled forward pass of a Hugging Face model says about its samples: which tokens have a loss, each sample's loss, its weight.
+r"""What a labelled forward pass of a Hugging Face model reveals about its samples: which tokens have a loss, each sample's loss and weight.
 
     ℓ_z = Σ_s −log p(y_zs | …)    over the positions s whose label is not −100
     loss of a micro-batch  =  Σ_z ℓ_z / D,      w_z = factor / D
@@ -114,9 +114,10 @@ def fitting(loss: float, total: float, divisors: list[int]) -> list[int]:
     fit = [by for by in divisors if abs(loss - total / by) <= CLOSE * abs(total / by) + 1e-9]
     if divisors and not fit:
         raise UnsupportedError(
-            f"the model's loss is {loss:.6g}, but the cross-entropies of its samples, divided by {divisors}, make "
-            f"{[float(f'{total / by:.6g}') for by in divisors]}. Something else is in it: an auxiliary loss (set "
-            "output_router_logits=False) or a loss function of its own. Leave it out, or write the loop by hand with backstory.record."
+            f"the model's loss is {loss:.6g}, but its samples' cross-entropies divided by {divisors} give "
+            f"{[float(f'{total / by:.6g}') for by in divisors]}. It seems to contain an auxiliary loss (set "
+            "output_router_logits=False) or to be a custom loss. Leave it out, or write the loop yourself with "
+            "backstory.record."
         )
     return fit[:1]
 

@@ -32,10 +32,10 @@ class Recording:
     ) -> None:
         if loss_reduction not in REDUCTIONS:
             raise UsageError(
-                f"found loss_reduction={loss_reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}."
+                f"loss_reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {loss_reduction!r}."
             )
         if taken := [name for name in FILLED_IN if name in arguments]:
-            raise UsageError(f"found {taken[0]}=, which the trainer itself decides. Leave it out.")
+            raise UsageError(f"{taken[0]}= is set by the trainer. Leave it out.")
         self.path, self.reduction, self.tokens = Path(path), loss_reduction, tokens
         short = {name: x for name, x in arguments.items() if name in NAMES}
         chosen = settings_of(arguments.get("settings"), short).resolved(loss_reduction)
@@ -56,8 +56,9 @@ class Recording:
         self.close(failed=True)
         if start and not (self.path / "config.json").exists():
             raise UsageError(
-                f"training goes on from step {start}, but {self.path} holds no run, so the steps before would be missing. "
-                "Record from the first step on, or begin a new training from these weights, without a checkpoint to resume."
+                f"training resumes at step {start}, but {self.path} has no run, so the earlier steps would be "
+                "missing. Record from the first step, or start a new training run from these weights without "
+                "resuming from a checkpoint."
             )
         arguments = {"steps": steps, **self._arguments, "scaler": scaler, "resume": bool(start), "start": start or None}
         recorder = record(model, optimizer, self.path, **arguments)

@@ -48,7 +48,7 @@ def exact_seeds(outputs: Tensor, kind: str, mask: Tensor | None = None) -> Itera
     n = n_exact(outputs)
     if n > MOST_EXACT:
         raise UnsupportedError(
-            f"curvature='exact' would take {n} backward passes a step, one for each output entry of a sample; the limit "
+            f"curvature='exact' would take {n} backward passes per step, one per output entry of a sample; the limit "
             f"is {MOST_EXACT}. Use curvature='sampled'."
         )
     f = outputs.detach()
@@ -84,11 +84,11 @@ def check(outputs: Tensor, kind: str, mask: Tensor | None) -> None:
     """Raise unless the outputs have the form that their kind needs."""
     if kind == "cross-entropy" and (outputs.dim() < 2 or outputs.shape[-1] < 2):
         raise UsageError(
-            f"found outputs of shape {tuple(outputs.shape)} for cross-entropy; expected (B, *positions, classes), the "
-            "classes last."
+            "outputs for cross-entropy must have shape (B, *positions, classes), with classes last, got "
+            f"{tuple(outputs.shape)}."
         )
     if mask is not None and mask.shape not in (outputs.shape[:-1], outputs.shape):
-        raise UsageError(f"found a mask of shape {tuple(mask.shape)}; expected {tuple(outputs.shape[:-1])}.")
+        raise UsageError(f"mask must have shape {tuple(outputs.shape[:-1])}, got {tuple(mask.shape)}.")
 
 
 def _masked(seed: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-r"""How rows of numbers are kept small on disk.
+r"""How rows of numbers are compressed on disk.
 
 A row is cut into blocks (one per parameter). For `float16` and `int8` each block b of each row is
 divided by a scale s_b, so that its largest entry is 1 (float16) or 127 (int8):
@@ -39,7 +39,7 @@ TOLERANCE = 3e-3  # of a matrix's norm, that may be missing from u vᵀ: its squ
 def check(name: str) -> str:
     """`name` if it is a known encoding, else an error that lists the known ones."""
     if name not in DTYPES:
-        raise UsageError(f"unknown encoding {name!r}; expected one of {', '.join(DTYPES)}.")
+        raise UsageError(f"encoding must be one of {', '.join(map(repr, DTYPES))}, got {name!r}.")
     return name
 
 
@@ -137,8 +137,9 @@ def _factors(rows: Tensor, block: Block) -> Sequence[Tensor]:
     smallest = torch.finfo(rows.dtype).tiny * rows.shape[1]  # numbers below `tiny` have few digits
     if bool((whole * (1 - TOLERANCE**2 / 2) > product + smallest).any()):
         raise UsageError(
-            f"found a row of {block[0]} × {block[1]} numbers that is not the product of two factors; expected samples that pass this "
-            "layer once, at one position. Record with projection='learned', whose rows are stored whole."
+            f"a per-sample gradient of shape {block[0]} × {block[1]} is not an outer product, so it cannot be stored "
+            "as two factors. This happens when a sample passes the layer more than once or at several positions. "
+            "Record with projection='learned', which stores gradients in full."
         )
     return u, v
 

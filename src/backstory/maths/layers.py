@@ -83,8 +83,8 @@ def embedding(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Ma
     assert isinstance(layer, nn.Embedding)
     if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
         raise UnsupportedError(
-            "nn.Embedding with max_norm, scale_grad_by_freq or sparse=True is not a sum over samples of "
-            "one-hot outer products. Use a plain nn.Embedding, or freeze it and pass `layers=` without it."
+            "nn.Embedding with max_norm, scale_grad_by_freq or sparse=True is not supported. Use a plain "
+            "nn.Embedding, or freeze it and exclude it with `layers=`."
         )
     index = inputs[0].reshape(len(delta), -1).long()  # (B, S); int32 tokens cannot be made one-hot
     right = delta.reshape(len(delta), -1, delta.shape[-1])  # (B, S, d)
@@ -134,9 +134,8 @@ def batch_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> M
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
     if layer.training or layer.running_mean is None:
         raise UnsupportedError(
-            "BatchNorm in training mode mixes the samples of a batch: the loss is no longer a sum over samples, "
-            "so no sample has a gradient of its own. Put the layer in eval mode (`layer.eval()`), or use "
-            "GroupNorm or LayerNorm."
+            "BatchNorm in training mode mixes the samples of a batch, so per-sample gradients do not exist. Switch "
+            "the layer to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
         )
     normal = F.batch_norm(inputs[0], layer.running_mean, layer.running_var, eps=layer.eps)
     return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)

@@ -1,4 +1,4 @@
-r"""The few coordinates in which rows are kept, and how they are learned.
+r"""The projection of per-sample gradients to a few coordinates, and how it is learned.
 
 The gradient G of a matrix parameter (d_out × d_in) is kept as
 
@@ -393,7 +393,10 @@ def allocate(values: Sequence[Tensor], budget: int) -> list[int]:
     """How many coordinates each parameter keeps: at least one, `budget` in all, the largest eigenvalues first."""
     sizes = [len(v) for v in values]
     if not len(sizes) <= budget <= sum(sizes):
-        raise ValueError(f"{budget} coordinates cannot be shared out among {len(sizes)} parameters of sizes {sizes}")
+        raise ValueError(
+            f"budget must be between {len(sizes)} (one per parameter) and {sum(sizes)} coordinates, got {budget} for "
+            f"sizes {sizes}"
+        )
     rest = torch.cat([v[1:] for v in values])
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes) - 1)
     chosen = rest.argsort(descending=True, stable=True)[: budget - len(sizes)]

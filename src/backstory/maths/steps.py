@@ -76,7 +76,7 @@ def loss_divisor(reduction: str, samples: int, tokens: Tensor | None = None) -> 
         return float(samples) if reduction == "mean" else 1.0
     total = 0.0 if tokens is None else float(torch.as_tensor(tokens).sum())
     if total <= 0:
-        raise UsageError("found no token with a loss; leave such samples out, or keep more of their tokens.")
+        raise UsageError("no token in the batch has a loss. Leave such samples out, or mask fewer of their tokens.")
     return total
 
 

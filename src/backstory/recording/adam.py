@@ -1,4 +1,4 @@
-r"""Adam's second moment, read after each step: the coordinates that rows are kept in, or the diagonal beside them.
+r"""Adam's second moment, read after each step: it gives the coordinates of the stored gradients, or a diagonal stored with them.
 
 preconditioned  learned and random projections: rows are those of ĝ = P^½ g, with P factored (`maths.adam`); P is read at every
                 step at first, and later, when v̂ is a mean over many steps, at some of them
@@ -101,8 +101,8 @@ class Adaptive:
         """Before the optimizer moves: can its step be followed in these coordinates?"""
         if self.preconditioned and any(reading.groups["l2"]):
             raise UnsupportedError(
-                f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, which a projection cannot follow: it would "
-                "be scaled by every parameter's own rate. Use AdamW, or record with projection='mask' or 'full'."
+                f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, scaled by each "
+                "parameter's own learning rate, which a projection cannot represent. Use AdamW, or record with projection='mask' or 'full'."
             )
 
 

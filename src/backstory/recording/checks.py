@@ -1,4 +1,4 @@
-r"""The safety net of recording: rows must add up to the gradient that torch computed.
+r"""The safety check of recording: per-sample gradients must add up to the gradient that torch computed.
 
     Σ_z w_z g_z  =  ∇L      for each parameter, in the kept coordinates
 
@@ -37,11 +37,11 @@ ALIKE = 0.05  # a rest that differs from a multiple of the parameter by less tha
 COORDINATES = 8  # with fewer, everything is nearly a multiple of the parameter
 
 CAUSES = (
-    "Likely causes: the forward pass ran outside of rec.step(); gradients from before the step were not zeroed; the weight "
-    "is used outside its module's forward (nn.MultiheadAttention, functional calls); a term of the loss that depends on the "
-    "weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; the module "
-    "was compiled or replaced; something was added to .grad after backward; a custom rule is wrong. Leave the layer out "
-    "with layers=['!name'], or mend the cause."
+    "Likely causes: the forward pass ran outside rec.step(); gradients from before the step were not zeroed; the "
+    "weight is used outside its module's forward (nn.MultiheadAttention, functional calls); a loss term depends on "
+    "the weights directly; an in-place operation such as nn.ReLU(inplace=True) follows a Linear layer on sequences; "
+    "the module was compiled or replaced; something was added to .grad after backward(); a custom rule is wrong. Fix "
+    "the cause, or exclude the layer with layers=['!name']."
 )
 
 
@@ -123,27 +123,27 @@ def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: 
     """What the step itself shows of the cause, and what to do; None where it shows nothing."""
     if passes.differentiable:
         return (
-            "A backward pass with create_graph=True ran in this step, as for a gradient penalty: the gradient of such a term "
-            "is no sum over layer calls, and is not modelled. Train without the penalty while recording."
+            "A backward pass with create_graph=True ran in this step, as for a gradient penalty. Its gradient is not "
+            "a sum over layer calls, so it is not supported. Record without the penalty."
         )
     if len(set(passes.recorded) - set(passes.accumulated)):
         return (
-            "torch.autograd.grad ran through the model inside this step, as for adversarial examples, and its terms are not "
-            "part of the parameters' gradients. Compute them before rec.step() begins."
+            "torch.autograd.grad ran through the model inside this step, as for adversarial examples. Its gradients "
+            "are not part of the parameters' gradients. Call it before rec.step()."
         )
     factor = _multiple(rest / clip, theta)
     if factor is not None:
         return (
-            f"What is missing is {factor:.3g} times the parameter itself, as an L2 term in the loss gives. Take the term out of "
-            f"the loss, and add {factor:.3g} to weight_decay= of SGD or Adam: it is the same term, except that clip_grad_norm_ does "
-            "not clip it (AdamW's weight_decay is another)."
+            f"The difference is {factor:.3g} times the parameter itself, as from an L2 term in the loss. Remove the "
+            f"term from the loss and add {factor:.3g} to weight_decay= of SGD or Adam. This is equivalent, except "
+            "that clip_grad_norm_ does not clip it (AdamW's weight_decay is decoupled, and so different)."
         )
     if len(passes.recorded) > len(scope.sizes):
         return (
-            f"{len(passes.recorded)} backward passes ran in this step, which declares {len(scope.sizes)} micro-batches. If one of "
-            "them is no part of the update (its gradients were zeroed again), move it before rec.step(); if each is a "
-            "micro-batch of its own, declare it with s.batch(ids). (torch.utils.checkpoint with use_reentrant=True runs passes of "
-            f"its own, which are no cause.) {CAUSES}"
+            f"{len(passes.recorded)} backward passes ran in this step, but it declares {len(scope.sizes)} "
+            "micro-batches. If one of them does not belong to the update (its gradients were zeroed again), move it "
+            "before rec.step(). If each is its own micro-batch, declare it with s.batch(ids). (Extra passes by "
+            f"torch.utils.checkpoint with use_reentrant=True are harmless.) {CAUSES}"
         )
     return None
 
@@ -156,5 +156,8 @@ def _multiple(rest: Tensor, theta: Tensor) -> float | None:
 
 
 def _message(miss: Miss, step: int, cause: str | None) -> str:
-    head = f"the recorded rows of {miss.name!r} do not add up to its gradient in step {step} (off by {miss.off:.1%}). "
+    head = (
+        f"the per-sample gradients of {miss.name!r} do not add up to its gradient in step {step} (off by "
+        f"{miss.off:.1%}). "
+    )
     return head + (cause or CAUSES)

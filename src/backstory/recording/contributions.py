@@ -1,4 +1,4 @@
-r"""What one backward pass contributes to the rows of every sample, projected as it comes or kept until it can be.
+r"""What one backward pass contributes to each sample's gradient, projected at once or stored until it can be.
 
 Where the projection is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
 they are kept in Adam's coordinates (`maths.adam`) it waits until the optimizer has stepped: its second moment is
@@ -78,8 +78,8 @@ class Gathered:
         for block, part, before in self._versions:
             if _versions(part) != before:
                 raise UsageError(
-                    f"an input or output gradient of the layer of {self._blocks[block].name!r} was changed in place after the "
-                    "backward pass, before its rows were made. Give each step tensors of its own, or change them later."
+                    f"an input or output gradient of the layer of {self._blocks[block].name!r} was modified in place "
+                    "after backward(), before it was recorded. Use new tensors in each step, or modify them later."
                 )
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:

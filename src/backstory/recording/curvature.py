@@ -1,4 +1,4 @@
-r"""Curvature rows of a step while it is being recorded: extra backward passes from the model's outputs.
+r"""Curvature samples of a step while it is being recorded: extra backward passes from the model's outputs.
 
 Each pass starts from a seed (`maths.curvature`) and gives one row h for every sample, with
 
@@ -42,11 +42,11 @@ class CurvatureRows:
         """All passes of the micro-batch under way."""
         if kind not in KINDS:
             raise UnsupportedError(
-                f"the curvature of kind={kind!r} is not known; record with curvature='empirical', or give the outputs "
-                f"of a loss of kind {', '.join(KINDS)}."
+                f"curvature for outputs of kind={kind!r} is not supported. Record with curvature='empirical', or use "
+                f"a loss of kind {', '.join(map(repr, KINDS))}."
             )
         if len(self._scales) != len(scope.sizes) - 1:
-            raise UsageError("s.outputs() must be called once for each s.batch(), after its forward pass.")
+            raise UsageError("s.outputs() must be called exactly once per s.batch(), after its forward pass.")
         check(outputs, kind, mask)
         inner = _inner_scale(scope, outputs, kind, mask, reduction)
         for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
@@ -57,9 +57,9 @@ class CurvatureRows:
         """Before the optimizer moves: has every micro-batch its rows?"""
         if len(self._scales) != len(scope.sizes):
             raise UsageError(
-                f"curvature={self.form.kind!r} needs the model's outputs: call s.outputs(logits, kind=…) after the forward "
-                f"pass of every micro-batch, before backward(); step {scope.number} has them for {len(self._scales)} of "
-                f"{len(scope.sizes)}."
+                f"curvature={self.form.kind!r} needs the model's outputs, but step {scope.number} has them for "
+                f"{len(self._scales)} of {len(scope.sizes)} micro-batches. Call s.outputs(logits, kind=…) after every "
+                "forward pass, before backward()."
             )
 
     def kappa(self, weight: Tensor) -> Tensor:
@@ -87,8 +87,8 @@ class CurvatureRows:
         if not all_finite(rows):
             bad = int((~rows.flatten(1).isfinite()).any(1).nonzero()[0])
             raise NumericalError(
-                f"a curvature row of sample {scope.ids[bad]!r} in step {scope.number} is not finite. The step was not "
-                "recorded. Look at that sample's input and outputs."
+                f"a curvature sample of sample {scope.ids[bad]!r} in step {scope.number} is NaN or Inf. The step was "
+                "not recorded. Check that sample's input and outputs."
             )
         return rows
 
@@ -106,8 +106,9 @@ class CurvatureRows:
             return
         if n_exact(outputs) != self.form.passes:
             raise UsageError(
-                f"a sample has {n_exact(outputs)} output entries, but curvature='exact:{self.form.passes}' declares "
-                f"{self.form.passes}; record with curvature='exact:{n_exact(outputs)}'."
+                f"the model has {n_exact(outputs)} output entries per sample, but "
+                f"curvature='exact:{self.form.passes}' declares {self.form.passes}. Record with "
+                f"curvature='exact:{n_exact(outputs)}'."
             )
         yield from exact_seeds(outputs, kind, mask)
 
@@ -119,8 +120,8 @@ def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | No
         reduction = "sum" if scope.reduction == "token-mean" or bool((count <= 1).all()) else None
     if reduction not in ("sum", "mean"):
         raise UsageError(
-            f"found reduction={reduction!r}: a sample has {int(count.max())} loss terms. Say whether its loss is their "
-            "'sum' or their 'mean': s.outputs(…, reduction='mean')."
+            f"reduction must be 'sum' or 'mean' when a sample has several loss terms (here {int(count.max())}), got "
+            f"{reduction!r}. Pass s.outputs(…, reduction='mean') if its loss is their mean, else 'sum'."
         )
     return torch.ones_like(count) if reduction == "sum" else 1.0 / count.clamp_min(1)
 

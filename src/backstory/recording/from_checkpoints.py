@@ -1,4 +1,4 @@
-r"""A run that was never recorded, from its saved checkpoints and the order of its data.
+r"""Reconstruct a run that was never recorded from its saved checkpoints and the order of its data.
 
 As if there had been one update between two checkpoints (the paper, Appendix "practical considerations"), the gradient of
 a sample is taken at the checkpoint that follows its step:
@@ -67,13 +67,13 @@ def record_checkpoints(
 ) -> Run:
     """Write a run from checkpoints `(step, model state dict, optimizer state dict or None)`, sorted by step.
 
-    A state dict may also be a function that returns it, and the model's a path to a safetensors file. `recipe` gives the
-    model, the loss, the batches in order, and a fresh optimizer and schedule. The run ends at the last checkpoint, whose
-    weights the recipe's model has afterwards. `outputs` is the kind of the model's outputs, where the curvature needs them
-    (`s.outputs`); all other arguments are those of `record`.
+    A state dict can also be a function that returns it, or, for the model, a path to a safetensors file. `recipe` provides
+    the model, the loss, the batches in order, and a new optimizer and schedule. The run ends at the last checkpoint, and the
+    recipe's model is left with its weights. `outputs` is the kind of the model's outputs, if the curvature needs them
+    (`s.outputs`). All other arguments are those of `record`.
     """
     if taken := [name for name in OURS if name in arguments]:
-        raise UsageError(f"{taken[0]}= is decided by the recipe and the checkpoints here; leave it out.")
+        raise UsageError(f"{taken[0]}= comes from the recipe or the checkpoints. Leave it out.")
     given = _checked(recipe, checkpoints, nearest)
     still = _Standstill(recipe, given, nearest)
     still.load(0)
@@ -101,17 +101,17 @@ def _step(recipe: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: 
 def _checked(recipe: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:
     """The checkpoints, with the recipe's own start as the first where none is given."""
     if nearest not in NEAREST:
-        raise UsageError(f"found nearest={nearest!r}; expected one of {', '.join(map(repr, NEAREST))}.")
+        raise UsageError(f"nearest must be one of {', '.join(map(repr, NEAREST))}, got {nearest!r}.")
     points = [Checkpoint(*x) for x in given]
     steps = [c.step for c in points]
     if not points or steps != sorted(set(steps)) or steps[0] < 0 or not 0 < steps[-1] <= len(recipe.batches):
         raise UsageError(
-            f"found checkpoints at steps {steps}; expected different steps in order, the last from 1 to "
-            f"{len(recipe.batches)}, the number of batches of the recipe."
+            f"checkpoints must be at distinct steps in increasing order, the last between 1 and {len(recipe.batches)} "
+            f"(the recipe's number of batches), got {steps}."
         )
     states = {c.state is not None for c in points if c.step}
     if len(states) > 1:
-        raise UsageError("some checkpoints have an optimizer state and others do not; give all of them, or none.")
+        raise UsageError("only some checkpoints have an optimizer state. Pass one for every checkpoint, or for none.")
     if steps[0] > 0:
         points.insert(0, Checkpoint(0, copy.deepcopy(recipe.model.state_dict()), None))
     if states == {True} and points[0].state is None:
@@ -121,26 +121,26 @@ def _checked(recipe: Recipe, given: Sequence[Given], nearest: str) -> list[Check
 
 def _assumed(recipe: Recipe, points: Sequence[Checkpoint], nearest: str) -> list[str]:
     end, steps = points[-1].step, {c.step for c in points}
-    head = f"the run was not recorded but made from {len(steps - {0})} checkpoints for {end} steps"
+    head = f"the run was reconstructed from {len(steps - {0})} checkpoints for {end} steps, not recorded"
     side = "follows it" if nearest == "after" else "comes before it"
     exact = nearest == "before" and steps.issuperset(range(end))
     notes = [
-        f"{head}, one before every step: rows are those of the training"
+        f"{head}; there is one before every step, so gradients are those of the training run"
         if exact
-        else f"{head}: the rows of a step are those of the checkpoint that {side}, as if there had been one update between two"
+        else f"{head}; gradients of a step are taken at the checkpoint that {side}"
     ]
     if _adaptive(recipe.optimizer):
         moment = f"{type(recipe.optimizer).__name__}'s second moment"
         notes.append(
-            f"{moment} is that of the same checkpoint"
+            f"{moment} is taken from the same checkpoint"
             if points[-1].state is not None
-            else f"{moment} was not given: it is an average over the gradients of the batches at their checkpoints"
+            else f"{moment} was not given; it is estimated as an average over the batches' gradients at their checkpoints"
         )
-    notes.append("rates are those of the recipe's optimizer and schedule")
+    notes.append("learning rates are those of the recipe's optimizer and schedule")
     if recipe.clip_norm is not None:
-        notes.append("clipping was computed again from each batch's gradient at its checkpoint")
+        notes.append("clipping was recomputed from each batch's gradient at its checkpoint")
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in recipe.model.modules()):
-        notes.append("dropout was drawn anew")
+        notes.append("dropout masks were drawn again")
     return notes
 
 
@@ -188,7 +188,7 @@ class _Standstill:
             _swap(self._recipe.optimizer, self._running)
 
     def know(self, rec: Recorder, step: int) -> None:
-        """After update step − 1: where a checkpoint is given there, the run can be asked there."""
+        """After update step − 1: if there is a checkpoint, the run can be queried at that step."""
         if step not in self._steps or step == self._steps[-1]:
             return
         self.load(self._steps.index(step))
@@ -226,7 +226,7 @@ def _read(source: Any) -> State:
         return read_tensors(Path(source))
     state = source() if callable(source) else source
     if not isinstance(state, Mapping):
-        raise UsageError(f"found {type(state).__name__} for a state dict; expected a mapping from names to tensors.")
+        raise UsageError(f"a state dict must be a mapping from names to tensors, got {type(state).__name__}.")
     return state
 
 
@@ -235,7 +235,7 @@ def _load(model: nn.Module, weights: State, step: int) -> None:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise MismatchError(
-            f"the checkpoint of step {step} does not fit the recipe's model; give the model that was trained: {error}"
+            f"the checkpoint of step {step} does not fit the recipe's model. Build the model that was trained. {error}"
         ) from error
 
 
@@ -245,8 +245,8 @@ def _saved(optimizer: Optimizer, state: State, step: int) -> States:
     numbers = [g["params"] for g in state.get("param_groups", optimizer.state_dict()["param_groups"])]
     if [len(g) for g in groups] != [len(g) for g in numbers]:
         raise MismatchError(
-            f"the optimizer state of step {step} has parameter groups of {[len(g) for g in numbers]} parameters; the "
-            f"recipe's optimizer has {[len(g) for g in groups]}. Build the recipe's optimizer as it was in training."
+            f"the optimizer state of step {step} has parameter groups of {[len(g) for g in numbers]} parameters, but "
+            f"the recipe's optimizer has {[len(g) for g in groups]}. Build the optimizer as in training."
         )
     parts, pairs = state.get("state", {}), zip(chain(*groups), chain(*numbers), strict=True)
     saved = {p: {name: _like(x, p) for name, x in parts[n].items()} for p, n in pairs if n in parts}
@@ -270,8 +270,8 @@ def _check_moments(optimizer: Optimizer, saved: States, step: int) -> None:
                     rule.second_moment(optimizer, group, p)
     except KeyError as error:
         raise MismatchError(
-            f"the optimizer state of step {step} lacks {type(optimizer).__name__}'s second moment of some parameters: "
-            "save optimizer.state_dict() whole."
+            f"the optimizer state of step {step} lacks {type(optimizer).__name__}'s second moment for some parameters. "
+            "Save the full optimizer.state_dict()."
         ) from error
     finally:
         _swap(optimizer, running)

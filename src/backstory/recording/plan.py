@@ -1,4 +1,4 @@
-r"""What a recording will cost, known before the run: bytes, memory, and how much slower training gets.
+r"""Plan a recording: disk space, memory, and how much slower training gets.
 
 With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`plan_trial`) of the user's own training,
 
@@ -54,25 +54,27 @@ def plan(
     progress: Progress | None = None,
     **short: Any,
 ) -> Plan:
-    """What recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
+    """Estimate what recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
 
-    `settings` and its short forms by name (projection, rank, curvature, encoding and so on) are those of `record`. `steps` is the recipe's own number
-    unless given. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial is written
-    into a temporary folder inside `folder` (give one on the disk that the run will use) and removed, whatever happens.
-    Turns of plain and of recorded steps last about `seconds` each; there are `repeats` of both, after one untimed.
+    `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
+    to the recipe's number of steps. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial
+    is written to a temporary folder inside `folder` (use the disk that the run will be on), which is always removed. Plain and
+    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round.
     """
     if odd := [name for name in short if name in NOT_PLANNED]:
-        raise UsageError(f"found {odd[0]}=, which a plan does not take: the recipe says it, or no trial needs it.")
+        raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")
     if repeats < 1 or seconds <= 0:
-        raise UsageError(f"found repeats={repeats}, seconds={seconds}; expected at least 1, and more than 0.")
+        raise UsageError(
+            f"repeats must be at least 1 and seconds more than 0, got repeats={repeats}, seconds={seconds}."
+        )
     chosen = settings_of(settings, short)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         built = recipe()
         if not isinstance(built, Recipe):
-            raise UsageError(f"the recipe returned {type(built).__name__}; expected backstory.Recipe.")
+            raise UsageError(f"the recipe must return a backstory.Recipe, got {type(built).__name__}.")
         total = len(built.batches) if steps is None else steps
         if total < 1:
-            raise UsageError(f"found steps={total}; expected the planned number of optimizer steps, at least 1.")
+            raise UsageError(f"steps, the planned number of optimizer steps, must be at least 1, got {total}.")
         blocks, refused = _coverage(built, chosen)
         tried = trial(
             built, replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),

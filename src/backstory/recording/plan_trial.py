@@ -1,4 +1,4 @@
-r"""A short trial of a recording, on copies and in a folder that is removed: what a step costs in bytes and in seconds.
+r"""A short trial recording, on copies and in a temporary folder: what a step costs in bytes and seconds.
 
 Plain and recorded steps take turns, and the medians are compared; what is recorded is on disk before a turn ends. The
 warm-up of a learned projection comes first and is timed apart. Of each table on disk
@@ -116,12 +116,12 @@ def _copied(recipe: Recipe) -> Recipe:
         model, optimizer = copy.deepcopy((recipe.model, recipe.optimizer))
     except Exception as error:
         raise UsageError(
-            f"the recipe's model and optimizer cannot be copied ({error}), and a plan never trains the ones it is given. "
-            "Remove what copy.deepcopy refuses, such as tensors with a history that are kept as attributes."
+            f"the recipe's model and optimizer cannot be copied ({error}), and plan() trains only copies. Remove what "
+            "copy.deepcopy rejects, such as attributes that hold tensors with a grad_fn."
         ) from error
     batches = list(islice((recipe.batches[t] for t in range(len(recipe.batches))), BATCHES))
     if not batches:
-        raise UsageError("the recipe has no batches; a plan needs at least one to try a recording on.")
+        raise UsageError("the recipe has no batches. plan() needs at least one for its trial.")
     return replace(recipe, model=model, optimizer=optimizer, batches=batches, schedule=None)
 
 

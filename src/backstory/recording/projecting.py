@@ -1,4 +1,4 @@
-r"""The projection of a run: one that is given, or one learned from rows (sides, the spectrum between them, what is kept of it).
+r"""The projection of a run: fixed, or learned from gradients (sides, the spectrum between them, and what is retained of it).
 
 To learn it, the rows are read once for the sides and once or more for the spectra, block by block where memory does not hold all. With
 a share of their energy to be kept, a pass before that counts rows and energy; rows that are fewer than their coordinates

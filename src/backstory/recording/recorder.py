@@ -63,18 +63,18 @@ def record(
 ) -> "Recorder":
     """Record the training of `model` by `optimizer` into the folder `path`.
 
-    `loss_reduction` says how the losses of samples make the loss that is differentiated: "mean", "sum",
-    "token-mean" (a sum over all tokens divided by their number in the step) or "weights" (given per batch).
-    `settings` is a `backstory.Settings`; each of its fields may also be given by name: `record(…, projection="random", rank=8)`.
-    `steps` is the planned number of steps: it lets recording refuse a plan that exceeds the disk or `max_bytes`
-    before the first byte, and is needed for `checkpoints=K`. To go on after an interruption, pass `resume=True`
-    and `start=t`, the step that your own checkpoint continues from; what lay beyond t is replaced.
+    `loss_reduction` is how the training loss combines the samples' losses: "mean", "sum", "token-mean" (the sum over all
+    tokens divided by their number in the step) or "weights" (given per batch).
+    `settings` is a `backstory.Settings`; its fields can also be passed by name: `record(…, projection="random", rank=8)`.
+    `steps` is the planned number of steps. With it, recording refuses a run that would exceed the disk or `max_bytes` before it
+    writes anything; `checkpoints=K` needs it too. To continue after an interruption, pass `resume=True` and `start=t`, the
+    step that your own checkpoint continues from; recorded steps from t on are replaced.
     """
     chosen = settings_of(settings, short).resolved(loss_reduction)
     if checkpoints is not None and not steps:
-        raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place its K boundaries.")
+        raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place the K checkpoints.")
     if recipe is not None and recipe.count(":") != 1:
-        raise UsageError(f"found recipe={recipe!r}; expected an import path 'package.module:function'.")
+        raise UsageError(f"recipe must be an import path 'package.module:function', got {recipe!r}.")
     blocks = find_blocks(model, optimizer, rank=chosen.widths(), layers=chosen.layers, uncovered=chosen.uncovered)
     reader = OptimizerReader(model, optimizer, model_as=chosen.optimizer_model, scaler=scaler, clip_norm=clip_norm)
     adaptive = Adaptive(reader, blocks.blocks, chosen.projection)
@@ -178,26 +178,26 @@ class Recorder:
         label: Sequence[Any] | None = None,
         source: Sequence[str] | None = None,
     ) -> None:
-        """Store what a person wants to see of these samples (images as PNG bytes). Stored only if given here."""
+        """Store content of these samples to show with results (images as PNG bytes). Nothing is stored unless passed here."""
         names = label if label is None or isinstance(label, str) else [str(x) for x in label]
         self.store.put_samples(as_text(ids)[0], text=text, image=image, label=names, source=source)
 
     def flush(self) -> None:
-        """Everything recorded so far is on disk when this returns (warm-up steps always are)."""
+        """Wait until everything recorded so far is on disk (warm-up steps always are)."""
         self._with_writer(self._writer.flush)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _check_ready(self) -> None:
         if not self._open:
-            raise UsageError("rec.step() was called outside of `with backstory.record(...)`.")
+            raise UsageError("rec.step() was called outside `with backstory.record(...)`.")
         if self.watcher.watching:
-            raise UsageError("rec.step() was entered inside another rec.step(); steps do not nest.")
+            raise UsageError("rec.step() was entered inside another rec.step(). Steps cannot be nested.")
         if not self._sound:
             raise UsageError(
-                f"an update was made that was not recorded, because its step raised afterwards: the model has left the "
-                f"run, which ends at step {self._at}. Load your checkpoint of step {self._at} or earlier, and record on "
-                "with resume=True, start=."
+                "an update was not recorded, because its step raised an error afterwards, so the model no longer "
+                f"matches the run, which ends at step {self._at}. Load your checkpoint of step {self._at} or earlier, "
+                "and continue with resume=True, start=."
             )
         self._with_writer(self._writer.check)
 
@@ -230,9 +230,10 @@ class Recorder:
         positions = taken.scope.gradients.positions() if self._factored else {}
         if many := [b for b in self._factored if positions.get(b, 1) > 1]:
             raise UsageError(
-                f"a sample of step {self._at} passes the layer of {self.blocks[many[0]].name!r} {positions[many[0]]} times (calls and "
-                "positions); in the first step each passed it once, so that its rows are stored as two factors. The steps before "
-                "are safe. Record with projection='learned', whose rows are stored whole, or begin with a step like the later ones."
+                f"in step {self._at} a sample passes the layer of {self.blocks[many[0]].name!r} {positions[many[0]]} "
+                "times (calls and positions), but in the first step only once, so its gradients are stored as two "
+                "factors. Earlier steps are safe. Record with projection='learned', which stores gradients in full, "
+                "or start with a step like the later ones."
             )
 
     def _hand_over(self, taken: TakenStep) -> None:
@@ -257,8 +258,8 @@ class Recorder:
     def _skip(self, scope: StepScope) -> None:
         if self.watcher.reader.scaler is None:
             raise UsageError(
-                f"optimizer.step() was not called inside rec.step() number {scope.number}. Move it inside; if a "
-                "GradScaler decides, pass scaler= to backstory.record()."
+                f"optimizer.step() was not called inside rec.step() (step {scope.number}). Move it inside. If a "
+                "GradScaler skips steps, pass scaler= to backstory.record()."
             )
         self.skipped += 1
 
@@ -344,8 +345,8 @@ class Budget:
         self._waiting = 0
         if self._max_bytes is not None and self._spent > self._max_bytes:
             raise DiskError(
-                f"recording stopped before step {step}: the run would exceed max_bytes={self._max_bytes:,}. "
-                f"The {step} steps before it are safe. Raise max_bytes, or lower rank= or encoding=."
+                f"recording stopped before step {step}: the run would exceed max_bytes={self._max_bytes:,}. The "
+                f"{step} earlier steps are safe. Raise max_bytes, lower rank=, or choose a smaller encoding=."
             )
         if not self._checked and self._planned:
             self._check_plan(step, batch, self._planned)
@@ -357,8 +358,8 @@ class Budget:
         limit = free if self._max_bytes is None else min(free, self._max_bytes)
         if need > limit:
             raise DiskError(
-                f"the plan of {planned} steps with {batch} samples needs about {need:,} bytes "
-                f"({self._store.bytes_per_row:,} for each occurrence); there are {limit:,}. "
-                + ("Nothing was recorded. " if step == self._began else f"The {step} steps before it are safe. ")
-                + "Lower rank=, choose encoding='int8', or free the space."
+                f"{planned:,} steps of {batch} samples need about {need:,} bytes ({self._store.bytes_per_row:,} per "
+                f"occurrence), but only {limit:,} are available. "
+                + ("Nothing was recorded. " if step == self._began else f"The {step} earlier steps are safe. ")
+                + "Lower rank=, choose encoding='int8', or free some space."
             )

@@ -1,4 +1,4 @@
-"""Where a recording begins: a new run, or an old one brought back to the step that training goes on from."""
+"""Where a recording begins: a new run, or an existing one truncated to the step that training resumes from."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ def open_store(
     table = [{"name": b.name, "group": b.group, "shape": list(b.shape)} for b in blocks.blocks]
     if not resume:
         if start:
-            raise UsageError(f"start={start} goes with resume=True; a new run begins at step 0.")
+            raise UsageError(f"start={start} needs resume=True. A new run begins at step 0.")
         device = str(blocks.blocks[0].parameter.device)
         more = {
             "blocks": table,
@@ -80,7 +80,7 @@ def _go_on(
 ) -> None:
     """Bring a run that is opened again to step `start`."""
     if store.config.get("compressed"):
-        raise UsageError("a compressed run cannot be recorded into. Go on in the run that it was made from.")
+        raise UsageError("a compressed run cannot be recorded into. Continue the run that it was compressed from.")
     _check_same(store, table, settings)
     _check_optimizer(store, optimizer, adaptive)
     settle_layout(store)
@@ -92,21 +92,21 @@ def _go_on(
     n = store.n_steps() or len(store.spooled())
     if start is None:
         raise UsageError(
-            f"resume=True needs start=, the step that your own checkpoint continues from; what the run holds beyond it is "
-            f"replaced. The run holds {n} steps: start={n} goes on where it ends."
+            f"resume=True needs start=, the step that your own checkpoint continues from. The run has {n} steps: "
+            f"start={n} appends to it, and a smaller start replaces the later steps."
         )
     if start < 0:
-        raise UsageError(f"found start={start}; expected 0 to {n}.")
+        raise UsageError(f"start must be between 0 and {n}, got {start}.")
     if start > n:
         raise StoreError(
-            f"the run holds steps 0 to {n - 1}, so training cannot go on in it from step {start}: the steps between "
-            f"would be missing. Resume your training from a checkpoint at step {n} or earlier."
+            f"the run has steps 0 to {n - 1}, so it cannot continue from step {start}: steps {n} to {start - 1} would "
+            f"be missing. Resume training from a checkpoint at step {n} or earlier."
         )
     known = store.config.get("fingerprints", {})
     if known.get(str(start)) not in (None, fingerprint(model)):
         raise MismatchError(
-            f"the model is not the one that training had at step {start}, from which this recording is to go on. Load "
-            "your own checkpoint of that step into the model before recording. Nothing was changed."
+            f"the model's weights are not those of step {start}, from which recording should continue. Load your "
+            "checkpoint of that step into the model before recording. Nothing was changed."
         )
     if start <= store.n_steps():
         store.truncate(start)
@@ -132,14 +132,14 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, 
     if list(old.items()) != list(new.items()):
         differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
         raise MismatchError(
-            f"the model or its optimizer groups differ from those of the run in {', '.join(differing[:5])}. "
-            "Resume with the same model and settings, or record into a new folder."
+            f"the model or its optimizer groups differ from the run in {', '.join(differing[:5])}. Resume with the "
+            "same model and settings, or record into a new folder."
         )
     before = store.config["settings"]
     changed = sorted(k for k in now if not k.startswith("warmup") and before.get(k) != now[k])
     if changed:
         pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
-        raise MismatchError(f"settings changed ({pairs}). Resume with the run's own, or record into a new folder.")
+        raise MismatchError(f"settings changed ({pairs}). Resume with the run's settings, or record into a new folder.")
 
 
 def _check_optimizer(store: RunStore, optimizer: Optimizer, adaptive: Adaptive) -> None:
@@ -147,6 +147,6 @@ def _check_optimizer(store: RunStore, optimizer: Optimizer, adaptive: Adaptive) 
     before, now = store.config["optimizer"], type(optimizer).__name__
     if before["class"] != now or before.get("coordinates", RAW) != adaptive.coordinates:
         raise MismatchError(
-            f"the run was recorded with {before['class']}, and the optimizer now is {now}. Resume with the run's own, or "
-            "record into a new folder."
+            f"the run was recorded with {before['class']}, but the optimizer is {now}. Resume with the run's "
+            "optimizer, or record into a new folder."
         )

@@ -1,4 +1,4 @@
-"""What is about the recording itself, in one frozen object: defaults, checks, and the JSON in the run's config.
+"""The settings of a recording in one frozen object: defaults, checks, and the JSON in the run's config.
 
     Settings(projection="random", rank=8, curvature="sampled:4/6")
 
@@ -33,14 +33,16 @@ LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class Curvature:
-    """Which curvature rows an occurrence has; make an `Empirical`, `Sampled` or `Exact`, or `parse` a short form."""
+    """The curvature samples per occurrence: create an `Empirical`, `Sampled` or `Exact`, or `parse` a short form."""
 
     position_groups: int = 1  # groups that a sequence's positions are taken apart into; 1: they are not
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         if self.position_groups < 1 or (self.kind != "empirical" and self.passes < 1):
-            raise UsageError(f"found curvature={str(self)!r}; expected at least 1 row.")
+            raise UsageError(
+                f"curvature needs at least 1 draw or output entry and at least 1 position group, got {str(self)!r}."
+            )
 
     @staticmethod
     def parse(text: str) -> "Curvature":
@@ -48,9 +50,9 @@ class Curvature:
         fits = CURVATURE.fullmatch(text)
         if not fits:
             raise UsageError(
-                f"found curvature={text!r}; expected 'empirical', 'sampled', 'sampled:D' with D draws, 'exact:N' "
-                "with N output entries for each sample (the number of classes), each with '/K' behind it where rows are "
-                "to be taken apart by K groups of positions ('empirical/6'); or 'auto'."
+                "curvature must be 'auto', 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
+                f"output entries per sample (the number of classes), got {text!r}. Append '/K' to split each "
+                "sequence's positions into K groups ('empirical/6')."
             )
         groups = int(fits["groups"] or 1)
         if fits["classes"] is not None:
@@ -118,9 +120,9 @@ SEQUENCE_CURVATURE = Empirical(position_groups=6)  # "auto" where a sample's los
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRank:
-    """A rank that the energy of the warm-up chooses."""
+    """A rank chosen during warm-up by retained gradient energy."""
 
-    share: float  # of the rows' energy that is to be kept, between 0 and 1
+    share: float  # of the gradient energy to retain, between 0 and 1
     most: int = MOST_AUTO  # the rank that bounds it
 
     def __post_init__(self) -> None:
@@ -143,16 +145,16 @@ class AutoRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run is recorded: what its numbers mean, and what they cost.
+    """How a run is recorded: accuracy and cost.
 
-    `projection` is "learned", "random", "mask" or "full"; `rank` a number, a pair (out, in), a dict from name patterns to
-    either, or "auto:S": as many numbers as hold the share S of the gradients' energy in the warm-up, at most as many as rank
-    32 ("auto:S/R": rank R) would keep. `curvature` is "empirical" (free), "sampled:D" (D more backward passes, needs
-    `s.outputs`) or "exact:N" (N passes, one for each class); "/K" behind it takes each sequence's rows apart by K groups of
-    positions; "auto" is "empirical/6" for token-mean losses and else "empirical". `layers` includes names and types, and
-    excludes names that begin with "!"; the name of a module means everything below it. `uncovered="skip"` leaves out what no
-    layer rule covers; `optimizer_model="sgd"` takes any optimizer's steps as plain SGD steps. The first `warmup_steps` steps,
-    or as many as `warmup_bytes` hold, decide a learned projection.
+    `projection` is "learned", "random", "mask" or "full". `rank` is an integer, a pair (out, in), a dict from name patterns to
+    either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
+    rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D extra
+    backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
+    positions into K groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
+    types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
+    parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
+    projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`.
     """
 
     projection: str = "learned"
@@ -176,15 +178,17 @@ class Settings:
             object.__setattr__(self, "rank", str(auto))
             if self.projection != "learned":
                 raise UsageError(
-                    f"found rank={self.rank!r} with projection={self.projection!r}; expected projection='learned', the only one that "
-                    "knows the energy of the gradients. Leave projection= out, or give rank= as a number."
+                    f"rank={self.rank!r} needs projection='learned', the only one that measures gradient energy, got "
+                    f"projection={self.projection!r}. Leave projection= out, or give rank= as a number."
                 )
         if self.warmup_steps < 1 or self.warmup_bytes < 1:
-            raise UsageError("warmup_steps and warmup_bytes must be at least 1.")
+            raise UsageError(
+                f"warmup_steps and warmup_bytes must be at least 1, got {self.warmup_steps} and {self.warmup_bytes}."
+            )
 
     @property
     def form(self) -> Curvature:
-        """The curvature rows of an occurrence."""
+        """The curvature samples of an occurrence."""
         return self.curvature if isinstance(self.curvature, Curvature) else Curvature.parse(self.curvature)
 
     @property
@@ -209,7 +213,7 @@ class Settings:
         return replace(self, curvature=SEQUENCE_CURVATURE if loss_reduction == "token-mean" else Empirical())
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values for config.json; which layers were chosen, the table of layers there tells."""
+        """Plain values for config.json; the chosen layers are in its table of layers."""
         rank = self.rank
         plain = asdict(replace(self, layers=None, rank=0))
         del plain["layers"]
@@ -225,11 +229,11 @@ def settings_of(settings: Settings | None, short: Mapping[str, Any]) -> Settings
     if unknown := [name for name in short if name not in NAMES]:
         close = get_close_matches(unknown[0], NAMES, 3)
         raise UsageError(
-            f"found {unknown[0]}=, which is no setting of a recording. "
-            + (f"Close to it: {', '.join(close)}." if close else f"Expected one of {', '.join(NAMES)}.")
+            f"{unknown[0]}= is not a recording setting. "
+            + (f"Did you mean: {', '.join(close)}?" if close else f"Settings are {', '.join(NAMES)}.")
         )
     if not isinstance(settings, Settings | None):
-        raise UsageError(f"found settings of type {type(settings).__name__}; expected backstory.Settings(...).")
+        raise UsageError(f"settings must be a backstory.Settings(...), got {type(settings).__name__}.")
     return replace(settings or Settings(), **short)
 
 
@@ -254,7 +258,7 @@ def provenance(device: str) -> dict[str, Any]:
 def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not one of those allowed."""
     if value not in allowed:
-        raise UsageError(f"found {name}={value!r}; expected one of {', '.join(map(repr, allowed))}.")
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
 def _plain(rank: Any) -> int | str | list[int]:
@@ -263,7 +267,7 @@ def _plain(rank: Any) -> int | str | list[int]:
 
 def _refuse_rank(rank: Any) -> None:
     raise UsageError(
-        f"found rank={rank!r}; expected a whole number, a pair (out, in), a dict from name patterns to either, or "
-        "'auto:S' with the share S of the gradients' energy that is to be kept, between 0 and 1, such as 'auto:0.95'; "
-        f"'auto:S/R' keeps at most as much as rank R would ({MOST_AUTO} unless given)."
+        "rank must be an integer, a pair (out, in), a dict from name patterns to either, or 'auto:S' (such as "
+        f"'auto:0.95') to retain a share S of the gradient energy, 0 < S < 1, got {rank!r}. 'auto:S/R' caps the "
+        f"projection at the size of rank R (default {MOST_AUTO})."
     )

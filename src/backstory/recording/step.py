@@ -1,4 +1,4 @@
-r"""One optimizer step: what the user declares, what the hooks bring, and the record that is made of both.
+r"""One optimizer step: what the user declares, what the hooks collect, and the record made from both.
 
 Backward passes give ∂L/∂s with the sample's weight inside, so what arrives is w_z g_z (times the loss scale of a
 GradScaler). The weights are known when the step is complete; rows are then divided by them:
@@ -40,7 +40,7 @@ Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of 
 
 
 class StepScope:
-    """What `with rec.step() as s` gives: declare each micro-batch before its forward pass."""
+    """The `s` of `with rec.step() as s`: declare each micro-batch before its forward pass."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class StepScope:
         """Declare the samples of the next micro-batch, in the order of the batch dimension."""
         texts, kind = as_text(ids)
         if not texts:
-            raise UsageError(f"step {self.number} declares an empty batch.")
+            raise UsageError(f"step {self.number} declares an empty batch. Pass at least one id.")
         if self.id_kind not in (None, kind):
             raise UsageError(
-                f"step {self.number} has {kind} ids, but those before it are of type {self.id_kind}; use one kind."
+                f"step {self.number} has {kind} ids, but earlier ones are {self.id_kind}. Use one type throughout."
             )
         self.id_kind = kind
         self.ids += texts
         check_unique(self.ids, self.number)
         if (weights is not None) != (self._reduction == "weights"):
             raise UsageError(
-                f"loss_reduction={self._reduction!r} and weights={'given' if weights is not None else 'not given'} do not "
-                "fit: pass weights with every batch and loss_reduction='weights', or neither."
+                f"weights= and loss_reduction='weights' go together, got loss_reduction={self._reduction!r} "
+                f"{'with' if weights is not None else 'without'} weights. Pass both, or neither."
             )
         given = None if weights is None else _weights(weights, len(texts), self.number)
         self.sizes.append(len(texts))
@@ -99,20 +99,22 @@ class StepScope:
     def weigh(self, slot: int, weights: Tensor | Sequence[float]) -> None:
         """Replace the weights of micro-batch `slot`, where they are known only after its forward pass."""
         if self._reduction != "weights":
-            raise UsageError(f"found loss_reduction={self._reduction!r}; expected 'weights', or no weights at all.")
+            raise UsageError(f"loss_reduction must be 'weights' to set weights, got {self._reduction!r}.")
         self._weights[slot] = _weights(weights, self.sizes[slot], self.number)
 
     def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None, reduction: str | None = None) -> None:
-        """The model's outputs of the current micro-batch, before `backward()`; classes are the last dimension.
+        """Pass the model's outputs for the current micro-batch, before `backward()`; classes are the last dimension.
 
-        `mask` (B, S) marks the positions that have a loss; `reduction` says whether a sample's own loss is the
-        "sum" or the "mean" over its positions. Curvature other than empirical is computed here.
+        `mask` (B, S) marks the positions that have a loss; `reduction` is "sum" or "mean": how a sample's own loss combines
+        its positions. Curvature other than empirical is computed here.
         """
         self._need_batch("outputs")
         if kind not in OUTPUT_KINDS:
-            raise UsageError(f"found kind={kind!r}; expected one of {', '.join(map(repr, OUTPUT_KINDS))}.")
+            raise UsageError(f"kind must be one of {', '.join(map(repr, OUTPUT_KINDS))}, got {kind!r}.")
         if len(logits) != self.sizes[-1]:
-            raise UsageError(f"found outputs of {len(logits)} samples; the batch declares {self.sizes[-1]}.")
+            raise UsageError(
+                f"outputs must have one row for each of the {self.sizes[-1]} samples of the batch, got {len(logits)}."
+            )
         if mask is not None and self._tokens[-1] is None:
             self._tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
         if self.curvature is not None:
@@ -120,7 +122,7 @@ class StepScope:
 
     @contextmanager
     def outputs_of(self, model: nn.Module, kind: str, reduction: str | None = None) -> Iterator[None]:
-        """Hand over what the forward passes of `model` inside put out (their `logits`, if they have any), where it is needed."""
+        """Inside, pass on the outputs of `model` (their `logits`, if any) where curvature needs them."""
         if self.curvature is None:
             yield
             return
@@ -135,13 +137,13 @@ class StepScope:
             handle.remove()
 
     def losses(self, per_sample: Tensor) -> None:
-        """The loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
+        """Pass the loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
 
     @property
     def reduction(self) -> str:
-        """How the losses of samples make the step's loss."""
+        """How the step's loss combines the samples' losses."""
         return self._reduction
 
     def weights(self) -> Tensor:
@@ -151,14 +153,15 @@ class StepScope:
             return torch.cat([w for w in self._weights if w is not None])
         if self._reduction == "mean" and len(set(self.sizes)) > 1:
             raise UsageError(
-                f"step {self.number} accumulates micro-batches of {self.sizes} samples. A mean over unequal parts "
-                "has no one weight: use loss_reduction='weights' and pass weights= with each batch."
+                f"step {self.number} accumulates micro-batches of unequal sizes {self.sizes}, so "
+                "loss_reduction='mean' does not define the sample weights. Use loss_reduction='weights' and pass "
+                "weights= with each batch."
             )
         tokens = [t for t in self._tokens if t is not None]
         if self._reduction == "token-mean" and len(tokens) < len(self.sizes):
             raise UsageError(
-                "loss_reduction='token-mean' needs the number of tokens of each sample: pass tokens= to s.batch(), "
-                "or mask= to s.outputs()."
+                "loss_reduction='token-mean' needs the token count of each sample. Pass tokens= to s.batch(), or "
+                "mask= to s.outputs()."
             )
         divisor = loss_divisor(self._reduction, n, torch.cat(tokens) if tokens else None)
         return torch.full((n,), 1.0 / divisor, dtype=torch.float64)
@@ -176,9 +179,9 @@ class StepScope:
         known = [t for t in self._tokens if t is not None]
         if len(known) < len(self.sizes):
             raise UsageError(
-                f"curvature by groups of positions with loss_reduction={self._reduction!r} needs the number of loss terms "
-                "that each sample's own loss is the mean of: pass tokens= to s.batch() (1 where it is their sum), or "
-                "mask= to s.outputs()."
+                f"curvature by position groups with loss_reduction={self._reduction!r} needs the number of terms that "
+                "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to "
+                "s.outputs()."
             )
         return torch.cat(known).double().clamp_min(1)
 
@@ -196,7 +199,7 @@ class StepScope:
                 break
         raise NumericalError(
             f"the gradient of sample {self.ids[bad[0]]!r} in step {self.number} has {rows[bad[0], bad[1]].item()} in "
-            f"{name!r}. The step was not recorded. Look at that sample's input and loss, or lower the learning rate."
+            f"{name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
         )
 
     def settle(self, bases: Sequence[Basis]) -> None:
@@ -217,7 +220,7 @@ class StepScope:
 
     def _need_batch(self, what: str) -> None:
         if not self.sizes:
-            raise UsageError(f"s.{what}() came before s.batch(ids); declare the micro-batch first.")
+            raise UsageError(f"s.{what}() was called before s.batch(ids). Declare the micro-batch first.")
 
 
 class TakenStep(NamedTuple):
@@ -329,8 +332,8 @@ def _check_part(scope: StepScope, slot: int, name: str, part: Contribution) -> N
             row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])
             sample = scope.ids[sum(scope.sizes[:slot]) + row]
             raise NumericalError(
-                f"the gradient of sample {sample!r} in step {scope.number} is not finite in {name!r}. The step was not "
-                "recorded. Look at that sample's input and loss, or lower the learning rate."
+                f"the gradient of sample {sample!r} in step {scope.number} is NaN or Inf in {name!r}. The step was "
+                "not recorded. Check that sample's input and loss, or lower the learning rate."
             )
 
 
@@ -341,7 +344,7 @@ def _listed(values: Tensor | None) -> list[Any] | None:
 def _weights(x: Tensor | Sequence[float], n: int, step: int) -> Tensor:
     weights = _vector(x, n, "weights")
     if bool((weights < 0).any()):
-        raise UsageError(f"step {step} has a negative weight; expected weights ≥ 0: curvature needs them.")
+        raise UsageError(f"weights must be ≥ 0, got a negative one in step {step}.")
     return weights
 
 
@@ -349,7 +352,7 @@ def _vector(x: Tensor | Sequence[float], n: int, what: str) -> Tensor:
     values = x if isinstance(x, Tensor) else torch.tensor(list(x), dtype=torch.float64)
     values = values.detach().double().cpu().reshape(-1)
     if len(values) != n:
-        raise UsageError(f"found {len(values)} {what} for {n} samples; expected one for each.")
+        raise UsageError(f"{what} must have one value per sample, got {len(values)} for {n} samples.")
     if not bool(values.isfinite().all()):
-        raise NumericalError(f"found NaN or Inf among the {what} given with the batch.")
+        raise NumericalError(f"{what} of the batch contain NaN or Inf.")
     return values

@@ -125,7 +125,7 @@ def project_step(
 ) -> StepRecord:
     """The record of a step of the warm-up: from the spool, or recorded again with the basis known."""
     if not parts:
-        raise StoreError(f"the spooled step {step} is empty; record the run again.")
+        raise StoreError(f"the stored warm-up step {step} is empty. Record the run again.")
     sizes, dims = facts["sizes"], [shape.dims for _, shape in layout]
     first = next(iter(parts.values()))
     dtype = (first.right if isinstance(first, Outer) else first[0]).dtype

@@ -135,7 +135,7 @@ class StepWatcher:
         if scope is None:
             return
         if not scope.ids:
-            raise UsageError(f"step {scope.number} declared no samples: pass ids to rec.step(), or call s.batch(ids).")
+            raise UsageError(f"step {scope.number} declares no samples. Pass ids to rec.step(), or call s.batch(ids).")
         self.adaptive.check(reading)
         scope.weights()
         if self.form.split:

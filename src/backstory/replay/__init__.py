@@ -1,4 +1,4 @@
-"""A recipe, and the recipe run again, step by step, checked against what was recorded."""
+"""Recipes, and replaying them step by step, checked against the recording."""
 
 from .recipe import Presentation, Recipe, load_recipe
 from .reproduction import Reproduction, replay, reproduces, reproduction

@@ -34,10 +34,10 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     step = run.step_of(at)
     if step not in run.checkpoints:
         known = ", ".join(str(c) for c in run.checkpoints if c) or "none; record with steps=…, checkpoints=K"
-        raise StoreError(f"the run stores no weights at step {step}. Steps with weights: {known}.")
+        raise StoreError(f"the run has no weights at step {step}. Steps with weights: {known}.")
     made = load_recipe(recipe, stored_args(run.config, recipe))
     if len(set(queries)) < len(queries):
-        raise UsageError(f"found a query set named twice in {', '.join(queries)}. Name each once.")
+        raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
     sets = QuerySets(run, made)
     batches = {selection: sets.select(selection) for selection in queries}
     return Queries(run, run.load_weights(made.model, step), made.loss, batches, step)
@@ -71,12 +71,12 @@ class QuerySets(Mapping[str, Any]):
         name = name or selection
         if name not in self:
             known = ", ".join(sorted(self)) or "none"
-            raise UsageError(f"found no query set {name!r}; the run and its recipe have: {known}.")
+            raise UsageError(f"there is no query set {name!r}. The run and its recipe have: {known}.")
         if not colon:
             return name, None
         count = size(self[name])
         if not number.isdecimal() or int(number) >= count:
-            raise UsageError(f"found query {number!r} of the set {name!r}; expected an index from 0 to {count - 1}.")
+            raise UsageError(f"the index in query set {name!r} must be between 0 and {count - 1}, got {number!r}.")
         return name, int(number)
 
 

@@ -1,4 +1,4 @@
-"""A recipe: the model, the loss, the data and their order once more, so that a run can be asked and replayed.
+"""A recipe rebuilds a training run (model, loss, data and their order), so that it can be queried and replayed.
 
 Recipes are code. They are named in a run's config as `package.module:function`, and imported only when the user
 passes the name, or confirms the one that is stored. Where Python looks for them is up to the caller.
@@ -25,7 +25,7 @@ REDUCTIONS = ("mean", "sum", "token-mean")
 
 @dataclass(frozen=True, kw_only=True)
 class Presentation:
-    """How people see samples and queries on the page, and bring their own; each function is optional."""
+    """How the page shows samples and queries, and reads new queries; each function is optional."""
 
     # what a person types -> a batch; the losses of its rows add up to one query
     text: Callable[[str], Any] | None = None
@@ -41,7 +41,7 @@ class Presentation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides a training run; what a recipe function returns, fresh at each call."""
+    """Everything that defines a training run. A recipe function returns a new one at each call."""
 
     model: nn.Module  # at its initial weights
     optimizer: Optimizer
@@ -59,16 +59,16 @@ def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     """Import `package.module:function` and call it."""
     module, _, function = name.partition(":")
     if not module or module.startswith(".") or not function:
-        raise UsageError(f"found the recipe {name!r}; expected package.module:function.")
+        raise UsageError(f"a recipe must be given as package.module:function, got {name!r}.")
     try:
         build = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         missed = error.name if isinstance(error, ImportError) and error.name else module
-        remedy = hidden(missed) or "Run where its package is importable."
-        raise UsageError(f"the recipe {name!r} cannot be imported ({error}). {remedy}") from error
+        remedy = hidden(missed) or "Run from a place where its package can be imported."
+        raise UsageError(f"could not import the recipe {name!r} ({error}). {remedy}") from error
     made = build(**(args or {}))
     if not isinstance(made, Recipe):
-        raise UsageError(f"the recipe {name!r} returned {type(made).__name__}; expected backstory.Recipe.")
+        raise UsageError(f"the recipe {name!r} must return a backstory.Recipe, got {type(made).__name__}.")
     return made
 
 
@@ -93,7 +93,7 @@ def hidden(module: str) -> str:
     rest = [other for other in others if os.path.realpath(other) != os.path.realpath(first)]
     if not rest:
         return ""
-    return f"Python finds {package!r} in {first}, before {rest[0]}: rename the one that is yours."
+    return f"Python imports {package!r} from {first}, which shadows {rest[0]}. Rename yours."
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -115,12 +115,13 @@ def weights(recipe: Recipe, step: int) -> Tensor:
     ids, batch = recipe.batches[step]
     if recipe.loss_reduction not in REDUCTIONS:
         raise UsageError(
-            f"found loss_reduction={recipe.loss_reduction!r} in a recipe; expected one of {', '.join(REDUCTIONS)}."
+            f"loss_reduction of a recipe must be one of {', '.join(map(repr, REDUCTIONS))}, got "
+            f"{recipe.loss_reduction!r}."
         )
     if recipe.loss_reduction == "token-mean" and recipe.tokens is None:
         raise UsageError(
-            "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that gives how many tokens "
-            "of each sample have a loss, (B,)."
+            "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that returns how many "
+            "tokens of each sample have a loss, (B,)."
         )
     divisor = loss_divisor(recipe.loss_reduction, len(ids), None if recipe.tokens is None else recipe.tokens(batch))
     return torch.full((len(ids),), 1.0 / divisor, dtype=torch.float64)

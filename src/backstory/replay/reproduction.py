@@ -1,4 +1,4 @@
-r"""A run played again, and whether it came out the same: bit for bit, or up to rounding.
+r"""Replay a run, and check whether it is reproduced: bit for bit, or up to rounding.
 
 The same training rounds differently on another processor, with another number of threads or another alignment of
 memory, so weights that are not the run's bit for bit may still be those of a faithful replay. Where the run stored the
@@ -31,7 +31,7 @@ from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_
 
 MOST = 0.1  # of what training moved the weights by: rounding that explains more decides nothing
 TWINS = 10  # how many times the twin's distance is still rounding: it is one draw, and starts from one rounding only
-CHECK = "check the recipe's arguments, its seed (dropout draws from torch's generator) and the versions"
+CHECK = "check the recipe's arguments, its seed (dropout draws from torch's generator) and package versions"
 
 
 class Gap(NamedTuple):
@@ -55,7 +55,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Which stored weights of a run a replay of its recipe met."""
+    """At which steps a replay of the recipe reproduced the run's stored weights."""
 
     same: tuple[int, ...]  # steps: bit for bit
     different: tuple[int, ...] = ()  # by more than rounding explains
@@ -68,25 +68,26 @@ class Reproduction:
 
     def __str__(self) -> str:
         agreed = sorted((*self.same, *self.near))
-        last = f"the last agreement is at step {agreed[-1]}" if agreed else "they agree at no earlier step"
+        last = f"they last agree at step {agreed[-1]}" if agreed else "they agree at no earlier step"
         if self.different:
             gap = self.gaps[self.different[0]]
             return (
-                f"the replay differs from the run at step {self.different[0]}: {gap.tensor} by {gap.replay:.1e} of its length, "
-                f"where rounding explains {gap.allowed:.1e}; {last}: {CHECK}"
+                f"the replay differs from the run at step {self.different[0]}: {gap.tensor} has a relative error of "
+                f"{gap.replay:.1e}, and rounding explains {gap.allowed:.1e} ({last}). To fix it, {CHECK}"
             )
         if self.undecided and self.undecided[0] in self.gaps:
             gap = self.gaps[self.undecided[0]]
             return (
-                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). {gap.tensor} differs by "
-                f"{gap.replay:.1e} of its length; rounding explains {gap.allowed:.1e}, but training itself moved the weights by {gap.moved:.1e} only, so that "
-                f"another recipe could look the same: {CHECK}, or keep the weights in float32"
+                f"the replay's weights at step {self.undecided[0]} are not bit-identical to the run's ({last}). "
+                f"{gap.tensor} has a relative error of {gap.replay:.1e}. Rounding explains {gap.allowed:.1e}, but "
+                f"training moved the weights by only {gap.moved:.1e}, so another recipe could look the same: {CHECK}, "
+                "or store the weights in float32"
             )
         if self.undecided:
             return (
-                f"the replay's weights at step {self.undecided[0]} are not bit for bit those of the run ({last}). Another "
-                "processor, number of threads or memory alignment causes that as well as another recipe, and the run stores "
-                f"no weights to tell which (record with steps=…, checkpoints=K): {CHECK}"
+                f"the replay's weights at step {self.undecided[0]} are not bit-identical to the run's ({last}). A "
+                "different processor, thread count or memory alignment can cause this, and so can a different "
+                f"recipe. The run stores no weights to tell which (record with steps=…, checkpoints=K): {CHECK}"
             )
         if not agreed:
             return "nothing to compare: the run has no fingerprints of the replayed steps"
@@ -103,7 +104,7 @@ def replay(
     until: int | None = None,
     progress: Progress | None = None,
 ) -> Recipe:
-    """The recipe with its model trained, as the run trained it, or without the removal's occurrences."""
+    """Train the recipe's model as in the run, or without the removal's occurrences, and return the recipe."""
     with own_randomness():
         tape = Tape(recipe, args=args, dtype=dtype, length=until)
         if removal is None:
@@ -126,13 +127,15 @@ def reproduction(
 ) -> Reproduction:
     """Replay the recipe and compare the weights with what the run stored: fingerprints, then the weights themselves.
 
-    Where all fingerprints are met that is one replay; else it ends at the first that is not, and two more follow.
+    If all fingerprints match, this takes one replay; otherwise it stops at the first that does not, and two more follow.
     """
     known = fingerprints(run)
     with own_randomness():
         tape = Tape(recipe, args=args, length=until)
         if tape.length < run.n_steps and until is None:
-            raise UsageError(f"the recipe has {tape.length} steps, the run {run.n_steps}; give the run's own recipe.")
+            raise UsageError(
+                f"the recipe has {tape.length} steps, but the run has {run.n_steps}. Pass the run's own recipe."
+            )
         for t in _side_by_side((tape,), progress):
             if t in known and fingerprint(tape.recipe.model) != known[t]:
                 return judge(run, recipe, t, args=args, until=until, progress=progress)
@@ -140,7 +143,7 @@ def reproduction(
 
 
 def reproduces(run: Run, recipe: RecipeSource, *, args: Mapping[str, Any] | None = None) -> bool:
-    """Whether the recipe's replay meets the run, up to rounding, wherever they can be compared (at least once)."""
+    """Whether the recipe's replay reproduces the run, up to rounding, at every step that can be compared (at least one)."""
     return bool(reproduction(run, recipe, args=args))
 
 

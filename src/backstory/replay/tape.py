@@ -1,4 +1,4 @@
-r"""The run as it was: a recipe played once, with what a later replay needs to be equal in all but the removal.
+r"""One pass over a recipe that records what a later replay needs to be identical except for the removal.
 
 Of each step the state of torch's generators before it (dropout draws the same masks again) and the coefficients of
 the update; of chosen steps the whole state of training. The recipe is made, and the run begins, with torch's generator
@@ -36,7 +36,7 @@ STATE_BYTES = 1 << 30  # what the states in memory may take together
 class Removal:
     """Which occurrences to leave out: these samples, everywhere or in these steps only.
 
-    `share` is how much of their weight goes, w → (1 − share) w: 1 leaves them out, −1e-5 adds a little.
+    `share` is the share of their weight that is removed, w → (1 − share) w: 1 leaves them out, −1e-5 adds a little.
     """
 
     samples: tuple[Id, ...]
@@ -45,7 +45,7 @@ class Removal:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.share) or self.share == 0:
-            raise UsageError(f"found share={self.share} in a removal; expected a finite number other than 0.")
+            raise UsageError(f"share of a removal must be finite and not 0, got {self.share}.")
         object.__setattr__(self, "samples", tuple(_plain(x) for x in self.samples))
 
     def hits(self, step: int, ids: Sequence[Id]) -> list[int]:
@@ -79,7 +79,9 @@ def places(removal: Removal, occurrences: dict[Id, list[tuple[int, int]]]) -> Pl
             if steps is None or step in steps:
                 positions[step].append(position)
     if not positions:
-        raise UsageError(f"none of the samples {removal.samples[:3]} occurs in the steps asked for; nothing to remove.")
+        raise UsageError(
+            f"none of the samples {removal.samples[:3]} is used in the given steps, so there is nothing to remove."
+        )
     return {step: sorted(positions[step]) for step in sorted(positions)}
 
 
@@ -214,7 +216,7 @@ class Tape:
     def need_modelled(self, what: str) -> None:
         """Refuse an optimizer whose steps cannot be differentiated."""
         if self.obstacle is not None:
-            raise UnsupportedError(f"{what} differentiates the optimizer's steps, and {self.obstacle}.")
+            raise UnsupportedError(f"{what} differentiates the optimizer's steps, but {self.obstacle}.")
 
 
 def tell(progress: Progress | None, done: int, total: int) -> None:
@@ -288,7 +290,7 @@ def _length(recipe: Recipe, length: int | None) -> int:
     if length is None:
         return steps
     if not 0 < length <= steps:
-        raise UsageError(f"found at={length}; the recipe has {steps} steps, so expected 1 to {steps}.")
+        raise UsageError(f"at must be between 1 and {steps}, the number of steps of the recipe, got {length}.")
     return length
 
 
@@ -297,8 +299,8 @@ def _check_clipping(recipe: Recipe, parameters: list[Tensor]) -> None:
     others = [n for n, p in _live(recipe.model) if id(p) not in trained]
     if recipe.clip_norm is not None and others:
         raise UsageError(
-            f"the gradient of {others[0]!r} counts when the norm is clipped, but the optimizer does not hold it, so it is "
-            "never cleared. Freeze it with requires_grad_(False), or give it to the optimizer."
+            f"the gradient of {others[0]!r} counts towards the clipped norm, but it is not in the optimizer, so it is "
+            "never zeroed. Freeze it with requires_grad_(False), or add it to the optimizer."
         )
 
 

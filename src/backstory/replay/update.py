@@ -50,12 +50,12 @@ class Slots(NamedTuple):
 def obstacle(optimizer: Optimizer) -> str | None:
     """Why the optimizer's steps cannot be written as above, or None."""
     if type(optimizer) not in MODELLED:
-        return f"the steps of {type(optimizer).__name__} are not modelled; modelled are SGD, Adam and AdamW"
+        return f"{type(optimizer).__name__} is not supported (SGD, Adam and AdamW are)"
     groups = optimizer.param_groups
     if any(group.get("amsgrad") for group in groups):
-        return "AMSGrad is not modelled"
+        return "AMSGrad is not supported"
     if any(group.get("maximize") for group in groups):
-        return "maximize=True is not modelled: negate the loss instead"
+        return "maximize=True is not supported: negate the loss instead"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Figures of all results, drawn once: plain values in, Plotly's own JSON out; None where there is nothing to draw.
+"""Figures of all results: plain values in, Plotly JSON out; None if there is nothing to draw.
 
 A colour is a name such as "var(--helped)": a page puts its own in, so that one figure serves light and dark, and `to_plotly`
 puts in plain ones for notebooks and files. Curves of more than `POINTS` steps are drawn as means over equal parts, so that a page
@@ -52,9 +52,9 @@ def timeline(per_rate: Numbers, size: Numbers, bands: Sequence[tuple[str, int, i
     lines = [
         line(x, each, "each step", PLAIN, opacity=0.55, width=1),
         line(x, smoothed(each), "smoothed", ACCENT),
-        line(x, smoothed(sizes), "mean size (without sign), smoothed", WARM, dash="dot"),
+        line(x, smoothed(sizes), "mean |influence|, smoothed", WARM, dash="dot"),
     ]
-    drawn = bounded(figure(lines, STEP, "influence by learning rate", height=380))
+    drawn = bounded(figure(lines, STEP, "influence / learning rate", height=380))
     for name, first, end in bands:
         _shade(drawn, name, first, end, wide=end - first >= NARROW * steps)
     return drawn
@@ -89,7 +89,7 @@ def by_step(steps: Any, influence: Numbers, size: Numbers) -> Figure | None:
         return None
     places, each = thinned(numbers(influence), BARS)
     x = [int(steps[int(k)]) for k in places]
-    sizes = line(x, thinned(numbers(size), BARS)[1], "mean size of a single use (without sign)", WARM, dash="dot")
+    sizes = line(x, thinned(numbers(size), BARS)[1], "mean |influence| of a use", WARM, dash="dot")
     name = "influence of a step" + (" (mean)" if len(steps) > BARS else "")
     drawn = figure([bars(x, each, "step %{x}: %{y:+.3g}"), sizes], STEP, name, height=280)
     signs = [{"name": n, "colour": c, "dash": "solid"} for n, c in (("step helped", HELPED), ("step hurt", HURT))]
@@ -124,7 +124,7 @@ def places(now: Sequence[str], at: Sequence[int], rankings: Sequence[Sequence[st
             lines.append({**drawn, **PLACES, "text": text})
     if not lines:
         return None
-    out = _at_checkpoints(lines, at, "place in the ranking")
+    out = _at_checkpoints(lines, at, "rank")
     out["layout"]["yaxis"] |= {"autorange": "reversed", "dtick": 1, "zeroline": False}
     out["layout"]["margin"]["r"] = 90
     return out
@@ -165,15 +165,15 @@ def overwriters(samples: Sequence[str], values: Sequence[float]) -> Figure | Non
     if not samples:
         return None
     most = values[:MOST_BARS]
-    return across(samples[:MOST_BARS], most, "influence taken away", colours=[WARM] * len(most))
+    return across(samples[:MOST_BARS], most, "influence overwritten", colours=[WARM] * len(most))
 
 
 def overwritten(by_step: Numbers, whole: float) -> Figure:
     """What each step took away, and what was left of `whole` after it."""
     x, taken = thinned(numbers(by_step), BARS)
     left = thinned(numbers(whole - np.cumsum(np.asarray(by_step))), BARS)[1]
-    bar = {**bars(x, taken, "step %{x}: %{y:+.3g}"), "marker": {"color": WARM}, "name": "taken by the step"}
-    return figure([bar, line(x, left, "left after the terms so far", ACCENT)], STEP, "influence", height=320)
+    bar = {**bars(x, taken, "step %{x}: %{y:+.3g}"), "marker": {"color": WARM}, "name": "overwritten by the step"}
+    return figure([bar, line(x, left, "remaining influence", ACCENT)], STEP, "influence", height=320)
 
 
 def sources(names: Sequence[str], rows: Sequence[tuple[float, float, float]], words: Sequence[str]) -> Figure | None:
@@ -220,9 +220,9 @@ def ranking(samples: Sequence[str], influence: Numbers) -> Figure | None:
     """Influences of a ranking, first to last."""
     if not samples:
         return None
-    each = bars(range(1, len(samples) + 1), numbers(influence), "place %{x}, sample %{customdata}: %{y:+.3g}")
+    each = bars(range(1, len(samples) + 1), numbers(influence), "rank %{x}, sample %{customdata}: %{y:+.3g}")
     each["customdata"] = [named(x) for x in samples]
-    return figure([each], "place in the ranking", "influence", height=260, items=list(samples))
+    return figure([each], "rank", "influence", height=260, items=list(samples))
 
 
 def checked(
@@ -263,7 +263,7 @@ def to_plotly(drawn: Figure) -> Any:
     try:
         import plotly.graph_objects as go
     except ImportError as error:
-        raise UnsupportedError("a figure needs the package 'plotly': pip install 'backstory[plot]'.") from error
+        raise UnsupportedError("figures need plotly: pip install 'backstory[plot]'.") from error
     text = re.sub(r'"(var\(--[a-z]+\))"', lambda m: f'"{COLOURS[m[1]]}"', json.dumps(drawn))
     made = go.Figure(json.loads(text))
     made.update_layout(template="plotly_white", dragmode="zoom", showlegend=len(drawn["layout"]["meta"]["key"]) > 1)
@@ -375,12 +375,12 @@ def _marked(drawn: Figure, far: Sequence[tuple[float, float]], low: float, high:
     marks = {"symbol": [f"triangle-{'up' if y > 0 else 'down'}" for _, y in far], "color": INK, "size": 9}
     beyond = [y for _, y in far]
     place = {"x": [x for x, _ in far], "y": [high if y > 0 else low for y in beyond], "customdata": beyond}
-    hover = "beyond the edge, step %{x}: %{customdata:+.3g}<extra></extra>"
-    look = {"type": "scatter", "mode": "markers", "name": "beyond the edge", "marker": marks, "hovertemplate": hover}
+    hover = "off the scale, step %{x}: %{customdata:+.3g}<extra></extra>"
+    look = {"type": "scatter", "mode": "markers", "name": "off the scale", "marker": marks, "hovertemplate": hover}
     drawn["layout"]["xaxis"]["range"] = [drawn["data"][0]["x"][0], drawn["data"][0]["x"][-1]]
     drawn["data"].append({**look, **place, "cliponaxis": False})
     ends = dict.fromkeys(f"{y:+.2g}" for y in (min(beyond), max(beyond)))
-    words = f"triangles: {len(far)} beyond the edge, {' to '.join(ends)}"
+    words = f"triangles: {len(far)} off the scale, {' to '.join(ends)}"
     drawn["layout"]["meta"]["key"].append({"name": words.replace("-", "−"), "colour": INK, "dash": "none"})
     return drawn
 

@@ -29,7 +29,7 @@ from .words import describe_signs, first_words, late_from, signed
 COLUMNS = ("sample", "label", "source", "step", "influence", "text")
 WORDS = 40  # letters of a text that a hit prints
 ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
-UNIT = "influence in units of the query's loss; of a sample: its occurrences summed"
+UNIT = "influence in units of the query's loss; a sample's influence is the sum over its occurrences"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ class SampleIndex(NamedTuple):
 
 
 class ByStep(NamedTuple):
-    """One query's own timeline."""
+    """Influence by training step, on one query."""
 
     steps: Ints  # (T,)
     influence: Floats  # (T,) summed over the step's occurrences
@@ -100,12 +100,12 @@ class Occurrences(Result):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How many helped and hurt; late ones have had nothing to overwrite them."""
+        """How many uses helped and hurt, with a remark on late ones, which little has overwritten."""
         late = [step for step in self.steps if step >= late_from(self.at)]
         use, where = "Its uses" if len(late) > 1 else "Its use", ", ".join(f"{s:,}" for s in late[:6])
         why = (
-            f"{use} at step {where} came in the last tenth of training: little came after to overwrite or correct it, so it weighs more "
-            "than an earlier one would.",
+            f"{use} at step {where} came in the last tenth of training. Little came after to overwrite it, so it "
+            "weighs more than an earlier use would.",
         )
         return describe_signs(self.influence), *(why if late else ())
 
@@ -150,7 +150,7 @@ class Influence(Result):
     def headline(self) -> str:
         """What was queried, and how it was computed."""
         queries = "1 query" if self.n_queries == 1 else f"{self.n_queries} queries"
-        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,}, by {self.method}"
+        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,} (method: {self.method})"
 
     # -- both ends of the ranking ----------------------------------------------------------------------------------
 
@@ -179,10 +179,11 @@ class Influence(Result):
 
     def _ranked(self, k: int, query: int | str | None, per: str, sign: float) -> list[RankedSample]:
         if per not in ("sample", "occurrence") or k < 1:
-            raise UsageError(f"found k={k}, per={per!r}; expected k ≥ 1 and per='sample' or 'occurrence'.")
+            raise UsageError(f"k must be at least 1 and per 'sample' or 'occurrence', got k={k}, per={per!r}.")
         if not self.complete and per == "sample":
             raise UsageError(
-                "only the best occurrences are there (keep=); pass per='occurrence', or query without keep=."
+                "the result has only the highest and lowest occurrences (keep=). Pass per='occurrence', or query "
+                "without keep=."
             )
         one = self.only(query)
         scores = one.scores[0].numpy()
@@ -219,14 +220,14 @@ class Influence(Result):
         """The influence on one query, or on the mean of all ("mean")."""
         if query is None and self.n_queries > 1:
             raise UsageError(
-                f"the result has {self.n_queries} queries: pass query=0 … {self.n_queries - 1}, or query='mean'."
+                f"the result has {self.n_queries} queries. Pass query=0 … {self.n_queries - 1}, or query='mean'."
             )
         if query == "mean":
             self._need_all("query='mean'")
             return replace(self, scores=self.scores.mean(0, keepdim=True), index=self._index)
         q = 0 if query is None else query
         if not isinstance(q, int) or not 0 <= q < self.n_queries:
-            raise UsageError(f"found query={query!r}; expected 0 … {self.n_queries - 1}, or 'mean'.")
+            raise UsageError(f"query must be 0 … {self.n_queries - 1} or 'mean', got {query!r}.")
         if self.sample_ids.ndim == 2:
             return replace(self, scores=self.scores[q : q + 1], sample_ids=self.sample_ids[q], steps=self.steps[q])
         return replace(self, scores=self.scores[q : q + 1], index=self._index)
@@ -248,7 +249,7 @@ class Influence(Result):
     def sum_over(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
         """Influence (Q,) of removing these samples together, at all their occurrences or only in `steps`.
 
-        A first-order sum: it understates groups whose members stand in for each other.
+        A first-order sum: it understates groups of redundant samples.
         """
         self._need_all("sum_over()")
         rows = np.isin(self._index.inverse, self._numbers(as_text(samples)[0]))
@@ -272,7 +273,8 @@ class Influence(Result):
         missing = missing or [str(names[j]) for j in np.setdiff1d(at, inverse)]
         if missing:
             raise UsageError(
-                f"{len(missing)} of the samples never occurred before step {self.at}, e.g. {min(missing)!r}; name samples that did."
+                f"{len(missing)} of the samples, such as {min(missing)!r}, were never used before step {self.at}. "
+                "Leave them out."
             )
         return at
 
@@ -303,12 +305,12 @@ class Influence(Result):
         """Summed influence (Q,) of each "source" or "label", highest mean first; needs content in the run."""
         self._need_all("group_by()")
         if column not in ("source", "label"):
-            raise UsageError(f"found group_by({column!r}); expected 'source' or 'label'.")
+            raise UsageError(f"column must be 'source' or 'label', got {column!r}.")
         names, inverse = self._index
         content = self.lookup([str(x) for x in names]) if self.lookup else {}
         of = [content.get(str(n), {}).get(column) for n in names]
         if all(x is None for x in of):
-            raise UsageError(f"the run holds no {column} of its samples: give it with rec.describe(ids, {column}=…).")
+            raise UsageError(f"the run has no {column} for its samples. Add it with rec.describe(ids, {column}=…).")
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(self.n_queries, dtype=self.scores.dtype))
         labels = np.array(["(not given)" if x is None else x for x in of])[inverse]
         for name in sorted(set(labels.tolist())):
@@ -371,7 +373,9 @@ class Influence(Result):
 
     def _need_all(self, what: str) -> None:
         if not self.complete:
-            raise UsageError(f"{what} needs all occurrences, but only the best are there; query without keep=.")
+            raise UsageError(
+                f"{what} needs all occurrences, but the result has only the highest and lowest. Query without keep=."
+            )
 
 
 def _largest(values: NDArray[Any], ids: Any, k: int, kind: str) -> Ints:

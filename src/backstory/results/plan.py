@@ -57,41 +57,44 @@ class Plan:
 def _lines(p: Plan) -> Iterator[str]:
     yield (
         f"{p.steps:,} steps of {p.batch:,.4g} samples, {p.occurrences:,} occurrences; {p.projection} projection, "
-        f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} numbers a row, {p.layers} parameters"
+        f"rank {_rank(p.rank)}, {p.encoding}, curvature {p.curvature}: {p.dims:,} dimensions, {p.layers} parameters"
     )
     if p.energy is not None:
         yield (
-            f"rank          chosen in the trial: {p.dims:,} numbers hold {p.energy:.1%} of the energy of its first {p.warmup_steps} "
-            "steps; other batches or a schedule at the start choose others"
+            f"rank          chosen in the trial: {p.dims:,} dimensions retain {p.energy:.1%} of the gradient energy of its first "
+            f"{p.warmup_steps} steps; other batches or a warm-up schedule may give another rank"
         )
-    yield f"store         {_size(p.store_bytes)}, {p.store_bytes / p.occurrences:,.0f} bytes for each occurrence"
+    yield f"disk          {_size(p.store_bytes)}, {p.store_bytes / p.occurrences:,.0f} bytes per occurrence"
     yield (
-        f"  grows       rows {_size(p.row_bytes * p.occurrences)} ({p.row_bytes:,.0f} bytes each), "
-        f"lines of steps {_size(p.step_bytes * p.steps)} ({p.step_bytes:,.0f} bytes each)"
+        f"  grows       gradients {_size(p.row_bytes * p.occurrences)} ({p.row_bytes:,.0f} bytes per occurrence), "
+        f"steps {_size(p.step_bytes * p.steps)} ({p.step_bytes:,.0f} bytes each)"
     )
-    yield f"  fixed       basis and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
+    yield f"  fixed       projection and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
     if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
-        yield f"  compressed   {_size(p.compressed_bytes)} afterwards, with `backstory compress` ({p.compressed_bytes / p.occurrences:,.0f} bytes for each)"
+        yield (
+            f"  compressed  {_size(p.compressed_bytes)} after `backstory compress` "
+            f"({p.compressed_bytes / p.occurrences:,.0f} bytes per occurrence)"
+        )
     yield (
         f"embedding     about {_size(p.propagator_bytes)} of memory jointly, {_size(p.propagator_bytes_per_layer)} per layer, "
-        f"and up to {_size(2 * p.rows_bytes)} for rows and embeddings on their way"
+        f"plus up to {_size(2 * p.rows_bytes)} for gradients and embeddings in flight"
     )
-    yield f"a question    about {_size(p.query_bytes)} of memory"
+    yield f"query         about {_size(p.query_bytes)} of memory"
     yield (
-        f"slow-down     {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} in place of "
+        f"slowdown      {p.slowdown:.2f} × over the whole run: a step takes {_time(p.recorded_seconds)} instead of "
         f"{_time(p.plain_seconds)} ({p.recorded_seconds / p.plain_seconds:.2f} ×)"
     )
     warmup = f"{_time(p.warmup_seconds)} to learn the projection in the first {p.warmup_steps} steps, "
     share = _time((p.warmup_seconds + p.once_seconds) / p.steps)
     yield (
-        f"  once        {warmup if p.warmup_steps else ''}{_time(p.once_seconds)} to open and close the run "
-        f"({share} a step over the whole run)"
+        f"  one-off     {warmup if p.warmup_steps else ''}{_time(p.once_seconds)} to open and close the run "
+        f"({share} per step over the whole run)"
     )
-    yield f"recorded      {p.coverage:.1%} of the squared gradient norm; left out: {', '.join(p.left_out) or 'nothing'}"
+    yield f"recorded      {p.coverage:.1%} of the gradient (squared norm); left out: {', '.join(p.left_out) or 'nothing'}"
     if p.elsewhere:
         yield f"              {taken_as_frozen(p.elsewhere)}"
     if p.refused is not None:
-        yield f"refused       record() would stop: {p.refused}"
+        yield f"refused       record() would raise: {p.refused}"
     if p.max_bytes is not None:
         verdict = "fits into" if p.store_bytes <= p.max_bytes else "does not fit into"
         rank = "no rank fits" if p.suggested_rank is None else f"the largest rank that fits is {p.suggested_rank}"

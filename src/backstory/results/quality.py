@@ -1,11 +1,11 @@
-"""The quality of a recording: what one pass over it measured, a verdict with its reason, and plain sentences.
+"""Recording quality: what one pass over the run measured, a verdict with its reason, and plain sentences.
 
     weak        the optimizer is not followed, or more than half of the gradient is not recorded
     fair        something is assumed or left out that is known to cost accuracy
-    good        nothing that was measured speaks against the results
+    good        no weakness was measured
     not known   nothing was measured
 
-The verdict judges what was recorded. How accurate a result is, only retraining measures.
+The verdict is about the recording. Only retraining measures how accurate a result is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ GOOD, FAIR, WEAK, NOT_KNOWN = "good", "fair", "weak", "not known"
 LOST = 0.5  # below this share most of the gradient is not there
 RETAINED, COVERED, DRIFTED = 0.8, 0.999, 0.1  # bounds of `fair`
 EARLY = (
-    "Early steps are understated: recorded curvature only shrinks an influence on its way through later steps, so samples that were "
-    "used early come out too small and are ranked less well."
+    "Early steps are understated: recorded curvature can only shrink an influence as it passes through later steps, "
+    "so samples used early get too small an influence and are ranked less reliably."
 )
-NOTHING = "The run holds no report on itself for this model: query the final model, or run `backstory embed RUN`."
+NOTHING = "The recording quality was not measured for this model: query the final model, or run `backstory embed RUN`."
 
 
 class Finding(NamedTuple):
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Quality(Row):
-    """What was measured on the steps before a model; without arguments: nothing."""
+    """What was measured about the recorded steps before a model; without arguments, nothing was."""
 
     steps: int = 0
     clipped: float = 0.0  # share of steps whose gradient was clipped
@@ -53,7 +53,7 @@ class Quality(Row):
 
     @classmethod
     def from_dict(cls, report: Mapping[str, Any]) -> "Quality":
-        """The report that `as_dict` gave, or that is stored beside embeddings."""
+        """From what `as_dict` returned, or what is stored with embeddings."""
         known = {f.name: report[f.name] for f in fields(cls) if f.name in report}
         return cls(**{**known, "expanding_steps": tuple(known.get("expanding_steps", ()))})
 
@@ -63,12 +63,12 @@ class Quality(Row):
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """The overall rating in one word."""
         return self._heaviest().verdict
 
     @property
     def reason(self) -> str:
-        """Why, in one sentence."""
+        """The reason for the verdict, in one sentence."""
         return self._heaviest().words
 
     def in_short(self) -> str:
@@ -77,12 +77,12 @@ class Quality(Row):
 
     @property
     def early(self) -> str:
-        """What holds for samples that were used early, whatever was measured."""
+        """A caveat about samples that were used early, which always applies."""
         return EARLY
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Everything that was measured in plain sentences, weaknesses first."""
+        """Everything that was measured, in plain sentences, weaknesses first."""
         findings = sorted(self._findings(), key=lambda f: f.verdict == GOOD)
         return tuple(f.words for f in findings)
 
@@ -106,14 +106,19 @@ class Quality(Row):
             words = f"The projection retains {self.retained:.0%} of the gradients' squared norm."
             yield Finding(_share(self.retained, RETAINED), words, f"retains {self.retained:.0%}")
         if self.curvature.startswith("empirical"):
-            words = "Curvature is the empirical Fisher, from the gradients alone; sampled or exact curvature follows the loss better."
+            words = (
+                "Curvature is the empirical Fisher, computed from the gradients alone; sampled Fisher or exact GGN "
+                "curvature is more accurate."
+            )
             yield Finding(FAIR, words, "empirical Fisher")
         yield self._stability()
         if self.drift:
-            words = f"The optimizer's rates of single parameters change by {self.drift:.1%} from step to step; that change is left out."
+            words = (
+                f"Per-parameter learning rates change by {self.drift:.1%} from step to step; this change is ignored."
+            )
             yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words, f"drift of rates {self.drift:.0%}")
         if self.clipped:
-            words = f"{self.clipped:.0%} of the steps were clipped; clipping's derivative is followed."
+            words = f"{self.clipped:.0%} of the steps were clipped; the derivative of clipping is included."
             yield Finding(GOOD, words, "clipping followed")
 
     def _stability(self) -> Finding:

@@ -1,9 +1,9 @@
-"""What every result is: numbers that carry their sign, unit, caveats and the recording's quality, and show themselves.
+"""The base of all results: numbers with their sign, unit, caveats and recording quality, that can be shown and exported.
 
     as_dict()      plain values: what `--json` prints and the service sends
     to_pandas()    the table
     draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
-    remarks        everything that must be said with the numbers; `brief` is the most important of it in one line
+    remarks        what a reader must know with the numbers; `brief` is the most important of it in one line
 
 A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
 `table` and `drawings`. The service describes its JSON by the types of what is named there: nothing describes it twice.
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """What stands above it."""
+        """Its title."""
         return f"{type(self).__name__} of the model at step {self.at}"
 
     @property
@@ -44,12 +44,12 @@ class Result:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What the numbers show, in sentences."""
+        """What the numbers show, in plain sentences."""
         return ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What must be said with the numbers: sign, unit, caveats, and the recording's quality."""
+        """What a reader must know with the numbers: sign, unit, caveats and recording quality."""
         q = self.quality
         judged = () if q is None else (f"Recording quality: {q.verdict}. {q.reason}", *q.words, q.early)
         return self.sign, self.unit, *self.caveats, *(x for x in judged if q is None or x != q.reason)
@@ -65,7 +65,7 @@ class Result:
         return ()
 
     def numbers(self) -> dict[str, Any]:
-        """What is its own in `as_dict()`."""
+        """The entries of `as_dict()` that are specific to this result."""
         values = {name: getattr(self, name) for name in self.shown}
         return {name: value() if callable(value) else value for name, value in values.items()}
 
@@ -96,7 +96,11 @@ class Result:
         """One of its figures (the first) as Plotly's own JSON, in the colours that a page names."""
         drawn = self.drawings()
         if not drawn or (name is not None and name not in drawn):
-            raise UsageError(f"found no figure {name or ''}; this result has: {', '.join(drawn) or 'none'}.")
+            raise UsageError(
+                f"this result has no figure {name!r}. It has: {', '.join(drawn)}."
+                if drawn
+                else "this result has no figures."
+            )
         return drawn[next(iter(drawn)) if name is None else name]
 
     def figure(self, name: str | None = None) -> Any:
@@ -119,7 +123,7 @@ def frame(columns: Mapping[str, Any]) -> Any:
     try:
         import pandas as pd
     except ImportError as error:
-        raise UnsupportedError("to_pandas() needs the package 'pandas': pip install 'backstory[pandas]'.") from error
+        raise UnsupportedError("to_pandas() needs pandas: pip install 'backstory[pandas]'.") from error
     return pd.DataFrame(columns)
 
 
@@ -128,6 +132,6 @@ def show_table(title: str, table: Any, remarks: Sequence[str] = ()) -> str:
     rows = table.head(ROWS).to_html(
         index=False, escape=True, border=0, justify="left", float_format=lambda x: f"{x:+.4g}"
     )
-    more = f"<p>{len(table):,} rows, of which {ROWS} are shown; .to_pandas() has all.</p>" if len(table) > ROWS else ""
+    more = f"<p>{ROWS} of {len(table):,} rows shown; .to_pandas() has all.</p>" if len(table) > ROWS else ""
     items = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
     return f"<div><p><strong>{html.escape(title)}</strong></p>{rows}{more}<ul>{items}</ul></div>"

@@ -1,4 +1,4 @@
-"""What the sign of an influence means; every result, command, page and report says it with these words."""
+"""What the sign of an influence means, in the words that every result, command, page and report uses."""
 
 SIGN = "positive: the sample helped, removing it would raise the query's loss; negative: it hurt, removing it would lower it"
 SHORT = "+ helped, − hurt"

@@ -11,7 +11,7 @@ from ..errors import NumericalError
 def spearman(x: Tensor, y: Tensor) -> float:
     """Rank correlation, ties at their mean rank; 0 where one side is constant."""
     if not bool((x.isfinite() & y.isfinite()).all()):
-        raise NumericalError("found scores or truths that are not finite; expected numbers that can be ranked.")
+        raise NumericalError("scores and ground truth must be finite to be ranked, got NaN or Inf.")
     a, b = (len(r) * r - r.sum() for r in (_twice_ranks(x), _twice_ranks(y)))
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else 0.0

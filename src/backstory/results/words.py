@@ -1,4 +1,4 @@
-"""Sentences that follow the numbers, and words that two texts have in common."""
+"""Sentences that describe numbers, and words that two texts have in common."""
 
 import re
 from collections.abc import Sequence
@@ -27,21 +27,24 @@ def describe_change(values: Sequence[float | None]) -> str:
     """How an influence went from checkpoint to checkpoint; None where it was not there yet."""
     known = [x for x in values if x is not None]
     if not known:
-        return "It was used at none of them."
+        return "It was not used before any of them."
     if len(known) == 1 and len(values) == 1:
-        return f"There is one: it {verb(known[0])}."
+        return f"There is one checkpoint: it {verb(known[0])}."
     if len(known) == 1:
-        return f"It was first used after all of them but the last, so there is one value: it {verb(known[0])}."
+        return f"It was first used after all but the last of them, so there is one value: it {verb(known[0])}."
     first, last = known[0], known[-1]
     if abs(last - first) <= SAME * max(abs(first), abs(last)):
         return f"It hardly changed: it {verb(last)}."
     if first * last < 0:
-        return f"Its sign turned: at first it {verb(first)}, in the end it {verb(last)}. Later samples changed what it means."
+        return (
+            f"Its sign flipped: at first it {verb(first)}, in the end it {verb(last)}. Later samples changed its "
+            "effect."
+        )
     kind = "help" if first + last > 0 else "harm"
     if abs(last) > abs(first):
-        return f"Its {kind} grew, by more uses or because later samples built on it."
-    why = "took its lesson over" if kind == "help" else "made up for it"
-    return f"Its {kind} became smaller: later samples {why}, or the queries became easy."
+        return f"Its {kind} grew, through more uses or because later samples built on it."
+    why = "overwrote its effect" if kind == "help" else "made up for it"
+    return f"Its {kind} shrank: later samples {why}, or the queries became easy."
 
 
 def describe_signs(values: Sequence[float]) -> str:

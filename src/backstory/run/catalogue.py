@@ -1,4 +1,4 @@
-"""The samples of a run as people look for them: by id, text, source, label, step; in memory but for their images.
+"""Search the samples of a run by id, text, source, label or step; in memory, except for images.
 
 Shapes:  N occurrences, M samples, in the order of their ids as text.
 """

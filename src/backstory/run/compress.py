@@ -1,4 +1,4 @@
-r"""Compress a run: its curvature rows, several to an occurrence, become a few for each window of steps.
+r"""Compress a run: replace the curvature samples of each occurrence by a few per window of steps.
 
 Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a window takes less room and is
 nearer to the truth in fine-tuning (`experiments/results/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:
@@ -81,7 +81,8 @@ def _claimed(out: Path) -> Path:
         partial.mkdir(parents=True)
     except FileExistsError as error:
         raise StoreError(
-            f"{partial} is there already, from a compressing that was interrupted or is under way. Delete it, and run again."
+            f"{partial} already exists: another `compress` was interrupted or is still running. Delete it and try "
+            "again."
         ) from error
     return partial
 
@@ -97,21 +98,21 @@ def windows_of(store: RunStore, count: int) -> list[Span]:
 
 def _check(store: RunStore, out: Path, rank: int | None, windows: int | None) -> None:
     if rank is not None and rank < 1:
-        raise UsageError(f"found rank={rank}; expected at least 1, or None for the whole sum.")
+        raise UsageError(f"rank must be at least 1, or None to keep the full sum, got {rank}.")
     if windows is not None and windows < 1:
-        raise UsageError(f"found windows={windows}; expected at least 1.")
+        raise UsageError(f"windows must be at least 1, got {windows}.")
     if store.path.resolve() in out.resolve().parents:
-        raise UsageError(f"found out={str(out)!r}, a path inside the run itself; expected one beside it or elsewhere.")
+        raise UsageError(f"out must not be inside the run itself, got {str(out)!r}.")
     if out.exists():
-        raise StoreError(f"{out} is there already; expected a new path. Choose another one.")
+        raise StoreError(f"{out} already exists. Choose a new path.")
     if store.n_steps() == 0:
-        raise StoreError("the run holds no complete step: there is nothing to compress.")
+        raise StoreError("the run has no complete step, so there is nothing to compress.")
     if store.config.get("compressed"):
-        raise UsageError("this run is compressed already. Compress the run that it was made from, with another rank.")
+        raise UsageError("this run is already compressed. Compress the original run with another rank.")
     if not store.curvature_rows:
         raise UsageError(
-            "this run has no curvature rows of its own (its gradient rows serve), so nothing would become smaller. "
-            "Record with curvature='sampled', or with groups of positions."
+            "this run stores no separate curvature samples (it uses its gradients), so compressing would not make it "
+            "smaller. Record with curvature='sampled', or with position groups."
         )
 
 

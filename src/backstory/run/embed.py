@@ -94,15 +94,15 @@ def check_options(store: RunStore, *, dtype: torch.dtype, encoding: str, segment
     """Raise where an embedding cannot be made so, or would be wrong."""
     for name, count in (("segments", segments), ("workers", workers)):
         if count is not None and (not isinstance(count, Integral) or isinstance(count, bool)):
-            raise UsageError(f"found {name}={count!r}; expected a whole number.")
+            raise UsageError(f"{name} must be an integer, got {count!r}.")
     if workers < 1:
-        raise UsageError(f"found workers={workers}; expected 1 or more processes.")
+        raise UsageError(f"workers must be at least 1, got {workers}.")
     if dtype not in (torch.float32, torch.float64):
-        raise UsageError(f"found dtype={dtype!r}; expected torch.float32 or torch.float64.")
+        raise UsageError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
     if is_coarse(encoding) and store.config["diagonal"]:
         raise UsageError(
-            f"found encoding={encoding!r} for a run in full or mask coordinates with {store.config['optimizer']['class']}: its own "
-            "diagonal spreads an embedding over many orders of magnitude, of which one scale keeps two. Use encoding='float16', or record with projection='learned'."
+            f"encoding={encoding!r} is too coarse for a run with {store.config['optimizer']['class']} and projection='full' or "
+            "'mask': its diagonal spreads an embedding over many orders of magnitude. Use encoding='float16', or record with projection='learned'."
         )
 
 
@@ -124,7 +124,7 @@ def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
         return "always" if fits and int(fits["groups"] or 1) > 1 else "when_expanding"
     if choice not in ("always", "never", "when_expanding") and not (isinstance(choice, int | float) and choice > 0):
         raise UsageError(
-            f"found contraction={choice!r}; expected 'auto', 'always', 'never', 'when_expanding' or a number above 0."
+            f"contraction must be 'auto', 'always', 'never', 'when_expanding' or a number above 0, got {choice!r}."
         )
     return choice
 
@@ -140,6 +140,6 @@ def check_finite(E: Tensor, chunk: Chunk) -> None:
     if not all_finite(E):
         raise NumericalError(
             f"the propagator overflowed in steps {chunk.first_step} to {chunk.first_step + len(chunk.steps) - 1}: "
-            "in the literal form noisy curvature can expand step after step. Use the default form (contraction='auto'), or "
-            "ask at a checkpoint before the expansion."
+            "with contraction='never', noisy curvature can grow step after step. Use contraction='auto', or query a "
+            "checkpoint before these steps."
         )

@@ -1,4 +1,4 @@
-"""A run for people and other tools: a summary in plain values, and its tables without the vectors as Parquet or CSV."""
+"""Export a run for people and other tools: a summary in plain values, and its tables (without vectors) as Parquet or CSV."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ TABLES = ("rows", "steps", "samples")
 def export(path: Path, out: Path, to: str) -> dict[str, int]:
     """Write `rows`, `steps` and `samples`; returns file names with their numbers of rows."""
     if to not in FORMATS:
-        raise UsageError(f"found --to {to!r}; expected one of {', '.join(FORMATS)}.")
+        raise UsageError(f"the export format must be one of {', '.join(FORMATS)}, got {to!r}.")
     out.mkdir(parents=True, exist_ok=True)
     written: dict[str, int] = {}
     with RunStore.open(path) as store:
@@ -93,7 +93,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
         "optimizer": {**config["optimizer"], **_ranges(table)},
         "provenance": config["provenance"],
         "parameters": {
-            b["name"]: f"{_size(b['shape'])} -> {Shape(*b['shape']).dims} numbers a row" for b in config["blocks"]
+            b["name"]: f"{_size(b['shape'])} -> {Shape(*b['shape']).dims} dimensions" for b in config["blocks"]
         },
         "caveats": list(run.caveats()),
     }

@@ -1,4 +1,4 @@
-r"""A query in the run's coordinates: v = ∇ℓ(θ, q), one row for each query, of the model that the run knows.
+r"""Query gradients in the run's coordinates: v = ∇ℓ(θ, q), one per query, for a model whose weights match the run.
 
 A loss vector of Q entries is Q queries, a scalar is one. Where entry q depends on sample q of the batch alone, all rows
 come from one backward pass through the recording hooks; that this is so is *checked*, by comparing a random combination
@@ -47,7 +47,7 @@ def query_rows(
             rows = _one_by_one(_losses(loss, model, batch), where)
     if not bool(rows.isfinite().all()):
         bad = int((~rows.isfinite()).any(1).nonzero()[0])
-        raise NumericalError(f"the gradient of query {bad} has NaN or Inf; look at its input and loss.")
+        raise NumericalError(f"the gradient of query {bad} has NaN or Inf. Check its input and loss.")
     return rows
 
 
@@ -59,11 +59,11 @@ def evaluate_loss(loss: LossFn, model: nn.Module, batch: Any = None) -> Tensor:
         return loss(model, batch)
     alone, both = _binds(signature, model), _binds(signature, model, batch)
     if not alone and not both:
-        raise UsageError(f"the loss has the signature {signature}; expected (model) or (model, batch).")
+        raise UsageError(f"the loss must take (model) or (model, batch), but its signature is {signature}.")
     if not both and batch is not None:
         raise UsageError(
-            f"found a batch for a loss with the signature {signature}, which takes none; expected (model, batch). "
-            "Leave the batch out, or let the loss take it."
+            f"a batch was passed, but the loss takes none: its signature is {signature}. Leave the batch out, or "
+            "define the loss as (model, batch)."
         )
     return loss(model, batch) if both and not (alone and batch is None) else loss(model)
 
@@ -80,9 +80,12 @@ def _losses(loss: LossFn, model: nn.Module, batch: Any) -> Tensor:
     losses = evaluate_loss(loss, model, batch)
     if not isinstance(losses, Tensor) or losses.dim() > 1 or losses.numel() == 0:
         result = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise UsageError(f"the loss is {result}; expected a scalar, or one loss for each query (Q,).")
+        raise UsageError(f"the loss must return a scalar or one loss per query (Q,), got {result}.")
     if not losses.requires_grad:
-        raise UsageError("the query's loss does not depend on the model's parameters; is something detached in it?")
+        raise UsageError(
+            "the query's loss does not depend on the model's parameters. Is something detached, or computed under "
+            "no_grad?"
+        )
     return losses.reshape(-1)
 
 
@@ -108,9 +111,7 @@ def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
     for q in range(len(losses)):
         grads = _gradients(losses[q], parameters, retain_graph=q + 1 < len(losses))
         if all(g is None for g in grads):
-            raise UsageError(
-                f"the loss of query {q} depends on none of the recorded parameters; ask about another output."
-            )
+            raise UsageError(f"the loss of query {q} depends on none of the recorded parameters. Query another output.")
         rows.append(_project(grads, where))
     return torch.stack(rows)
 
@@ -206,7 +207,7 @@ def _leaves(blocks: Blocks) -> list[Tensor]:
 def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[None]:
     """The model in eval or train mode, or as it is, with gradients on; every flag is put back afterwards."""
     if mode not in ("eval", "train", "as-is"):
-        raise UsageError(f"found mode={mode!r}; expected 'eval', 'train' or 'as-is'.")
+        raise UsageError(f"mode must be 'eval', 'train' or 'as-is', got {mode!r}.")
     frozen = [p for p in leaves if not p.requires_grad]
     try:
         for p in frozen:
@@ -238,7 +239,7 @@ class ModelAt:
     def gradients(self, loss: LossFn, batch: Any = None, mode: str = "eval") -> tuple[Tensor, list[str]]:
         """`(query gradients (Q, dims), caveats)`."""
         v = query_rows(self._model, loss, batch, self._blocks, self.bases, self._scales, mode=mode)
-        return v, [*self._checked, f"the model was evaluated in {mode} mode"]
+        return v, [*self._checked, f"evaluated in {mode} mode"]
 
     def total_gradient(self, loss: LossFn, pieces: Iterable[Any]) -> tuple[Tensor, list[str]]:
         """`(gradient (1, dims) of the sum of all losses of some batches, caveats)`, one batch at a time."""
@@ -254,7 +255,7 @@ class ModelAt:
             v, caveats = self.gradients(total, batch)
             out.append(v)
         count = sum(sizes)
-        more = [f"the text was cut into {count} pieces; influence is on the sum of their losses"] if count > 1 else []
+        more = [f"the text was split into {count} pieces; influence is on the sum of their losses"] if count > 1 else []
         return torch.cat(out).sum(0, keepdim=True), [*caveats, *more]
 
 
@@ -271,17 +272,17 @@ def check_model(store: RunStore, model: nn.Module, step: int, unverified: bool =
     if known is None and not unverified:
         steps = ", ".join(sorted(fingerprints, key=int))
         raise MismatchError(
-            f"the run knows the weights of steps {steps}, not those of step {step}, so it cannot tell whether this is "
-            "the right model. Ask at one of those steps, record with steps=…, checkpoints=K, or, if you are sure of the model, "
-            "pass unverified=True."
+            f"the run has fingerprints of the weights at steps {steps}, but not at step {step}, so it cannot check "
+            "the model. Query one of those steps, record with steps=…, checkpoints=K, or pass unverified=True if you "
+            "are sure of the model."
         )
     if known is None:
-        return [f"the model could not be verified: the run has no fingerprint of step {step}"]
+        return [f"model not verified: the run has no fingerprint of step {step}"]
     if (actual := fingerprint(model)) != known:
         stored = f" or load it with run.load_weights(model, {step})" if step in store.checkpoints() else ""
         raise MismatchError(
-            f"the model is not the one of step {step} (fingerprint {actual}, expected {known}). "
-            f"Pass the trained model unchanged and in its own precision{stored}."
+            f"the model's weights are not those of step {step} (fingerprint {actual}, expected {known}). Pass the "
+            f"trained model unchanged and in its original precision{stored}."
         )
     return []
 
@@ -293,12 +294,12 @@ def blocks_of(store: RunStore, model: nn.Module) -> Blocks:
     for b in store.config["blocks"]:
         recorded = Shape(*b["shape"])
         if b["name"] not in parameters:
-            raise MismatchError(f"the model has no parameter {b['name']!r}; build the model that was recorded.")
+            raise MismatchError(f"the model has no parameter {b['name']!r}. Build the model that was recorded.")
         shape = parameters[b["name"]].shape
         if shape_of(shape, None)[:2] != recorded[:2]:
             raise MismatchError(
-                f"the model's {b['name']!r} has shape {tuple(shape)}, which is not that of the recorded model "
-                f"({recorded.d_out} × {recorded.d_in or 1}); build the model that was recorded."
+                f"{b['name']!r} has shape {tuple(shape)} in the model, but {recorded.d_out} × {recorded.d_in or 1} in "
+                "the run. Build the model that was recorded."
             )
         blocks.append(Block(b["name"], parameters[b["name"]], b["group"], recorded))
     return Blocks(blocks, _owners(model, blocks), [])
@@ -319,5 +320,7 @@ def bases_of(store: RunStore) -> list[Basis]:
     """The run's projection."""
     bases = load_bases(store, (b["name"] for b in store.config["blocks"]))
     if bases is None:
-        raise StoreError("the run has no basis yet: its recording stopped during warm-up. Resume it.")
+        raise StoreError(
+            "the run has no projection yet, because recording stopped during warm-up. Resume the recording."
+        )
     return bases

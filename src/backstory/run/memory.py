@@ -1,4 +1,4 @@
-"""Embeddings held in memory: a cache of the run, for a service that answers many queries at the same steps.
+"""A cache of a run's embeddings in memory, for a service that runs many queries at the same steps.
 
 `Run.load_embeddings(at)` fills it; queries at that step then read nothing from disk, and say the same. Threads that read
 one run share its memory: each opens the run for itself (`Run.reopen`), for two threads cannot read one table at once.

@@ -1,4 +1,4 @@
-"""Measuring a recording's quality while a sweep passes over its steps; `results.quality` judges and words it."""
+"""Measure recording quality during a sweep over the steps; `results.quality` rates and words it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +22,10 @@ def without(optimizer: Mapping[str, Any]) -> str:
 
 def _modelled(optimizer: Mapping[str, Any]) -> str:
     if dropped := without(optimizer):
-        return f"as plain SGD steps, the paper's proxy, without {dropped}"
+        return f"as plain SGD (the paper's proxy), without {dropped}"
     if optimizer["class"] == "SGD":
         return "exactly"
-    how = "with its second moment as it was in the run"
+    how = "with the second moment of the run"
     return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "preconditioned" else how
 
 

@@ -37,10 +37,10 @@ def corrected(
     progress: Progress | None,
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
-    refuse_compressed(store, "removing samples from all their occurrences")
+    refuse_compressed(store, "predicting removal")
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
-        raise UsageError("a sample is named twice; name each once.")
+        raise UsageError("samples must be unique: one is listed twice.")
     tracked = Tangent(len(samples), store.width, dtype=queries.dtype, contraction=contraction)
     seen: set[int] = set()
     for chunk in forward(store, at, dtype=queries.dtype):
@@ -55,5 +55,7 @@ def corrected(
         if progress is not None:
             progress(chunk.first_step + len(chunk.steps), at)
     if missing := [x for x in samples if number[x] not in seen]:
-        raise UsageError(f"{len(missing)} of the samples never occurred before step {at}, e.g. {missing[0]!r}.")
+        raise UsageError(
+            f"{len(missing)} of the samples, such as {missing[0]!r}, were never used before step {at}. Leave them out."
+        )
     return (queries @ tracked.x.T).to(torch.float64)

@@ -1,4 +1,4 @@
-"""A recorded run: open it, embed it, ask it.
+"""A recorded run: open, embed and query it.
 
 run = backstory.open("runs/digits")
 answer = run.query(model, loss, batch)
@@ -39,12 +39,12 @@ METHODS = ("auto", "adjoint", "embeddings")
 
 
 def open_run(path: str | Path) -> "Run":
-    """Open a recorded run for reading and asking."""
+    """Open a recorded run to read and query it."""
     return Run(path)
 
 
 class Run:
-    """A run on disk. Reading never changes what was recorded; `embed` and `describe` take its lock."""
+    """A run on disk. Reading never changes the recording; `embed` and `describe` take its write lock."""
 
     def __init__(self, path: str | Path, memory: Memory | None = None) -> None:
         self.path = Path(path)
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was recorded and with what, as `config.json` says now."""
+        """The current contents of `config.json`: what was recorded, and how."""
         return self._store.read_config()
 
     @property
@@ -87,11 +87,11 @@ class Run:
 
     @property
     def width(self) -> int:
-        """Numbers in a query gradient, a row and an embedding."""
+        """Projection size: the dimensions of a projected gradient and of an embedding."""
         return self._store.width
 
     def steps(self, lo: int = 0, hi: int | None = None) -> StepTable:
-        """What was recorded of the steps `lo` to `hi`: rates, clipping, norms, coverage."""
+        """What was recorded about the steps `lo` to `hi`: learning rates, clipping, norms, coverage."""
         return self._store.steps(lo, hi)
 
     def occurrences(self, at: int | str = "final") -> Labels:
@@ -112,9 +112,10 @@ class Run:
         if n == 0:
             waiting = len(self._store.spooled())
             raise StoreError(
-                "the run holds no complete step yet"
+                "the run has no complete step yet"
                 + (
-                    f": {waiting} warm-up steps wait for their basis. Go on recording with resume=True, start={waiting}."
+                    f": {waiting} warm-up steps are waiting for their projection. Continue recording with "
+                    f"resume=True, start={waiting}."
                     if waiting
                     else ": record at least one."
                 )
@@ -122,7 +123,7 @@ class Run:
         if at == "final":
             return n
         if not isinstance(at, int) or not 0 < at <= n:
-            raise UsageError(f"found at={at!r}; expected 'final' or a step from 1 to {n}.")
+            raise UsageError(f"at must be 'final' or a step from 1 to {n}, got {at!r}.")
         return at
 
     def load_weights(self, model: nn.Module, at: int | str = "final") -> nn.Module:
@@ -130,7 +131,8 @@ class Run:
         step = self.step_of(at) if at != 0 else 0
         if step not in self.checkpoints:
             raise StoreError(
-                f"the run stores weights at steps {self.checkpoints}, not at {step}. Record with steps=…, checkpoints=K."
+                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Record with steps=…, "
+                "checkpoints=K to store more."
             )
         tensors = self._store.load_tensors(f"checkpoint-{step:08d}")
         load_weights(model, tensors)
@@ -151,10 +153,11 @@ class Run:
     ) -> EmbedReport:
         """Compute and store the embeddings of all occurrences before `at` (Algorithm 1).
 
-        `per_layer=True` takes parameters as independent, as the paper does; `contraction="never"` is its literal form, "always" the implicit
-        form with γ = 1/(1−μ), "when_expanding" that where a step could expand, "auto" what measured best (`form`). With `segments=K` (Algorithm 2) the run is cut into K parts or more, which
-        `workers` processes embed at the same time; questions at `at` and at every checkpoint before it are then answered
-        from them. Complete segments are kept if the work is interrupted. Each has a propagator on disk, 4 p² bytes, 16 p² with momentum or Adam.
+        `per_layer=True` treats parameters as independent, as the paper does. `contraction="never"` is the paper's literal form,
+        "always" the implicit form with γ = 1/(1−μ), "when_expanding" the implicit form only at steps that could expand, and
+        "auto" the one that measured best (`form`). With `segments=K` (Algorithm 2) the run is split into at least K segments,
+        which `workers` processes embed in parallel; queries at `at` and at every earlier checkpoint then use them. Finished
+        segments survive an interruption. Each stores a propagator of 4 p² bytes (16 p² with momentum or Adam).
         """
         step = self.step_of(at)
         form = Form(per_layer, self.form(contraction), str(dtype).removeprefix("torch."), encoding)
@@ -183,17 +186,17 @@ class Run:
         return torch.cat([parts[first] for first in sorted(parts)])
 
     def has_embeddings(self, at: int | str = "final") -> bool:
-        """Whether queries at `at` are answered from stored embeddings or segments, without a sweep."""
+        """Whether queries at `at` use stored embeddings or segments, without a sweep."""
         return self._method("auto", self.step_of(at), False, self.form()) != "adjoint"
 
     def sample_embeddings(self, sample: int | str, at: int | str = "final") -> Tensor | None:
-        """The embeddings (n, dims) of a sample's occurrences before `at`, where `load_embeddings` holds them; else None."""
+        """The embeddings (n, dims) of a sample's occurrences before `at`, if `load_embeddings` has loaded them; else None."""
         step, (name,) = self.step_of(at), as_text([sample])[0]
         embedded = self._memory.get(self._store, step) if self._has_default_embeddings(step) else None
         if embedded is None:
             return None
         if not len(rows := np.flatnonzero(embedded.samples == name)):
-            raise UsageError(f"sample {sample!r} did not occur before step {step}; name one that did.")
+            raise UsageError(f"sample {sample!r} was never used before step {step}.")
         return embedded.E[torch.from_numpy(rows)]
 
     def _has_default_embeddings(self, step: int) -> bool:
@@ -203,16 +206,16 @@ class Run:
     def model_at(
         self, model: nn.Module, at: int | str = "final", *, unverified: bool = False, like: ModelAt | None = None
     ) -> ModelAt:
-        """A model of the run, ready to give gradients for `query_gradients` many times; `like` shares its projection."""
+        """A model of the run that computes gradients for `query_gradients` repeatedly; `like` shares its projection."""
         return ModelAt(
             self._store, model, self.step_of(at), unverified=unverified, bases=None if like is None else like.bases
         )
 
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
-        """Hold the embeddings that `embed` has stored for `at` in memory: queries at that step then read no disk.
+        """Load the stored embeddings for `at` into memory, so that queries at that step do not read from disk.
 
-        False where none are stored (or only segments, or of another form than a query uses by itself), or where they
-        take more than `room` bytes.
+        Returns False if none are stored (or only segments, or embeddings of another form than queries use by default), or if
+        they take more than `room` bytes.
         """
         step = self.step_of(at)
         return self._has_default_embeddings(step) and self._memory.load(self._store, step, room)
@@ -222,17 +225,18 @@ class Run:
         return embedding_bytes(self._store, self.step_of(at))
 
     def drop_embeddings(self, at: int | str = "final") -> None:
-        """Give the memory of `load_embeddings` back; what is on disk stays."""
+        """Free the memory that `load_embeddings` took; the files stay."""
         self._memory.drop(self.step_of(at))
 
     @own_precision()
     def compress(
         self, out: str | Path, *, rank: int | None = RANK, windows: int | None = None, progress: Progress | None = None
     ) -> CompressReport:
-        """Write this run to `out` with its curvature as the mean of windows of steps: smaller; fine-tuned models came out closer to the truth.
+        """Write a smaller copy of this run to `out`, with curvature averaged over windows of steps.
 
-        Each window keeps the `rank` leading directions of its curvature (None: all of it). Without `windows` each has
-        four times as many occurrences as the rank. This run stays as it is; embeddings are not carried over.
+        Each window retains the `rank` leading directions of its curvature (None: all). By default a window has four times as
+        many occurrences as the rank. For fine-tuned models, results came closer to leave-one-out retraining. This run is not
+        changed; embeddings are not copied.
         """
         with RunStore.open(self.path, write=True) as store:
             return compress(store, Path(out), rank=rank, windows=windows, progress=progress)
@@ -254,9 +258,9 @@ class Run:
     ) -> Influence:
         """The influence of every occurrence before `at` on the queries: `loss(model)`, or `loss(model, batch)` where there is a batch.
 
-        A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is
-        checked (`unverified=True` allows a step whose weights the run does not know). `keep=k` holds only the k highest
-        and lowest occurrences of each query.
+        A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is checked
+        (`unverified=True` allows a step of which the run has no fingerprint). `keep=k` returns only the k highest and lowest
+        occurrences of each query.
         """
         step = self.step_of(at)
         v, caveats = self.model_at(model, step, unverified=unverified).gradients(loss, batch, mode)
@@ -277,14 +281,14 @@ class Run:
         progress: Progress | None = None,
         caveats: Sequence[str] = (),
     ) -> Influence:
-        """The same for ready query gradients (Q, dims) in the run's coordinates."""
+        """Like `query`, from query gradients (Q, dims) already projected to the run's coordinates."""
         step = self.step_of(at)
         if v.dim() != 2 or v.shape[1] != self._store.width or not bool(v.isfinite().all()):
             raise UsageError(
-                f"found query vectors {tuple(v.shape)}; expected finite numbers of shape (Q, {self._store.width})."
+                f"query vectors must be finite and of shape (Q, {self._store.width}), got {tuple(v.shape)}."
             )
         if keep is not None and keep < 1:
-            raise UsageError(f"found keep={keep}; expected None for all occurrences, or at least 1.")
+            raise UsageError(f"keep must be at least 1, or None to keep all occurrences, got {keep}.")
         contraction = self.form(contraction)
         how = self._method(method, step, per_layer, contraction)
         n_rows, embedded = self._store.rows_before(step), self._memory.get(self._store, step)
@@ -299,7 +303,7 @@ class Run:
             scores = by_segments(self._store, spans, v, per_layer, progress)
         else:
             scores = by_embeddings(self._store, v, step, n_rows, progress, None if embedded is None else embedded.E)
-        notes = (*caveats, *self.caveats(), *(("parameters taken as independent",) if per_layer else ()))
+        notes = (*caveats, *self.caveats(), *(("parameters treated as independent",) if per_layer else ()))
         more: dict[str, Any] = {"index": None if embedded is None else embedded.sample_index}
         if keep is None:
             values, labels = collect(scores, len(v), n_rows), self.occurrences(step)
@@ -336,8 +340,8 @@ class Run:
     ) -> RemovalEffect:
         """Influence (Q, M) of removing each of these samples from all its occurrences: plain sum, and corrected.
 
-        The correction follows that a sample's own curvature is missing at its later occurrences too; it takes a
-        forward sweep over the run for the chosen samples.
+        The correction accounts for a removed sample's own curvature, which is missing at its later occurrences too; it takes a
+        forward sweep over the run.
         """
         step = self.step_of(at)
         names, kind = as_text(samples)
@@ -348,44 +352,47 @@ class Run:
         return RemovalEffect(tuple(restore(names, kind)), plain, exact)
 
     def form(self, contraction: ContractionChoice = "auto") -> Contraction:
-        """The form that "auto" stands for in this run: "always" where curvature rows are taken apart by groups of positions."""
+        """The form that "auto" stands for in this run: "always" if curvature is split by position groups."""
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
     def quality(self, at: int | str = "final") -> Quality:
-        """The quality of the recording before `at`: as it is stored beside the embeddings, else by one pass over the rows."""
+        """The recording quality before `at`: stored with the embeddings, or measured in one pass over the run."""
         step = self.step_of(at)
         stored = self._store.embeddings().get(step, {}).get("quality")
         return quality(self._store, step) if stored is None else Quality.from_dict(stored)
 
     def caveats(self) -> tuple[str, ...]:
-        """What every result of this run must say."""
+        """Caveats that every result of this run carries."""
         out = [*self._store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
         if dropped := without(self.config["optimizer"]):
             name = self.config["optimizer"]["class"]
-            cost = "weaker answers" if name == "SGD" else "little agreement"
-            out.append(
-                f"{name}'s steps were treated as plain SGD steps (the paper's proxy), without {dropped}: expect {cost}"
-            )
+            cost = "weaker results" if name == "SGD" else "poor agreement with retraining"
+            out.append(f"{name}'s steps are treated as plain SGD (the paper's proxy), without {dropped}: expect {cost}")
         if joins := self.config.get("unverified_joins"):
             where = ", ".join(map(str, joins))
             out.append(
-                f"recording went on at step {where} with weights that the run does not know: nobody checked that they were its own"
+                f"recording was resumed at step {where} without verifying the weights: the run has no fingerprint of "
+                "them"
             )
         if compressed := self.config.get("compressed"):
             count, energy = len(compressed["windows"]), compressed["energy"]
             out.append(
-                f"compressed: curvature is the mean over {count} windows of steps, of which {energy:.1%} of the trace is kept"
+                f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its "
+                "trace"
             )
         if self.config.get("left_out"):
             share = float(self._store.steps().trained.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])
-            out.append(f"{count} parameters are not recorded; the rest covers {share:.1%} of the squared gradient norm")
+            out.append(
+                f"{count} parameters are not recorded; the recorded ones cover {share:.1%} of the gradient (squared "
+                "norm)"
+            )
         if elsewhere := self.config.get("elsewhere"):
             out.append(taken_as_frozen(elsewhere))
         return tuple(out)
 
     def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
-        """Store text, image (PNG bytes), label or source of samples, after the fact."""
+        """Store text, image (PNG bytes), label or source of samples after recording."""
         label = content.get("label")
         if label is not None and not isinstance(label, str):
             content["label"] = [str(x) for x in label]
@@ -394,13 +401,13 @@ class Run:
         self._store = RunStore.open(self.path)
 
     def erase_content(self, ids: Iterable[int | str] | Tensor | None) -> int:
-        """Erase the stored content of these samples (None: of all) from the disk; their rows stay. Returns how many."""
+        """Erase the stored content of these samples (None: of all) from disk; their gradients stay. Returns how many."""
         names = None if ids is None else as_text(ids)[0]
         unknown = set(names or ()) - set(self.content(names or []))
         if unknown:
             raise UsageError(
-                f"{len(unknown)} of these samples have no content in the run, e.g. {min(unknown)!r}. Nothing was erased: leave these "
-                "ids out, or pass None to erase all content."
+                f"{len(unknown)} of these samples, such as {min(unknown)!r}, have no content in the run. Nothing was "
+                "erased. Leave these ids out, or pass None to erase all content."
             )
         with RunStore.open(self.path, write=True) as store:
             gone = store.erase_samples(names)
@@ -408,7 +415,7 @@ class Run:
         return gone
 
     def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
-        """What the run holds to show of these samples: id (as text) -> {text, image, label, source}."""
+        """The stored content of these samples: id (as text) -> {text, image, label, source}."""
         return {row["id"]: row for row in self._store.samples(as_text(ids)[0]).to_pylist()}
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
@@ -427,7 +434,7 @@ class Run:
         names = self.query_sets
         if name not in names:
             raise UsageError(
-                f"no query set {name!r}; the run has {', '.join(names) or 'none'}. Add it with run.add_queries()."
+                f"the run has no query set {name!r}. It has: {', '.join(names) or 'none'}. Add it with run.add_queries()."
             )
         tensors = self._store.load_tensors(f"queries-{name}")
         kind = self._store.tensor_metadata(f"queries-{name}")["kind"]
@@ -440,15 +447,15 @@ class Run:
 
     def _method(self, method: str, step: int, per_layer: bool, contraction: Contraction) -> str:
         if method not in METHODS:
-            raise UsageError(f"found method={method!r}; expected one of {', '.join(METHODS)}.")
+            raise UsageError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}.")
         settings = self._store.embeddings().get(step)
         wanted = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
         fits = settings is not None and all(settings.get(k) == v for k, v in wanted.items())
         stored = "embeddings" if fits else "segments" if path_to(self._store, step, per_layer, contraction) else None
         if method == "embeddings" and stored is None:
             raise UsageError(
-                f"no embeddings for step {step} with per_layer={per_layer}, contraction={contraction}: call run.embed(...) with these first, "
-                "or ask at a step where a segment ends."
+                f"there are no embeddings for step {step} with per_layer={per_layer}, contraction={contraction!r}. "
+                "Call run.embed(...) with these arguments first, or query a step where a segment ends."
             )
         return stored if stored is not None and method != "adjoint" else "adjoint"
 
@@ -464,7 +471,7 @@ def _table_of(run: Run) -> str | None:
         "steps": f"{run.n_steps:,}",
         "occurrences": f"{store.n_rows():,}",
         "optimizer": config["optimizer"]["class"],
-        "kept of a gradient": f"{store.width:,} {config['settings']['projection']} dimensions",
+        "projection size": f"{store.width:,} ({config['settings']['projection']})",
         "curvature": config["settings"]["curvature"],
         "checkpoints": ", ".join(map(str, run.checkpoints)) or "none",
         "embeddings": ", ".join(map(str, sorted(store.embeddings()))) or "none",

@@ -1,4 +1,4 @@
-"""Scores of a run's occurrences on queries: streamed, by adjoint or by stored embeddings."""
+"""Scores of a run's occurrences for queries, streamed: by reverse sweep (adjoint) or from stored embeddings."""
 
 import math
 from collections.abc import Iterator
@@ -43,8 +43,8 @@ def by_adjoint(
         scores = torch.cat(columns, 1)
         if not bool(scores.isfinite().all()):
             raise NumericalError(
-                f"influences overflowed at step {chunk.first_step} or later: in the literal form curvature can expand step "
-                'after step. Use the default form, contraction="auto".'
+                f"influences overflowed at step {chunk.first_step} or later: with contraction='never', curvature can "
+                "grow step after step. Use contraction='auto'."
             )
         yield chunk.row_start, scores
 

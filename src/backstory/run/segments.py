@@ -1,4 +1,4 @@
-r"""Influence checkpointing (Algorithm 2): a run cut into segments that processes embed at the same time.
+r"""Influence checkpointing (Algorithm 2): a run split into segments that several processes embed in parallel.
 
 Each segment keeps the embeddings of its own rows on the state at its end, and Σ, which carries what is before it to its end
 (`maths.blocked`). A question at any boundary needs no new sweep:  x = [v; 0] at the boundary, and for each segment before it,
@@ -38,7 +38,7 @@ Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
 def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
     """`count` segments or more that end at every checkpoint up to `at`, about equal in rows."""
     if not 1 <= count <= at:
-        raise UsageError(f"found segments={count}; expected 1 to {at}, the number of steps.")
+        raise UsageError(f"segments must be between 1 and {at}, the number of steps, got {count}.")
     rows = store.steps(0, at).row_start.tolist()
     ends = sorted({0, at, *(c for c in store.checkpoints() if 0 < c < at)})
     while len(ends) <= count:
@@ -72,8 +72,9 @@ def embed_segments(
             done = len(spans) - len(left)
             if attempt == ROUNDS - 1:
                 raise StoreError(
-                    f"workers were killed {ROUNDS} times, {len(left)} of {len(spans)} segments are missing (is there enough "
-                    "memory for each worker's propagator?). Complete segments are kept: run it again, with fewer workers."
+                    f"worker processes were killed {ROUNDS} times, and {len(left)} of {len(spans)} segments are "
+                    "missing. Is there enough memory for each worker's propagator? Finished segments are kept: run "
+                    "it again with fewer workers."
                 ) from error
     quality, seconds = quality_of(store, spans), time.perf_counter() - began
     return report(store, spans[-1][1], form, quality, seconds, segments=len(spans))

@@ -187,8 +187,8 @@ def refuse_compressed(store: RunStore, what: str) -> None:
     """Raise where the curvature of single samples is needed and only that of windows is kept."""
     if store.config.get("compressed"):
         raise UsageError(
-            f"{what} needs the curvature of single samples, and this run was compressed: it keeps that of windows of steps. "
-            "Ask the run that it was made from."
+            f"{what} needs per-sample curvature, but this run was compressed to one curvature per window of steps. "
+            "Use the original run."
         )
 
 

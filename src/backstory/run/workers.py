@@ -1,4 +1,4 @@
-"""Work beside the caller: the next item made in a thread while the one before it is used, and jobs spread over processes.
+"""Background work: prepare the next item in a thread while the current one is used, and spread jobs over processes.
 
 Reading waits for the disk and decodes, writing encodes and waits again; between them the propagator computes. torch and the tables
 let go of Python while they work, so the three can run side by side.

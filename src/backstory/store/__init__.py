@@ -1,4 +1,4 @@
-"""The run on disk: what is recorded, how it is kept, how it is read back."""
+"""The run on disk: what is recorded, how it is stored and read back."""
 
 from .run_store import RunStore
 from .schema import RowBlock, StepRecord, StepTable

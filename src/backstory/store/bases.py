@@ -1,4 +1,4 @@
-"""The coordinates that a run's rows are kept in: its bases, and where they are Adam's own, P^½ at each checkpoint."""
+"""The coordinates of a run's gradients: its projection bases and, for Adam's coordinates, P^½ at each checkpoint."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +19,7 @@ def load_bases(store: RunStore, names: Iterable[str]) -> list[Basis] | None:
 
 
 def save_scales(store: RunStore, step: int, names: Sequence[str], scales: Sequence[Scale]) -> None:
-    """Keep the coordinates of the model before update `step`: a question at that step needs them."""
+    """Store the coordinates of the model before update `step`: a query at that step needs them."""
     tensors = {
         f"{name}/{side}": value.cpu().contiguous()
         for name, scale in zip(names, scales, strict=True)
@@ -34,7 +34,8 @@ def is_preconditioned(store: RunStore) -> bool:
     coordinates = store.config["optimizer"].get("coordinates", RAW)
     if coordinates not in (RAW, PRECONDITIONED):
         raise FormatError(
-            f"found coordinates {coordinates!r} in config.json; expected {RAW!r} or {PRECONDITIONED!r}. Record the run again."
+            f"coordinates in config.json must be {RAW!r} or {PRECONDITIONED!r}, got {coordinates!r}. Record the run "
+            "again."
         )
     return bool(coordinates == PRECONDITIONED)
 
@@ -47,8 +48,8 @@ def load_scales(store: RunStore, step: int) -> list[Scale] | None:
     if name not in store.tensor_names():
         known = [int(n.removeprefix("scale-")) for n in store.tensor_names() if n.startswith("scale-")]
         raise UsageError(
-            f"the run's rows are in {store.config['optimizer']['class']}'s coordinates, and those of step {step} are not stored; stored are {sorted(known)}. "
-            "Ask at one of these steps, or record with steps=…, checkpoints=K."
+            f"the run stores gradients in the coordinates of {store.config['optimizer']['class']}, and has those of steps "
+            f"{sorted(known)} but not of step {step}. Query one of those steps, or record with steps=…, checkpoints=K."
         )
     tensors = store.load_tensors(name)
     return [Scale(tensors[f"{b['name']}/left"], tensors.get(f"{b['name']}/right")) for b in store.config["blocks"]]

@@ -1,4 +1,4 @@
-"""Embeddings beside the rows they belong to: one table for each checkpoint (`emb-<at>`) or segment (`seg-<from>-<to>`).
+"""Embeddings of a run's occurrences: one table for each checkpoint (`emb-<at>`) or segment (`seg-<from>-<to>`).
 
 Blocks are written backward as they are made, each a fragment that no version names; one commit then
 puts all of them in row order, and last `<name>.json` names that version. Until that file is replaced
@@ -75,8 +75,8 @@ class Embeddings:
                 lowest = row_start
             if lowest != first:
                 raise StoreError(
-                    f"the embeddings for {self._of(at)} miss rows {first} to {lowest}; nothing was changed. "
-                    "Give every row exactly once, last block first."
+                    f"the embeddings for {self._of(at)} are missing rows {first} to {lowest}. Nothing was changed. "
+                    "Pass every row exactly once, last block first."
                 )
             in_order = [fragment for block in reversed(fragments) for fragment in block]
             version = commit_overwrite(table, schema, in_order)
@@ -105,19 +105,19 @@ class Embeddings:
     def _check(self, at: Steps, row_start: int, E: Tensor, expected_end: int) -> None:
         if E.ndim != 2 or E.shape[1] != self.width:
             raise UsageError(
-                f"embeddings for {self._of(at)} have shape {tuple(E.shape)}, expected (n, {self.width}), "
-                "as wide as the rows of the run. Embed with the layers of this run."
+                f"embeddings for {self._of(at)} must have shape (n, {self.width}), the projection size of the run, "
+                f"got {tuple(E.shape)}. Embed with the layers of this run."
             )
         end = row_start + E.shape[0]
         if end != expected_end or row_start < 0:
             raise StoreError(
-                f"embeddings for {self._of(at)}: a block covers rows {row_start} to {end}, expected one "
-                f"that ends at {expected_end}; nothing was changed. Give every row once, last block first."
+                f"embeddings for {self._of(at)}: expected a block that ends at row {expected_end}, got rows "
+                f"{row_start} to {end}. Nothing was changed. Pass every row once, last block first."
             )
         if not enc.all_finite(E):
             raise NumericalError(
-                f"embeddings for {self._of(at)} have a NaN or Inf in rows {row_start} to {end}; nothing was "
-                "changed. The recursion overflowed: embed an earlier checkpoint, or damp the curvature."
+                f"embeddings for {self._of(at)} contain NaN or Inf in rows {row_start} to {end}. Nothing was changed. "
+                "The recursion overflowed: embed an earlier checkpoint, or damp the curvature."
             )
 
     def _columns(self, row_start: int, E: Tensor, encoding: str, schema: pa.Schema) -> pa.Table:
@@ -134,7 +134,7 @@ class Embeddings:
         facts = self.facts()
         if at not in facts:
             known = [x[0] if len(x) == 1 else x for x in sorted(facts)]
-            raise StoreError(f"there is no embedding for {self._of(at)}; there are {known}. Embed it first.")
+            raise StoreError(f"there are no embeddings for {self._of(at)} (stored: {known}). Run embed for it first.")
         key = (at, facts[at]["version"])
         if key not in self._open:
             self._open[key] = Table(self._paths(at)[0], version=key[1])
@@ -145,9 +145,7 @@ class Embeddings:
         table = self.table(at)
         n = table.count()
         if not 0 <= lo <= hi <= n:
-            raise UsageError(
-                f"rows {lo} to {hi} are not all in the embedding for {self._of(at)}, which has {n}. Choose within these."
-            )
+            raise UsageError(f"rows {lo} to {hi} are out of range: the embedding for {self._of(at)} has {n} rows.")
         names = [name for name in ("e", "se") if name in table.schema.names]
         return read_vectors(table, names, self.dims, lo, hi, dtype)
 

@@ -32,8 +32,8 @@ def check_name(name: str) -> str:
     """`name` if it can be a file name on every system, else an error."""
     if not NAME.fullmatch(name) or name.startswith("."):
         raise UsageError(
-            f"{name!r} cannot name a file of a run: expected letters, digits, '_', '-' and '.', "
-            "not starting with '.'. Choose another name."
+            f"{name!r} is not a valid file name for a run. Use letters, digits, '_', '-' and '.', and do not start "
+            "with '.'."
         )
     return name
 
@@ -53,10 +53,10 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, safetensors.SafetensorError) as error:
         if disk_full(error):
             raise DiskError(
-                f"the disk is full: {path} could not be written, and what was there before is unchanged. "
-                "Free some space and try again."
+                f"the disk is full: could not write {path}. The previous contents are unchanged. Free some space and "
+                "try again."
             ) from error
-        raise StoreError(f"{path} could not be written: {error}. Check the folder and its rights.") from error
+        raise StoreError(f"could not write {path}: {error}. Check that the folder exists and is writable.") from error
 
 
 def fsync(path: Path) -> None:
@@ -107,9 +107,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read: {error}. Restore it from a copy of the run.") from error
+        raise StoreError(f"could not read {path}: {error}. Restore it from a copy of the run.") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path} holds a JSON {type(value).__name__}, expected an object. Restore it.")
+        raise StoreError(
+            f"{path} must contain a JSON object, got a {type(value).__name__}. Restore it from a copy of the run."
+        )
     return value
 
 
@@ -148,12 +150,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _reading_tensors(path: Path) -> Iterator[None]:
     if not path.exists():
         near = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
-        raise StoreError(f"there is no {path.name} in {path.parent}; it holds: {near}.")
+        raise StoreError(f"{path.parent} has no {path.name}. It has: {near}.")
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:
         raise StoreError(
-            f"{path} is damaged ({error}), expected a safetensors file. Delete it, or restore a copy."
+            f"{path} is damaged or not a safetensors file ({error}). Delete it, or restore it from a copy."
         ) from error
 
 
@@ -198,7 +200,7 @@ class Spool:
         """What `put` was given."""
         file = self._file(step)
         if not file.exists():
-            raise StoreError(f"step {step} is not in {self.folder}; it holds {self.steps()}. Ask for one of these.")
+            raise StoreError(f"{self.folder} has no step {step}. It has {self.steps()}.")
         return read_tensors(file), json.loads(read_metadata(file).get("meta", "{}"))
 
     def clear(self, from_step: int = 0) -> None:
@@ -229,8 +231,7 @@ class RunLock:
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
             self._close()
             raise LockedError(
-                f"{folder} is being written by {holder}; expected no other writer. "
-                "Wait until it ends, or stop it, or choose another path."
+                f"{folder} is being written by {holder}. Wait for it to finish, stop it, or choose another path."
             ) from error
         self._sign()
         _LOCKS.add(self)

@@ -32,15 +32,16 @@ def new_config(
     enc.check(encoding)
     if not layers or any(p < 1 for _, p in layers) or n_groups < 1:
         raise UsageError(
-            "a run needs at least one layer, each with at least one number, and one parameter group; got "
+            "a run needs at least one layer, at least one coordinate per layer and at least one parameter group, got "
             f"layers {list(layers)} and {n_groups} groups. Check which parameters are recorded."
         )
     if split and not curvature_rows:
         raise UsageError(
-            "a split run keeps no gradient rows but the sum of its curvature rows; expected some, got 0 of them."
+            "a split run sums curvature samples instead of storing gradients, so curvature_rows must be at least 1, "
+            "got 0."
         )
     if taken := [key for key in FIXED if key in extra]:
-        raise UsageError(f"the config names {taken}, which the store fills in itself. Rename these keys.")
+        raise UsageError(f"the config must not set {taken}: the store sets these keys itself. Rename them.")
     fixed = {
         "format": FORMAT,
         "features": [COMPRESSED] if "compressed" in extra else [],
@@ -75,18 +76,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked contents of `config.json`."""
     if not (folder / "config.json").exists():
         what = "is not a run (it has no config.json)" if folder.exists() else "does not exist"
-        raise StoreError(f"{folder} {what}; expected the folder of a recorded run. Check the path.")
+        raise StoreError(f"{folder} {what}. Check the path: it must be the folder of a recorded run.")
     raw = read_json(folder / "config.json")
     if raw.get("format") != FORMAT:
         raise FormatError(
-            f"{folder} has format {raw.get('format')!r}; this version of Backstory reads format {FORMAT}. "
-            "Open it with the version of Backstory that wrote it, or record it again."
+            f"{folder} has format {raw.get('format')!r}, but this version of Backstory reads format {FORMAT}. Open it "
+            "with the version that wrote it, or record the run again."
         )
     if missing := [key for key in FIXED if key not in raw]:
-        raise FormatError(f"{folder}/config.json lacks {missing}, expected {list(FIXED)}. Restore it from a copy.")
+        raise FormatError(f"{folder}/config.json is missing {missing}. Restore it from a copy of the run.")
     if unknown := [name for name in raw["features"] if name not in FEATURES]:
         raise FormatError(
-            f"{folder} needs {', '.join(map(str, unknown))}, which this version of Backstory does not know (it knows "
+            f"{folder} uses {', '.join(map(str, unknown))}, which this version of Backstory cannot read (it supports "
             f"{', '.join(FEATURES)}). Open it with a newer version."
         )
     return raw
@@ -96,16 +97,16 @@ def check_free(folder: Path) -> None:
     """Raise if `folder` is a run, or holds anything that a half-created run would not."""
     if (folder / "config.json").exists():
         raise StoreError(
-            f"{folder} already holds a run; expected a new path. Choose another path, delete the folder if the run is not "
-            "wanted, or go on recording in it with `resume=True` and `start=`, the step that your checkpoint continues from."
+            f"{folder} already contains a run. Choose another path, delete the folder, or continue that run with "
+            "`resume=True` and `start=`, the step that your checkpoint continues from."
         )
     if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file, expected a folder or nothing. Choose another path.")
+        raise StoreError(f"{folder} is a file, not a folder. Choose another path.")
     foreign = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
     if foreign:
         raise StoreError(
-            f"{folder} holds files that are not of a run ({', '.join(sorted(foreign)[:3])}); expected an "
-            "empty or new folder. Choose another path."
+            f"{folder} contains files that do not belong to a run ({', '.join(sorted(foreign)[:3])}). Choose an empty "
+            "or new folder."
         )
 
 

@@ -1,4 +1,4 @@
-"""One run on disk: its steps and rows, and what lies beside them, with one writer at a time.
+"""One run on disk: its steps, gradients and other files, with one writer at a time.
 
 A step exists when `steps` says so: its rows are committed first, then its line in `steps`. Rows beyond
 the committed steps are ignored by readers and removed by the next writer. Beside the rows lie embeddings, tensors (bases, checkpoints),
@@ -138,7 +138,7 @@ class RunStore:
                 if compact:
                     self._tidy()
             except StoreError as error:
-                self.messages.append(f"the run is whole, but was not compacted: {error}")
+                self.messages.append(f"the run is complete, but was not compacted: {error}")
             finally:
                 self._lock.release()
 
@@ -151,9 +151,9 @@ class RunStore:
 
     def _writable(self) -> None:
         if self._lock is None:
-            raise UsageError(f"{self.path} is open for reading only. Open it with `write=True` to change it.")
+            raise UsageError(f"{self.path} is open read-only. Open it with `write=True` to change it.")
         if not self._lock.active:
-            raise UsageError(f"{self.path} is closed, or was opened before a fork. Open it again to change it.")
+            raise UsageError(f"{self.path} is closed, or was opened before a fork. Reopen it to change it.")
 
     def read_config(self) -> dict[str, Any]:
         """`config.json` as it is now: another process may be recording."""
@@ -165,7 +165,7 @@ class RunStore:
         """Replace entries of `config.json`, all or nothing."""
         self._writable()
         if fixed := [key for key in layout.FIXED if key in changes]:
-            raise UsageError(f"{fixed} cannot change in a run that exists. Record a new run instead.")
+            raise UsageError(f"{fixed} cannot be changed in an existing run. Record a new run instead.")
         with self._mutex:
             self._write_config({**self.config, **changes})
 
@@ -192,8 +192,8 @@ class RunStore:
         fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
         if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
-                f"found {self.n_steps()} steps and a layout of {sum(dims)} numbers in {len(dims)} layers; expected no "
-                f"steps and {self.width} in {len(self.dims)}. The layout of a run is fixed with its first row."
+                f"the layout of a run is fixed once it has steps: it must keep {self.width} coordinates in "
+                f"{len(self.dims)} layers, got {sum(dims)} in {len(dims)}, with {self.n_steps()} steps recorded."
             )
         names = [layer["name"] for layer in self.config["layers"]]
         self._settle({**self.config, "layers": layout.layer_table(list(zip(names, dims, strict=True))), **changes})
@@ -202,7 +202,9 @@ class RunStore:
         """Which layers' rows are outer products (m, n), kept as their two factors; before any row."""
         self._writable()
         if self.n_steps():
-            raise StoreError(f"found {self.n_steps()} steps; expected none. How rows are kept is fixed with the first.")
+            raise StoreError(
+                f"how gradients are stored is fixed by the first step, and the run already has {self.n_steps()} steps."
+            )
         self._settle(layout.with_factors(self.config, factors))
 
     @property
@@ -254,7 +256,9 @@ class RunStore:
         """Drop what an interrupted writer, or a lost manifest, left half done."""
         n, _ = self._committed
         if self._steps.delete(f"step >= {n}"):
-            self.messages.append(f"steps from {n} on have lost their rows and were dropped; the run ends at step {n}.")
+            self.messages.append(
+                f"steps from {n} on lost their gradients and were dropped; the run now ends at step {n}"
+            )
         self._drop_orphans()
 
     def _drop_orphans(self) -> None:
@@ -285,8 +289,8 @@ class RunStore:
             for expected, record in enumerate(records, n):
                 if record.step != expected:
                     raise StoreError(
-                        f"step {record.step} cannot follow {expected} committed steps; expected step "
-                        f"{expected}. Truncate the run to the step at which training goes on."
+                        f"expected step {expected} next, got step {record.step}. Truncate the run to the step from "
+                        "which training continues."
                     )
                 check_record(record, self.width, self.config["groups"], self.curvature_rows, self.config["diagonal"])
             if records:
@@ -304,9 +308,8 @@ class RunStore:
         except DiskError as error:
             size = len(records[0].samples) * self.bytes_per_row
             raise DiskError(
-                f"the disk under {self.path} is full: {n} steps are kept, steps {n} to "
-                f"{n + len(records) - 1} are not. Free some space (a step takes about {size} bytes), then "
-                "resume the run."
+                f"the disk is full ({self.path}): steps before {n} are saved, steps {n} to {n + len(records) - 1} are "
+                f"not. Free some space (a step takes about {size:,} bytes), then resume the run."
             ) from error
         self._committed = (n + len(records), start + len(rows))
         self._commits += 1
@@ -327,9 +330,7 @@ class RunStore:
 
     def _within(self, lo: int, hi: int, n: int, what: str) -> None:
         if not 0 <= lo <= hi <= n:
-            raise UsageError(
-                f"{what} {lo} to {hi} are not all in {self.path}, which has {n} {what}. Choose within these."
-            )
+            raise UsageError(f"{what} {lo} to {hi} are out of range: {self.path} has {n} {what}.")
 
     def read(
         self,
@@ -394,7 +395,7 @@ class RunStore:
         with self._mutex:
             n = self._committed[0]
             if not 0 <= step <= n:
-                raise UsageError(f"the run has {n} steps and cannot be truncated to {step}. Give a step from 0 to {n}.")
+                raise UsageError(f"step must be between 0 and {n}, the number of steps in the run, got {step}.")
             self._embeddings.drop_after(step)
             self._segments.drop_after(step)
             self.drop_checkpoints_after(step)
@@ -585,4 +586,4 @@ class RunStore:
             )
         if table == "samples":
             return self._samples.scan(SAMPLE_COLUMNS)
-        raise UsageError(f"there is no table {table!r}; expected rows, steps or samples.")
+        raise UsageError(f"table must be 'rows', 'steps' or 'samples', got {table!r}.")

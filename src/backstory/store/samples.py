@@ -1,4 +1,4 @@
-"""What a person wants to see of the samples: text, image, label, source. Only what the user gave."""
+"""Content of the samples to show with results: text, image, label, source. Only what the user passed is stored."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,15 @@ def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | 
         kind = bytes if name == "image" else str
         if isinstance(values, str | bytes):
             raise UsageError(
-                f"one text was given as {name!r}; expected a sequence with one value for each of {len(ids)} ids."
+                f"{name} must be a sequence with one value for each of {len(ids)} ids, got a single value."
             )
         if bad := [v for v in values or () if v is not None and not isinstance(v, kind)]:
             raise UsageError(
-                f"a value of {name!r} is of type {type(bad[0]).__name__}; expected {kind.__name__}"
-                + (", the bytes of a PNG file." if name == "image" else ".")
+                f"values of {name!r} must be {kind.__name__}, got {type(bad[0]).__name__}"
+                + (". Pass the bytes of a PNG file." if name == "image" else ".")
             )
         if values is not None and len(values) != len(ids):
-            raise UsageError(f"{len(values)} values of {name!r} were given for {len(ids)} ids; expected one per id.")
+            raise UsageError(f"{name} must have one value per id, got {len(values)} values for {len(ids)} ids.")
     last = sorted({name: i for i, name in enumerate(ids)}.values())
     if not last:
         return

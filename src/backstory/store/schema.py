@@ -1,4 +1,4 @@
-"""What is kept of a step, as it goes in and as it comes out, and the columns that hold it.
+"""What is stored of a step, as it is written and as it is read, and its columns.
 
     rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
              and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];
@@ -142,30 +142,33 @@ def check_record(
     where = f"step {record.step}"
     if tuple(record.rows.shape) != (B, width):
         raise UsageError(
-            f"{where} has rows of shape {tuple(record.rows.shape)}, expected {(B, width)}: one row per "
-            "sample id, as wide as this run's layers. Give one id per sample, and keep the layers of the run."
+            f"{where}: expected per-sample gradients of shape {(B, width)}, one per id and as wide as the run's "
+            f"projection, got {tuple(record.rows.shape)}. Pass one id per sample, and do not change the layers during "
+            "a run."
         )
     for name in ("weight", "loss", "gdot"):
         value = getattr(record, name)
         if tuple(value.shape) != (B,):
-            raise UsageError(f"{where} has {name} of shape {tuple(value.shape)}, expected {(B,)}: one per sample.")
+            raise UsageError(
+                f"{where}: expected {name} of shape {(B,)}, one value per sample, got {tuple(value.shape)}."
+            )
     sizes = {key: len(record.groups.get(key, ())) for key in GROUP_KEYS}
     if any(size != n_groups for size in sizes.values()):
         raise UsageError(
-            f"{where} has numbers per parameter group {sizes}, expected {n_groups} for each of these keys. "
-            "The parameter groups of the optimizer may not change during a run."
+            f"{where}: expected {n_groups} values per coefficient, one per parameter group, got {sizes}. The "
+            "optimizer's parameter groups must not change during a run."
         )
     _check_curvature(record, (B, curvature_rows, width))
     shape = None if record.P is None else tuple(record.P.shape)
     if shape != ((width,) if diagonal else None):
         raise UsageError(
-            f"{where} has a diagonal P of shape {shape}, expected {(width,) if diagonal else None}. "
-            "All steps of a run have one, or none."
+            f"{where}: expected a diagonal P of shape {(width,) if diagonal else None}, got {shape}. Either all steps "
+            "of a run have one, or none."
         )
     if not all(enc.all_finite(x) for x in (record.rows, record.curvature, record.P) if x is not None):
         raise NumericalError(
-            f"{where} has a NaN or Inf in its rows or the optimizer's diagonal; expected finite numbers. Nothing of that step "
-            "was kept. Look for a diverging loss or an overflowing precision at that step."
+            f"{where} has NaN or Inf in its per-sample gradients, curvature samples or optimizer diagonal, so it was "
+            "not recorded. Check for a diverging loss or numerical overflow at that step."
         )
 
 
@@ -174,6 +177,6 @@ def _check_curvature(record: StepRecord, shape: tuple[int, int, int]) -> None:
     expected = [shape, shape[:2], shape[:2]] if shape[1] else [None, None, None]
     if shapes != expected:
         raise UsageError(
-            f"step {record.step} has curvature rows, scales and products of shapes {shapes}, expected {expected}. "
-            "Every occurrence of a run has the same number of curvature rows."
+            f"step {record.step}: expected curvature samples, scales and products of shapes {expected}, got {shapes}. "
+            "Every sample of a run must have the same number of curvature samples."
         )

@@ -52,12 +52,12 @@ def _lance(path: Path, doing: str) -> Iterator[None]:
             raise
         if disk_full(error):
             raise DiskError(
-                f"the disk is full: {doing} {path} failed, and everything committed before is kept. "
-                "Free some space and try again."
+                f"the disk is full: {doing} {path} failed. Everything committed before is safe. Free some space and "
+                "try again."
             ) from error
         raise StoreError(
-            f"{doing} {path} failed: {error}. If the files were copied or changed by hand, restore them; "
-            "`backstory inspect --verify` says what is damaged."
+            f"{doing} {path} failed: {error}. If the files were copied or edited, restore them; `backstory inspect "
+            "--verify` lists what is damaged."
         ) from error
 
 
@@ -135,7 +135,7 @@ class Table:
         try:
             latest = _open(self.path)
             if not latest.schema.names:  # a manifest of zeros, as after a power cut, opens without complaint
-                raise StoreError("its manifest names no columns")
+                raise StoreError("its manifest has no columns")
             return latest
         except Exception as error:
             if len(versions) < 2:
@@ -147,17 +147,17 @@ class Table:
 
     def _set_aside(self, versions: list[int], error: Exception) -> None:
         name = f"{_LAST - versions[-1]:020d}.manifest"
-        problem = f"the last manifest of {self.path.name} (version {versions[-1]}) is damaged ({str(error)[:90]}); "
+        problem = f"the latest manifest of {self.path.name} (version {versions[-1]}) is damaged ({str(error)[:90]}); "
         if not self._write:
             self._fixed = True
-            self.message = problem + f"version {versions[-2]} is read instead. Open the run for writing to repair it."
+            self.message = problem + f"using version {versions[-2]} instead. Open the run for writing to repair it."
             return
         aside = self.path.parent / "damaged"
         aside.mkdir(exist_ok=True)
         os.replace(self.path / "_versions" / name, aside / f"{self.path.stem}-{name}")
         remove(self.path / "_versions" / "latest_version_hint.json")
         fsync(self.path / "_versions")
-        self.message = problem + f"it was moved to {aside}, and the table goes on from version {versions[-2]}."
+        self.message = problem + f"it was moved to {aside}, and the table continues from version {versions[-2]}."
 
     def _versions(self) -> list[int]:
         names = os.listdir(self.path / "_versions") if (self.path / "_versions").exists() else []
@@ -171,8 +171,8 @@ class Table:
     def _ready(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError(
-                f"{self.path} was opened in process {self._pid} and used in its forked child {os.getpid()}; "
-                "Lance does not survive a fork. Open the run in a process started with `spawn`."
+                f"{self.path} was opened in process {self._pid} and used in its forked child {os.getpid()}. Lance "
+                "does not survive a fork: open the run in a process started with `spawn`."
             )
 
     def refresh(self) -> None:
@@ -265,9 +265,8 @@ class Table:
         _fsync_version(self.path, self._ds.version)
         if self._ds.version != old + 1:
             raise StoreError(
-                f"{self.path} went from version {old} to {self._ds.version} in one commit, expected "
-                f"{old + 1}: someone else wrote to it without the run's lock. Stop that writer, then verify "
-                "the run."
+                f"{self.path} went from version {old} to {self._ds.version} in one commit, so another process wrote "
+                "to it without holding the run's lock. Stop that process, then run `backstory inspect --verify`."
             )
 
     def compact(self, target_rows: int, *, least: int = 2, must: bool = False) -> bool:
@@ -294,8 +293,8 @@ class Table:
         free = shutil.disk_usage(self.path).free
         if must and free <= needed:
             raise DiskError(
-                f"{free} bytes of disk are left, expected {needed} to write {self.path} again without what "
-                "was deleted. It is no longer shown, but still on the disk: free some space and repeat."
+                f"rewriting {self.path} without the deleted samples needs {needed:,} bytes of disk space, but only "
+                f"{free:,} are free. The samples are no longer visible, but still on disk: free some space and repeat."
             )
         return free > needed
 

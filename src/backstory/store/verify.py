@@ -1,4 +1,4 @@
-"""Reading a whole run again: is every committed number still what was written?"""
+"""Integrity check of a run: is every committed number still what was written?"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -25,11 +25,11 @@ def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
     expected = np.cumsum(np.concatenate([[0], steps.rows[:-1]])) if len(steps.rows) else steps.rows
     for t, (step, start) in enumerate(zip(steps.step, steps.row_start, strict=True)):
         if step != t:
-            yield f"line {t} of steps is step {step}, expected step {t}."
+            yield f"row {t} of steps is step {step}, expected step {t}."
         elif start != expected[t]:
-            yield f"step {t} says its rows start at {start}, expected {expected[t]}."
+            yield f"the rows of step {t} start at {start}, expected {expected[t]}."
     for t in np.flatnonzero(steps.row_start + steps.rows > n_rows_on_disk).tolist():
-        yield f"step {t} has {steps.rows[t]} rows in steps, but rows ends before them."
+        yield f"step {t} should have {steps.rows[t]} rows, but the rows table ends before them."
 
 
 def check_rows(steps: StepTable, rows: Table, width: int, diagonal: Diagonal = _no_diagonal) -> Iterator[str]:
@@ -73,11 +73,11 @@ def _check_span(steps: StepTable, rows: Table, lo: int, hi: int, diagonal: Diago
     for t in range(lo, hi):
         a, b = int(steps.row_start[t]) - first, int(steps.row_start[t] + steps.rows[t]) - first
         if not np.array_equal(step[a:b], np.full(b - a, t)) or not np.array_equal(pos[a:b], np.arange(b - a)):
-            yield f"step {t}: its rows carry other steps or positions, expected 0 to {b - a} of step {t}."
+            yield f"step {t}: its rows have wrong steps or positions, expected positions 0 to {b - a - 1} of step {t}."
             continue
         columns = [*(part[a:b] for part in parts), *([] if P is None else [P[t - lo].numpy()])]
         if checksum(columns, table["sample"][a:b].to_pylist()) != steps.crc[t]:
-            yield f"step {t}: its rows changed since they were written (the checksum differs)."
+            yield f"step {t}: its rows have changed since they were written (checksum mismatch)."
 
 
 def check_embedding(which: str, of: tuple[int, int], embedding: Table, rows: Table) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Makes and writes the records of steps behind the training, which hands a step over and goes on.
+"""Makes and writes the records of steps in the background, while training continues.
 
 A record may be handed over as it is, or as a function that makes it: one at a time, so that what a step holds until its
 record is made (activations, output gradients) is let go one step later than otherwise, and no more. Records wait in a queue of
@@ -107,7 +107,7 @@ class Writer:
     def _check_open(self) -> None:
         self.check()
         if self._closing:
-            raise StoreError("the writer is closed, so this step was not kept. Open the run again to record more.")
+            raise StoreError("the writer is closed, so this step was not saved. Open the run again to record more.")
 
     def _has_room(self, record: StepRecord) -> bool:
         return self._bytes == 0 or self._bytes + record.nbytes <= self._queue_bytes
@@ -131,8 +131,8 @@ class Writer:
             self._urgent -= urgent
         if self._error is None and not ready():
             self._error = StoreError(
-                "the writer's threads are gone (was the process forked?), so queued steps were not kept. "
-                "Record in the process that opened the run, and resume it at its last committed step."
+                "the writer's threads have stopped (was the process forked?), so queued steps were not saved. Record "
+                "in the process that opened the run, and resume from the last committed step."
             )
 
     def _make_all(self) -> None:
@@ -176,8 +176,8 @@ class Writer:
             self._fail(error, batch[0].step, lost=True)
         except BaseException as error:
             wrapped = StoreError(
-                f"steps {batch[0].step} to {batch[-1].step} were not kept: {error!r}. All committed steps "
-                "are whole; resume the run there."
+                f"steps {batch[0].step} to {batch[-1].step} were not saved: {error!r}. All committed steps are "
+                "intact; resume the run from there."
             )
             wrapped.__cause__ = error
             self._fail(wrapped, batch[0].step, lost=True)
