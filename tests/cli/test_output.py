@@ -55,12 +55,13 @@ def test_as_many_columns_as_fit_with_the_first_and_the_last() -> None:
             assert places == sorted(set(places))
 
 
-def test_columns_that_fit_fill_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    names, cells = [str(k) for k in range(50)], [["-1.23e-05"] * 50]
+@pytest.mark.parametrize("cell", ["+0.1", "+0.12", "-0.123", "+0.0123", "-0.00123", "-1.23e-05"])
+def test_columns_that_fit_fill_the_line(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names, cells = [str(k) for k in range(50)], [[cell] * 50]
     count = output.columns_that_fit(names, ("group", "early"), cells)
     for n, fit in ((count, True), (count + 1, False)):
         output.table("", ("group", *names[:n]), [("early", *cells[0][:n])])
-        assert ("early" + " │ -1.23e-05" * n in capsys.readouterr().out) == fit
+        assert ("early" + f" │ {cell}" * n in capsys.readouterr().out) == fit
 
 
 def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
