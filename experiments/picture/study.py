@@ -1,5 +1,6 @@
 """What the picture shows, from the run of `backstory demo`: the query is the model's own prediction of one test image."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def by_step(answer: Influence) -> tuple[Floats, Floats]:
     return up, down
 
 
-def _examples(run: Run, hits: list[Hit]) -> list[Example]:
+def _examples(run: Run, hits: Sequence[Hit]) -> list[Example]:
     content = run.content([str(hit.sample) for hit in hits])
     return [
         Example(content[str(hit.sample)]["image"], str(content[str(hit.sample)]["label"]), hit.step) for hit in hits

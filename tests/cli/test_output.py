@@ -1,7 +1,6 @@
 """What commands print: within 80 columns, whatever the names and numbers are; and progress, by a clock that is set by hand."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -11,9 +10,8 @@ from backstory.results.influence import RankedSample
 
 
 @pytest.fixture(autouse=True)
-def _width(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "out", Console(width=80, force_terminal=False))
-    return
 
 
 def lines(text: str) -> list[str]:

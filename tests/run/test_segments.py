@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import backstory
 from backstory.errors import StoreError, UsageError
 from backstory.run import segments
+from backstory.run.embed import Form
 from backstory.run.run import Run
 from backstory.run.segments import boundaries
 
@@ -172,7 +173,7 @@ def test_segments_cut_otherwise_do_not_hide_a_complete_path(tmp_path: Path) -> N
     v = queries(run)
     run.embed(segments=3, **EXACT)
     expected = run.query_gradients(v).scores
-    segments.compute(run.path, (7, 9), segments.Form(False, "when_expanding", "float64", "float64"), False)
+    segments.compute(run.path, (7, 9), Form(False, "when_expanding", "float64", "float64"), False)
     run = backstory.open(run.path)
     assert (7, 9) in run._store.segments()
     told: list[tuple[int, int]] = []

@@ -123,7 +123,7 @@ def print_text(result: "TextDemo") -> None:
     print_sources(result.sources)
     for text in result.timeline.words:
         output.line(text)
-    output.remarks(influence)
+    output.remarks(influence, everything=True)
 
 
 def _stories(out: Path, json: bool) -> None:

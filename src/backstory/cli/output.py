@@ -78,7 +78,7 @@ def hits(title: str, ranked: "Sequence[Hit]") -> None:
         line(f"\n{title}: none")
         return
     columns = ranking(ranked)
-    forms = {"influence": number, "text": shorten}
+    forms: dict[str, Callable[[Any], str]] = {"influence": number, "text": shorten}
     cells = [[forms.get(name, _cell)(x) for x in values] for name, values in columns.items()]
     table(title, tuple(columns), list(zip(*cells, strict=True)))
 

@@ -174,8 +174,9 @@ class Influence(Result):
         content = self.lookup([str(h.sample) for h in hits]) if self.lookup and hits else {}
         known = [content.get(str(h.sample), {}) for h in hits]
         return [
-            replace(h, **{name: c.get(name) for name in ("text", "label", "source")}) for h, c in zip(hits, known, strict=True)
-        ]  # fmt: skip
+            replace(h, text=c.get("text"), label=c.get("label"), source=c.get("source"))
+            for h, c in zip(hits, known, strict=True)
+        ]
 
     def _ranked(self, k: int, query: int | str | None, per: str, sign: float) -> list[RankedSample]:
         if per not in ("sample", "occurrence") or k < 1:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from .. import exact, insight, results
-from ..results import Result, Row
+from ..results import Row
 
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
 MOST_PIECES = 64  # contexts of the model that a typed text may fill
@@ -35,7 +35,7 @@ class Shape(BaseModel):
 # -- results, by the types of what they show ---------------------------------------------------------------------------
 
 
-def page_of(kind: type[Result], **beside: Any) -> type[Shape]:
+def page_of(kind: Any, **beside: Any) -> type[Shape]:
     """A result with what its page has beside it."""
     fields: dict[str, Any] = {name: (hint, ...) for name, hint in beside.items()}
     return create_model(f"{kind.__name__}Page", __base__=shape_of(kind), __doc__=kind.__doc__, **fields)
@@ -71,8 +71,9 @@ def _sent(hint: Any) -> Any:
         return list[_sent(args[0])]  # type: ignore[misc]
     if origin is types.UnionType:
         return reduce(or_, map(_sent, args))
+    kind: Any = hint  # types of rows are hashable, whatever a checker makes of their dataclasses
     if isinstance(hint, type) and issubclass(hint, Row):
-        return shape_of(hint)
+        return shape_of(kind)
     return Number if hint is float else hint
 
 
