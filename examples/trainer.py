@@ -47,7 +47,7 @@ def main():
     ]
 
     size = dict(n_layer=1, n_embd=16, n_head=2) if args.small else dict(n_layer=2, n_embd=96, n_head=4)
-    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(GPT2Config(**size))
     settings = TrainingArguments(
         str(args.out.with_suffix(".trainer")), num_train_epochs=2, per_device_train_batch_size=16, learning_rate=3e-3,
