@@ -40,7 +40,7 @@ def main():
     passages = cut([Document("text", source, text) for source, text in texts.items()], Bytes(), LENGTH)
     order = torch.randperm(len(passages.ids))
     of = {s: [i for i in order.tolist() if passages.sources[i] == s] for s in texts}
-    count = 80 if args.small else 1000
+    count = 120 if args.small else 1000
     chosen = [i for some in of.values() for i in some[:count]]
     data = [
         {"sample_id": passages.ids[i], "input_ids": passages.tokens[i], "labels": passages.tokens[i]} for i in chosen

@@ -97,7 +97,7 @@ def test_contributing_names_every_room() -> None:
 
 def test_contributing_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    for name in sorted(set(re.findall(r"\w+/[\w/]*\w\.(?:py|md|html|toml)", text))):
+    for name in sorted(set(re.findall(r"\w+/[\w/-]*\w\.(?:py|md|html|toml)", text))):
         files = (ROOT / name, SOURCE / name)
         assert "NAME" in name or any(file.exists() for file in files), (
             f"CONTRIBUTING.md names {name}, which is not there"
