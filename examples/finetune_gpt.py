@@ -53,7 +53,7 @@ def main():
 
     torch.manual_seed(0)
     size = dict(n_layer=1, n_embd=16, n_head=2) if args.small else dict(n_layer=3, n_embd=96, n_head=4)
-    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(GPT2Config(**size))
     topics = {name: text for name, text in pydoc_data.topics.topics.items() if len(text) > 1000}
     manual = cut([Document(name, "manual", text) for name, text in topics.items()], Bytes(), LENGTH)

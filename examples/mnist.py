@@ -27,7 +27,7 @@ def losses(model, batch):
 def train(model, x, y, out, epochs):
     """Plain SGD, with `record` around the loop and `rec.step` around each update."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with backstory.record(model, optimizer, out, loss_reduction="mean", curvature="sampled:4") as rec:
+    with backstory.record(model, optimizer, out, loss_reduction="mean", curvature="sampled:1") as rec:
         for _ in range(epochs):
             for ids in torch.randperm(len(y)).split(50):
                 with rec.step(ids) as step, step.outputs_of(model, "cross-entropy"):
@@ -46,7 +46,7 @@ def main():
     torch.manual_seed(0)
     data = images()
     order = torch.randperm(len(data.y))
-    n = 400 if args.small else 4000
+    n = 800 if args.small else 4000
     x, truth, test = data.x[order[:n]], data.y[order[:n]], order[n:]
     wrong = torch.rand(n) < WRONG
     y = torch.where(wrong, (truth + torch.randint(1, 10, (n,))) % 10, truth)
@@ -59,7 +59,8 @@ def main():
 
     run = backstory.open(args.out)
     top = int(wrong.sum())
-    result = insight.harmful(run, model, losses, queries, top=top)
+    late = run.n_steps // 10  # the last updates weigh most, whatever their images: nothing came after them
+    result = insight.harmful(run, model, losses, queries, top=top, without_last=late)
     print("The images that hurt the test images most:")
     for sample in result.harmful[:8]:
         note = "WRONG LABEL" if wrong[sample.sample] else ""

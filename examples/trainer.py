@@ -40,14 +40,14 @@ def main():
     passages = cut([Document("text", source, text) for source, text in texts.items()], Bytes(), LENGTH)
     order = torch.randperm(len(passages.ids))
     of = {s: [i for i in order.tolist() if passages.sources[i] == s] for s in texts}
-    count = 80 if args.small else 1000
+    count = 120 if args.small else 1000
     chosen = [i for some in of.values() for i in some[:count]]
     data = [
         {"sample_id": passages.ids[i], "input_ids": passages.tokens[i], "labels": passages.tokens[i]} for i in chosen
     ]
 
     size = dict(n_layer=1, n_embd=16, n_head=2) if args.small else dict(n_layer=2, n_embd=96, n_head=4)
-    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    size |= dict(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(GPT2Config(**size))
     settings = TrainingArguments(
         str(args.out.with_suffix(".trainer")), num_train_epochs=2, per_device_train_batch_size=16, learning_rate=3e-3,

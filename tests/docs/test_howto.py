@@ -55,7 +55,8 @@ class Project:
     """A reader's folder: files that pages save, and one scope for what is typed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.scope = folder, {"__name__": "page"}
+        self.folder = folder
+        self.scope: Scope = {"__name__": "page"}
 
     def work_through(self, page: Path) -> str:
         """Run every block; returns everything that was printed."""
@@ -102,8 +103,8 @@ class Project:
         """What the service of `runs/digits` gives for a curl command."""
         body = args[args.index("-d") + 1] if "-d" in args else None
         (url,) = (x for x in args if x.startswith("localhost:"))
-        app = make_app(State(self.folder / "runs" / "digits", "train:recipe"))
-        with TestClient(app, base_url="http://localhost") as client:
+        service = make_app(State(self.folder / "runs" / "digits", "train:recipe"))
+        with TestClient(service, base_url="http://localhost") as client:
             path = url.partition("/")[2]
             answer = client.get(path) if body is None else client.post(path, json=json.loads(body))
         assert answer.status_code == 200, answer.text
@@ -215,7 +216,8 @@ def _(scope: Scope, printed: str) -> None:
 
 @check("settings")
 def _(scope: Scope, printed: str) -> None:
-    assert scope["smaller"].as_dict()["store_bytes"] < scope["plan"].as_dict()["store_bytes"]
+    assert scope["recorder"].settings.encoding == "int8"
+    assert scope["plan"].suggested_rank
     lines = {line.split()[0] for line in printed.splitlines() if line.strip()}
     assert {"store", "compressed", "embedding", "slow-down", "once", "recorded", "budget"} <= lines
 
