@@ -36,7 +36,7 @@ def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     assert done.exit_code == 0
     assert "helped by" in done.stdout
     assert "Value of each source" in done.stdout
-    assert f"note: {CAUTION}" in done.stdout
+    assert f"- {CAUTION}" in " ".join(done.stdout.split())
     return json.loads(done.stdout.strip().splitlines()[-1]), out
 
 

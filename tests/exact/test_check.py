@@ -84,5 +84,5 @@ def test_every_point_is_in_the_table_and_the_figure() -> None:
 
 
 def test_a_result_on_an_earlier_model_is_refused(recorded: tuple[Run, Influence]) -> None:
-    with pytest.raises(UsageError, match="found a result at step 2; retraining gives the final model, at step 4"):
+    with pytest.raises(UsageError, match="must be at the final step, 4, .* got one at step 2"):
         check(recorded[0], make, replace(recorded[1], at=2), loss)

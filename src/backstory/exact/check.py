@@ -112,7 +112,7 @@ def check(
     """
     if influence.at != run.step_of("final"):
         raise UsageError(
-            f"found a result at step {influence.at}; retraining gives the final model, at step {run.step_of('final')}. Query that."
+            f"the result must be at the final step, {run.step_of('final')}, which retraining ends at, got one at step {influence.at}."
         )
     ends = _ends(influence)
     ids = [x for x in influence.per_sample()[0] if x not in ends]

@@ -44,7 +44,7 @@ class Rankings(Result):
         return dict(zip(("checkpoint", "side", "place", "sample"), map(list, zip(*rows, strict=True)), strict=False))
 
     def drawings(self) -> dict[str, figures.Figure]:
-        """The places of samples on either side, from checkpoint to checkpoint."""
+        """The places of the samples that helped and of those that hurt, from checkpoint to checkpoint."""
         steps, now = [r.at for r in self.rankings], next(r for r in self.rankings if r.at == self.at)
         out: dict[str, figures.Figure] = {}
         for name, colour in SIDES.items():

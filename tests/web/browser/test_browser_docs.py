@@ -54,8 +54,9 @@ def visitor(request: pytest.FixtureRequest, browser: Browser, site: str) -> Iter
 def test_the_first_page_leads_to_the_four_parts(visitor: Visitor) -> None:
     page = visitor.see("/index.html")
     assert page.evaluate(FITS)
-    parts = page.locator("article .toctree-wrapper .caption").all_text_contents()
-    assert parts == ["Start here", "How-to", "Reference", "Explanation"]
+    parts = page.locator("article td:first-child a").all_text_contents()
+    assert parts == ["Start here", "How-to guides", "Reference", "Explanation"]
+    assert page.locator("article img").evaluate("image => image.naturalWidth > 0")
 
 
 def test_equations_are_drawn_without_a_script(visitor: Visitor) -> None:
