@@ -4,6 +4,8 @@ A message says what happened, what was expected and what to do. A bad argument r
 All errors share one base class: `except BackstoryError` catches all of them and nothing else.
 """
 
+from collections.abc import Collection
+
 
 class BackstoryError(Exception):
     """Base class of all errors that Backstory raises."""
@@ -43,3 +45,9 @@ class FormatError(StoreError):
 
 class MismatchError(BackstoryError):
     """The model, weights, recipe or settings do not match the run."""
+
+
+def check_one_of(name: str, value: object, allowed: Collection[object]) -> None:
+    """Refuse a word that is not one of those allowed."""
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")

@@ -1,6 +1,8 @@
 """EK-FAC by kronfluence, against the formula written out for each layer."""
 
 import importlib.util
+import logging
+import sys
 
 import pytest
 import torch
@@ -9,12 +11,23 @@ from tests.baselines.problems import Batch, D, N, by_id, correlation, cross_entr
 from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
-from backstory.baselines.ekfac import _join, _singles, _split, ekfac
+from backstory.baselines.ekfac import _join, _singles, _split, ekfac, quiet
 from backstory.baselines.gradients import survey
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 HERE = importlib.util.find_spec("kronfluence") is not None
 needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[baselines]' (kronfluence)")
+
+
+def test_quiet_gives_the_root_logger_back(capfd: pytest.CaptureFixture[str]) -> None:
+    before, level = list(logging.getLogger().handlers), logging.getLogger().level
+    with quiet():
+        logging.getLogger().addHandler(logging.StreamHandler())
+        logging.getLogger().setLevel(1)
+        sys.stderr.write("a progress bar")
+    assert logging.getLogger().handlers == before
+    assert logging.getLogger().level == level
+    assert capfd.readouterr().err == ""
 
 
 def layer_gradients(xy: Batch) -> list[tuple[Tensor, Tensor]]:

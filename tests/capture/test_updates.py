@@ -323,11 +323,11 @@ def test_coverage_counts_what_the_step_updates_and_the_share_all_that_is_clipped
         reading = watched.step(0, max_norm=0.1)
     assert reading.norm == pytest.approx(sum(squares) ** 0.5, rel=1e-12)
     assert reading.share({id(second)}) == pytest.approx(squares[2] / sum(squares), rel=1e-12)
-    assert reading.coverage({id(second)}) == pytest.approx(squares[2] / (squares[2] + squares[3]), rel=1e-12)
-    assert reading.coverage({id(second), id(bias), id(last)}) == 1.0
+    assert reading.share({id(second)}, updated=True) == pytest.approx(squares[2] / (squares[2] + squares[3]), rel=1e-12)
+    assert reading.share({id(second), id(bias), id(last)}, updated=True) == 1.0
     optimizer.param_groups[0]["lr"] = 0.0
     with Watched(net, optimizer) as watched:
-        assert watched.step(0).coverage({id(bias)}) == 1.0, "where nothing moves, nothing is missing"
+        assert watched.step(0).share({id(bias)}, updated=True) == 1.0, "where nothing moves, nothing is missing"
 
 
 def test_a_parameter_without_gradient_beside_others_with_momentum_is_refused() -> None:

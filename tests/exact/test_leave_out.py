@@ -338,12 +338,12 @@ def test_layer_norm_and_tied_weights_are_stacked() -> None:
 
 def test_a_wrong_update_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = recorded(examples.make("momentum"))
-    right = update.advance_
+    right = update.update
 
     def wrong(now, grads, steps, max_norm, lead=0):  # type: ignore[no-untyped-def]
-        right(now, grads, [c._replace(mu=0.5) for c in steps], max_norm, lead)
+        return right(now, grads, [c._replace(mu=0.5) for c in steps], max_norm, lead)
 
-    monkeypatch.setattr(update, "advance_", wrong)
+    monkeypatch.setattr(update, "update", wrong)
     assert "differ" in (obstacle(tape, ({0: [1]}, 1.0), 0) or "")
 
 

@@ -25,6 +25,8 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         UsageError, match="loss_reduction must be one of 'mean', 'sum', 'token-mean', 'weights', got 'avg'"
     ):
         Settings().resolved("avg")
+    with pytest.raises(UsageError, match="uncovered must be one of 'error', 'skip', got 'maybe'"):
+        Settings(uncovered="maybe")
     with pytest.raises(UsageError, match="projection must be one of 'learned', 'random', 'mask', 'full', got 'pca'"):
         Settings(projection="pca")
     with pytest.raises(UsageError, match="encoding must be one of 'float16', 'int8', 'float32', 'float64', got 'int4'"):

@@ -39,13 +39,9 @@ def output_factors(model: nn.Module, loss: LossFn, batch: Any) -> Tensor:
         outputs.append(_tensor(output).detach().requires_grad_())
         return outputs[-1]
 
-    handle = model.register_forward_hook(cut)
-    try:
-        with in_mode(model), torch.enable_grad():
-            losses = loss(model, batch)
-            return _factors(_hessian(losses, _only(outputs)))
-    finally:
-        handle.remove()
+    with model.register_forward_hook(cut), in_mode(model), torch.enable_grad():
+        losses = loss(model, batch)
+        return _factors(_hessian(losses, _only(outputs)))
 
 
 def output_loss(loss: LossFn, u: Tensor) -> LossFn:
@@ -53,11 +49,8 @@ def output_loss(loss: LossFn, u: Tensor) -> LossFn:
 
     def product(model: nn.Module, batch: Any) -> Tensor:
         outputs: list[Tensor] = []
-        handle = model.register_forward_hook(lambda module, args, output: outputs.append(_tensor(output)))
-        try:
+        with model.register_forward_hook(lambda module, args, output: outputs.append(_tensor(output))):
             loss(model, batch)
-        finally:
-            handle.remove()
         return (_only(outputs).flatten(1) * u.to(outputs[0])).sum(1)
 
     return product

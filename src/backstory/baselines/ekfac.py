@@ -11,7 +11,13 @@ Grosse et al., Studying Large Language Model Generalization with Influence Funct
 """
 
 import copy
+import importlib
+import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
+from io import StringIO
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,13 +26,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..capture.model_state import in_mode
-from ..errors import CoverageError, UsageError
+from ..errors import CoverageError, UnsupportedError, UsageError, check_one_of
 from ..replay.queries import part, size
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
 from .curvature import output_factors, output_loss
-from .extras import extra, quiet, release, subclass
 from .gradients import Training, as_influence, survey
 
 HESSIANS = ("fisher", "ggn")
@@ -57,24 +62,49 @@ def ekfac(
     seed: int = 0,
 ) -> Influence:
     """EK-FAC influence at the weights of `recipe.model`, on the CPU; batches are tensors, or tuples or dicts of them."""
-    package = extra("kronfluence", "kronfluence")
-    if hessian not in HESSIANS:
-        raise UsageError(f"hessian must be one of {', '.join(map(repr, HESSIANS))}, got {hessian!r}.")
+    package = _package()
+    check_one_of("hessian", hessian, HESSIANS)
     model = copy.deepcopy(recipe.model).cpu()
     model = model if list(model.children()) else nn.Sequential(model)  # the package replaces layers inside a model
     tracked, left_out = _tracked(model)
-    training = survey(recipe)
+    training, wide = survey(recipe), any(p.dtype == torch.float64 for p in recipe.model.parameters())
+    dtype = torch.float64 if wide else torch.float32
     with TemporaryDirectory() as folder, quiet():
         task = _task(package, recipe.loss, loss or recipe.loss, copy.deepcopy(model), tracked, seed)
         prepared = package.prepare_model(model, task)
         analyzer = package.Analyzer("backstory", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
         analyzer.set_dataloader_kwargs(package.utils.dataset.DataLoaderKwargs(collate_fn=_join))
         samples = _Samples(_split(recipe, training))
-        _fit(package, analyzer, samples, hessian, batch_size, _dtype(recipe))
+        _fit(package, analyzer, samples, hessian, batch_size, dtype)
         singles = _queries(recipe, queries, loss)
-        scores = _scores(package, analyzer, samples, singles, damping, batch_size, _dtype(recipe))
+        scores = _scores(package, analyzer, samples, singles, damping, batch_size, dtype)
     caveats = _caveats(damping, hessian, left_out)
     return as_influence(recipe, training, scores / len(training), "EK-FAC (kronfluence)", caveats)
+
+
+def _package() -> Any:
+    try:
+        return importlib.import_module("kronfluence")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"this method needs 'kronfluence', which cannot be imported ({error}). Install it with: pip install "
+            "'backstory[baselines]'"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, no warnings about the package's own use of torch, and the root logger as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            for kind in (FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", kind)
+            yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _tracked(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -97,12 +127,12 @@ def _task(package: Any, loss: LossFn, query_loss: LossFn, plain: nn.Module, trac
         draw = torch.randn(U.shape[0], U.shape[2], 1, generator=generator).to(U)
         return output_loss(loss, (U @ draw)[:, :, 0])(model, batch).sum()
 
-    return subclass(
-        package.Task,
-        compute_train_loss=train,
-        compute_measurement=lambda self, batch, model: query_loss(model, batch).sum(),
-        get_influence_tracked_modules=lambda self: tracked,
-    )()
+    members: dict[str, Any] = {
+        "compute_train_loss": train,
+        "compute_measurement": lambda self, batch, model: query_loss(model, batch).sum(),
+        "get_influence_tracked_modules": lambda self: tracked,
+    }
+    return type("BackstoryTask", (package.Task,), members)()
 
 
 def _fit(package: Any, analyzer: Any, samples: _Samples, hessian: str, batch_size: int, dtype: torch.dtype) -> None:
@@ -158,16 +188,11 @@ def _queries(recipe: Recipe, queries: Any, loss: LossFn | None) -> tuple[_Sample
     return _Samples(_singles(queries, range(n), n)), losses.dim() == 0
 
 
-def _dtype(recipe: Recipe) -> torch.dtype:
-    wide = any(p.dtype == torch.float64 for p in recipe.model.parameters())
-    return torch.float64 if wide else torch.float32
-
-
 def _caveats(damping: float | None, hessian: str, left_out: list[str]) -> tuple[str, ...]:
     scale = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
     return (
         "units of the query's loss, for removing the sample and retraining to convergence",
-        f"kronfluence {release('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers treated as "
+        f"kronfluence {version('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers treated as "
         "independent",
         "assumes training converged to a minimum; ignores order and time",
         *([f"left out: {', '.join(left_out)}"] if left_out else []),

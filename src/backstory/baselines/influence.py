@@ -14,12 +14,13 @@ Koh and Liang 2017; Choe et al., What is Your Data Worth to GPT?, 2024.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import UsageError, check_one_of
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
@@ -58,11 +59,9 @@ def influence_sweep(
     **coordinates: Unpack[Coordinates],
 ) -> list[Influence]:
     """One result for each damping, from one pass over the data."""
-    if hessian not in HESSIANS or any(d < 0 for d in dampings):
-        raise UsageError(
-            f"hessian must be one of {', '.join(map(repr, HESSIANS))} and dampings ≥ 0, got hessian={hessian!r}, "
-            f"dampings={list(dampings)}."
-        )
+    check_one_of("hessian", hessian, HESSIANS)
+    if any(d < 0 for d in dampings):
+        raise UsageError(f"dampings must be ≥ 0, got {list(dampings)}.")
     rows = gradients(recipe, **coordinates)
     V, G = rows.of(queries, loss), rows.stack()  # (Q, p), (N, p)
     cuts = rows.slices if per_layer else [slice(0, rows.width)]
@@ -70,7 +69,8 @@ def influence_sweep(
     method = "influence function" if rows.width == rows.full_width else "influence function (LoGRA)"
     out = []
     for damping in dampings:
-        scores = torch.stack([p.scores(_ridge(damping, relative, p.mean, len(G))) for p in parts]).sum(0)
+        ridges = [len(G) * damping * (p.mean if relative else 1.0) for p in parts]
+        scores = torch.stack([p.scores(ridge) for p, ridge in zip(parts, ridges, strict=True)]).sum(0)
         caveats = _caveats(damping, relative, per_layer, hessian, [p.mean for p in parts])
         out.append(as_influence(recipe, rows.training, scores, method, (*caveats, *rows.caveats)))
     return out
@@ -84,16 +84,9 @@ class _Part:
     scores: Callable[[float], Tensor]  # N λ -> (Q, N)
 
 
-def _ridge(damping: float, relative: bool, mean: float, n: int) -> float:
-    return n * damping * (mean if relative else 1.0)
-
-
 def _fisher(V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_Part]:
-    def part(c: slice) -> _Part:
-        mean = _squares(G[:, c]) / (len(G) * (c.stop - c.start))
-        return _Part(mean, lambda ridge: by_rows(V[:, c], G[:, c], ridge))
-
-    return [part(c) for c in cuts]
+    means = [_squares(G[:, c]) / (len(G) * (c.stop - c.start)) for c in cuts]
+    return [_Part(mean, partial(by_rows, V[:, c], G[:, c])) for mean, c in zip(means, cuts, strict=True)]
 
 
 def _ggn(rows: Gradients, V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_Part]:
@@ -103,11 +96,9 @@ def _ggn(rows: Gradients, V: Tensor, G: Tensor, cuts: Sequence[slice]) -> list[_
         H = C[c, c] if is_moment else C[:, c]
         trace = float(H.diagonal().sum()) if is_moment else _squares(H)
         mean = trace / (len(G) * (c.stop - c.start))
-        if is_moment:
-            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], H, ridge))
-        if len(H) >= H.shape[1]:
-            return _Part(mean, lambda ridge: by_moment(V[:, c], G[:, c], moment(H), ridge))
-        return _Part(mean, lambda ridge: by_other_rows(V[:, c], G[:, c], H, ridge))
+        if not is_moment and len(H) < H.shape[1]:
+            return _Part(mean, partial(by_other_rows, V[:, c], G[:, c], H))
+        return _Part(mean, partial(by_moment, V[:, c], G[:, c], H if is_moment else moment(H)))
 
     return [part(c) for c in cuts]
 

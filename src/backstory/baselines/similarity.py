@@ -10,21 +10,19 @@ given by name; positions between sample and features are averaged. Higher: more 
 with the wrong label looks as helpful as one with the right label. Ranks only: the rate and the number of steps are not in it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from ..capture.model_state import in_mode
-from ..errors import UsageError
+from ..errors import UsageError, check_one_of
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
 from .gradients import RANK_ONLY, Coordinates, as_influence, gradients, survey
-
-METRICS = ("cosine", "dot")
 
 
 def gradient_dot(
@@ -52,8 +50,7 @@ def representation_similarity(
     recipe: Recipe, queries: Any, *, module: str | None = None, metric: str = "cosine"
 ) -> Influence:
     """Similarity of the features of training samples and queries; each sample of the batch `queries` is one query."""
-    if metric not in METRICS:
-        raise UsageError(f"metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}.")
+    check_one_of("metric", metric, ("cosine", "dot"))
     training = survey(recipe)
     Q, place = _features(recipe, queries, module)  # (Q, d)
     parts = []
@@ -74,8 +71,17 @@ def representation_similarity(
 
 def _features(recipe: Recipe, batch: Any, module: str | None) -> tuple[Tensor, str]:
     """`(features (B, d) in float64, where they come from)`."""
-    features: list[tuple[Tensor, str]] = []
-    with in_mode(recipe.model), torch.no_grad(), _watch(recipe.model, module, features):
+    modules, features = dict(recipe.model.named_modules()), list[tuple[Tensor, str]]()
+    if module is not None and module not in modules:
+        raise UsageError(f"the model has no module {module!r}. It has {', '.join(n for n in modules if n)}.")
+
+    def take(name: str, layer: nn.Module, args: Any, out: Any) -> None:
+        features.append((args[0], f"input of {name}") if module is None else (out, f"output of {name}"))
+
+    with in_mode(recipe.model), torch.no_grad(), ExitStack() as hooks:
+        for name, layer in modules.items():
+            if name == module or (module is None and isinstance(layer, nn.Linear)):
+                hooks.enter_context(layer.register_forward_hook(partial(take, name)))
         recipe.loss(recipe.model, batch)
     if not features:
         what = f"the module {module!r}" if module else "an nn.Linear"
@@ -83,25 +89,3 @@ def _features(recipe: Recipe, batch: Any, module: str | None) -> tuple[Tensor, s
     x, place = features[-1]
     x = x.detach().double().cpu()
     return (x if x.dim() == 2 else x.reshape(len(x), -1, x.shape[-1]).mean(1)), place
-
-
-@contextmanager
-def _watch(model: nn.Module, module: str | None, features: list[tuple[Tensor, str]]) -> Iterator[None]:
-    modules = dict(model.named_modules())
-    if module is not None and module not in modules:
-        raise UsageError(f"the model has no module {module!r}. It has {', '.join(n for n in modules if n)}.")
-    handles = []
-    for name, layer in modules.items():
-        if name == module:
-            handles.append(
-                layer.register_forward_hook(lambda m, a, out, n=name: features.append((out, f"output of {n}")))
-            )
-        elif module is None and isinstance(layer, nn.Linear):
-            handles.append(
-                layer.register_forward_pre_hook(lambda m, a, n=name: features.append((a[0], f"input of {n}")))
-            )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

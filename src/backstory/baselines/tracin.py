@@ -69,17 +69,10 @@ def tracin_run(
     v, of_query = run.model_at(model, step, unverified=unverified).gradients(loss_fn, batch, mode)
     v = v.double()
     samples, steps = run.occurrences(step)
-    momentum = float(np.max(run.steps(0, step).groups["momentum"]))
-    caveats = [
-        "units of the query's loss, for removing one occurrence; ignores what later steps did to its effect",
-        *(
-            [f"momentum {momentum:g} is ignored: influences are about {1 - momentum:.2g} × too small"]
-            if momentum
-            else []
-        ),
-        *of_query,
-        *run.caveats(),
-    ]
+    caveats = ["units of the query's loss, for removing one occurrence; ignores what later steps did to its effect"]
+    if momentum := float(np.max(run.steps(0, step).groups["momentum"])):
+        caveats.append(f"momentum {momentum:g} is ignored: influences are about {1 - momentum:.2g} × too small")
+    caveats += [*of_query, *run.caveats()]
     scores = collect(_in_run(run, v, step), len(v), len(samples))
     kind, method = run.config.get("ids", "str"), "TracIn in the run"
     return Influence(scores, samples, steps, kind, step, method, tuple(caveats), lookup=run.content)
@@ -94,16 +87,12 @@ def _in_run(run: Run, v: Tensor, at: int) -> Scores:
 def _rates(rows: Gradients, rate: float | Sequence[float]) -> Tensor:
     """The rate of each coordinate, (p,)."""
     groups = [b.group for b in rows.blocks.blocks]
-    of = [float(rate)] * len(groups) if isinstance(rate, int | float) else _each(rate, groups)
-    return torch.tensor(of, dtype=torch.float64).repeat_interleave(torch.tensor(rows.dims))
-
-
-def _each(rates: Sequence[float], groups: Sequence[int]) -> list[float]:
-    if max(groups) >= len(rates):
-        raise UsageError(
-            f"expected one learning rate per parameter group, got {len(rates)} for {max(groups) + 1} groups."
-        )
-    return [float(rates[g]) for g in groups]
+    count = max(groups) + 1
+    rates = [rate] * count if isinstance(rate, int | float) else rate
+    if len(rates) < count:
+        raise UsageError(f"expected one learning rate per parameter group, got {len(rates)} for {count} groups.")
+    of = torch.tensor([float(rates[g]) for g in groups], dtype=torch.float64)
+    return of.repeat_interleave(torch.tensor(rows.dims))
 
 
 def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = None) -> Iterator[Checkpoint]:

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.model_state import in_mode, load_weights, restored_weights
-from ..errors import NumericalError, UsageError
+from ..errors import NumericalError, UsageError, check_one_of
 from ..replay.recipe import Recipe
 from ..results.influence import Influence
 from ..run.gradients import LossFn
 from .curvature import by_rows
 from .gradients import RANK_ONLY, Coordinates, Gradients, as_influence, gradients
 
-TARGETS = ("margin", "loss")
 Weights = Mapping[str, Tensor]
 
 
@@ -46,7 +45,7 @@ def trak(
     `margin(model, batch)` returns f (B,), for example `margins(model(x), y)`; `loss` is the queries' loss, for
     target="loss". `damping` is added to ΦᵀΦ.
     """
-    _check_target(target)
+    check_one_of("target", target, ("margin", "loss"))
     features, doubts = [], []
     with restored_weights(recipe.model):
         for m, weights in enumerate(models or [recipe.model.state_dict()]):
@@ -102,16 +101,8 @@ def _query_rows(rows: Gradients, queries: Any, target: str, margin: LossFn | Non
     return rows.of(queries, margin or margin_of_loss(loss or rows.recipe.loss))
 
 
-def _check_target(target: str) -> None:
-    """Refuse unknown targets."""
-    if target not in TARGETS:
-        raise UsageError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
-
-
 def _caveats(target: str, margin: LossFn | None, count: int) -> tuple[str, ...]:
     """What every result of TRAK must say."""
-    return (
-        f"effect on the query's {'margin log p/(1−p)' if target == 'margin' else 'loss (positive: lowers it)'}, "
-        f"{count} model{'s' * (count > 1)}",
-        "assumes a classifier" + ("" if margin else " with loss −log p"),
-    )
+    what = "margin log p/(1−p)" if target == "margin" else "loss (positive: lowers it)"
+    models = f"{count} model{'s' * (count > 1)}"
+    return f"effect on the query's {what}, {models}", "assumes a classifier" + ("" if margin else " with loss −log p")

@@ -92,9 +92,8 @@ def clip_factor(before: dict[int, Sizes], after: dict[int, Sizes], rounding: flo
     if odd or clip > 1 + 1e-4:
         raise UnsupportedError(
             "gradients were changed between backward() and optimizer.step(), and not by a single factor ≤ 1 (norm "
-            f"after / norm before: {clip:.4g}). Backstory supports torch.nn.utils.clip_grad_norm_ over all "
-            "parameters, but not clipping by value or clipping only some parameters. If you use a GradScaler, pass "
-            "scaler=."
+            f"after / norm before: {clip:.4g}). Use clip_grad_norm_ over all parameters, but not clipping by value "
+            "or clipping only some parameters. If you use a GradScaler, pass scaler=."
         )
     return clip, norm
 

@@ -4,7 +4,7 @@ The call's inputs are held only by the output's gradient hook: a forward pass th
 leaves nothing behind, and an activation-checkpointed one counts once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UnsupportedError, UsageError
-from ..maths.layers import Contribution, Dense, Outer, Rule, Sum
+from ..maths.layers import Contribution, Dense, Outer, Sum
 from ..maths.projection import group_edges
 from .modules import Blocks
 from .precision import in_autocast, own_precision
@@ -31,7 +31,7 @@ class Tap:
     ) -> None:
         self.model, self.blocks, self.sink = model, blocks, sink
         self._groups = groups  # of positions, in which contributions will be taken apart
-        self._calls: list[Call] | None = [] if keep_calls else None  # of the micro-batch under way
+        self._keep_calls, self._calls = keep_calls, list[Call]()  # of the micro-batch under way
         self._muted = False  # during a backward pass of our own
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
@@ -68,14 +68,13 @@ class Tap:
         """A new step: no micro-batch yet."""
         self.slot, self.sizes, self.rounded = None, [], set()
         self.passes, self.differentiable = set(), False
-        self.forget_calls()
+        self._calls.clear()
 
     def batch(self, size: int) -> int:
         """Forward passes from here on belong to a new micro-batch of `size` samples."""
         self.sizes.append(size)
         self.slot = len(self.sizes) - 1
-        if self._calls is not None:
-            self._calls.clear()
+        self._calls.clear()
         return self.slot
 
     def extra_pass(self, outputs: Tensor, seed: Tensor, sink: Sink) -> None:
@@ -83,7 +82,7 @@ class Tap:
 
         `.grad`, buffers and random numbers stay as they are; the graph is kept for the user's own pass.
         """
-        calls, slot = list(self._calls or []), self.slot  # a recomputed forward pass may call again
+        calls, slot = list(self._calls), self.slot  # a recomputed forward pass may call again
         if slot is None or not calls:
             return
         self._muted = True
@@ -101,11 +100,6 @@ class Tap:
         for (module, inputs, _), delta in zip(calls, deltas, strict=True):
             if delta is not None:
                 self._contribute(module, inputs, delta, slot, sink)
-
-    def forget_calls(self) -> None:
-        """Let go of the calls of the micro-batch under way."""
-        if self._calls is not None:
-            self._calls.clear()
 
     def _give_batch(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Positions looked up once for the whole batch, (S,) or (1, S), are looked up for each sample instead.
@@ -142,7 +136,7 @@ class Tap:
             return
         slot = self.slot
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if self._calls is not None:
+        if self._keep_calls:
             self._calls.append((module, inputs, get_gradient_edge(output)))
         output.register_hook(lambda delta: self._on_gradient(module, inputs, delta, slot))
 
@@ -157,11 +151,10 @@ class Tap:
         rule, numbers = self.blocks.owners[module]
         size, rows = self.sizes[slot], len(delta) if delta.dim() else 0
         if rows != size or (inputs and len(inputs[0]) != size):
-            shape = tuple(delta.shape)
             raise UsageError(
-                f"layer {self._names[module]!r} returned a tensor of shape {shape}, but the step declares {size} "
-                "samples. The first dimension of every recorded layer must be the batch: pass one id per sample in "
-                "the batch, and do not flatten (batch, sequence, features)."
+                f"layer {self._names[module]!r} returned a tensor of shape {tuple(delta.shape)}, but the step declares "
+                f"{size} samples. The first dimension of every recorded layer must be the batch: pass one id per "
+                "sample in the batch, and do not flatten (batch, sequence, features)."
             )
         if any(x.dtype in HALF for x in (delta, *inputs)) or in_autocast(delta.device):
             self.rounded.update(numbers.values())
@@ -172,25 +165,18 @@ class Tap:
                     continue
                 checked = _checked(part, local, module)
                 if isinstance(checked, Dense) and self._groups > 1 and wide_delta.dim() > 2 and wide_delta.shape[1] > 1:
-                    self._by_group(rule, module, wide, wide_delta, local, lambda k, x: sink(slot, numbers[local], x, k))  # noqa: B023
+                    for k, some in enumerate(self._groups_of(module, wide_delta)):
+                        sink(slot, numbers[local], _checked(rule(module, wide, some)[local], local, module), k)
                 else:
                     sink(slot, numbers[local], checked, None)
 
-    def _by_group(
-        self,
-        rule: Rule,
-        module: nn.Module,
-        inputs: tuple[Tensor, ...],
-        delta: Tensor,
-        local: str,
-        give: Callable[[int, Contribution], None],
-    ) -> None:
-        """A gradient that its rule wrote out has lost its positions: ask again for each group, the others at 0."""
+    def _groups_of(self, module: nn.Module, delta: Tensor) -> Iterator[Tensor]:
+        """For each group of positions, `delta` with all others at 0: a gradient that its rule wrote out has lost its positions."""
         delta = delta.contiguous()
-        for k, (lo, hi) in enumerate(group_edges(_by_position(module, delta).shape[1], self._groups)):
+        for lo, hi in group_edges(by_position(module, delta).shape[1], self._groups):
             some = torch.zeros_like(delta)
-            _by_position(module, some)[:, lo:hi] = _by_position(module, delta)[:, lo:hi]
-            give(k, _checked(rule(module, inputs, some)[local], local, module))
+            by_position(module, some)[:, lo:hi] = by_position(module, delta)[:, lo:hi]
+            yield some
 
     def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
         if self.slot is not None and torch.is_grad_enabled() and module.training:
@@ -219,7 +205,7 @@ def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Cont
     return Dense(part)
 
 
-def _by_position(module: nn.Module, delta: Tensor) -> Tensor:
+def by_position(module: nn.Module, delta: Tensor) -> Tensor:
     """A view (B, S, d), positions in the order of the rules; convolutions have their channels first."""
     return delta.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else delta.flatten(1, -2)
 

@@ -15,10 +15,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     given = {canonical(k): v for k, v in weights.items()}
     differ = sorted(given.keys() ^ names.keys())
     if differ:
-        raise MismatchError(
-            f"the weights do not match the model: {', '.join(differ[:5])}. Build the model that the weights were "
-            "saved from."
-        )
+        first = ", ".join(differ[:5])
+        raise MismatchError(f"the weights do not match the model: {first}. Build the model they were saved from.")
     model.load_state_dict({names[k]: v for k, v in given.items()})
 
 

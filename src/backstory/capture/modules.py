@@ -64,8 +64,6 @@ def find_blocks(
     uncovered: str = "error",
 ) -> Blocks:
     """The recorded parameters of `model`; `rank=None` means no projection."""
-    if uncovered not in ("error", "skip"):
-        raise UsageError(f"uncovered must be 'error' or 'skip', got {uncovered!r}.")
     _refuse_shared(model)
     groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
@@ -180,18 +178,15 @@ def _names_to_try(name: str, known: Sequence[str]) -> str:
 
 
 def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reached: set[int]) -> None:
-    missing = {n: p for n, p in trained.items() if id(p) in selected - reached}
-    if not missing:
-        return
     total = sum(p.numel() for p in trained.values())
-    lines = [f"  {canonical(n)}  {p.numel() / total:.1%} of the trained parameters" for n, p in missing.items()]
-    raise CoverageError(
-        "no layer rule covers these parameters, so influence through them would be missing:\n"
-        + "\n".join(lines)
-        + "\nRegister a rule with `backstory.register` (for layers that return a single tensor), exclude them with "
-        "`layers=['!name']` (a parameter, or a module and everything below it), or pass uncovered='skip' to "
-        "record the rest and report the share that is covered."
-    )
+    missing = [(canonical(n), p.numel() / total) for n, p in trained.items() if id(p) in selected - reached]
+    if missing:
+        lines = "\n".join(f"  {name}  {share:.1%} of the trained parameters" for name, share in missing)
+        raise CoverageError(
+            f"no layer rule covers these parameters, so influence through them would be missing:\n{lines}\n"
+            "Register a rule with `backstory.register`, exclude them with `layers=['!name']` (a parameter, or a "
+            "module and everything below it), or pass uncovered='skip' to record the rest."
+        )
 
 
 def _refuse_shared(model: nn.Module) -> None:

@@ -145,11 +145,9 @@ def checked_rule(optimizer: Optimizer) -> OptimizerRule:
     if (rule := rule_of(optimizer)) is not None:
         return rule
     raise UnsupportedError(
-        f"{type(optimizer).__name__} is not supported. Supported are torch.optim's SGD (momentum, dampening, "
-        "Nesterov, weight decay), Adam and AdamW, and optimizers added with backstory.register_optimizer. Pass "
-        "optimizer_model='sgd' to treat its steps as plain SGD, as the paper does; for an adaptive optimizer, "
-        "influence from that proxy correlates poorly with leave-one-out retraining, and every result will carry a "
-        "caveat."
+        f"{type(optimizer).__name__} is not supported. Use torch.optim's SGD, Adam or AdamW, add yours with "
+        "backstory.register_optimizer, or pass optimizer_model='sgd' to treat its steps as plain SGD, as the paper "
+        "does: for an adaptive optimizer that is a poor proxy, and every result will carry a caveat."
     )
 
 
@@ -161,17 +159,13 @@ def group_of(optimizer: Optimizer, p: Tensor) -> Group:
 
 def dropped(optimizer: Optimizer) -> list[str]:
     """What optimizer_model="sgd" drops of this optimizer's steps, in words; nothing where they are plain SGD steps."""
-    rule = rule_of(optimizer)
+    rule, name = rule_of(optimizer), type(optimizer).__name__
     momentum = _values_of(optimizer, lambda g: g["betas"][0] if "betas" in g else g.get("momentum"))
     decay = _values_of(optimizer, lambda g: g.get("weight_decay"))
     nesterov = any(group.get("nesterov", False) for group in optimizer.param_groups)
-    second = (
-        [f"{type(optimizer).__name__}'s second moment"] if rule is not None and rule.second_moment is not None else []
-    )
-    unknown = [f"{type(optimizer).__name__}'s own update rule"] if rule is None else []
     parts = [
-        *second,
-        *unknown,
+        rule is None and f"{name}'s own update rule",
+        rule is not None and rule.second_moment is not None and f"{name}'s second moment",
         momentum and f"momentum {momentum}",
         nesterov and "Nesterov",
         decay and f"weight decay {decay}",

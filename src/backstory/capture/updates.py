@@ -1,6 +1,6 @@
 """Read a torch optimizer as it steps: learning rates, momentum, decay and clipping, and after the step Adam's second moment."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import CoverageError, UnsupportedError, UsageError
+from ..errors import CoverageError, UnsupportedError, UsageError, check_one_of
 from .clipping import ClippingMeter
 from .hooks import backward_pass
 from .optimizers import PLAIN, SecondMoment, checked_rule, dropped, group_of, listed
-
-OPTIMIZER_MODELS = ("auto", "sgd")
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,11 @@ class Reading:
     squares: dict[int, float]  # id of parameter -> its share of ‖∇L‖², before clipping
     updated: frozenset[int] = frozenset()  # ids of the parameters that the step moves: in a group whose rate is not 0
 
-    def share(self, recorded: Collection[int]) -> float:
-        """Of ‖∇L‖², what these parameters hold; over all that have a gradient, as clipping by norm is."""
-        return _share(self.squares, recorded)
-
-    def coverage(self, recorded: Collection[int]) -> float:
-        """Of the squared norm of the gradients that the step uses, what these parameters hold."""
-        return _share({k: x for k, x in self.squares.items() if k in self.updated}, recorded)
+    def share(self, recorded: Collection[int], *, updated: bool = False) -> float:
+        """Of ‖∇L‖², what these parameters hold: over all that have a gradient, as clipping by norm is, or that the step moves."""
+        squares = {k: x for k, x in self.squares.items() if not updated or k in self.updated}
+        total = sum(squares.values())
+        return sum(x for k, x in squares.items() if k in recorded) / total if total else 1.0
 
 
 class OptimizerReader:
@@ -47,10 +43,7 @@ class OptimizerReader:
         scaler: Any = None,
         clip_norm: float | str | None = None,
     ) -> None:
-        if model_as not in OPTIMIZER_MODELS:
-            raise UsageError(
-                f"optimizer_model must be one of {', '.join(map(repr, OPTIMIZER_MODELS))}, got {model_as!r}."
-            )
+        check_one_of("optimizer_model", model_as, ("auto", "sgd"))
         self.optimizer, self.scaler, self.proxy = optimizer, scaler, model_as == "sgd"
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._recorded = {id(p) for p in self.parameters}  # what torch updated when recording began
@@ -59,7 +52,7 @@ class OptimizerReader:
         self.watching = False  # inside a step
         self.on_step: Callable[[Reading], None] = lambda reading: None  # before the update
         self.on_stepped: Callable[[Reading], None] = lambda reading: None  # after it; gradients are still there
-        self._scale = 1.0
+        self.loss_scale = 1.0  # by which the loss was multiplied before backward (1 without a GradScaler)
         self.passes: set[int] = set()  # the backward passes of this step that added to a gradient
         self._handles: list[RemovableHandle] = []
         self._rule = PLAIN if self.proxy else checked_rule(optimizer)
@@ -89,12 +82,7 @@ class OptimizerReader:
         self.reading = None
         self._clipping.begin()
         self.passes = set()
-        self._scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-
-    @property
-    def loss_scale(self) -> float:
-        """By how much the loss was multiplied before backward (1 without a GradScaler)."""
-        return self._scale
+        self.loss_scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     @property
     def adaptive(self) -> bool:
@@ -131,19 +119,16 @@ class OptimizerReader:
         _refuse_closure(args, kwargs)
         if _fused_skip(optimizer):
             return
-        self._refuse_newcomers()
         self._refuse_changes()
-        clip, norm, squares = self._clipping.read(self._scale)
-        rows = [self._group(group) for group in optimizer.param_groups]
+        clip, norm, squares = self._clipping.read(self.loss_scale)
+        for group in optimizer.param_groups:
+            self._refuse_idle(group)
+        rows = [self._rule.read(optimizer, group)._asdict() for group in optimizer.param_groups]
         groups = {name: [row[name] for row in rows] for name in rows[0]}
-        reading = Reading(groups, clip, norm, squares, frozenset(_moved(optimizer)))
+        moving = [p for group in optimizer.param_groups if float(group["lr"]) for p in group["params"]]
+        reading = Reading(groups, clip, norm, squares, frozenset(id(p) for p in moving if p.grad is not None))
         self.on_step(reading)
         self.reading = reading
-
-    def _group(self, group: dict[str, Any]) -> dict[str, float]:
-        """One parameter group's coefficients, by name."""
-        self._refuse_idle(group)
-        return self._rule.read(self.optimizer, group)._asdict()
 
     def _refuse_idle(self, group: dict[str, Any]) -> None:
         """torch leaves parameters without a gradient alone: their momentum and decay stand still."""
@@ -156,18 +141,14 @@ class OptimizerReader:
                 "group without momentum and weight decay, or make sure that every parameter affects the loss."
             )
 
-    def _refuse_newcomers(self) -> None:
-        known = {id(p) for p in self.parameters}
-        new = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None and id(p) not in known]
-        if new:
+    def _refuse_changes(self) -> None:
+        """Parameters and settings that were not there when recording began, and are not followed."""
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if new := [p for p in trained if id(p) not in self._recorded]:
             raise CoverageError(
                 f"{len(new)} parameters (the first has shape {tuple(new[0].shape)}) are trained now, but were frozen "
-                "when recording began, so their gradients are not recorded. End this recording and start a new run "
-                "from here."
+                "when recording began. End this recording and start a new run from here."
             )
-
-    def _refuse_changes(self) -> None:
-        """Settings that were not there when recording began, and are not followed."""
         _refuse_maximize(self.optimizer)
         if self._plain and (new := dropped(self.optimizer)):
             raise UnsupportedError(
@@ -198,15 +179,3 @@ def _refuse_closure(args: Any, kwargs: Any) -> None:
 def _refuse_maximize(optimizer: Optimizer) -> None:
     if any(group.get("maximize", False) for group in optimizer.param_groups):
         raise UnsupportedError("maximize=True is not supported. Negate the loss instead.")
-
-
-def _moved(optimizer: Optimizer) -> Iterator[int]:
-    """The parameters, by id, that the optimizer's next step moves."""
-    for group in optimizer.param_groups:
-        if float(group["lr"]) != 0:
-            yield from (id(p) for p in group["params"] if p.grad is not None)
-
-
-def _share(squares: Mapping[int, float], recorded: Collection[int]) -> float:
-    total = sum(squares.values())
-    return sum(x for k, x in squares.items() if k in recorded) / total if total else 1.0

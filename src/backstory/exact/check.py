@@ -114,7 +114,9 @@ def check(
         raise UsageError(
             f"the result must be at the final step, {run.step_of('final')}, which retraining ends at, got one at step {influence.at}."
         )
-    ends = _ends(influence)
+    queries = range(influence.n_queries)
+    hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
+    ends = list(dict.fromkeys(h.sample for h in hits))
     ids = [x for x in influence.per_sample()[0] if x not in ends]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))[:random]
     samples = (*ends, *(ids[i] for i in order.tolist()))
@@ -122,10 +124,3 @@ def check(
     retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
     return Check(influence.at, samples, len(ends), predicted, retrained, influence.caveats, influence.quality)
-
-
-def _ends(influence: Influence) -> tuple[int | str, ...]:
-    """The samples that helped and hurt each query most."""
-    queries = range(influence.n_queries)
-    hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
-    return tuple(dict.fromkeys(h.sample for h in hits))

@@ -111,11 +111,9 @@ def _stack_size(tape: Tape, cuts: Sequence[Cut], vectorised: bool | None) -> int
     if vectorised is None and size < WORTH_STACKING:
         return 1
     reason = obstacle(tape, cuts[0], min(cuts[0][0]))
-    if reason is None:
-        return max(size, 2)
-    if vectorised:
+    if vectorised and reason is not None:
         raise UnsupportedError(f"the replays cannot be vectorised: {reason}. Pass vectorised=False, or workers=.")
-    return 1
+    return max(size, 2) if reason is None else 1
 
 
 def _replayed(tape: Tape, cuts: Sequence[Cut], query: QueryLoss) -> Iterator[Tensor]:
@@ -196,7 +194,7 @@ class Replicas:
             grads = torch.autograd.grad((stacked * W.to(stacked)).sum(), theta, allow_unused=True)
         with torch.no_grad():
             known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
-            update.advance_(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+            self.slots = update.update(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
 
     def theta(self, r: int) -> Theta:
         """The parameters of replica r."""

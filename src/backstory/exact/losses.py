@@ -10,8 +10,7 @@ Shapes:  Q queries or directions, B samples; parameters keep their own shapes, w
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,7 +101,7 @@ QueryLoss = Callable[[nn.Module], Tensor] | QuerySet | str  # a name alone: each
 
 def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
     """(Q,) float64."""
-    with _evaluated(recipe.model), torch.no_grad():
+    with in_mode(recipe.model), torch.random.fork_rng(devices=[]), torch.no_grad():
         values = _raw(recipe, query).double().clone()  # a query may be a view of a parameter
     if not bool(values.isfinite().all()):
         raise NumericalError(
@@ -114,7 +113,7 @@ def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
 
 def gradients(recipe: Recipe, query: QueryLoss, parameters: Sequence[Tensor]) -> list[Tensor]:
     """∇ℓ(θ, q) of all queries: one (Q, *shape) for each parameter."""
-    with _evaluated(recipe.model), torch.enable_grad():
+    with in_mode(recipe.model), torch.random.fork_rng(devices=[]), torch.enable_grad():
         values = _raw(recipe, query)
         rows = batched_grad([values], parameters, [torch.eye(len(values)).to(values)])
     return or_zeros(rows, parameters, len(values))
@@ -134,10 +133,3 @@ def _raw(recipe: Recipe, query: QueryLoss) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() > 1 or not values.numel():
         raise UsageError("the query's loss must be a scalar or a vector with one loss per query.")
     return values.reshape(-1)
-
-
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; draws inside do not count."""
-    with in_mode(model), torch.random.fork_rng(devices=[]):
-        yield

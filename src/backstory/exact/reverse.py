@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..capture.ids import as_text
-from ..errors import MismatchError, NumericalError, UsageError
+from ..errors import MismatchError, NumericalError, UnsupportedError, UsageError
 from ..replay import update
 from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
@@ -35,7 +35,7 @@ from ..replay.update import Slots, distance
 from ..results.influence import Influence
 from ..run.run import Run
 from .cache import ProgressFile
-from .losses import QueryLoss, QuerySet, batched_grad, gradients, losses, or_zeros, step_gradient
+from .losses import QueryLoss, batched_grad, gradients, losses, or_zeros, step_gradient
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
 HOW = "exact unrolling"
@@ -71,18 +71,21 @@ def reverse(
     """
     with own_randomness():
         tape = Tape(recipe, args=args, dtype=dtype, length=at)
-        tape.need_modelled("exact unrolling")
+        if tape.obstacle is not None:
+            raise UnsupportedError(f"{HOW} differentiates the optimizer's steps, but {tape.obstacle}.")
         bounds = boundaries(tape.length, checkpoints)
         buffers = _buffers(tape)
         tape.record(bounds)
-        caveats = () if _unchanged(buffers, _buffers(tape)) else (STATISTICS,)
-        x, base = start(tape, query_loss)
+        caveats = () if all(map(torch.equal, buffers, _buffers(tape))) else (STATISTICS,)
+        x, base = _start(tape, query_loss)
         file = ProgressFile(cache, "reverse", (tape.start, tape.end), base, bounds)
-        scores = sweep(tape, x, bounds, file, _back, progress)
-    return as_influence(tape, scores, HOW, caveats)
+        scores = _sweep(tape, x, bounds, file, progress)
+    names, kind = as_text([name for ids in tape.ids for name in ids])
+    steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
+    return Influence(scores, np.array(names), steps, kind, tape.length, HOW, caveats)
 
 
-def start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
+def _start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
     """The adjoint after the last step, Q in front, and the query losses (Q,)."""
     v = gradients(tape.recipe, query, tape.parameters)
     now = update.slots(tape.optimizer)
@@ -90,35 +93,23 @@ def start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
     return Slots(tuple(v), m, second), losses(tape.recipe, query)
 
 
-def sweep(
-    tape: Tape, x: Slots, bounds: Sequence[int], file: ProgressFile, back: Any, progress: Progress | None
-) -> Tensor:
-    """Scores (Q, N) of all occurrences: `back(tape, moment, x)` takes the adjoint over one step."""
+def _sweep(tape: Tape, x: Slots, bounds: Sequence[int], file: ProgressFile, progress: Progress | None) -> Tensor:
+    """Scores (Q, N) of all occurrences: the adjoint goes back over one step after the other."""
     places = np.cumsum([0, *(len(ids) for ids in tape.ids)])
     scores = torch.zeros(len(x.theta[0]), int(places[-1]), dtype=torch.float64)
-    saved = file.load()
-    done = tape.length
-    if saved is not None:
-        done, x, scores = saved
+    done, x, scores = file.load() or (tape.length, x, scores)
     for first, end in segments(bounds, tape.length):
         if first >= done:
             continue
         for moment in backward(tape, first, end):
             t = moment.step
-            rows, x = back(tape, moment, x)
+            rows, x = _back(tape, moment, x)
             scores[:, places[t] : places[t + 1]] = rows.double()
             tell(progress, tape.length - t, tape.length)
         if not bool(scores.isfinite().all()):
             raise NumericalError(f"the derivative overflowed between steps {first} and {end}. Compute it in float64.")
         file.save(first, x, scores)
     return scores
-
-
-def as_influence(tape: Tape, scores: Tensor, how: str, caveats: Sequence[str]) -> Influence:
-    """The scores as an `Influence`."""
-    names, kind = as_text([name for ids in tape.ids for name in ids])
-    steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
-    return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(caveats))
 
 
 def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:
@@ -160,16 +151,11 @@ def _buffers(tape: Tape) -> list[Tensor]:
     return [b.detach().clone() for b in tape.recipe.model.buffers() if b.is_floating_point()]
 
 
-def _unchanged(before: list[Tensor], after: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
 def boundaries(steps: int, count: int | None) -> list[int]:
     """First steps of `count` equal segments (about √T by default)."""
-    chosen = count if count is not None else math.isqrt(max(steps - 1, 0)) + 1
-    if chosen < 1:
+    if count is not None and count < 1:
         raise UsageError(f"checkpoints must be at least 1, got {count}.")
-    chosen = min(chosen, steps)
+    chosen = min(count or math.isqrt(max(steps - 1, 0)) + 1, steps)
     return [i * steps // chosen for i in range(chosen)]
 
 
@@ -213,15 +199,13 @@ def query(
     caveats = [
         _checked(run, recipe, args, step) if check else "the replay was not checked against the run (check=False)"
     ]
-    influence = reverse(
-        lambda: _with_query(build_recipe(recipe, args), batch),
-        QuerySet(QUERY),
-        at=step,
-        dtype=dtype,
-        checkpoints=checkpoints,
-        cache=cache,
-        progress=progress,
-    )
+
+    def with_query() -> Recipe:
+        made = build_recipe(recipe, args)
+        return replace(made, queries={**made.queries, QUERY: batch})
+
+    options: dict[str, Any] = {"dtype": dtype, "checkpoints": checkpoints, "cache": cache, "progress": progress}
+    influence = reverse(with_query, QUERY, at=step, **options)
     if dtype is not None:
         caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
     return replace(influence, caveats=(*caveats, *influence.caveats, "evaluated in eval mode"), lookup=run.content)
@@ -232,7 +216,3 @@ def _checked(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, ste
     if not result:
         raise MismatchError(f"{result}. To unroll the recipe anyway, pass check=False.")
     return str(result)
-
-
-def _with_query(recipe: Recipe, batch: Any) -> Recipe:
-    return replace(recipe, queries={**recipe.queries, QUERY: batch})

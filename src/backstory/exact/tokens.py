@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import OptimizerReader, Tap, fingerprint
+from ..capture.hooks import by_position
 from ..capture.ids import as_text
 from ..capture.modules import Blocks
 from ..errors import MismatchError, UsageError
@@ -31,6 +32,7 @@ from ..maths.layers import Contribution
 from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
+from ..recording.projecting import basis_like
 from ..recording.step import safe_inverse
 from ..replay.recipe import stored_args
 from ..replay.reproduction import Reproduction, fingerprints, judge
@@ -157,7 +159,9 @@ def tokens(
             model, loss = tape.recipe.model, loss_fn or tape.recipe.loss
             scales = load_scales(RunStore.open(run.path), step)
             v = query_rows(model, loss, batch, watcher.blocks, watcher.bases, scales, mode=mode)
-    v = _checked_vectors(v, run)
+    if v.dim() != 2 or v.shape[1] != run.width or not bool(v.isfinite().all()):
+        raise UsageError(f"vectors must be finite and of shape (Q, {run.width}), got {tuple(v.shape)}.")
+    v = v if v.dtype == torch.float64 else v.float()
     answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
     caveats, measured = (CAVEAT, *run.caveats()), run.quality(step)
     return [
@@ -187,12 +191,6 @@ def _places(tape: Tape, pairs: Sequence[tuple[int | str, int]]) -> list[Where]:
             )
         out.append((t, ids.index(str(name))))
     return out
-
-
-def _checked_vectors(v: Tensor, run: Run) -> Tensor:
-    if v.dim() != 2 or v.shape[1] != run.width or not bool(v.isfinite().all()):
-        raise UsageError(f"vectors must be finite and of shape (Q, {run.width}), got {tuple(v.shape)}.")
-    return v if v.dtype == torch.float64 else v.float()
 
 
 class _Positions:
@@ -253,11 +251,7 @@ class _Positions:
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
             self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
-        moved = [
-            type(basis)(*(None if x is None else x.to(b.parameter.device) for x in basis))
-            for basis, b in zip(self.bases, blocks, strict=True)
-        ]
-        gathered.settle(moved, scales)
+        gathered.settle(list(map(basis_like, self.bases, (b.parameter for b in blocks))), scales)
         rows = gathered.rows([n]).double() * inverse[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 
@@ -270,8 +264,7 @@ def _count(tape: Tape, t: int, blocks: Blocks) -> int:
 
     def see(module: nn.Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor) and out.dim() > 2:
-            last = out.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else out.flatten(1, -2)
-            lengths[last.shape[1]] += 1
+            lengths[by_position(module, out).shape[1]] += 1
 
     for name, module in twin.named_modules():
         if name in names:

@@ -7,6 +7,7 @@ the ids join the batch behind it. Nothing but `dataset` and `collate_fn` of the 
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..capture.ids import ID_KEY, as_text
 from ..errors import UsageError
 
-Ids = (
-    Sequence[int | str] | str | None
-)  # one for each item; a column's name; None: `sample_id` if there is one, else the index
+# one for each item; a column's name; None: `sample_id` if there is one, else the index
+Ids = Sequence[int | str] | str | None
 
 
 class Named(NamedTuple):
@@ -92,50 +92,30 @@ class NamedStream(_Wrapper, IterableDataset[Named]):
             yield Named(_column(item, self.column), item)
 
 
-class InTheBatch:
-    """A collator whose batch, a dict, also holds the ids, as a tensor under `sample_id`."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: Sequence[Named]) -> Any:
-        """The batch of these items, with their ids inside."""
-        batch = self.collate([x.item for x in items])
-        batch[ID_KEY] = encoded([x.name for x in items])
-        return batch
+def _beside(collate: Callable[[list[Any]], Any], items: Sequence[Named]) -> Paired:
+    """A batch as `collate` makes it, whatever that is, and the ids beside it."""
+    return Paired([x.name for x in items], collate([x.item for x in items]))
 
 
-class BesideTheBatch:
-    """A collator that gives the ids beside the batch, whatever that is."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: Sequence[Named]) -> Paired:
-        """The ids of these items, and their batch."""
-        return Paired([x.name for x in items], self.collate([x.item for x in items]))
+def _inside(collate: Callable[[list[Any]], Any], items: Sequence[Named]) -> Any:
+    """A batch as `collate` makes it, a dict, that also holds the ids, as a tensor under `sample_id`."""
+    names, batch = _beside(collate, items)
+    batch[ID_KEY] = encoded(names)
+    return batch
 
 
-class _Stripped:
-    """An iterator over batches that puts their ids into a queue."""
-
-    def __init__(self, pairs: Iterator[Paired], queue: "deque[list[int | str]]") -> None:
-        self._pairs, self._queue = pairs, queue
-
-    def __iter__(self) -> "_Stripped":
-        return self
-
-    def __next__(self) -> Any:
-        names, batch = next(self._pairs)
+def _stripped(pairs: Iterator[Paired], queue: "deque[list[int | str]]") -> Iterator[Any]:
+    """The batches, whose ids go into a queue."""
+    for names, batch in pairs:
         if batch is not None:  # which trainers leave out
-            self._queue.append(names)
-        return batch
+            queue.append(names)
+        yield batch
 
 
 def carry(loader: DataLoader[Any], ids: Ids) -> Callable[[], None]:
     """Let `loader` put ids into its batches from its next pass on; returns what undoes it."""
     dataset, collate = loader.dataset, loader.collate_fn
-    _put(loader, _named(loader, ids), InTheBatch(collate))
+    _put(loader, _named(loader, ids), partial(_inside, collate))
     return lambda: _put(loader, dataset, collate)
 
 
@@ -143,12 +123,12 @@ def queued(loader: DataLoader[Any], ids: Ids, queue: "deque[list[int | str]]") -
     """A loader that yields the batches of `loader` as they are, and puts the ids of each into `queue`."""
     kind = type(loader)
 
-    def begin(self: Any) -> _Stripped:
+    def begin(self: Any) -> Iterator[Any]:
         queue.clear()
-        return _Stripped(kind.__iter__(self), queue)
+        return _stripped(kind.__iter__(self), queue)
 
     twin = copy.copy(loader)  # sampler and generator are shared: the order is the same
-    _put(twin, _named(loader, ids), BesideTheBatch(loader.collate_fn))
+    _put(twin, _named(loader, ids), partial(_beside, loader.collate_fn))
     twin.__class__ = type(kind.__name__, (kind,), {"__iter__": begin})
     return twin
 

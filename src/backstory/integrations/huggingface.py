@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from ..capture.ids import ID_KEY
 from ..errors import UnsupportedError, UsageError
@@ -86,13 +85,9 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         return int(RunStore.open(self._run.path).config.get("trainer_steps", {}).get(str(step), step))
 
     def _attach(self, model: nn.Module) -> None:
-        before = torch.compiler.disable(self._before)
-        after = torch.compiler.disable(self._after)
-        handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            model.register_forward_hook(after, with_kwargs=True),
-        ]
-        self._undo += [handle.remove for handle in handles]
+        before, after = torch.compiler.disable(self._before), torch.compiler.disable(self._after)
+        self._undo.append(model.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+        self._undo.append(model.register_forward_hook(after, with_kwargs=True).remove)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """The last report comes before the best model is loaded: the model is still the one that training ended with."""
@@ -168,10 +163,9 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         """The Trainer multiplied a micro-batch's loss by `factor` before differentiating it."""
         if len(set(divisors)) != 1:
             raise UnsupportedError(
-                "the Trainer passes num_items_in_batch to the model, and Backstory cannot tell whether the loss is "
-                f"divided by it (possible divisors: {divisors}). If the model ignores it, set "
-                "model.accepts_loss_kwargs = False before creating the Trainer. For a custom token loss, pass "
-                "tokens= to BackstoryCallback, a function of the model's inputs."
+                "Backstory cannot tell whether the model divides its loss by num_items_in_batch (possible divisors: "
+                f"{divisors}). If the model ignores it, set model.accepts_loss_kwargs = False before creating the "
+                "Trainer. For a custom token loss, pass tokens= to BackstoryCallback, a function of the model's inputs."
             )
         self._parts[slot].weighed = True
         self._run.weigh(slot, weight(factor / self._scale, divisors[0]))
@@ -190,9 +184,8 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         if len(self._parts) > 1 or not self._parts[0].divisors():
             raise UnsupportedError(
                 "the Trainer differentiates another loss than the one the model returned (compute_loss_func, label "
-                "smoothing or a custom compute_loss), so Backstory cannot tell how it is divided among "
-                "micro-batches. Let the model compute the loss, use gradient_accumulation_steps=1, or write the loop "
-                "yourself with backstory.record."
+                "smoothing or a custom compute_loss), so its micro-batches' weights are unknown. Let the model compute "
+                "the loss, use gradient_accumulation_steps=1, or write the loop yourself with backstory.record."
             )
         self._run.weigh(0, 1.0 / self._parts[0].divisors()[-1])  # a loss of one's own is what loss_reduction says
 
@@ -256,12 +249,11 @@ def _refuse(args: Any) -> None:
 
 
 def _refuse_packing(inputs: dict[str, Any], samples: int) -> None:
-    sizes = {
-        k: len(v) for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() > 0 and k in ("input_ids", "labels")
-    }
-    if wrong := [k for k, n in sizes.items() if n != samples]:
-        raise UnsupportedError(
-            f"the collator made {sizes[wrong[0]]} rows of {wrong[0]!r} from {samples} samples, so they cannot be told "
-            "apart. Collate one row per sample (no packing, no padding-free batches), or pack before training, so "
-            "that each packed row is a sample."
-        )
+    for name in ("input_ids", "labels"):
+        value = inputs.get(name)
+        if isinstance(value, Tensor) and value.dim() and len(value) != samples:
+            raise UnsupportedError(
+                f"the collator made {len(value)} rows of {name!r} from {samples} samples, so they cannot be told "
+                "apart. Collate one row per sample (no packing, no padding-free batches), or pack before training, so "
+                "that each packed row is a sample."
+            )

@@ -9,7 +9,7 @@ micro-batch is divided by `accumulate_grad_batches`, also where an epoch ends ea
 
 from collections import deque
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ class BackstoryCallback(RecordingCallback, Callback):  # type: ignore[misc]
         self._start = int(state_dict["step"])
 
 
-def _closure_first(optimizer: Optimizer) -> Callable[[], None]:
+def _closure_first(optimizer: Optimizer) -> Callable[[], Any]:
     """Let `optimizer.step(closure)` run its closure, and only then step; returns what undoes it."""
     plain = optimizer.step
     shadowed = "step" in optimizer.__dict__  # a learning-rate scheduler counts steps there
@@ -147,14 +147,7 @@ def _closure_first(optimizer: Optimizer) -> Callable[[], None]:
         return loss
 
     optimizer.step = step  # type: ignore[method-assign]
-
-    def undo() -> None:
-        if shadowed:
-            optimizer.step = plain  # type: ignore[method-assign]
-        else:
-            optimizer.__dict__.pop("step", None)
-
-    return undo
+    return partial(setattr, optimizer, "step", plain) if shadowed else partial(optimizer.__dict__.pop, "step", None)
 
 
 def _refuse(trainer: Any, module: Any) -> None:

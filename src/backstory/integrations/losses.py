@@ -20,11 +20,8 @@ from ..errors import UnsupportedError
 
 CLOSE = 1e-2  # how far a loss may be from the sum of its samples' losses: half precision is that coarse
 IGNORED = -100
-IN_PLACE = (
-    "ForMaskedLM",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-)  # logits and labels at the same position
+# logits and labels at the same position
+IN_PLACE = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
 class Scored(NamedTuple):

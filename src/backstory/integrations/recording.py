@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import UsageError
+from ..errors import UsageError, check_one_of
 from ..recording.recorder import Recorder, record
 from ..recording.settings import NAMES, settings_of
 from ..recording.step import StepScope
 from .carry import Ids
 
-REDUCTIONS = ("mean", "sum", "token-mean")
 FILLED_IN = ("resume", "start", "scaler")  # by the trainer
 Tokens = Callable[[Any], Tensor]  # batch -> how many tokens of each sample have a loss (B,)
 
@@ -30,17 +29,14 @@ class Recording:
     def __init__(
         self, path: str | Path, loss_reduction: str, tokens: Tokens | None, arguments: Mapping[str, Any]
     ) -> None:
-        if loss_reduction not in REDUCTIONS:
-            raise UsageError(
-                f"loss_reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {loss_reduction!r}."
-            )
+        check_one_of("loss_reduction", loss_reduction, ("mean", "sum", "token-mean"))
         if taken := [name for name in FILLED_IN if name in arguments]:
             raise UsageError(f"{taken[0]}= is set by the trainer. Leave it out.")
         self.path, self.reduction, self.tokens = Path(path), loss_reduction, tokens
-        short = {name: x for name, x in arguments.items() if name in NAMES}
-        chosen = settings_of(arguments.get("settings"), short).resolved(loss_reduction)
-        others = {name: x for name, x in arguments.items() if name not in NAMES}
-        self._arguments = {**others, "settings": chosen, "loss_reduction": "weights"}
+        others = dict(arguments)
+        short = {name: others.pop(name) for name in NAMES if name in others}
+        others["settings"] = settings_of(others.get("settings"), short).resolved(loss_reduction)
+        self._arguments = {**others, "loss_reduction": "weights"}
         self.recorder: Recorder | None = None
         self.scope: StepScope | None = None  # of the step under way
         self._step: AbstractContextManager[StepScope] | None = None

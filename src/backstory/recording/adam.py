@@ -33,7 +33,11 @@ class AfterUpdate(NamedTuple):
     @property
     def drift(self) -> float:
         """Root mean square change of log P since the step before."""
-        return 0.0 if self.before is None or self.scales is None else _drift(self.before, self.scales)
+        if self.before is None or self.scales is None:
+            return 0.0
+        sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in self.scales]).float()
+        squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(self.before, self.scales, strict=True)])
+        return float((squares @ sizes / sizes.sum()).sqrt())
 
 
 class Adaptive:
@@ -56,9 +60,7 @@ class Adaptive:
         """After the optimizer has stepped, while its gradients are still there."""
         if self.diagonal:
             assert bases is not None
-            return AfterUpdate(
-                P=torch.cat([self._diagonal(b, basis) for b, basis in zip(self._blocks, bases, strict=True)])
-            )
+            return AfterUpdate(P=torch.cat(list(map(self._diagonal, self._blocks, bases))))
         if not self.preconditioned:
             return AfterUpdate()
         before, self._age = self.scales, self._age + 1
@@ -75,8 +77,7 @@ class Adaptive:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""
         if not self.preconditioned or reading.clip >= 1:
             return None
-        grads = [b.parameter.grad for b in self._blocks]
-        return [None if g is None else g / reading.clip for g in grads]
+        return [None if (g := b.parameter.grad) is None else g / reading.clip for b in self._blocks]
 
     def _duals(self, reading: Reading, bases: Sequence[Basis], scales: Sequence[Scale]) -> list[Tensor | None]:
         """Of ∇L before clipping, through the sides: far fewer numbers to hold on to than the gradients."""
@@ -93,9 +94,8 @@ class Adaptive:
 
     def _diagonal(self, block: Block, basis: Basis) -> Tensor:
         second = self._reader.second_moment(block.parameter)
-        return project_dense(1 / ((second.v / second.correction).sqrt() + second.eps)[None], block.shape, basis)[
-            0
-        ].cpu()
+        P = 1 / ((second.v / second.correction).sqrt() + second.eps)
+        return project_dense(P[None], block.shape, basis)[0].cpu()
 
     def check(self, reading: Reading) -> None:
         """Before the optimizer moves: can its step be followed in these coordinates?"""
@@ -104,9 +104,3 @@ class Adaptive:
                 f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, scaled by each "
                 "parameter's own learning rate, which a projection cannot represent. Use AdamW, or record with projection='mask' or 'full'."
             )
-
-
-def _drift(before: Sequence[Scale], now: Sequence[Scale]) -> float:
-    sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in now], dtype=torch.float32)
-    squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(before, now, strict=True)])
-    return float((squares @ sizes / sizes.sum()).sqrt())

@@ -26,6 +26,7 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..errors import CoverageError
 from ..maths.projection import Basis, Shape, project_dense, random_basis
+from .projecting import basis_like
 from .step import StepScope
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative
@@ -65,7 +66,10 @@ def check_sums(
     ]
     if wrong:
         rest, theta = (torch.cat(x) for x in zip(*((x.rest, x.theta) for x in wrong), strict=True))
-        raise CoverageError(_message(wrong[0], scope.number, _cause(passes, scope, rest, theta, clip)))
+        raise CoverageError(
+            f"the per-sample gradients of {wrong[0].name!r} do not add up to its gradient in step {scope.number} (off "
+            f"by {wrong[0].off:.1%}). {_cause(passes, scope, rest, theta, clip)}"
+        )
 
 
 class Miss(NamedTuple):
@@ -88,9 +92,7 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     half = rounded or grad.dtype not in TOLERANCE
     tolerance = HALF_TOLERANCE if half else TOLERANCE[grad.dtype]
     rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype, half)) * factor
-    if not bool(
-        rest.norm() > tolerance * expected.norm() + rounding
-    ):  # NaN is named where rows are looked at one by one
+    if not rest.norm() > tolerance * expected.norm() + rounding:  # NaN is named where rows are looked at one by one
         return None
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
     return Miss(block.name, off, rest, _project(block.parameter.detach(), shape, basis))
@@ -113,14 +115,11 @@ def _small(block: Block) -> tuple[Shape, Basis]:
     """A few random coordinates, for steps whose own basis is not known yet."""
     s = block.shape
     shape = Shape(s.d_out, s.d_in, min(s.d_out, 4), min(s.d_in, 4))
-    basis = random_basis(shape, seed=0, name=block.name)
-    like = block.parameter
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return shape, Basis(*(None if x is None else x.to(like.device, wide) for x in basis))
+    return shape, basis_like(random_basis(shape, seed=0, name=block.name), block.parameter)
 
 
-def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: float) -> str | None:
-    """What the step itself shows of the cause, and what to do; None where it shows nothing."""
+def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: float) -> str:
+    """What the step itself shows of the cause, or the likely causes, and what to do."""
     if passes.differentiable:
         return (
             "A backward pass with create_graph=True ran in this step, as for a gradient penalty. Its gradient is not "
@@ -141,11 +140,10 @@ def _cause(passes: Passes, scope: StepScope, rest: Tensor, theta: Tensor, clip: 
     if len(passes.recorded) > len(scope.sizes):
         return (
             f"{len(passes.recorded)} backward passes ran in this step, but it declares {len(scope.sizes)} "
-            "micro-batches. If one of them does not belong to the update (its gradients were zeroed again), move it "
-            "before rec.step(). If each is its own micro-batch, declare it with s.batch(ids). (Extra passes by "
-            f"torch.utils.checkpoint with use_reentrant=True are harmless.) {CAUSES}"
+            "micro-batches. Move a pass that does not belong to the update (its gradients were zeroed again) before "
+            f"rec.step(), and declare each micro-batch with s.batch(ids). {CAUSES}"
         )
-    return None
+    return CAUSES
 
 
 def _multiple(rest: Tensor, theta: Tensor) -> float | None:
@@ -153,11 +151,3 @@ def _multiple(rest: Tensor, theta: Tensor) -> float | None:
     factor = float(rest @ theta / theta.square().sum().clamp_min(1e-300))
     alike = bool((rest - factor * theta).norm() < ALIKE * rest.norm())
     return factor if alike and factor > 0 and len(theta) >= COORDINATES else None
-
-
-def _message(miss: Miss, step: int, cause: str | None) -> str:
-    head = (
-        f"the per-sample gradients of {miss.name!r} do not add up to its gradient in step {step} (off by "
-        f"{miss.off:.1%}). "
-    )
-    return head + (cause or CAUSES)

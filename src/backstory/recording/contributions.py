@@ -91,14 +91,12 @@ class Gathered:
         """⟨h_k, ∇L⟩ of what waits, exactly, with each block's gradient, (Σ B, K), float64 on the CPU."""
         out = [torch.zeros(size, self.groups, dtype=torch.float64) for size in sizes]
         for (slot, b), parts in self._waiting.items():
-            whole = wholes[b]
-            for part, group in parts if whole is not None else ():
-                assert whole is not None
-                groups = self.groups if group is None else 1
-                where = slice(None) if group is None else slice(group, group + 1)
-                out[slot][:, where] += (
-                    products(part, whole.to(_dtype(part)), self._blocks[b].shape, groups).double().cpu()
-                )
+            if (whole := wholes[b]) is None:
+                continue
+            for part, group in parts:
+                groups, where = (self.groups, slice(None)) if group is None else (1, slice(group, group + 1))
+                dots = products(part, whole.to(part[-1].dtype), self._blocks[b].shape, groups)
+                out[slot][:, where] += dots.double().cpu()
         return torch.cat(out)
 
     def rows(self, sizes: Sequence[int]) -> Tensor:
@@ -165,8 +163,7 @@ def _versions(part: Contribution) -> Versions:
 def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contribution]]:
     out: dict[int, list[Contribution]] = defaultdict(list)
     for part, group in waiting:
-        pieces = split_groups(part, groups) if group is None else {group: part}
-        for k, piece in pieces.items() if isinstance(pieces, dict) else enumerate(pieces):
+        for k, piece in enumerate(split_groups(part, groups)) if group is None else [(group, part)]:
             if piece is not None:
                 out[k].append(piece)
     return out
@@ -174,10 +171,5 @@ def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contrib
 
 def divided(part: Contribution, scale: Tensor) -> Contribution:
     """Each sample's contribution times its entry of `scale` (B,)."""
-    x = part.right if isinstance(part, Outer) else part[0]
-    times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
-    return Outer(part.left, times) if isinstance(part, Outer) else type(part)(times)
-
-
-def _dtype(part: Contribution) -> torch.dtype:
-    return part.right.dtype if isinstance(part, Outer) else part[0].dtype
+    *left, x = part
+    return type(part)(*left, x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1))))

@@ -102,13 +102,14 @@ class CurvatureRows:
     def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
         if self.form.kind == "sampled":
             for draw in range(self.form.passes):
-                yield sampled_seed(outputs, kind, _generator(self._seed, scope.number, len(scope.sizes), draw), mask)
+                name = f"{self._seed}/curvature/{scope.number}/{len(scope.sizes)}/{draw}"
+                number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+                yield sampled_seed(outputs, kind, torch.Generator().manual_seed(number), mask)
             return
-        if n_exact(outputs) != self.form.passes:
+        if (entries := n_exact(outputs)) != self.form.passes:
             raise UsageError(
-                f"the model has {n_exact(outputs)} output entries per sample, but "
-                f"curvature='exact:{self.form.passes}' declares {self.form.passes}. Record with "
-                f"curvature='exact:{n_exact(outputs)}'."
+                f"the model has {entries} output entries per sample, but curvature='exact:{self.form.passes}' "
+                f"declares {self.form.passes}. Record with curvature='exact:{entries}'."
             )
         yield from exact_seeds(outputs, kind, mask)
 
@@ -124,8 +125,3 @@ def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | No
             f"{reduction!r}. Pass s.outputs(…, reduction='mean') if its loss is their mean, else 'sum'."
         )
     return torch.ones_like(count) if reduction == "sum" else 1.0 / count.clamp_min(1)
-
-
-def _generator(seed: int, step: int, slot: int, draw: int) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/curvature/{step}/{slot}/{draw}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -16,8 +16,8 @@ the batches seen so far. The run says what was assumed.
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from inspect import unwrap
 from itertools import chain
 from pathlib import Path
@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..capture import OptimizerReader, fingerprint
 from ..capture.optimizers import checked_rule, rule_of
-from ..errors import MismatchError, UsageError
+from ..errors import MismatchError, UsageError, check_one_of
 from ..replay.recipe import Recipe, take_step
 from ..run.embed import Progress
 from ..run.run import Run
@@ -38,7 +39,6 @@ from ..store.files import read_tensors
 from .adam import Adaptive
 from .recorder import Recorder, record
 
-NEAREST = ("after", "before")
 OURS = ("resume", "start", "steps", "checkpoints", "scaler", "loss_reduction")  # arguments of record, decided here
 State = Mapping[str, Any]
 States = dict[Tensor, dict[str, Any]]  # of an optimizer, by parameter
@@ -100,8 +100,7 @@ def _step(recipe: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: 
 
 def _checked(recipe: Recipe, given: Sequence[Given], nearest: str) -> list[Checkpoint]:
     """The checkpoints, with the recipe's own start as the first where none is given."""
-    if nearest not in NEAREST:
-        raise UsageError(f"nearest must be one of {', '.join(map(repr, NEAREST))}, got {nearest!r}.")
+    check_one_of("nearest", nearest, ("after", "before"))
     points = [Checkpoint(*x) for x in given]
     steps = [c.step for c in points]
     if not points or steps != sorted(set(steps)) or steps[0] < 0 or not 0 < steps[-1] <= len(recipe.batches):
@@ -162,14 +161,9 @@ class _Standstill:
         self._now = -1  # the checkpoint that the model has
         self._weights: State = {}
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """While its hook is there; it must come before the recorder's, which then sees what it left."""
-        handle = self._recipe.optimizer.register_step_post_hook(self._put_back)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def attached(self) -> RemovableHandle:
+        """Its hook, until the end of a `with`; it must come before the recorder's, which then sees what it left."""
+        return self._recipe.optimizer.register_step_post_hook(self._put_back)
 
     def load(self, index: int) -> None:
         """The model at one of the checkpoints."""
@@ -249,15 +243,14 @@ def _saved(optimizer: Optimizer, state: State, step: int) -> States:
             f"the recipe's optimizer has {[len(g) for g in groups]}. Build the optimizer as in training."
         )
     parts, pairs = state.get("state", {}), zip(chain(*groups), chain(*numbers), strict=True)
-    saved = {p: {name: _like(x, p) for name, x in parts[n].items()} for p, n in pairs if n in parts}
+    saved = {  # as torch loads it: numbers for each entry have the type and device of the parameter, counts stay
+        p: {name: x.to(p) if isinstance(x, Tensor) and x.dim() else x for name, x in parts[n].items()}
+        for p, n in pairs
+        if n in parts
+    }
     if step:
         _check_moments(optimizer, saved, step)
     return saved
-
-
-def _like(value: Any, p: Tensor) -> Any:
-    """As torch loads a state: numbers for each entry have the type and device of the parameter, counts stay."""
-    return value.to(p) if isinstance(value, Tensor) and value.dim() else value
 
 
 def _check_moments(optimizer: Optimizer, saved: States, step: int) -> None:

@@ -64,9 +64,7 @@ def plan(
     if odd := [name for name in short if name in NOT_PLANNED]:
         raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")
     if repeats < 1 or seconds <= 0:
-        raise UsageError(
-            f"repeats must be at least 1 and seconds more than 0, got repeats={repeats}, seconds={seconds}."
-        )
+        raise UsageError(f"repeats must be at least 1 and seconds more than 0, got {repeats=}, {seconds=}.")
     chosen = settings_of(settings, short)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         built = recipe()

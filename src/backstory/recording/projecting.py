@@ -44,12 +44,17 @@ def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
     """The bases of a projection that needs no warm-up, or None for `learned`."""
     if kind == "learned":
         return None
-    make = {"full": _identity, "random": random_basis, "mask": mask_basis}[kind]
+    if kind == "full":
+        return [Basis(None, None) for _ in layout]
+    make = {"random": random_basis, "mask": mask_basis}[kind]
     return [make(shape, seed=seed, name=name) for name, shape in layout]
 
 
-def _identity(shape: Shape, *, seed: int, name: str) -> Basis:
-    return Basis(None, None)
+def basis_like(basis: Basis, parameter: Tensor) -> Basis:
+    """The basis on the parameter's device, in its precision or float32; the indices of a mask stay whole numbers."""
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    sides = (x if x is None or not x.is_floating_point() else x.to(wide) for x in basis)
+    return Basis(*(None if x is None else x.to(parameter.device) for x in sides))
 
 
 class Learned(NamedTuple):
@@ -75,17 +80,15 @@ def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learn
         _laid_out(x._replace(core=s.vectors[:, :n].float())) for x, s, n in zip(bases, spectra, sizes, strict=True)
     ]
     shapes = [shape._replace(core=n) for (_, shape), n in zip(wide, sizes, strict=True)]
-    return Learned(cores, shapes, None if share is None else _share(values, sizes, whole))
+    if share is None:
+        return Learned(cores, shapes)
+    retained = sum(float(v[:n].sum()) for v, n in zip(values, sizes, strict=True))
+    return Learned(cores, shapes, retained / whole if whole else 1.0)
 
 
 def _laid_out(basis: Basis) -> Basis:
     """As it will be loaded: the strides of a single column would else be others, and so the rounding of products."""
     return Basis(*(None if x is None else x.clone(memory_format=torch.contiguous_format) for x in basis))
-
-
-def _share(values: Sequence[Tensor], sizes: Sequence[int], whole: float) -> float:
-    energy = sum(float(v[:n].sum()) for v, n in zip(values, sizes, strict=True))
-    return energy / whole if whole else 1.0
 
 
 def _measured(rows: Rows, layout: Layout) -> tuple[float, list[int]]:

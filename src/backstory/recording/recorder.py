@@ -204,7 +204,12 @@ class Recorder:
     def _end(self, scope: StepScope) -> None:
         taken = self.watcher.end()
         if taken is None:
-            self._skip(scope)
+            if self.watcher.reader.scaler is None:
+                raise UsageError(
+                    f"optimizer.step() was not called inside rec.step() (step {scope.number}). Move it inside. If a "
+                    "GradScaler skips steps, pass scaler= to backstory.record()."
+                )
+            self.skipped += 1
             return
         self._settle_factors(taken)
         self._budget.spend(self._at, len(scope.ids))
@@ -232,8 +237,7 @@ class Recorder:
             raise UsageError(
                 f"in step {self._at} a sample passes the layer of {self.blocks[many[0]].name!r} {positions[many[0]]} "
                 "times (calls and positions), but in the first step only once, so its gradients are stored as two "
-                "factors. Earlier steps are safe. Record with projection='learned', which stores gradients in full, "
-                "or start with a step like the later ones."
+                "factors. Earlier steps are safe. Record with projection='learned', which stores them in full."
             )
 
     def _hand_over(self, taken: TakenStep) -> None:
@@ -254,14 +258,6 @@ class Recorder:
             if self._writer.ends_at is not None:
                 self._at = self._writer.ends_at
             raise
-
-    def _skip(self, scope: StepScope) -> None:
-        if self.watcher.reader.scaler is None:
-            raise UsageError(
-                f"optimizer.step() was not called inside rec.step() (step {scope.number}). Move it inside. If a "
-                "GradScaler skips steps, pass scaler= to backstory.record()."
-            )
-        self.skipped += 1
 
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 

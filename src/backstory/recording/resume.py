@@ -36,7 +36,6 @@ def open_store(
     if not resume:
         if start:
             raise UsageError(f"start={start} needs resume=True. A new run begins at step 0.")
-        device = str(blocks.blocks[0].parameter.device)
         more = {
             "blocks": table,
             "left_out": blocks.left_out,
@@ -47,7 +46,7 @@ def open_store(
                 "coordinates": adaptive.coordinates,
                 **({"dropped": dropped(optimizer)} if settings.optimizer_model == "sgd" else {}),
             },
-            "provenance": provenance(device),
+            "provenance": provenance(str(blocks.blocks[0].parameter.device)),
             **config,
         }
         return RunStore.create(
@@ -116,15 +115,10 @@ def _go_on(
     joins = [t for t in store.config.get("unverified_joins", []) if t < start]
     joins += [] if str(start) in known else [start]
     earlier = {k: v for k, v in known.items() if int(k) <= start}
-    about = _also_dropped(store.config["optimizer"], optimizer)
+    about = dict(store.config["optimizer"])
+    if "dropped" in about:  # and what its model leaves out from here on
+        about["dropped"] = list(dict.fromkeys([*about["dropped"], *dropped(optimizer)]))
     store.update_config(closed=False, fingerprints=earlier, unverified_joins=joins, optimizer=about)
-
-
-def _also_dropped(before: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """What the run says of its optimizer, with what its model leaves out from here on."""
-    if "dropped" not in before:
-        return before
-    return {**before, "dropped": list(dict.fromkeys([*before["dropped"], *dropped(optimizer)]))}
 
 
 def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, Any]) -> None:

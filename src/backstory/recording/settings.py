@@ -13,7 +13,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ import torch
 
 from .._version import __version__
 from ..capture.modules import Rank, Selection
-from ..errors import UsageError
+from ..errors import UsageError, check_one_of
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
 from ..maths.projection import KINDS
@@ -41,7 +41,7 @@ class Curvature:
     def __post_init__(self) -> None:
         if self.position_groups < 1 or (self.kind != "empirical" and self.passes < 1):
             raise UsageError(
-                f"curvature needs at least 1 draw or output entry and at least 1 position group, got {str(self)!r}."
+                f"curvature needs at least 1 draw or output entry and 1 position group, got {str(self)!r}."
             )
 
     @staticmethod
@@ -127,16 +127,15 @@ class AutoRank:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1 or self.most < 1:
-            _refuse_rank(self)
+            raise _not_a_rank(self)
 
     @staticmethod
     def parse(text: str) -> "AutoRank":
         """What a short form such as "auto:0.95/16" stands for."""
         fits = AUTO_RANK.fullmatch(text)
-        if not fits or not float(fits["share"]) or fits["most"] == "0":
-            _refuse_rank(text)
-        assert fits is not None
-        return AutoRank(share=float(fits["share"]), most=int(fits["most"] or MOST_AUTO))
+        if fits and float(fits["share"]) and fits["most"] != "0":
+            return AutoRank(share=float(fits["share"]), most=int(fits["most"] or MOST_AUTO))
+        raise _not_a_rank(text)
 
     def __str__(self) -> str:
         """The short form."""
@@ -200,9 +199,9 @@ class Settings:
         """The ranks that shapes begin with: None where everything is kept, the ceiling where the warm-up chooses."""
         if self.projection == "full":
             return None
-        if isinstance(self.rank, AutoRank | str):
-            auto = self.auto_rank
-            return None if auto is None else auto.most
+        if (auto := self.auto_rank) is not None:
+            return auto.most
+        assert not isinstance(self.rank, AutoRank | str)
         return dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
 
     def resolved(self, loss_reduction: str) -> "Settings":
@@ -214,9 +213,7 @@ class Settings:
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json; the chosen layers are in its table of layers."""
-        rank = self.rank
-        plain = asdict(replace(self, layers=None, rank=0))
-        del plain["layers"]
+        plain, rank = {name: getattr(self, name) for name in NAMES if name != "layers"}, self.rank
         plain["rank"] = {k: _plain(r) for k, r in rank.items()} if isinstance(rank, Mapping) else _plain(rank)
         return plain
 
@@ -255,18 +252,12 @@ def provenance(device: str) -> dict[str, Any]:
     }
 
 
-def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of those allowed."""
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
-
-
 def _plain(rank: Any) -> int | str | list[int]:
     return rank if isinstance(rank, int | str) else list(rank)  # as JSON gives it back: a resumed run compares
 
 
-def _refuse_rank(rank: Any) -> None:
-    raise UsageError(
+def _not_a_rank(rank: Any) -> UsageError:
+    return UsageError(
         "rank must be an integer, a pair (out, in), a dict from name patterns to either, or 'auto:S' (such as "
         f"'auto:0.95') to retain a share S of the gradient energy, 0 < S < 1, got {rank!r}. 'auto:S/R' caps the "
         f"projection at the size of rank R (default {MOST_AUTO})."

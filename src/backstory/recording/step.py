@@ -8,8 +8,10 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from ..capture.ids import as_text, check_unique, counts
 from ..capture.modules import Block
 from ..capture.updates import Reading
-from ..errors import NumericalError, UsageError
+from ..errors import NumericalError, UsageError, check_one_of
 from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
@@ -51,7 +53,8 @@ class StepScope:
         groups: int = 1,
         checked: Collection[int] = (),
     ) -> None:
-        self.number, self._reduction, self._blocks = number, reduction, blocks
+        self.number, self._blocks = number, blocks
+        self.reduction = reduction  # how the step's loss combines the samples' losses
         self.bases = bases  # None: keep the contributions themselves until they can be projected
         self.checked = checked  # the blocks whose rows must add up to the gradient in this step
         self.gradients = Gathered(blocks, bases, groups, checked)
@@ -60,12 +63,12 @@ class StepScope:
         self.sizes: list[int] = []
         self._weights: list[Tensor | None] = []
         self._tokens: list[Tensor | None] = []
-        self._losses: list[Tensor | None] = []
-        # set by the watcher where there are curvature rows beside the gradient's
-        self.curvature: CurvatureRows | None = None
+        self._losses: list[Tensor] = []
+        self.curvature: CurvatureRows | None = (
+            None  # rows beside the gradient's, set by the watcher where there are any
+        )
         self.after = AfterUpdate()  # what the optimizer's state says after the step
-        # (B, K) w ⟨g, ∇L⟩ of raw gradients, where the step was clipped in Adam's coordinates
-        self.gdots: Tensor | None = None
+        self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
         self.whole = False  # contributions are not projected, as during a warm-up
@@ -84,22 +87,22 @@ class StepScope:
         self.id_kind = kind
         self.ids += texts
         check_unique(self.ids, self.number)
-        if (weights is not None) != (self._reduction == "weights"):
+        if (weights is not None) != (self.reduction == "weights"):
             raise UsageError(
-                f"weights= and loss_reduction='weights' go together, got loss_reduction={self._reduction!r} "
+                f"weights= and loss_reduction='weights' go together, got loss_reduction={self.reduction!r} "
                 f"{'with' if weights is not None else 'without'} weights. Pass both, or neither."
             )
         given = None if weights is None else _weights(weights, len(texts), self.number)
         self.sizes.append(len(texts))
         self._weights.append(given)
         self._tokens.append(None if tokens is None else counts(tokens, len(texts)))
-        self._losses.append(None)
+        self._losses.append(torch.full((len(texts),), math.nan, dtype=torch.float64))
         self.on_batch(len(texts))
 
     def weigh(self, slot: int, weights: Tensor | Sequence[float]) -> None:
         """Replace the weights of micro-batch `slot`, where they are known only after its forward pass."""
-        if self._reduction != "weights":
-            raise UsageError(f"loss_reduction must be 'weights' to set weights, got {self._reduction!r}.")
+        if self.reduction != "weights":
+            raise UsageError(f"loss_reduction must be 'weights' to set weights, got {self.reduction!r}.")
         self._weights[slot] = _weights(weights, self.sizes[slot], self.number)
 
     def outputs(self, logits: Tensor, kind: str, mask: Tensor | None = None, reduction: str | None = None) -> None:
@@ -109,8 +112,7 @@ class StepScope:
         its positions. Curvature other than empirical is computed here.
         """
         self._need_batch("outputs")
-        if kind not in OUTPUT_KINDS:
-            raise UsageError(f"kind must be one of {', '.join(map(repr, OUTPUT_KINDS))}, got {kind!r}.")
+        check_one_of("kind", kind, OUTPUT_KINDS)
         if len(logits) != self.sizes[-1]:
             raise UsageError(
                 f"outputs must have one row for each of the {self.sizes[-1]} samples of the batch, got {len(logits)}."
@@ -130,56 +132,46 @@ class StepScope:
         def take(module: nn.Module, args: Any, out: Any) -> None:
             self.outputs(getattr(out, "logits", out), kind, reduction=reduction)
 
-        handle = model.register_forward_hook(take)
-        try:
+        with model.register_forward_hook(take):
             yield
-        finally:
-            handle.remove()
 
     def losses(self, per_sample: Tensor) -> None:
         """Pass the loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
 
-    @property
-    def reduction(self) -> str:
-        """How the step's loss combines the samples' losses."""
-        return self._reduction
-
     def weights(self) -> Tensor:
         """w_z of every sample of the step, float64."""
         n = len(self.ids)
-        if self._reduction == "weights":
+        if self.reduction == "weights":
             return torch.cat([w for w in self._weights if w is not None])
-        if self._reduction == "mean" and len(set(self.sizes)) > 1:
+        if self.reduction == "mean" and len(set(self.sizes)) > 1:
             raise UsageError(
                 f"step {self.number} accumulates micro-batches of unequal sizes {self.sizes}, so "
                 "loss_reduction='mean' does not define the sample weights. Use loss_reduction='weights' and pass "
                 "weights= with each batch."
             )
         tokens = [t for t in self._tokens if t is not None]
-        if self._reduction == "token-mean" and len(tokens) < len(self.sizes):
+        if self.reduction == "token-mean" and len(tokens) < len(self.sizes):
             raise UsageError(
                 "loss_reduction='token-mean' needs the token count of each sample. Pass tokens= to s.batch(), or "
                 "mask= to s.outputs()."
             )
-        divisor = loss_divisor(self._reduction, n, torch.cat(tokens) if tokens else None)
+        divisor = loss_divisor(self.reduction, n, torch.cat(tokens) if tokens else None)
         return torch.full((n,), 1.0 / divisor, dtype=torch.float64)
 
     def loss_column(self) -> Tensor:
         """Given losses, NaN where none were given: (B,)."""
-        nothing = float("nan")
-        given = zip(self.sizes, self._losses, strict=True)
-        return torch.cat([torch.full((n,), nothing, dtype=torch.float64) if x is None else x for n, x in given])
+        return torch.cat(self._losses)
 
     def terms(self) -> Tensor:
         """How many loss terms each sample's own loss is the mean of, (B,): 1 where it is their sum."""
-        if self._reduction == "token-mean":
+        if self.reduction == "token-mean":
             return torch.ones(len(self.ids), dtype=torch.float64)
         known = [t for t in self._tokens if t is not None]
         if len(known) < len(self.sizes):
             raise UsageError(
-                f"curvature by position groups with loss_reduction={self._reduction!r} needs the number of terms that "
+                f"curvature by position groups with loss_reduction={self.reduction!r} needs the number of terms that "
                 "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to "
                 "s.outputs()."
             )
@@ -190,16 +182,11 @@ class StepScope:
         if all_finite(rows):
             return
         rows = rows.flatten(1, -2).sum(1) if rows.dim() > 2 else rows
-        bad = (~rows.isfinite()).nonzero()[0].tolist()
-        edge, name = 0, ""
-        for block in self._blocks:
-            edge += block.shape.dims
-            if bad[1] < edge:
-                name = block.name
-                break
+        row, column = (~rows.isfinite()).nonzero()[0].tolist()
+        ends = list(accumulate(block.shape.dims for block in self._blocks))
         raise NumericalError(
-            f"the gradient of sample {self.ids[bad[0]]!r} in step {self.number} has {rows[bad[0], bad[1]].item()} in "
-            f"{name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
+            f"the gradient of sample {self.ids[row]!r} in step {self.number} has {rows[row, column].item()} in "
+            f"{self._blocks[bisect_right(ends, column)].name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
         )
 
     def settle(self, bases: Sequence[Basis]) -> None:
@@ -275,7 +262,7 @@ class TakenStep(NamedTuple):
             "clip": reading.clip,
             "norm": reading.norm,
             "coverage": reading.share(recorded),
-            "trained": reading.coverage(recorded),
+            "trained": reading.share(recorded, updated=True),
             "size": covered if scope.after.size is None else scope.after.size,
             "drift": scope.after.drift,
             "gdot": None if gdots is None else gdots.sum(1).tolist(),

@@ -127,8 +127,7 @@ def project_step(
     if not parts:
         raise StoreError(f"the stored warm-up step {step} is empty. Record the run again.")
     sizes, dims = facts["sizes"], [shape.dims for _, shape in layout]
-    first = next(iter(parts.values()))
-    dtype = (first.right if isinstance(first, Outer) else first[0]).dtype
+    dtype = next(iter(parts.values()))[-1].dtype
     n_curvature, n_gradient = facts["own_rows"], facts["gradient_rows"]
     rows = torch.zeros(sum(sizes), n_gradient + n_curvature, sum(dims), dtype=dtype)
     for (row, slot, b), part in parts.items():
@@ -139,12 +138,9 @@ def project_step(
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Parts:
-    keys = sorted({tuple(map(int, k.split("/")[:3])) for k in tensors})
     out: Parts = {}
-    for row, slot, b in keys:
+    for row, slot, b in sorted({tuple(map(int, k.split("/")[:3])) for k in tensors}):
         head = f"{row}/{slot}/{b}/"
-        if head + "grads" in tensors:
-            out[row, slot, b] = Dense(tensors[head + "grads"])
-        else:
-            out[row, slot, b] = Outer(tensors[head + "left"], tensors[head + "right"])
+        kind: type[Dense | Outer] = Dense if f"{head}grads" in tensors else Outer
+        out[row, slot, b] = kind(*(tensors[head + name] for name in kind._fields))
     return out

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..capture import OptimizerReader, Tap
 from ..capture.modules import Block, Blocks
@@ -19,6 +19,7 @@ from ..maths.projection import Basis, Shape
 from .adam import Adaptive
 from .checks import Passes, check_sums
 from .curvature import CurvatureRows
+from .projecting import basis_like
 from .settings import Settings
 from .step import StepScope, TakenStep, safe_inverse
 
@@ -47,8 +48,9 @@ class StepWatcher:
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._taken = 0  # steps so far
-        # of each block: whether each sample passed it once, at one position, in the first step
-        self.single: list[bool] = []
+        self.single: list[
+            bool
+        ] = []  # of each block: whether each sample passed it once, at one position, in the first step
 
     @property
     def watching(self) -> bool:
@@ -86,10 +88,7 @@ class StepWatcher:
 
     def project_with(self, bases: Sequence[Basis]) -> None:
         """From now on rows are projected with these."""
-        self.bases = [
-            type(basis)(*(None if x is None else _like(x, block.parameter) for x in basis))
-            for basis, block in zip(bases, self.blocks, strict=True)
-        ]
+        self.bases = list(map(basis_like, bases, (block.parameter for block in self.blocks)))
 
     def begin(self, number: int, id_kind: str | None, *, whole: bool) -> StepScope:
         """A step begins; with `whole` its contributions are not projected."""
@@ -155,8 +154,3 @@ class StepWatcher:
             scope.after = self.adaptive.read(reading, self.bases)
             if scope.whole:
                 scope.take_exact_dots(self.adaptive.wholes(reading))
-
-
-def _like(x: Tensor, parameter: Tensor) -> Tensor:
-    wide = torch.promote_types(parameter.dtype, torch.float32)
-    return x.to(parameter.device, wide) if x.is_floating_point() else x.to(parameter.device)

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import UsageError
+from ..errors import UsageError, check_one_of
 from ..maths.steps import loss_divisor
-
-REDUCTIONS = ("mean", "sum", "token-mean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +111,10 @@ def _place(spec: ModuleSpec) -> str:
 def weights(recipe: Recipe, step: int) -> Tensor:
     """w_z of the samples of one step, (B,) float64."""
     ids, batch = recipe.batches[step]
-    if recipe.loss_reduction not in REDUCTIONS:
-        raise UsageError(
-            f"loss_reduction of a recipe must be one of {', '.join(map(repr, REDUCTIONS))}, got "
-            f"{recipe.loss_reduction!r}."
-        )
+    check_one_of("loss_reduction of a recipe", recipe.loss_reduction, ("mean", "sum", "token-mean"))
     if recipe.loss_reduction == "token-mean" and recipe.tokens is None:
         raise UsageError(
-            "a recipe with loss_reduction='token-mean' needs tokens=, a function of the batch that returns how many "
-            "tokens of each sample have a loss, (B,)."
+            "a recipe with loss_reduction='token-mean' needs tokens=, a function that counts each sample's tokens."
         )
     divisor = loss_divisor(recipe.loss_reduction, len(ids), None if recipe.tokens is None else recipe.tokens(batch))
     return torch.full((len(ids),), 1.0 / divisor, dtype=torch.float64)

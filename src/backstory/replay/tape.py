@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..capture import fingerprint
-from ..errors import UnsupportedError, UsageError
+from ..errors import UsageError
 from . import update
 from .recipe import Recipe, load_recipe, take_step, weights
 
@@ -47,12 +47,6 @@ class Removal:
         if not math.isfinite(self.share) or self.share == 0:
             raise UsageError(f"share of a removal must be finite and not 0, got {self.share}.")
         object.__setattr__(self, "samples", tuple(_plain(x) for x in self.samples))
-
-    def hits(self, step: int, ids: Sequence[Id]) -> list[int]:
-        """Positions of the removed samples in the batch of `step`."""
-        if self.steps is not None and step not in self.steps:
-            return []
-        return [i for i, x in enumerate(ids) if _plain(x) in self.samples]
 
 
 def _plain(name: Any) -> Id:
@@ -99,10 +93,8 @@ def in_precision(recipe: Recipe, dtype: torch.dtype | None) -> Recipe:
     )
 
 
-def convert(batch: Any, dtype: torch.dtype | None) -> Any:
+def convert(batch: Any, dtype: torch.dtype) -> Any:
     """The floating-point tensors of a batch (a tensor, or tuples, lists and mappings of them) in `dtype`."""
-    if dtype is None:
-        return batch
     if isinstance(batch, Tensor):
         return batch.to(dtype) if batch.is_floating_point() else batch
     if isinstance(batch, Mapping):
@@ -143,7 +135,10 @@ class Tape:
         self.recipe = in_precision(build_recipe(recipe, args), dtype)
         self.parameters = update.trained_parameters(self.recipe.optimizer)
         self.obstacle = update.obstacle(self.recipe.optimizer)
-        self.length = _length(self.recipe, length)
+        steps = len(self.recipe.batches)
+        self.length = steps if length is None else length
+        if not 0 < self.length <= steps:
+            raise UsageError(f"at must be between 1 and {steps}, the number of steps of the recipe, got {length}.")
         self.start, self.end = fingerprint(self.recipe.model), ""
         self.generators: list[Generators] = [generators()]  # before each step
         self.ids: list[list[Id]] = [list(self.recipe.batches[t][0]) for t in range(self.length)]
@@ -165,7 +160,9 @@ class Tape:
             if self.obstacle is None:
                 self.coefficients.append(tuple(known.setdefault(c, c) for c in update.coefficients(self.optimizer)))
             take_step(self.recipe, t)
-            self.generators.append(_same(generators(), self.generators[-1]))
+            now, before = generators(), self.generators[-1]
+            drawn = not all(map(torch.equal, now, before))
+            self.generators.append(now if drawn else before)  # a thousand steps without draws share one state
             tell(progress, t + 1, self.length)
         if watch is not None:
             watch(self.length)
@@ -212,11 +209,6 @@ class Tape:
         """How many states may be kept in memory."""
         size: int = sum(x.numel() * x.element_size() for x in self.recipe.model.state_dict().values())
         return max(2, STATE_BYTES // max(1, 3 * size))
-
-    def need_modelled(self, what: str) -> None:
-        """Refuse an optimizer whose steps cannot be differentiated."""
-        if self.obstacle is not None:
-            raise UnsupportedError(f"{what} differentiates the optimizer's steps, but {self.obstacle}.")
 
 
 def tell(progress: Progress | None, done: int, total: int) -> None:
@@ -274,35 +266,15 @@ def restore(recipe: Recipe, state: State) -> None:
 def thin_out(steps: Collection[int], count: int) -> list[int]:
     """At most `count` of the steps, evenly spread, the first among them."""
     ordered = sorted(set(steps))
-    if len(ordered) <= count:
-        return ordered
+    count = min(count, len(ordered))
     return [ordered[i * len(ordered) // count] for i in range(count)]
-
-
-def _same(now: Generators, before: Generators) -> Generators:
-    """`before` itself where nothing was drawn, so that a thousand steps share one state."""
-    same = all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
-    return before if same else now
-
-
-def _length(recipe: Recipe, length: int | None) -> int:
-    steps = len(recipe.batches)
-    if length is None:
-        return steps
-    if not 0 < length <= steps:
-        raise UsageError(f"at must be between 1 and {steps}, the number of steps of the recipe, got {length}.")
-    return length
 
 
 def _check_clipping(recipe: Recipe, parameters: list[Tensor]) -> None:
     trained = {id(p) for p in parameters}
-    others = [n for n, p in _live(recipe.model) if id(p) not in trained]
+    others = [n for n, p in recipe.model.named_parameters() if p.requires_grad and id(p) not in trained]
     if recipe.clip_norm is not None and others:
         raise UsageError(
             f"the gradient of {others[0]!r} counts towards the clipped norm, but it is not in the optimizer, so it is "
             "never zeroed. Freeze it with requires_grad_(False), or add it to the optimizer."
         )
-
-
-def _live(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]

@@ -102,30 +102,14 @@ def update(
 ) -> Slots:
     """The state after the step."""
     if max_norm is not None:
-        grads = clip(grads, max_norm, lead)
+        grads = [g * c for g, c in zip(grads, _clip_factors(grads, max_norm, lead), strict=True)]
     moved = [_one(*args) for args in zip(now.theta, now.m, now.v, grads, steps, strict=True)]
     theta, m, v = zip(*moved, strict=True)
     return Slots(theta, m, v)
 
 
-def advance_(
-    now: Slots, grads: Sequence[Tensor], steps: Sequence[Coefficients], max_norm: float | None, lead: int = 0
-) -> None:
-    """The same in place, without derivatives; the gradients' memory is used up."""
-    if max_norm is not None:
-        for g, c in zip(grads, _clip_factors(grads, max_norm, lead), strict=True):
-            g.mul_(c)
-    for args in zip(now.theta, now.m, now.v, grads, steps, strict=True):
-        _one_(*args)
-
-
-def clip(grads: Sequence[Tensor], max_norm: float, lead: int = 0) -> list[Tensor]:
-    """torch's clip_grad_norm_ over all parameters, for each replica on its own."""
-    return [g * c for g, c in zip(grads, _clip_factors(grads, max_norm, lead), strict=True)]
-
-
 def _clip_factors(grads: Sequence[Tensor], max_norm: float, lead: int) -> list[Tensor]:
-    """One number for each replica, shaped to scale each of the gradients."""
+    """torch's clip_grad_norm_ over all parameters: one number for each replica, shaped to scale each of the gradients."""
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(*g.shape[:lead], -1), dim=-1) for g in grads])
     c = torch.clamp(max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
     return [c.reshape(c.shape + (1,) * (g.dim() - lead)) for g in grads]
@@ -134,34 +118,19 @@ def _clip_factors(grads: Sequence[Tensor], max_norm: float, lead: int) -> list[T
 def _one(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: Coefficients) -> tuple[Tensor, Tensor, Tensor]:
     u = g + c.l2 * theta if c.l2 else g
     if c.momentum:
-        m = c.mu * m + (1 - c.tau) * u
+        m = torch.add(c.mu * m, u, alpha=1 - c.tau)
     move = c.a * m if c.a else torch.zeros_like(u)
     move = move + c.n * u if c.n else move
     if c.beta2 is not None:
-        v = c.beta2 * v + (1 - c.beta2) * u.square()
+        v = torch.addcmul(c.beta2 * v, u, u, value=1 - c.beta2)
         move = move / (_root(v / c.root) + c.eps)
-    return (1 - c.rate * c.decay) * theta - c.rate * move, m, v
-
-
-def _one_(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: Coefficients) -> None:
-    u = g.add_(theta, alpha=c.l2) if c.l2 else g
-    if c.momentum:
-        m.mul_(c.mu).add_(u, alpha=1 - c.tau)
-    if c.beta2 is not None:
-        v.mul_(c.beta2).addcmul_(u, u, value=1 - c.beta2)
-    if c.decay:
-        theta.mul_(1 - c.rate * c.decay)
-    if c.n:
-        theta.add_(u, alpha=-c.rate * c.n)  # never with v: Adam has n = 0
-    if c.beta2 is not None:
-        root = torch.sqrt(v, out=u).mul_(c.root**-0.5).add_(c.eps)
-        theta.addcdiv_(m, root, value=-c.rate * c.a)
-    elif c.a:
-        theta.add_(m, alpha=-c.rate * c.a)
+    return torch.sub((1 - c.rate * c.decay) * theta, move, alpha=c.rate), m, v
 
 
 def _root(v: Tensor) -> Tensor:
     """√v with derivative 0 at 0: there m is 0 too, so that P's derivative never acts."""
+    if not torch.is_grad_enabled():
+        return v.sqrt()
     positive = v > 0
     return torch.where(positive, torch.where(positive, v, torch.ones_like(v)).sqrt(), torch.zeros_like(v))
 
@@ -171,15 +140,9 @@ def _sgd(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> 
     common = Coefficients(rate=float(group["lr"]), l2=float(group["weight_decay"]))
     if not mu:
         return common
-    fresh = state.get("momentum_buffer") is None
-    nesterov = bool(group["nesterov"])
-    return common._replace(
-        momentum=True,
-        mu=mu,
-        tau=0.0 if fresh else float(group["dampening"]),
-        a=mu if nesterov else 1.0,
-        n=1.0 if nesterov else 0.0,
-    )
+    tau = 0.0 if state.get("momentum_buffer") is None else float(group["dampening"])
+    a, n = (mu, 1.0) if group["nesterov"] else (1.0, 0.0)
+    return common._replace(momentum=True, mu=mu, tau=tau, a=a, n=n)
 
 
 def _adam(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> Coefficients:

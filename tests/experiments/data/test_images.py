@@ -8,6 +8,7 @@ import torch
 from experiments.data.images import last_epoch, net, recipe, removals, setup_of, split
 
 from backstory.errors import UsageError
+from backstory.replay.tape import index, places
 
 TINY = setup_of("tiny", "gelu", "sgd", 2, 50)  # a last batch of 2
 
@@ -56,8 +57,9 @@ def test_single_removals_are_from_the_last_epoch_and_all_from_all() -> None:
     assert len(made.batches) == 8
     for one, whole in zip(single, every, strict=True):
         assert one.samples == whole.samples
-        assert sum(len(one.hits(t, made.batches[t][0])) for t in range(8)) == 1
-        assert sum(len(whole.hits(t, made.batches[t][0])) for t in range(8)) == 2
+        occurrences = index([made.batches[t][0] for t in range(8)])
+        assert sum(map(len, places(one, occurrences).values())) == 1
+        assert sum(map(len, places(whole, occurrences).values())) == 2
 
 
 def test_the_papers_nets_have_the_papers_layers() -> None:
