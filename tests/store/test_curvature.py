@@ -69,7 +69,7 @@ def test_a_changed_curvature_byte_is_found(tmp_path: Path) -> None:
 def test_every_occurrence_has_the_same_number(tmp_path: Path) -> None:
     with new(tmp_path / "run") as store:
         for wrong in (record(0), with_curvature(0, rows=2)):
-            with pytest.raises(UsageError, match="same number of curvature samples"):
+            with pytest.raises(UsageError, match="expected curvature of shape"):
                 store.append([wrong])
         bad = with_curvature(0)
         assert bad.curvature is not None

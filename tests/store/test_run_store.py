@@ -463,9 +463,9 @@ def test_truncating_drops_all_that_follows(tmp_path: Path) -> None:
         ):
             store.save_tensors(name, {"x": torch.zeros(1)})
         for step in (2, 3):
-            store.spool(step, {"x": torch.zeros(1)}, {})
+            store.spool.put(step, {"x": torch.zeros(1)}, {})
         store.truncate(3)
-        assert (store.n_steps(), store.n_rows(), store.spooled()) == (3, 6, [2])
+        assert (store.n_steps(), store.n_rows(), store.spool.steps()) == (3, 6, [2])
         assert store.tensor_names() == ["basis", "checkpoint-000003", "scale-00000003", "scale-map"]
         store.append(records(3, 8))
         assert store.verify() == []
@@ -490,8 +490,8 @@ def test_readers_cannot_change_anything(tmp_path: Path) -> None:
         lambda: reader.delete_tensors("x"),
         lambda: reader.put_samples([]),
         lambda: reader.erase_samples(None),
-        lambda: reader.spool(0, {}, {}),
-        lambda: reader.clear_spool(),
+        lambda: reader.spool.put(0, {}, {}),
+        lambda: reader.spool.clear(),
         lambda: reader.write_embeddings(0, [], {}),
     ):
         with pytest.raises(UsageError, match="write=True"):

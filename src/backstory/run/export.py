@@ -81,7 +81,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "bytes": store.size_bytes(),
             "bytes per occurrence": store.bytes_per_row,
             "closed": config.get("closed", False),
-            "warm-up steps waiting": len(store.spooled()),
+            "warm-up steps waiting": len(store.spool.steps()),
             "checkpoints": run.checkpoints,
             "embeddings": sorted(store.embeddings()),
             "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],

@@ -110,7 +110,7 @@ class Run:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
         n = self.n_steps
         if n == 0:
-            waiting = len(self._store.spooled())
+            waiting = len(self._store.spool.steps())
             raise StoreError(
                 "the run has no complete step yet"
                 + (

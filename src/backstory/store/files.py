@@ -68,7 +68,7 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, fill: Callable[[Path], None]) -> None:
+def write_atomic(path: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a temporary file, then put it in the place of `path`."""
     temporary = path.with_name(path.name + TEMPORARY)
     with writing(path):
@@ -95,11 +95,7 @@ def remove(path: Path) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """`value` as readable JSON."""
     text = json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -177,14 +173,15 @@ class Spool:
     One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, check_writable: Callable[[], None]) -> None:
+        self.folder, self._check_writable = folder, check_writable
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
 
     def put(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Keep one step, durably; its size in bytes."""
+        self._check_writable()
         if not self.folder.exists():
             self.folder.mkdir()
             fsync(self.folder.parent)
@@ -205,6 +202,7 @@ class Spool:
 
     def clear(self, from_step: int = 0) -> None:
         """Drop the steps from `from_step` on, last first: a crash leaves no gap."""
+        self._check_writable()
         if not self.folder.exists():
             return
         for leftover in self.folder.glob(f"*{TEMPORARY}"):
