@@ -37,7 +37,7 @@ def test_curvature_comes_back(tmp_path: Path, encoding: str, error: float) -> No
     with new(tmp_path / "run", encoding) as store:
         store.append(made)
     store = RunStore.open(tmp_path / "run")
-    blocks = list(store.backward(5, dtype=torch.float64, chunk_bytes=8 * WIDTH * (R + 1) * 4))
+    blocks = list(store.chunks(5, dtype=torch.float64, chunk_bytes=8 * WIDTH * (R + 1) * 4))
     assert len(blocks) > 1
     actual = torch.cat([b.curvature for b in reversed(blocks) if b.curvature is not None])
     expected = torch.cat([r.curvature for r in made if r.curvature is not None])

@@ -101,7 +101,7 @@ def _rows_batch(
     scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *(pa.array(x.numpy()) for x in numbers)]
     more = _curvature_columns(records, dims, encoding)
     batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, [*vecs, *more])], schema=schema)
-    parts = [torch.split(x, counts) for x in (*vecs, *numbers, *more)]
+    parts = [x.split(counts) for x in (*vecs, *numbers, *more)]
     diagonals = [[] if r.P is None else [r.P.float()] for r in records]
     columns = [[*(part[i] for part in parts), *P] for i, P in enumerate(diagonals)]  # of each step
     return batch, [checksum([x.numpy() for x in some], r.samples) for some, r in zip(columns, records, strict=True)]

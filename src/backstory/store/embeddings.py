@@ -165,10 +165,8 @@ class Embeddings:
 
     def _sweep(self, at: Steps) -> None:
         """Remove a table whose first writing was interrupted."""
-        table, facts, tensors = self._paths(at)
-        if not facts.exists():
-            remove(tensors)
-            shutil.rmtree(table, ignore_errors=True)
+        if not self._paths(at)[1].exists():
+            self.drop(at)
 
     def sweep(self) -> None:
         """Remove every table whose first writing was interrupted."""

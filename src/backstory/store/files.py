@@ -12,7 +12,7 @@ import re
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +155,14 @@ def _reading_tensors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def size_bytes(folder: Path) -> int:
-    """Bytes of all files under `folder`; files that vanish meanwhile count as nothing."""
+def size_bytes(folder: Path, without: tuple[str, ...] = ()) -> int:
+    """Bytes of all files under `folder` but for names that begin so; files that vanish meanwhile count as nothing."""
     total = 0
-    for root, _, names in os.walk(folder):
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(without)]
         for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                total += 0 if name.startswith(without) else os.lstat(os.path.join(root, name)).st_size
     return total
 
 
@@ -196,8 +195,6 @@ class Spool:
     def get(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `put` was given."""
         file = self._file(step)
-        if not file.exists():
-            raise StoreError(f"{self.folder} has no step {step}. It has {self.steps()}.")
         return read_tensors(file), json.loads(read_metadata(file).get("meta", "{}"))
 
     def clear(self, from_step: int = 0) -> None:
@@ -231,16 +228,12 @@ class RunLock:
             raise LockedError(
                 f"{folder} is being written by {holder}. Wait for it to finish, stop it, or choose another path."
             ) from error
-        self._sign()
-        _LOCKS.add(self)
-
-    def _sign(self) -> None:
-        """Leave a name in the file, for the message that another writer will see."""
-        try:
+        with suppress(
+            OSError
+        ):  # a name, for the message that another writer will see; on a full disk the lock has none
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except OSError:
-            pass  # a full disk: the lock holds without the name
+        _LOCKS.add(self)
 
     @property
     def active(self) -> bool:

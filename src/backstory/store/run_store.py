@@ -349,7 +349,7 @@ class RunStore:
             self._rows, self.blocks, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype, curvature=curvature
         )
 
-    def backward(
+    def chunks(
         self,
         hi_step: int,
         *,
@@ -359,8 +359,9 @@ class RunStore:
         samples: bool = False,
         curvature: bool = True,
         multiple: int = 1,
+        earliest_first: bool = False,
     ) -> Iterator[RowBlock]:
-        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first.
+        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first unless told otherwise.
 
         A chunk has room for a `multiple` of so many rows, where there is room for more than one.
         """
@@ -368,7 +369,7 @@ class RunStore:
         copies = 1 + (self.curvature_rows if curvature or self.split else 0)
         most = max(1, chunk_bytes // (self.width * dtype.itemsize * copies))
         most -= most % multiple if most > multiple else 0
-        for lo, hi in steps.spans(most):
+        for lo, hi in steps.spans(most)[:: -1 if earliest_first else 1]:
             first, last = int(steps.row_start[lo]), int(steps.row_start[hi - 1] + steps.rows[hi - 1])
             yield self.read(first, last, samples=samples, dtype=dtype, curvature=curvature)
 
@@ -528,21 +529,18 @@ class RunStore:
         damage = list(verify.check_steps(steps, on_disk))
         spans = reversed(steps.spans(codec.slab_rows(self.width, torch.float32)))
         damage += [] if damage else verify.check_rows(steps, self._rows, spans, self.diagonal)
-        for at in self.embeddings():
-            damage += verify.check_embedding(
-                f"at {at}", (0, self.rows_before(at)), self._embeddings.table((at,)), self._rows
-            )
-        for lo, hi in self.segments():
-            rows = self.rows_before(lo), self.rows_before(hi)
-            damage += verify.check_embedding(f"of steps {lo} to {hi}", rows, self._segments.table((lo, hi)), self._rows)
+        stored = [(f"at {at}", 0, at, self._embeddings.table((at,))) for at in self.embeddings()]
+        stored += [(f"of steps {lo} to {hi}", lo, hi, self._segments.table((lo, hi))) for lo, hi in self.segments()]
+        for which, lo, hi, table in stored:
+            damage += verify.check_embedding(which, (self.rows_before(lo), self.rows_before(hi)), table, self._rows)
         windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
         damage += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]
         damage += verify.check_readable(self.load_tensors, self.tensor_names())
         return damage + list(verify.check_readable(self.spool.get, self.spool.steps()))
 
-    def size_bytes(self) -> int:
-        """Bytes on disk, all files."""
-        return files.size_bytes(self.path)
+    def size_bytes(self, without: tuple[str, ...] = ()) -> int:
+        """Bytes on disk, all files but those and the folders whose names begin so."""
+        return files.size_bytes(self.path, without)
 
     def scalars(self, table: str) -> pa.RecordBatchReader:
         """A stream over "rows", "steps" or "samples" without vectors; `rate` of group 0 is `rate_0`."""

@@ -28,7 +28,6 @@ GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
 STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
 ROW_SCALARS = ("step", "pos", "sample", "weight", "loss", "gdot")
 SAMPLE_COLUMNS = ("id", "text", "image", "label", "source")
-_NO_CURVATURE = dict.fromkeys(("curvature", "kappa", "hdot"))
 _ARROW = {"float16": pa.float16(), "int8": pa.int8(), "float32": pa.float32(), "float64": pa.float64()}
 
 
@@ -152,9 +151,16 @@ def check_record(
 ) -> None:
     """Raise unless every part of `record` has the size that the run expects."""
     B, R, where = len(record.samples), curvature_rows, f"step {record.step}"
-    shapes: dict[str, tuple[int, ...] | None] = {"rows": (B, width), "weight": (B,), "loss": (B,), "gdot": (B,)}
-    shapes |= {"curvature": (B, R, width), "kappa": (B, R), "hdot": (B, R)} if R else _NO_CURVATURE
-    shapes["P"] = (width,) if diagonal else None
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "rows": (B, width),
+        "weight": (B,),
+        "loss": (B,),
+        "gdot": (B,),
+        "curvature": (B, R, width) if R else None,
+        "kappa": (B, R) if R else None,
+        "hdot": (B, R) if R else None,
+        "P": (width,) if diagonal else None,
+    }
     for name, expected in shapes.items():
         value: Tensor | None = getattr(record, name)
         shape = None if value is None else tuple(value.shape)
