@@ -270,7 +270,7 @@ def test_plain_sgd_is_the_papers_algorithm_1() -> None:
     propagator = Propagator(P, dtype=torch.float64, contraction="never")
     assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-12, CAUSES)
     eye = torch.eye(P, dtype=torch.float64)
-    assert_close(propagator.A, eye - M, 1e-12, "K is I - M only if the first step is folded in too.")
+    assert_close(propagator.sigma, eye - M, 1e-12, "K is I - M only if the first step is folded in too.")
 
 
 CHUNKED = {
@@ -296,7 +296,7 @@ def test_equals_unrolling_by_autograd(
     expected, over_all = unrolled([recorded(s, contraction) for s in steps])
     propagator = Propagator(P, dtype=torch.float64, contraction=contraction)
     assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-10, CAUSES)
-    assert_close(propagator.A, over_all, 1e-10, CAUSES)
+    assert_close(propagator.sigma, over_all, 1e-10, CAUSES)
 
 
 def in_parts(steps: list[Step], cuts: list[int], contraction: Contraction) -> tuple[Tensor, Tensor]:
@@ -305,7 +305,7 @@ def in_parts(steps: list[Step], cuts: list[int], contraction: Contraction) -> tu
     out: list[Tensor] = []
     for lo, hi in reversed(list(zip([0, *cuts], [*cuts, len(steps)], strict=True))):
         out = propagator.embed(steps[lo:hi]) + out
-    return torch.cat(out), propagator.A
+    return torch.cat(out), propagator.sigma
 
 
 @pytest.mark.parametrize("contraction", ["never", 1.0, "always"])
@@ -336,7 +336,7 @@ def test_steps_with_and_without_rows_of_their_own_in_one_chunk(rule: str, contra
     expected, over_all = unrolled([recorded(s, contraction) for s in steps])
     propagator = Propagator(P, dtype=torch.float64, contraction=contraction)
     assert_close(torch.cat(propagator.embed(steps)), torch.cat(expected), 1e-10, CAUSES)
-    assert_close(propagator.A, over_all, 1e-10, CAUSES)
+    assert_close(propagator.sigma, over_all, 1e-10, CAUSES)
 
 
 @pytest.mark.parametrize("contraction", ["never", 1.0, "always"])
@@ -418,11 +418,11 @@ def test_rows_that_change_afterwards_do_not_matter(curvature: int | None) -> Non
     expected, propagator = (Propagator(P, dtype=torch.float64, contraction="never") for _ in range(2))
     for x in (expected, propagator):
         x.embed([step])
-    before = expected.A.clone()
+    before = expected.sigma.clone()
     for rows in (step.G, step.V):
         if rows is not None:
             rows.zero_()
-    assert_close(propagator.A, before, 1e-12)
+    assert_close(propagator.sigma, before, 1e-12)
 
 
 def test_pending_rows_in_float32_are_as_exact_as_float32_is() -> None:
@@ -454,7 +454,7 @@ def test_the_implicit_form_contracts_where_the_literal_one_expands(together: boo
         propagator = Propagator(P, dtype=torch.float64, contraction=contraction)
         for step in reversed(steps):
             propagator.embed([step] if together else [step._replace(V=step.w.sqrt()[:, None] * step.G)])
-            result.append(torch.linalg.matrix_norm(propagator.A, 2).item())
+            result.append(torch.linalg.matrix_norm(propagator.sigma, 2).item())
     assert max(norms[1.0]) <= 1 + 1e-12
     assert sorted(norms[1.0], reverse=True) == pytest.approx(norms[1.0])
     assert max(norms["never"]) > 1e6, "the rows are not hostile enough to show the difference"
@@ -470,7 +470,7 @@ def test_all_tensors_follow_the_rows_device(curvature: bool) -> None:
     for contraction in ("never", "always"):
         propagator = Propagator(P, dtype=torch.float64, contraction=contraction, device="meta")
         E = [x for step in reversed(away) for x in propagator.embed([step])]
-        assert {e.device.type for e in [*E, propagator.A]} == {"meta"}
+        assert {e.device.type for e in [*E, propagator.sigma]} == {"meta"}
 
 
 @pytest.mark.parametrize("contraction", ["always", "never", "when_expanding"])
@@ -487,8 +487,7 @@ def test_shared_orthogonal_rows_are_a_shorter_way(
     steps = random_steps(rule, clipped=clipped)
     steps = [s._replace(V=V, dot_v=V @ (s.w @ s.G)) for t, s in enumerate(steps) for V in [shared[t >= 5]]]
     alone = {3, 4, 7} if between else set()  # taken as other steps are, before, between and after shared ones
-    apart = Propagator.of_segment(P, dtype=torch.float64, contraction=contraction, momentum=momentum)
-    at_once = Propagator.of_segment(P, dtype=torch.float64, contraction=contraction, momentum=momentum)
+    apart, at_once = (Propagator(P, dtype=torch.float64, contraction=contraction, of_pairs=momentum) for _ in range(2))
     expected = [x for step in reversed(steps) for x in apart.embed([step])][::-1]
     result = at_once.embed([s._replace(orthogonal=t not in alone) for t, s in enumerate(steps)])
     for t, (x, y) in enumerate(zip(result, expected, strict=True)):

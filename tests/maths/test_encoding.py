@@ -18,7 +18,6 @@ from backstory.maths.encoding import (
     parts,
     sizes,
     split_factors,
-    spread,
     worth_it,
 )
 
@@ -108,10 +107,6 @@ def test_no_rows_and_empty_blocks() -> None:
     assert scales.shape == (0, 3)
     x = torch.ones(2, 3)
     assert torch.equal(decode(*encode(x, (0, 3), "float16"), (0, 3), torch.float32), x)
-
-
-def test_spread_repeats_each_blocks_number() -> None:
-    assert spread(torch.tensor([[1.0, 2.0, 3.0]]), (2, 1, 3)).tolist() == [[1, 1, 2, 3, 3, 3]]
 
 
 def test_an_unknown_encoding_is_refused_with_the_known_ones() -> None:

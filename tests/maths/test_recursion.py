@@ -65,4 +65,4 @@ def test_the_fast_path_is_this() -> None:
     plain = [Step(s.G, s.w, Coefficients(s.rate, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)) for s in steps]
     expected = embed(steps)
     assert_close(torch.cat(fast.embed(plain)), torch.cat(expected.E), 1e-12, CAUSES)
-    assert_close(fast.A, expected.K, 1e-12, CAUSES)
+    assert_close(fast.sigma, expected.K, 1e-12, CAUSES)

@@ -80,7 +80,7 @@ def check_whole(run: Path, own: Path) -> None:
     with RunStore.open(run, write=True) as writer:
         assert writer.verify() == []
     saved = int(torch.load(own)["step"]) if own.exists() else 0
-    assert saved <= (n or len(store.spooled())), "the run lags behind the program's own checkpoint"
+    assert saved <= (n or len(store.spool.steps())), "the run lags behind the program's own checkpoint"
 
 
 @pytest.mark.parametrize(

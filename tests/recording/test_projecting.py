@@ -192,8 +192,8 @@ def test_curvature_rows_count_with_their_scale(tmp_path: Path) -> None:
 def module_rows(store: RunStore) -> list[Tensor]:
     """Every waiting row √κ h, written out from the spool's own tensors."""
     out = []
-    for step in store.spooled():
-        tensors, meta = store.read_spool(step)
+    for step in store.spool.steps():
+        tensors, meta = store.spool.get(step)
         w = torch.tensor(meta["weight"], dtype=torch.float64)
         scales = torch.cat([w[:, None], torch.tensor(meta["kappa"], dtype=torch.float64)], 1).sqrt()
         for key in sorted({k.rsplit("/", 1)[0] for k in tensors}):
@@ -242,7 +242,7 @@ def test_a_run_that_is_resumed_makes_the_same_choice(stop: int, tmp_path: Path) 
     with pytest.raises(Interrupted):
         train(tmp_path / "run", model, optimizer, STEPS, stop=stop, batch=wide_batch, **AUTO)
     held = RunStore.open(tmp_path / "run")
-    assert (held.n_steps() or len(held.spooled())) == stop
+    assert (held.n_steps() or len(held.spool.steps())) == stop
     train(tmp_path / "run", model, optimizer, STEPS, start=stop, batch=wide_batch, **AUTO)
     equal(tmp_path / "run", tmp_path / "undisturbed")
 
@@ -309,7 +309,7 @@ def test_killed_while_the_choice_is_made(place: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     store = RunStore.open(tmp_path / "run")
-    assert (store.n_steps(), store.spooled()) == (0, [0, 1, 2, 3])
+    assert (store.n_steps(), store.spool.steps()) == (0, [0, 1, 2, 3])
     assert store.verify() == []
     model, optimizer = replayed(4)
     train(tmp_path / "run", model, optimizer, STEPS, start=4, batch=wide_batch, **AUTO)

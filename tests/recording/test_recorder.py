@@ -445,7 +445,7 @@ def test_nan_in_one_row_names_step_layer_and_sample(projection: str, tmp_path: P
         ):
             one_step(rec, model, optimizer, range(4), names=[10, 11, 12, 13], factor=bad)
     store = RunStore.open(tmp_path / "run")
-    assert (store.n_steps() or len(store.spooled())) == 1
+    assert (store.n_steps() or len(store.spool.steps())) == 1
 
 
 def test_a_sample_of_weight_zero_has_no_row(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from backstory.recording import recorder as recorder_module
 from backstory.recording import warmup as warmup_module
 from backstory.recording.recorder import Recorder
 from backstory.store import RunStore
+from backstory.store.files import Spool
 
 STEPS = 7
 LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "encoding": "float64", "warmup_steps": 4}
@@ -113,7 +114,7 @@ def same_run(whole: Whole, path: Path, model: nn.Module) -> None:
     assert first.tensor_metadata("basis") == second.tensor_metadata("basis")
     assert all(first.config[k] == second.config[k] for k in ("blocks", "layers")), "the layout of rows"
     assert second.verify() == []
-    assert second.spooled() == []
+    assert second.spool.steps() == []
 
 
 def at_the_same_codes(actual: Stored, expected: Stored) -> Tensor:
@@ -170,7 +171,7 @@ def test_after_a_death_without_a_word(case: str, tmp_path: Path) -> None:
     for t in range(STEPS):
         store = RunStore.open(tmp_path / f"{t}")
         assert store.verify() == []
-        held = store.n_steps() or len(store.spooled())
+        held = store.n_steps() or len(store.spool.steps())
         assert held == (min(t, 4) if case == "learned" else 0), "warm-up steps are durable one by one"
         model = go_on(tmp_path / f"{t}", held, whole.kept[held], settings)
         same_run(whole, tmp_path / f"{t}", model)
@@ -190,7 +191,7 @@ def test_a_death_at_the_end_of_the_warm_up(moment: str, tmp_path: Path, monkeypa
     assert ("basis" in store.tensor_names()) == (moment != "before the basis")
     settled = any(b["shape"][4] for b in store.config["blocks"])
     assert settled == (moment not in ("before the basis", "before the layout"))
-    assert store.spooled() == [0, 1, 2, 3]
+    assert store.spool.steps() == [0, 1, 2, 3]
     for start in (4, 2):
         shutil.copytree(tmp_path / "run", tmp_path / f"{start}")
         model = go_on(tmp_path / f"{start}", start, kept[start], LEARNED)
@@ -217,7 +218,7 @@ def _die(patch: pytest.MonkeyPatch, moment: str) -> None:
     elif moment == "amid projection":
         patch.setattr(recorder_module, "project_spooled", some)
     else:
-        patch.setattr(RunStore, "clear_spool", dead)
+        patch.setattr(Spool, "clear", dead)
     patch.setattr(Recorder, "_finish", lambda self, failed: (self._writer.close(), self.store.close()))
 
 
@@ -342,7 +343,7 @@ def test_steps_that_would_be_missing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"has steps 0 to 2.*from step 4.*checkpoint at step 3 or earlier"):
             train(path, model, sgd(model), 5, start=4, **settings)
         store = RunStore.open(path)
-        assert (store.n_steps() or len(store.spooled())) == 3
+        assert (store.n_steps() or len(store.spool.steps())) == 3
 
 
 def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     if P is not None and Q is not None:
         torch.testing.assert_close(Q, P, rtol=2.0**-22, atol=0)  # kept in float32: the next number
     assert second.verify() == []
-    assert second.spooled() == []
+    assert second.spool.steps() == []
     assert first.config["fingerprints"].keys() <= second.config["fingerprints"].keys()
 
 
@@ -141,7 +141,7 @@ def test_after_a_death_without_a_word(case: str, tmp_path: Path) -> None:
     loop(tmp_path / "whole", case, seen=photograph)
     for t in range(STEPS):
         store = RunStore.open(tmp_path / f"{t}")
-        held = store.n_steps() or len(store.spooled())
+        held = store.n_steps() or len(store.spool.steps())
         loop(tmp_path / f"{t}", case, start=held, state=kept[held])
         same_run(tmp_path / "whole", tmp_path / f"{t}")
 

@@ -105,7 +105,7 @@ def test_a_run_shorter_than_its_warm_up_is_complete(tmp_path: Path) -> None:
     train(tmp_path / "run", model, sgd(model), 2, **LEARNED)
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 2
-    assert run._store.spooled() == []
+    assert run._store.spool.steps() == []
     assert warmup_of(run._store) == 2
     assert len(run.query(model, cross_entropy, batch_of([0]))) == 6
 
@@ -115,7 +115,7 @@ def test_a_byte_budget_ends_the_warm_up_early(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(tmp_path / "run", model, sgd(model), 4, stop=2, **{**LEARNED, "warmup_steps": 99})
     store = RunStore.open(tmp_path / "run")
-    assert store.spooled() == [0, 1]
+    assert store.spool.steps() == [0, 1]
     two = spooled_bytes(store)
     model = mlp()
     train(tmp_path / "budget", model, sgd(model), 6, **{**LEARNED, "warmup_steps": 99, "warmup_bytes": two})

@@ -114,7 +114,7 @@ def test_an_empty_step_and_an_empty_range(tmp_path: Path) -> None:
         assert block.rows.shape == (0, 12)
         assert block.samples == []
         assert store.verify() == []
-        assert [b.step.tolist() for b in store.backward(3, dtype=torch.float32)] == [[1, 1]]
+        assert [b.step.tolist() for b in store.chunks(3, dtype=torch.float32)] == [[1, 1]]
 
 
 def test_scalars_stream_without_vectors(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_empty_step_and_an_empty_range_of_a_split_run(tmp_path: Path) -> None
             assert block.rows is not None
             assert block.curvature is not None
             assert (block.rows.shape, block.curvature.shape) == ((0, 12), (0, 3, 12))
-        assert [len(b.step) for b in store.backward(3, dtype=torch.float32, chunk_bytes=1)] == [0, 2, 1]
+        assert [len(b.step) for b in store.chunks(3, dtype=torch.float32, chunk_bytes=1)] == [0, 2, 1]
         assert store.verify() == []
 
 

@@ -37,7 +37,7 @@ def test_curvature_comes_back(tmp_path: Path, encoding: str, error: float) -> No
     with new(tmp_path / "run", encoding) as store:
         store.append(made)
     store = RunStore.open(tmp_path / "run")
-    blocks = list(store.backward(5, dtype=torch.float64, chunk_bytes=8 * WIDTH * (R + 1) * 4))
+    blocks = list(store.chunks(5, dtype=torch.float64, chunk_bytes=8 * WIDTH * (R + 1) * 4))
     assert len(blocks) > 1
     actual = torch.cat([b.curvature for b in reversed(blocks) if b.curvature is not None])
     expected = torch.cat([r.curvature for r in made if r.curvature is not None])
@@ -69,7 +69,7 @@ def test_a_changed_curvature_byte_is_found(tmp_path: Path) -> None:
 def test_every_occurrence_has_the_same_number(tmp_path: Path) -> None:
     with new(tmp_path / "run") as store:
         for wrong in (record(0), with_curvature(0, rows=2)):
-            with pytest.raises(UsageError, match="same number of curvature samples"):
+            with pytest.raises(UsageError, match="expected curvature of shape"):
                 store.append([wrong])
         bad = with_curvature(0)
         assert bad.curvature is not None

@@ -113,7 +113,7 @@ def test_a_damaged_manifest_costs_its_last_commit_only(tmp_path: Path, table: st
 
 def test_backward_gives_whole_steps_latest_first(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 8) as store:
-        got = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, samples=True))
+        got = list(store.chunks(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, samples=True))
     assert [b.step.tolist() for b in got] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
     assert [b.row_start for b in got] == [9, 6, 1]
     rows = torch.cat([b.rows for b in reversed(got) if b.rows is not None])
@@ -124,15 +124,15 @@ def test_backward_gives_whole_steps_latest_first(tmp_path: Path) -> None:
 def test_backward_takes_a_multiple_of_rows_where_there_is_room(tmp_path: Path) -> None:
     """Steps of 1, 2, 3, 1 … rows; room for 5 rows is cut to 4, and room for fewer than a multiple is left as it is."""
     with new_run(tmp_path / "run", 8) as store:
-        fours = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=2))
-        fives = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=9))
+        fours = list(store.chunks(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=2))
+        fives = list(store.chunks(7, dtype=torch.float64, chunk_bytes=5 * 12 * 8, lo_step=1, multiple=9))
     assert [b.step.tolist() for b in fours] == [[5, 5, 5, 6], [3, 4, 4], [2, 2, 2], [1, 1]]
     assert [b.step.tolist() for b in fives] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
 
 
 def test_backward_yields_a_step_larger_than_the_chunk_whole(tmp_path: Path) -> None:
     with new_run(tmp_path / "run", 4) as store:
-        got = list(store.backward(4, dtype=torch.float32, chunk_bytes=1))
+        got = list(store.chunks(4, dtype=torch.float32, chunk_bytes=1))
     assert [b.step.tolist() for b in got] == [[3], [2, 2, 2], [1, 1], [0]]
 
 
@@ -140,7 +140,7 @@ def test_backward_yields_a_step_larger_than_the_chunk_whole(tmp_path: Path) -> N
 def test_backward_counts_the_curvature_rows_that_a_split_run_has_to_read(tmp_path: Path, curvature: bool) -> None:
     """Five rows of 1 + 3 vectors each, whether the three are given out or only summed."""
     with split_run(tmp_path / "run", 8) as store:
-        got = list(store.backward(7, dtype=torch.float64, chunk_bytes=5 * 4 * 12 * 8, lo_step=1, curvature=curvature))
+        got = list(store.chunks(7, dtype=torch.float64, chunk_bytes=5 * 4 * 12 * 8, lo_step=1, curvature=curvature))
     assert [b.step.tolist() for b in got] == [[5, 5, 5, 6], [3, 4, 4], [1, 1, 2, 2, 2]]
     rows = torch.cat([b.rows for b in reversed(got) if b.rows is not None])
     assert_close(rows, torch.cat([split_record(t).rows for t in range(1, 7)]), 1e-14)
@@ -172,11 +172,11 @@ def test_backward_holds_a_chunk_not_the_run(tmp_path: Path) -> None:
     for t in range(0, n, 10):
         store.append([record(s, width=width, size=B, n_groups=1) for s in range(t, t + 10)])
     process = psutil.Process()
-    for _ in store.backward(8, dtype=torch.float32, chunk_bytes=4 << 20):
+    for _ in store.chunks(8, dtype=torch.float32, chunk_bytes=4 << 20):
         pass
     gc.collect()
     before, most, rows = process.memory_info().rss, 0, 0
-    for block in store.backward(n, dtype=torch.float32, chunk_bytes=4 << 20):
+    for block in store.chunks(n, dtype=torch.float32, chunk_bytes=4 << 20):
         rows += len(block.step)
         most = max(most, process.memory_info().rss - before)
         del block
@@ -463,9 +463,9 @@ def test_truncating_drops_all_that_follows(tmp_path: Path) -> None:
         ):
             store.save_tensors(name, {"x": torch.zeros(1)})
         for step in (2, 3):
-            store.spool(step, {"x": torch.zeros(1)}, {})
+            store.spool.put(step, {"x": torch.zeros(1)}, {})
         store.truncate(3)
-        assert (store.n_steps(), store.n_rows(), store.spooled()) == (3, 6, [2])
+        assert (store.n_steps(), store.n_rows(), store.spool.steps()) == (3, 6, [2])
         assert store.tensor_names() == ["basis", "checkpoint-000003", "scale-00000003", "scale-map"]
         store.append(records(3, 8))
         assert store.verify() == []
@@ -490,8 +490,8 @@ def test_readers_cannot_change_anything(tmp_path: Path) -> None:
         lambda: reader.delete_tensors("x"),
         lambda: reader.put_samples([]),
         lambda: reader.erase_samples(None),
-        lambda: reader.spool(0, {}, {}),
-        lambda: reader.clear_spool(),
+        lambda: reader.spool.put(0, {}, {}),
+        lambda: reader.spool.clear(),
         lambda: reader.write_embeddings(0, [], {}),
     ):
         with pytest.raises(UsageError, match="write=True"):

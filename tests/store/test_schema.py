@@ -15,7 +15,7 @@ WRONG: dict[str, tuple[StepRecord, type[BackstoryError], str]] = {
     "too wide": (
         replace(GOOD, rows=torch.zeros(1, 13)),
         UsageError,
-        r"expected .* of shape \(1, 12\), .* got \(1, 13\)",
+        r"expected rows of shape \(1, 12\), got \(1, 13\)",
     ),
     "ids missing": (replace(GOOD, samples=[]), UsageError, r"expected .* of shape \(0, 12\)"),
     "weight missing": (replace(GOOD, weight=torch.zeros(2)), UsageError, "weight of shape"),
@@ -43,7 +43,7 @@ def test_a_wrong_record_is_refused_and_nothing_is_kept(tmp_path: Path, name: str
 @pytest.mark.parametrize("P", [None, torch.ones(11), torch.ones(1, 12)], ids=["none", "short", "a matrix"])
 def test_every_step_of_a_run_with_a_diagonal_has_one(tmp_path: Path, P: torch.Tensor | None) -> None:
     with diagonal_run(tmp_path / "run", 2) as store:
-        with pytest.raises(UsageError, match=r"shape \(12,\), got .*Either all steps of a run have one"):
+        with pytest.raises(UsageError, match=r"P of shape \(12,\), got"):
             store.append([replace(diagonal_record(2), P=P)])
         assert store.n_steps() == 2
         store.append([diagonal_record(2)])

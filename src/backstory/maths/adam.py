@@ -132,13 +132,9 @@ def drift(before: Scale, now: Scale) -> Tensor:
 
     The change at (i, j) is α_i + β_j, so the mean square is var α + var β + (mean α + mean β)².
     """
-    changes = [_change(a, b) for a, b in zip(before, now, strict=True) if a is not None and b is not None]
+    pairs = [(a, b) for a, b in zip(before, now, strict=True) if a is not None and b is not None]
+    changes = [2 * (b / a)[(a > 0) & (b > 0)].log() for a, b in pairs]
     if not all(len(x) for x in changes):
         return changes[0].new_zeros(())
     spread = torch.stack([x.var(correction=0) for x in changes]).sum()
     return spread + torch.stack([x.mean() for x in changes]).sum().square()
-
-
-def _change(a: Tensor, b: Tensor) -> Tensor:
-    known = (a > 0) & (b > 0)
-    return 2 * (b[known] / a[known]).log()

@@ -44,7 +44,7 @@ changes a number but by rounding.
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
 (θ, m), and the recursion begins with A = [I; 0], C = [0; I]: embeddings are pairs [e^θ; e^m], and Σ = [A C] carries what is
-before a to b (`carry`, `pull`).
+before a to b: embeddings as E Σᵀ, queries at b as x Σ.
 
 The influence of z on a query is ⟨∇ℓ(θ_T, q), e⟩: positive means that removing z would have raised the query's loss.
 Assumes: the optimizer's own state is frozen at what it was in the run; coefficients scale columns (see steps).
@@ -91,33 +91,30 @@ LARGE_ROWS = Between(64, 128)  # a step of more rows, with momentum, is taken al
 
 
 class Propagator:
-    """The pair (A, C) carried backward from the end of a run or a segment; at most two (p, p) matrices and low-rank terms."""
+    """The pair (A, C) carried backward from the end of a run or a segment; at most two (p, p) matrices and low-rank terms.
 
-    def __init__(self, p: int, *, dtype: torch.dtype, contraction: Contraction = "always", device: str = "cpu") -> None:
+    With `of_pairs` the state is (θ, m), for a segment with momentum: matrices are (2p, p), and embeddings have 2p numbers.
+    """
+
+    def __init__(
+        self,
+        p: int,
+        *,
+        dtype: torch.dtype,
+        contraction: Contraction = "always",
+        of_pairs: bool = False,
+        device: str = "cpu",
+    ) -> None:
         self.contraction = contraction
         self._p, self._like = p, torch.empty(0, dtype=dtype, device=device)
         self._A: Tensor | None = None  # None stands for I, of pairs for [I; 0]
         self._C: Tensor | None = None  # None stands for 0; where A is None, of pairs, for [0; I]
-        self._of_pairs = False  # (θ, m) in place of θ
+        self._of_pairs = of_pairs
         self._low_rank = LowRank()  # what is not multiplied out into A and C yet
-
-    @classmethod
-    def of_segment(
-        cls, p: int, *, dtype: torch.dtype, contraction: Contraction = "always", momentum: bool
-    ) -> "Propagator":
-        """Begun at the end of a segment: with momentum it comes to hold two (2p, p) matrices, and embeddings have 2p numbers."""
-        propagator = cls(p, dtype=dtype, contraction=contraction)
-        propagator._of_pairs = momentum
-        return propagator
-
-    @property
-    def A(self) -> Tensor:
-        """∂θ_T/∂θ before the steps that were passed."""
-        return self._matrices()[0]
 
     @property
     def sigma(self) -> Tensor:
-        """What carries the state before the segment to its end: (p, p), or (2p, 2p) with momentum."""
+        """What carries the state before the steps that were passed to the end: A = ∂θ_T/∂θ, of pairs (2p, 2p)."""
         A, C = self._matrices()
         if len(A) == self._p:
             return A
@@ -181,14 +178,15 @@ class Propagator:
     def _embed_step(self, step: Step) -> list[Tensor]:
         """One step by itself, on the matrices."""
         k, (A, C) = step.coefficients, self._matrices()
-        U = _total_effect_of_momentum(A, C, k)  # (p, p), reuses C
+        effect = k.pace * k.a
+        U = A * -effect if C is None else C.sub_(A * effect)  # (p, p) total effect of m, in the place of C
         F = _times_S_of(clipped_curvature(step), U, A, k)  # (R, p) rows S J √κ h
         fisher = step.V is None
         E = -step.w.sqrt()[:, None] * F if fisher else -step.w[:, None] * _times_S_of(clipped_gradients(step), U, A, k)
         _scale_columns(A, 1 - k.rate * k.decay - k.l2 * k.pace * k.n)
         if _nonzero(k.l2):
             A += U * (k.l2 * (1 - k.tau))
-        A.addmm_(F.T, _whitened_rows(step, self.contraction))
+        A.addmm_(F.T, implicit(step, self.contraction, curvature_rows(step)))
         self._C = _scale_columns(U, k.momentum) if _nonzero(k.momentum) else None
         return [E]
 
@@ -199,12 +197,14 @@ class Propagator:
         w = torch.cat([s.w if s.V is None else torch.ones_like(s.V[:, 0]) for s in steps])
         sizes = [len(s.w if s.V is None else s.V) for s in steps]
         of_V = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
-        literal = self._is_literal(steps, X, w, of_V)
+        literal = self.contraction == "never"
+        literal |= self.contraction == "when_expanding" and not _may_expand(steps, X, w, of_V)
         if plain := literal and all(s.V is None for s in steps):
             W, roots = X, w.sqrt()
         else:
             X, roots = X.mul_(w.sqrt()[:, None]), torch.ones_like(w)
-            W = X if literal else self._whitened(steps, X.split(sizes))
+            pairs = zip(steps, X.split(sizes), strict=True)
+            W = X if literal else torch.cat([implicit(s._replace(V=v), self.contraction, v) for s, v in pairs])
         J = clipped_gradients if plain else clipped_curvature
         JX = X if all(s.clip >= 1 for s in steps) else torch.cat([J(s) for s in steps])
         s = low_rank.pass_by([step.coefficients for step in steps])
@@ -266,25 +266,6 @@ class Propagator:
             out.addmm_(rows * of_matrices[:, 1:], self._C.T)
         return self._low_rank.times(rows, s, out)
 
-    def _is_literal(self, steps: Sequence[Step], X: Tensor, w: Tensor, of_V: Tensor) -> bool:
-        return self.contraction == "never" or (
-            self.contraction == "when_expanding" and not _may_expand(steps, X, w, of_V)
-        )
-
-    def _whitened(self, steps: Sequence[Step], rows: Sequence[Tensor]) -> Tensor:
-        """W = (I + V γα Vᵀ)⁻¹ V of every step, (R, p)."""
-        return torch.cat([_whitened_rows(s._replace(V=v), self.contraction) for s, v in zip(steps, rows, strict=True)])
-
-
-def carry(E: Tensor, sigma: Tensor) -> Tensor:
-    """Embeddings (N, n) of an earlier segment on the state at the end of the next one."""
-    return E @ sigma.T
-
-
-def pull(x: Tensor, sigma: Tensor) -> Tensor:
-    """Queries (Q, n) on the state at the end of a segment, as queries on the state at its beginning."""
-    return x @ sigma
-
 
 def group_steps(steps: Sequence[Step]) -> list[list[Step]]:
     """Consecutive steps that can be taken at once: uniform ones up to a chunk's rows, others alone."""
@@ -337,10 +318,6 @@ def _may_expand(steps: Sequence[Step], X: Tensor, w: Tensor, of_V: Tensor) -> bo
     return not bool(traces.max() <= 1)  # a NaN counts as expanding
 
 
-def _whitened_rows(step: Step, contraction: Contraction) -> Tensor:
-    return implicit(step, contraction, curvature_rows(step))
-
-
 def _solve_chunk(JX: Tensor, W: Tensor, s: Tensor, right: Tensor, roots: Tensor) -> Tensor:
     """H = −√w F for V = √w X, from the last rows to the first, some at a time; overwrites the `right` side of the equation.
 
@@ -357,12 +334,6 @@ def _solve_chunk(JX: Tensor, W: Tensor, s: Tensor, right: Tensor, roots: Tensor)
         )
         torch.mm(inverse, right[lo:hi].addmm_(later[:, hi - lo :], H[hi:], alpha=-1), out=H[lo:hi])
     return H
-
-
-def _total_effect_of_momentum(A: Tensor, C: Tensor | None, k: Coefficients) -> Tensor:
-    """U = C − η a A P; overwrites C."""
-    effect = k.pace * k.a
-    return A * -effect if C is None else C.sub_(A * effect)
 
 
 def _times_S_of(rows: Tensor, U: Tensor, A: Tensor, k: Coefficients) -> Tensor:

@@ -18,7 +18,6 @@ Shapes:  N rows, p entries a row in all, L blocks.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -62,9 +61,9 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
     if name not in LARGEST:
         return rows.to(DTYPES[name]), None
-    scales = torch.stack([_largest(block) for block in rows.split(list(dims), dim=1)], dim=1) / LARGEST[name]  # (N, L)
-    safe = torch.where(scales > 0, scales, torch.ones_like(scales))
-    codes = rows / spread(safe, dims)  # (N, p)
+    blocks = rows.split(list(dims), dim=1)
+    scales = torch.stack([_largest(block) for block in blocks], dim=1) / LARGEST[name]  # (N, L)
+    codes = torch.cat([x / s[:, None] for x, s in zip(blocks, _or_one(scales).unbind(1), strict=True)], dim=1)  # (N, p)
     codes = codes.round() if is_coarse(name) else codes
     return codes.to(DTYPES[name]), scales.to(torch.float32)
 
@@ -74,26 +73,14 @@ def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: tor
     if scales is None:
         return codes.to(dtype)
     rows = codes.to(dtype, copy=True)
-    for l, (lo, hi) in enumerate(pairwise(_offsets(dims))):
-        rows[:, lo:hi] *= scales[:, l : l + 1].to(dtype)
+    for block, scale in zip(rows.split(list(dims), dim=1), scales.to(dtype).unbind(1), strict=True):
+        block *= scale[:, None]
     return rows
 
 
 def row_bytes(parts: Sequence[int], name: str) -> int:
     """Bytes of one encoded row whose blocks have so many numbers, scales included."""
     return sum(parts) * DTYPES[name].itemsize + (4 * len(parts) if name in LARGEST else 0)
-
-
-def spread(per_block: Tensor, dims: Sequence[int]) -> Tensor:
-    """`(N, L)` numbers per block as `(N, p)` numbers per entry."""
-    return per_block.repeat_interleave(torch.tensor(list(dims), device=per_block.device), dim=1)
-
-
-def _offsets(dims: Sequence[int]) -> list[int]:
-    out = [0]
-    for d in dims:
-        out.append(out[-1] + d)
-    return out
 
 
 def _largest(block: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .steps import Coefficients
@@ -67,12 +68,10 @@ class LowRank:
 
     def add_products(self, X: Tensor, Y: Tensor, V: Tensor) -> None:
         """Xᵀ V, of A alone, and Yᵀ V, of C alone; X and Y (R, n), V (R, p)."""
-        for M, numbers in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
+        for M, a, c in ((X, 1.0, 0.0), (Y, 0.0, 1.0)):
             if bool(M.any()):
                 self._terms.append(Terms(-M, V, torch.full((len(V),), len(self.a))))
-                self.a, self.c = (
-                    torch.cat([n, n.new_tensor([x])]) for n, x in zip((self.a, self.c), numbers, strict=True)
-                )
+                self.a, self.c = F.pad(self.a, (0, 1), value=a), F.pad(self.c, (0, 1), value=c)
 
     def subtract(self, numbers: Tensor, out: Tensor) -> Tensor:
         """`out` − Σ_j numbers_j H_jᵀ W_j."""

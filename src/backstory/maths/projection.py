@@ -150,9 +150,8 @@ def compact(part: Contribution, shape: Shape) -> Contribution:
     if not isinstance(part, Outer):
         return Dense(densify(part, shape)) if isinstance(part, Sum) else part
     width = part.left.shape[2] if part.left.is_floating_point() else 1
-    return (
-        Dense(densify(part, shape)) if part.right.shape[1] * (width + shape.d_in) > shape.d_out * shape.d_in else part
-    )
+    smaller = part.right.shape[1] * (width + shape.d_in) <= shape.d_out * shape.d_in
+    return part if smaller else Dense(densify(part, shape))
 
 
 def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
@@ -173,7 +172,10 @@ def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) 
     if isinstance(part, Outer):
         left = _index_side(part.left, basis.left, shape.d_out, part.right.dtype)  # (B, S, r_out)
         right = apply(part.right, basis.right)  # (B, S, r_in)
-        return apply(_meet(left, right, groups).flatten(2), basis.core)
+        meet = right.new_empty(len(left), groups, left.shape[2], right.shape[2])  # Σ_t l_t r_tᵀ of each group
+        for k, (lo, hi) in enumerate(group_edges(left.shape[1], groups)):
+            torch.bmm(left[:, lo:hi].mT, right[:, lo:hi], out=meet[:, k])
+        return apply(meet.flatten(2), basis.core)
     if isinstance(part, Sum):
         sums = group_sums(part.values, groups)  # (B, K, d)
         return project_dense(sums.flatten(0, 1), shape, basis).reshape(len(sums), groups, -1)
@@ -219,14 +221,6 @@ def group_sums(x: Tensor, groups: int) -> Tensor:
         which[k, lo:hi] = 1
     sums: Tensor = (which @ x.reshape(len(x), S, -1)).reshape(len(x), groups, *x.shape[2:])
     return sums
-
-
-def _meet(left: Tensor, right: Tensor, groups: int) -> Tensor:
-    """Σ_t l_t r_tᵀ over each group's positions: (B, K, r_out, r_in)."""
-    together = right.new_empty(len(left), groups, left.shape[2], right.shape[2])
-    for k, (lo, hi) in enumerate(group_edges(left.shape[1], groups)):
-        torch.bmm(left[:, lo:hi].mT, right[:, lo:hi], out=together[:, k])
-    return together
 
 
 def project_dense(grads: Tensor, shape: Shape, basis: Basis) -> Tensor:
@@ -276,16 +270,12 @@ def moments(contribution: Contribution, shape: Shape, omegas: Pair = NO_PROBES) 
     if not isinstance(contribution, Outer):
         G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
         sides = G.transpose(0, 1).flatten(1), G.flatten(0, 1).T  # (d, everything else)
-        left, right = (_dense(x, o) if w else None for x, o, w in zip(sides, omegas, wanted, strict=True))
+        each = zip(sides, omegas, wanted, strict=True)
+        left, right = (x @ (x.T if o is None else x.T @ o.to(x)) if w else None for x, o, w in each)
         return left, right
     delta, a = contribution
     left = _factors(delta, a @ a.mT, omegas[0], shape.d_out) if wanted[0] else None
     return left, _factors(a, _products(delta).to(a.dtype), omegas[1], shape.d_in) if wanted[1] else None
-
-
-def _dense(x: Tensor, omega: Tensor | None) -> Tensor:
-    """x xᵀ, or x xᵀ Ω."""
-    return x @ x.T if omega is None else x @ (x.T @ omega.to(x))
 
 
 def _factors(x: Tensor, between: Tensor, omega: Tensor | None, d: int) -> Tensor:
@@ -363,7 +353,10 @@ def spectrum(C: Tensor, most: int) -> Spectrum:
     if len(C) <= PRECISE or 2 * most >= len(C):
         values, vectors = torch.linalg.eigh(C.double() if len(C) <= PRECISE else C)
     else:
-        Q = _leading(C, most)  # (n, m)
+        # (n, m): orthonormal columns near the leading eigenvectors, the same at every call
+        Q = torch.randn(len(C), most, generator=torch.Generator().manual_seed(0), dtype=C.dtype)
+        for _ in range(TURNS):
+            Q = torch.linalg.qr(C @ Q)[0]
         values, inner = torch.linalg.eigh(Q.T @ (C @ Q))
         vectors = Q @ inner
     return Spectrum(values.flip(0).clamp_min(0).double(), fix_signs(vectors.flip(1)))
@@ -379,14 +372,6 @@ def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
         return Spectrum(values.new_zeros(1), torch.eye(X.shape[1], 1, dtype=X.dtype))
     vectors = wide.T @ (U[:, :m] * values[:m].rsqrt())  # (n, m)
     return Spectrum(values[:m], fix_signs(vectors).to(X.dtype))
-
-
-def _leading(C: Tensor, m: int) -> Tensor:
-    """(n, m): orthonormal columns near the leading eigenvectors of C, the same at every call."""
-    Q = torch.randn(len(C), m, generator=torch.Generator().manual_seed(0), dtype=C.dtype)
-    for _ in range(TURNS):
-        Q = torch.linalg.qr(C @ Q)[0]
-    return Q
 
 
 def allocate(values: Sequence[Tensor], budget: int) -> list[int]:

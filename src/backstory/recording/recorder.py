@@ -113,7 +113,7 @@ class Recorder:
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
         self._failure: BaseException | None = None  # of the writer, that was raised
-        self._at = store.n_steps() or len(store.spooled())  # the next step's number
+        self._at = store.n_steps() or len(store.spool.steps())  # the next step's number
         self._budget = Budget(store, self._at, steps, max_bytes)
         self._factored = [b for b, stored in enumerate(store.blocks) if not isinstance(stored, int)]
         self._sound = True  # the model is where the last recorded step left it
@@ -270,20 +270,20 @@ class Recorder:
         self._end_warmup_if_enough()
 
     def _end_warmup_if_enough(self) -> None:
-        enough = len(self.store.spooled()) >= self.settings.warmup_steps
+        enough = len(self.store.spool.steps()) >= self.settings.warmup_steps
         if enough or self._spooled_bytes >= self.settings.warmup_bytes:
             self._end_warmup()
 
     @own_precision()
     def _end_warmup(self) -> None:
         self._bases, shapes = learn(self.store, self.watcher.layout, self.settings.seed)
-        self._warmup = len(self.store.spooled())
+        self._warmup = len(self.store.spool.steps())
         self.watcher.reshape(shapes)
         save_bases(self.store, self.watcher.layout, self._bases, self._warmup)
         for spooled in project_spooled(self.store, self.watcher.layout, self._bases):
             self._writer.put(spooled)
         self._writer.flush()
-        self.store.clear_spool()
+        self.store.spool.clear()
         self.watcher.project_with(self._bases)
 
     def _checkpoint(self, step: int) -> None:
@@ -296,7 +296,7 @@ class Recorder:
 
     def _finish(self, failed: bool) -> None:
         try:
-            if self._bases is None and self.store.spooled() and not failed:  # else they wait, to be resumed
+            if self._bases is None and self.store.spool.steps() and not failed:  # else they wait, to be resumed
                 self._end_warmup()
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():

@@ -85,10 +85,10 @@ def _go_on(
     settle_layout(store)
     layout = [(b["name"], Shape(*b["shape"])) for b in store.config["blocks"]]
     bases = load_bases(store, (name for name, _ in layout))
-    if bases is not None and store.spooled():
+    if bases is not None and store.spool.steps():
         store.append(list(project_spooled(store, layout, bases)))
-        store.clear_spool()
-    n = store.n_steps() or len(store.spooled())
+        store.spool.clear()
+    n = store.n_steps() or len(store.spool.steps())
     if start is None:
         raise UsageError(
             f"resume=True needs start=, the step that your own checkpoint continues from. The run has {n} steps: "
@@ -110,7 +110,7 @@ def _go_on(
     if start <= store.n_steps():
         store.truncate(start)
     else:  # still in the warm-up: there is no table to cut
-        store.clear_spool(start)
+        store.spool.clear(start)
         store.drop_checkpoints_after(start)
     joins = [t for t in store.config.get("unverified_joins", []) if t < start]
     joins += [] if str(start) in known else [start]

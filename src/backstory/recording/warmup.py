@@ -58,16 +58,16 @@ def warmup_of(store: RunStore) -> int:
 def spool_step(store: RunStore, step: int, parts: Parts, facts: Mapping[str, Any], before: int) -> int:
     """Keep one step's contributions on disk, after `before` bytes of others; returns the bytes of all."""
     tensors = _tensors(parts)
-    store.spool(step, tensors, {**facts, "bytes_before": before})
+    store.spool.put(step, tensors, {**facts, "bytes_before": before})
     return before + _nbytes(tensors)
 
 
 def spooled_bytes(store: RunStore) -> int:
     """The bytes of all contributions that wait."""
-    steps = store.spooled()
+    steps = store.spool.steps()
     if not steps:
         return 0
-    tensors, facts = store.read_spool(steps[-1])
+    tensors, facts = store.spool.get(steps[-1])
     return int(facts["bytes_before"]) + _nbytes(tensors)
 
 
@@ -94,8 +94,8 @@ def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list
 
 def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
     """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
-    for step in store.spooled():
-        tensors, facts = store.read_spool(step)
+    for step in store.spool.steps():
+        tensors, facts = store.spool.get(step)
         scale = _scales(facts)  # (B, rows)
         ends = list(accumulate(facts["sizes"], initial=0))
         for (row, slot, b), part in _parts(tensors).items():
@@ -114,9 +114,9 @@ def _scales(facts: Mapping[str, Any]) -> Tensor:
 
 def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> Iterator[StepRecord]:
     """The spooled steps that are not in the tables yet, as records, in order."""
-    for step in store.spooled():
+    for step in store.spool.steps():
         if step >= store.n_steps():
-            tensors, facts = store.read_spool(step)
+            tensors, facts = store.spool.get(step)
             yield project_step(step, _parts(tensors), facts, layout, bases)
 
 

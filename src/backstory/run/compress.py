@@ -11,7 +11,7 @@ The compressed run is a run of its own. It is written beside its final place and
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,21 @@ from ..errors import StoreError, UsageError
 from ..maths import encoding as enc
 from ..maths.shared_curvature import Sketch
 from ..maths.steps import NAMES, Step
-from ..store import RowBlock, RunStore, StepRecord, StepTable, layout
+from ..results.row import Row
+from ..store import RunStore, StepRecord, layout
 from ..store.bases import is_preconditioned
 from ..store.files import fsync
+from ..store.schema import STEP_NUMBERS
 from .embed import Progress
 from .sweep import Chunk, Span, Window, forward, window_name
 
 RANK = 512  # of a sketch: lost nothing to the truth where it was measured
 OCCURRENCES = 4  # times the rank make a window: its curvature then takes at most a quarter of its gradient rows' room
-OWN = layout.FIXED  # keys that the store fills in
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
 @dataclass(frozen=True)
-class CompressReport:
+class CompressReport(Row):
     """What was made of a run."""
 
     path: str
@@ -46,10 +47,6 @@ class CompressReport:
     energy: float  # share of the curvature's trace that they hold
     bytes_before: int
     bytes_after: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def compress(
@@ -70,7 +67,7 @@ def compress(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     after = RunStore.open(out).size_bytes()
-    before = store.size_bytes() - _embedded_bytes(store)
+    before = store.size_bytes(without=("emb-", "seg-"))  # embeddings are not carried over
     return CompressReport(str(out), len(spans), rows, energy, before, after)
 
 
@@ -118,7 +115,8 @@ def _check(store: RunStore, out: Path, rank: int | None, windows: int | None) ->
 
 def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> RunStore:
     """An empty run with the same gradient rows and no curvature rows."""
-    config = {k: v for k, v in store.read_config().items() if k not in OWN}
+    config = {k: v for k, v in store.read_config().items() if k not in layout.FIXED}  # the store fills these in
+    factors = [None if isinstance(block, int) else block for block in store.blocks]
     config["compressed"] = {"windows": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
     return RunStore.create(
         path,
@@ -127,9 +125,7 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> R
         n_groups=store.config["groups"],
         config=config,
         diagonal=store.config["diagonal"],
-        factors=None
-        if store.split
-        else [None if isinstance(b, int) else b for b in store.blocks],  # sums are no products
+        factors=None if store.split else factors,  # sums are no products
     )
 
 
@@ -163,9 +159,7 @@ def write_window(store: RunStore, span: Span, window: Window) -> None:
     for name, rows in zip(Window._fields, window, strict=True):
         if rows is not None:
             codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
-            tensors |= (
-                {name: codes.contiguous()} if scales is None else {name: codes.contiguous(), f"{name}/scale": scales}
-            )
+            tensors |= {name: codes} if scales is None else {name: codes, f"{name}/scale": scales}
     store.save_tensors(window_name(span), tensors)
 
 
@@ -189,29 +183,11 @@ def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
     table, P, at = store.steps(lo, hi), store.diagonal(lo, hi), 0
     for i, step in enumerate(chunk.steps):
         rows = slice(at, at + len(step.w))
-        yield _record(chunk.block, table, i, rows, None if P is None else P[i])
+        of_rows = {name: getattr(chunk.block, name)[rows] for name in ("samples", "weight", "loss", "gdot", "rows")}
+        numbers: dict[str, Any] = {name: float(getattr(table, name)[i]) for name in (*STEP_NUMBERS, "trained")}
+        groups = {k: table.groups[k][i].tolist() for k in NAMES}
+        yield StepRecord(lo + i, groups=groups, P=None if P is None else P[i], **of_rows, **numbers)
         at = rows.stop
-
-
-def _record(block: RowBlock, table: StepTable, i: int, rows: slice, P: Tensor | None) -> StepRecord:
-    assert block.samples is not None
-    assert block.rows is not None
-    return StepRecord(
-        step=int(table.step[i]),
-        samples=block.samples[rows],
-        weight=block.weight[rows],
-        loss=block.loss[rows],
-        gdot=block.gdot[rows],
-        rows=block.rows[rows],
-        groups={k: table.groups[k][i].tolist() for k in NAMES},
-        clip=float(table.clip[i]),
-        norm=float(table.norm[i]),
-        coverage=float(table.coverage[i]),
-        trained=float(table.trained[i]),
-        size=float(table.size[i]),
-        drift=float(table.drift[i]),
-        P=P,
-    )
 
 
 def _beside(store: RunStore, new: RunStore) -> None:
@@ -223,9 +199,3 @@ def _beside(store: RunStore, new: RunStore) -> None:
     columns = {k: content[k].to_pylist() for k in ("text", "image", "label", "source")}
     if len(content):
         new.put_samples(content["id"].to_pylist(), **columns)
-
-
-def _embedded_bytes(store: RunStore) -> int:
-    """Bytes of embeddings and segments, which are not carried over."""
-    parts = [p for kind in ("emb-*", "seg-*") for p in store.path.glob(kind)]
-    return sum(f.stat().st_size for p in parts for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file())

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
@@ -16,17 +16,18 @@ from ..maths.curvature import CURVATURE
 from ..maths.encoding import all_finite, is_coarse
 from ..maths.steps import Contraction
 from ..results.quality import Quality
+from ..results.row import Row
 from ..store import RunStore
 from .quality import Watch
-from .sweep import Chunk, backward, cut, slices
+from .sweep import Chunk, Span, backward, cut, slices
 from .workers import ahead
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`
 
 
-@dataclass
-class EmbedReport:
+@dataclass(frozen=True)
+class EmbedReport(Row):
     """What a sweep did and saw."""
 
     at: int
@@ -40,10 +41,6 @@ class EmbedReport:
     largest_growth_step: int | None
     expanding_steps: list[int]  # in the literal form only
     segments: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 class Form(NamedTuple):
@@ -61,24 +58,39 @@ class Form(NamedTuple):
 
 def embed(store: RunStore, at: int, form: Form, *, progress: Progress | None = None) -> EmbedReport:
     """Write the embeddings of all occurrences before step `at`, on the model at `at`."""
-    began, dtype = time.perf_counter(), getattr(torch, form.dtype)
-    where, watch, settings = slices(store, form.per_layer), Watch(store, at), form.settings()
+    began, settings = time.perf_counter(), form.settings()
+    # made in a thread of its own, and with it what it changes: modes of torch belong to threads
+    with closing(ahead(embed_rows(store, (0, at), form, settings, [], progress))) as rows:
+        store.write_embeddings(at, rows, settings, form.encoding)
+    quality = Quality.from_dict(settings["quality"])
+    return report(store, at, form, quality, time.perf_counter() - began)
 
-    def blocks() -> Generator[tuple[int, Tensor]]:
-        """Made in a thread of its own, and with it what it changes: modes of torch belong to threads."""
-        propagators = [Propagator(w.stop - w.start, dtype=dtype, contraction=form.contraction) for w in where]
-        for chunk in backward(store, at, dtype=dtype):
-            watch.see(chunk)
-            parts = [embed_block(p, chunk, w, form.per_layer) for p, w in zip(propagators, where, strict=True)]
-            check_finite(E := torch.cat(parts, 1), chunk)
-            if progress is not None:
-                progress(at - chunk.first_step, at)
-            yield chunk.row_start, E
-        settings["quality"] = watch.done().measured()  # stored beside the embeddings, for every result
 
-    with closing(ahead(blocks())) as made:
-        store.write_embeddings(at, made, settings, form.encoding)
-    return report(store, at, form, watch.done(), time.perf_counter() - began)
+def embed_rows(
+    store: RunStore,
+    span: Span,
+    form: Form,
+    settings: dict[str, Any],
+    made: list[Propagator],
+    progress: Progress | None = None,
+) -> Generator[tuple[int, Tensor]]:
+    """`(first row, E)` of the steps of a span on the state at its end, θ's numbers before m's; last rows first.
+
+    The propagators of the blocks are added to `made`, and at the end the measured quality to `settings`, which is stored beside E.
+    """
+    dtype, where, watch = getattr(torch, form.dtype), slices(store, form.per_layer), Watch(store, span[1], span[0])
+    parts = settings.get("parts", 1)
+    made += [Propagator(w.stop - w.start, dtype=dtype, contraction=form.contraction, of_pairs=parts > 1) for w in where]
+    for chunk in backward(store, span[1], dtype=dtype, down_to=span[0]):
+        watch.see(chunk)
+        cuts = [[cut(s, w) for s in chunk.steps] if form.per_layer else chunk.steps for w in where]
+        blocks = [torch.cat(p.embed(steps)).chunk(parts, 1) for p, steps in zip(made, cuts, strict=True)]
+        E = torch.cat([x for of_state in zip(*blocks, strict=True) for x in of_state], 1)
+        _check_finite(E, chunk)
+        if progress is not None:
+            progress(span[1] - chunk.first_step, span[1])
+        yield chunk.row_start, E
+    settings["quality"] = watch.done().measured()
 
 
 def report(store: RunStore, at: int, form: Form, quality: Quality, seconds: float, *, segments: int = 1) -> EmbedReport:
@@ -108,13 +120,7 @@ def check_options(store: RunStore, *, dtype: torch.dtype, encoding: str, segment
 
 def form_of(contraction: Contraction) -> str:
     """γ in words."""
-    return (
-        "literal"
-        if contraction == "never"
-        else "implicit where a step expands"
-        if contraction == "when_expanding"
-        else "implicit"
-    )
+    return {"never": "literal", "when_expanding": "implicit where a step expands"}.get(str(contraction), "implicit")
 
 
 def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
@@ -129,13 +135,7 @@ def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
     return choice
 
 
-def embed_block(propagator: Propagator, chunk: Chunk, where: slice, per_layer: bool) -> Tensor:
-    """Embeddings of a chunk's rows, as the coordinates of one propagator see them."""
-    steps = [cut(s, where) for s in chunk.steps] if per_layer else chunk.steps
-    return torch.cat(propagator.embed(steps))
-
-
-def check_finite(E: Tensor, chunk: Chunk) -> None:
+def _check_finite(E: Tensor, chunk: Chunk) -> None:
     """Raise where the propagator has overflowed."""
     if not all_finite(E):
         raise NumericalError(

@@ -9,8 +9,7 @@ import pyarrow.parquet
 
 from ..errors import UsageError
 from ..maths.projection import Shape
-from ..maths.steps import NAMES
-from ..store import RunStore
+from ..store import RunStore, StepTable
 from .run import Run
 
 FORMATS = ("parquet", "csv")
@@ -31,40 +30,24 @@ def export(path: Path, out: Path, to: str) -> dict[str, int]:
 
 
 def _write(reader: pa.RecordBatchReader, file: Path, to: str) -> int:
-    schema = _flat(reader.schema) if to == "csv" else reader.schema
-    opened = pa.csv.CSVWriter(file, schema) if to == "csv" else pa.parquet.ParquetWriter(file, schema)
+    empty = _without_bytes(reader.schema.empty_table()) if to == "csv" else reader.schema.empty_table()
+    opened = (pa.csv.CSVWriter if to == "csv" else pa.parquet.ParquetWriter)(file, empty.schema)
     rows = 0
     with opened as writer:
         for batch in reader:
-            writer.write_batch(_as_text(batch, schema) if to == "csv" else batch)
+            part = pa.Table.from_batches([batch])
+            writer.write_table(_without_bytes(part) if to == "csv" else part)
             rows += batch.num_rows
     return rows
 
 
-def _flat(schema: pa.Schema) -> pa.Schema:
-    """CSV has no lists and no bytes: both become text."""
-    fields = [pa.field(f.name, pa.string() if _nested(f.type) else f.type) for f in schema]
-    return pa.schema(fields)
-
-
-def _nested(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _as_text(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        pa.array([_text(x) for x in column.to_pylist()], pa.string()) if _nested(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.record_batch(columns, schema=schema)
-
-
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        return value.hex()
-    return " ".join(str(x) for x in value) if isinstance(value, list) else str(value)
+def _without_bytes(table: pa.Table) -> pa.Table:
+    """CSV has no bytes: they become hexadecimal text."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_binary(field.type):
+            text = [None if x is None else x.hex() for x in table[i].to_pylist()]
+            table = table.set_column(i, field.name, pa.array(text, pa.string()))
+    return table
 
 
 def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
@@ -81,7 +64,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "bytes": store.size_bytes(),
             "bytes per occurrence": store.bytes_per_row,
             "closed": config.get("closed", False),
-            "warm-up steps waiting": len(store.spooled()),
+            "warm-up steps waiting": len(store.spool.steps()),
             "checkpoints": run.checkpoints,
             "embeddings": sorted(store.embeddings()),
             "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],
@@ -93,7 +76,8 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
         "optimizer": {**config["optimizer"], **_ranges(table)},
         "provenance": config["provenance"],
         "parameters": {
-            b["name"]: f"{_size(b['shape'])} -> {Shape(*b['shape']).dims} dimensions" for b in config["blocks"]
+            b["name"]: f"{' × '.join(str(d) for d in b['shape'][:2] if d)} -> {Shape(*b['shape']).dims} dimensions"
+            for b in config["blocks"]
         },
         "caveats": list(run.caveats()),
     }
@@ -110,16 +94,8 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
     return out
 
 
-def _ranges(table: Any) -> dict[str, str]:
+def _ranges(table: StepTable) -> dict[str, str]:
     names = {"rate": "learning rate", "l2": "L2 decay", "decay": "decoupled decay", "momentum": "momentum"}
-    ranges: dict[str, str] = {}
-    for key in NAMES:
-        values = table.groups[key]
-        if key in names and values.size:
-            lo, hi = float(values.min()), float(values.max())
-            ranges[names[key]] = f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
-    return ranges
-
-
-def _size(shape: list[int]) -> str:
-    return f"{shape[0]} × {shape[1]}" if shape[1] else f"{shape[0]}"
+    values = {name: table.groups[key] for key, name in names.items() if table.groups[key].size}
+    ends = {name: (float(x.min()), float(x.max())) for name, x in values.items()}
+    return {name: f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}" for name, (lo, hi) in ends.items()}

@@ -41,7 +41,7 @@ def query_rows(
     """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates."""
     sides = [None] * len(bases) if scales is None else scales
     where = [_Place(*x) for x in zip(blocks.blocks, bases, sides, strict=True)]
-    with _mode(model, mode, _leaves(blocks)), torch.enable_grad():
+    with _mode(model, mode, [b.parameter for b in blocks.blocks]), torch.enable_grad():
         rows = _together(model, loss, batch, blocks, where)
         if rows is None:
             rows = _one_by_one(_losses(loss, model, batch), where)
@@ -106,18 +106,18 @@ class _Place:
 
 
 def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
-    parameters = [x.block.parameter for x in where]
     rows = []
     for q in range(len(losses)):
-        grads = _gradients(losses[q], parameters, retain_graph=q + 1 < len(losses))
+        grads = _gradients(losses[q], where, retain_graph=q + 1 < len(losses))
         if all(g is None for g in grads):
             raise UsageError(f"the loss of query {q} depends on none of the recorded parameters. Query another output.")
         rows.append(_project(grads, where))
     return torch.stack(rows)
 
 
-def _gradients(loss: Tensor, parameters: Sequence[Tensor], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
+def _gradients(loss: Tensor, where: Sequence[_Place], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
     """The backward pass lies outside of autocast, whatever surrounds the query."""
+    parameters = [x.block.parameter for x in where]
     with own_precision(loss.device):
         return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
 
@@ -131,8 +131,7 @@ def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
         with own_precision(wide.device):
             parts.append(place.rows(Dense(wide[None]))[0].cpu())
-    wide_type = torch.float64 if any(x.dtype == torch.float64 for x in parts) else torch.float32
-    return torch.cat([x.to(wide_type) for x in parts])
+    return torch.cat(parts)
 
 
 def _together(model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
@@ -168,39 +167,30 @@ def _tried(
         if count == 1:
             return None, 1
         tap.sizes = [count]
-        _gradients(losses.sum(), _leaves(blocks), retain_graph=True)
+        _gradients(losses.sum(), where, retain_graph=True)
     except BackstoryError:
         return None, count  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
         tap.detach()
     if not parts:
         return None, 1
-    rows = _assemble(parts, where, count)
+    rows = torch.cat([parts[b].cpu() if b in parts else torch.zeros(count, x.dims) for b, x in enumerate(where)], 1)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if not bool(rows.isfinite().all()):
         return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
     return (rows if _agrees(rows, losses, where) else None), count
 
 
-def _assemble(parts: dict[int, Tensor], where: Sequence[_Place], q: int) -> Tensor:
-    wide = torch.float64 if any(x.dtype == torch.float64 for x in parts.values()) else torch.float32
-    rows = [parts[b].cpu() if b in parts else torch.zeros(q, x.dims) for b, x in enumerate(where)]
-    return torch.cat([x.to(wide) for x in rows], 1)
-
-
 @own_precision()
 def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
     signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
-    grads = _gradients((losses * signs).sum(), [x.block.parameter for x in where])
+    grads = _gradients((losses * signs).sum(), where)
     expected, combined = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
     dims = [x.dims for x in where]
     sizes = (signs.abs().cpu().to(rows.dtype) @ rows.abs()).split(dims)  # what rounding may be measured against
     pairs = zip(expected.split(dims), combined.split(dims), sizes, strict=True)
     return all(bool((e - f).norm() <= tolerance * (e.norm() + 0.1 * size.norm())) for e, f, size in pairs)
-
-
-def _leaves(blocks: Blocks) -> list[Tensor]:
-    return [b.parameter for b in blocks.blocks]
 
 
 @contextmanager

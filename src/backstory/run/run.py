@@ -17,12 +17,12 @@ from ..capture.ids import as_text, restore
 from ..capture.model_state import load_weights
 from ..capture.modules import taken_as_frozen
 from ..capture.precision import own_precision
-from ..errors import StoreError, UsageError
+from ..errors import StoreError, UnsupportedError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
 from ..results.influence import Influence
 from ..results.quality import Quality
-from ..results.result import show_table
+from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from .compress import RANK, CompressReport, compress
@@ -33,7 +33,6 @@ from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
-from .sweep import Span
 
 METHODS = ("auto", "adjoint", "embeddings")
 
@@ -56,13 +55,14 @@ class Run:
         return Run(self.path, self._memory)
 
     def __repr__(self) -> str:
-        size = f"{self.n_steps:,} steps, {self._store.n_rows():,} occurrences"
-        return (
-            f"Run({str(self.path)!r}: {size}, {self._store.width:,} {self.config['settings']['projection']} dimensions)"
-        )
+        size = f"{self.n_steps:,} steps, {self.n_occurrences:,} occurrences, {self.width:,}"
+        return f"Run({str(self.path)!r}: {size} {self.config['settings']['projection']} dimensions)"
 
     def _repr_html_(self) -> str | None:
-        return _table_of(self)
+        try:
+            return show_table(f"Run {self.path}", frame(_facts(self)), self.caveats())
+        except UnsupportedError:  # pandas is not there: the notebook prints `repr`
+            return None
 
     def __enter__(self) -> "Run":
         return self
@@ -109,17 +109,13 @@ class Run:
     def step_of(self, at: int | str) -> int:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
         n = self.n_steps
-        if n == 0:
-            waiting = len(self._store.spooled())
+        if n == 0 and (waiting := len(self._store.spool.steps())):
             raise StoreError(
-                "the run has no complete step yet"
-                + (
-                    f": {waiting} warm-up steps are waiting for their projection. Continue recording with "
-                    f"resume=True, start={waiting}."
-                    if waiting
-                    else ": record at least one."
-                )
+                f"the run has no complete step yet: {waiting} warm-up steps are waiting for their projection. Continue "
+                f"recording with resume=True, start={waiting}."
             )
+        if n == 0:
+            raise StoreError("the run has no complete step yet: record at least one.")
         if at == "final":
             return n
         if not isinstance(at, int) or not 0 < at <= n:
@@ -311,18 +307,15 @@ class Run:
             values, rows = collect_best(scores, len(v), keep)
             labels, more = self._store.labels(rows), {"complete": False}
             more["best"] = keep if values.shape[1] < n_rows else None
+        measured = quality_of(self._store, spans) if spans else watch.done() if watch else self._stored_quality(step)
         return Influence(
             values, *labels, id_kind=self.config.get("ids", "str"), at=step, method=how, caveats=notes, lookup=self.content,
-            quality=self._quality(watch, step, spans), **more,
+            quality=measured, **more,
         )  # fmt: skip
 
-    def _quality(self, watch: Watch | None, step: int, spans: Sequence[Span]) -> Quality | None:
-        """The report that the sweep has made, or the one stored beside the embeddings."""
-        if spans:
-            return quality_of(self._store, spans)
-        if watch is not None:
-            return watch.done()
-        stored = self._store.embeddings()[step].get("quality")
+    def _stored_quality(self, step: int) -> Quality | None:
+        """What was measured when the embeddings were made, and is stored beside them."""
+        stored = self._store.embeddings().get(step, {}).get("quality")
         return None if stored is None else Quality.from_dict(stored)
 
     def predict_removal(
@@ -358,8 +351,7 @@ class Run:
     def quality(self, at: int | str = "final") -> Quality:
         """The recording quality before `at`: stored with the embeddings, or measured in one pass over the run."""
         step = self.step_of(at)
-        stored = self._store.embeddings().get(step, {}).get("quality")
-        return quality(self._store, step) if stored is None else Quality.from_dict(stored)
+        return self._stored_quality(step) or quality(self._store, step)
 
     def caveats(self) -> tuple[str, ...]:
         """Caveats that every result of this run carries."""
@@ -420,7 +412,12 @@ class Run:
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
-        kind, tensors = _as_tensors(batch)
+        if isinstance(batch, Tensor):
+            kind, tensors = "tensor", {"0": batch}
+        elif isinstance(batch, Mapping):
+            kind, tensors = "dict", dict(batch)
+        else:
+            kind, tensors = "tuple", {str(i): x for i, x in enumerate(batch)}
         with RunStore.open(self.path, write=True) as store:
             store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
 
@@ -460,12 +457,8 @@ class Run:
         return stored if stored is not None and method != "adjoint" else "adjoint"
 
 
-def _table_of(run: Run) -> str | None:
-    """What a run holds; None without pandas."""
-    try:
-        import pandas as pd
-    except ImportError:
-        return None
+def _facts(run: Run) -> dict[str, list[str]]:
+    """What a run holds, as the columns of a table."""
     config, store = run.config, run._store
     facts = {
         "steps": f"{run.n_steps:,}",
@@ -478,14 +471,4 @@ def _table_of(run: Run) -> str | None:
         "query sets": ", ".join(run.query_sets) or "none",
         "recipe": config.get("recipe") or "none",
     }
-    return show_table(
-        f"Run {run.path}", pd.DataFrame({"what": list(facts), "value": list(facts.values())}), run.caveats()
-    )
-
-
-def _as_tensors(batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    if isinstance(batch, Tensor):
-        return "tensor", {"0": batch}
-    if isinstance(batch, Mapping):
-        return "dict", dict(batch)
-    return "tuple", {str(i): x for i, x in enumerate(batch)}
+    return {"what": list(facts), "value": list(facts.values())}

@@ -12,7 +12,7 @@ complete is never computed again; one that was interrupted leaves nothing behind
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,17 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
-from ..maths.blocked import ALGORITHM, Propagator, carry, pull
+from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
-from .embed import EmbedReport, Form, Progress, check_finite, embed_block, report
-from .quality import Watch, merged
+from .embed import EmbedReport, Form, Progress, embed_rows, report
+from .quality import merged
 from .scoring import pieces
-from .sweep import Span, backward, slices
+from .sweep import Span, slices
 from .workers import spread
 
 ROUNDS = 3  # of trying again after the death of a worker
-Step = Callable[[Tensor, Tensor], Tensor]  # (N, n), Σ -> (N, n)
 
 
 def boundaries(store: RunStore, at: int, count: int) -> list[Span]:
@@ -53,88 +52,51 @@ def embed_segments(
     store: RunStore, spans: Sequence[Span], form: Form, *, workers: int, progress: Progress | None = None
 ) -> EmbedReport:
     """Compute what is missing of these segments, in `workers` processes."""
-    began, momentum = time.perf_counter(), has_momentum(store, spans[-1][1])
+    began, at = time.perf_counter(), spans[-1][1]
+    momentum = bool((store.steps(0, at).groups["momentum"] != 0).any())
     settings = form.settings(parts=2 if momentum else 1)
-    known = {span for span, facts in store.segments().items() if fits(facts, settings)}
-    todo = [span for span in spans if span not in known]
-    done = len(spans) - len(todo)
-    left = list(todo)
+
+    def missing() -> list[Span]:
+        known = {span for span, facts in store.segments().items() if fits(facts, settings)}
+        return [span for span in spans if span not in known]
+
     for attempt in range(ROUNDS):
+        left = missing()
         try:
-            for _ in _computed(store, left, form, momentum, workers):
-                done += 1
+            for done, _ in enumerate(_computed(store, left, form, momentum, workers), len(spans) - len(left) + 1):
                 if progress is not None:
                     progress(done, len(spans))
             break
         except BrokenProcessPool as error:
-            complete = {span for span, facts in store.segments().items() if fits(facts, settings)}
-            left = [span for span in todo if span not in complete]
-            done = len(spans) - len(left)
             if attempt == ROUNDS - 1:
                 raise StoreError(
-                    f"worker processes were killed {ROUNDS} times, and {len(left)} of {len(spans)} segments are "
+                    f"worker processes were killed {ROUNDS} times, and {len(missing())} of {len(spans)} segments are "
                     "missing. Is there enough memory for each worker's propagator? Finished segments are kept: run "
                     "it again with fewer workers."
                 ) from error
     quality, seconds = quality_of(store, spans), time.perf_counter() - began
-    return report(store, spans[-1][1], form, quality, seconds, segments=len(spans))
+    return report(store, at, form, quality, seconds, segments=len(spans))
 
 
-def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool, workers: int) -> Iterator[Span]:
+def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool, workers: int) -> Iterator[object]:
+    """Computes these segments, and yields whenever one is done."""
     jobs = [(store.path, span, form, momentum) for span in reversed(spans)]
-    if workers <= 1 or len(spans) <= 1:
-        for job in jobs:
-            _work(*job)
-            yield job[1]
-        return
-    for k, _ in spread(_work, jobs, workers):
-        yield jobs[k][1]
+    return spread(_work, jobs, workers) if min(workers, len(jobs)) > 1 else itertools.starmap(_work, jobs)
 
 
 def compute(path: Path, span: Span, form: Form, momentum: bool) -> None:
     """Embed one segment and write it."""
-    store, dtype = RunStore.open(path), getattr(torch, form.dtype)
-    where = slices(store, form.per_layer)
-    watch, settings = Watch(store, span[1], start=span[0]), form.settings(parts=2 if momentum else 1)
-    made = [
-        Propagator.of_segment(w.stop - w.start, dtype=dtype, contraction=form.contraction, momentum=momentum)
-        for w in where
-    ]
-
-    def blocks() -> Iterator[tuple[int, Tensor]]:
-        for chunk in backward(store, span[1], dtype=dtype, down_to=span[0]):
-            watch.see(chunk)
-            parts = [embed_block(m, chunk, w, form.per_layer) for m, w in zip(made, where, strict=True)]
-            E = _paired(parts, momentum)
-            check_finite(E, chunk)
-            yield chunk.row_start, E
-        settings["quality"] = watch.done().measured()
-
-    def propagator() -> dict[str, Tensor]:
-        return {f"{i:04d}": m.sigma.contiguous() for i, m in enumerate(made)}
-
-    store.write_segment(span, blocks(), propagator, settings, form.encoding)
+    store, settings, made = RunStore.open(path), form.settings(parts=2 if momentum else 1), list[Propagator]()
+    rows = embed_rows(store, span, form, settings, made)
+    store.write_segment(span, rows, lambda: {f"{i:04d}": p.sigma for i, p in enumerate(made)}, settings, form.encoding)
 
 
 _work = compute  # what a process does; tests let it die
 
 
-def _paired(parts: Sequence[Tensor], momentum: bool) -> Tensor:
-    """Embeddings of all blocks, θ's numbers first and m's after them."""
-    if not momentum:
-        return torch.cat(list(parts), 1)
-    halves = [part.chunk(2, 1) for part in parts]
-    return torch.cat([h[0] for h in halves] + [h[1] for h in halves], 1)
-
-
-def has_momentum(store: RunStore, at: int) -> bool:
-    """Whether any step before `at` has momentum."""
-    return bool((store.steps(0, at).groups["momentum"] != 0).any())
-
-
-def fits(facts: dict[str, Any], settings: dict[str, Any], ignoring: Sequence[str] = ()) -> bool:
+def fits(facts: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether a stored segment was computed in this way."""
-    return all(facts["settings"].get(k) == v for k, v in settings.items() if k not in ignoring)
+    return settings.items() <= facts["settings"].items()
 
 
 def path_to(store: RunStore, at: int, per_layer: bool, contraction: Contraction) -> list[Span]:
@@ -171,29 +133,26 @@ def by_segments(
             done += hi - lo
             if progress is not None:
                 progress(done, total)
-        x = _through(x, store.segment_propagator(span), where, store.width, momentum, pull)
+        x = _through(x, store.segment_propagator(span), where, store.width)
 
 
 def vectors_at(store: RunStore, spans: Sequence[Span], per_layer: bool) -> Iterator[tuple[int, Tensor]]:
     """Embeddings (first row, (n, p)) of all rows on the model at the end of the last span; last rows first."""
     facts, where, p = store.segments(), slices(store, per_layer), store.width
-    momentum = facts[spans[-1]]["settings"]["parts"] == 2
     onward: Tensor | None = None  # (p, n): what carries the end of a segment to the end of the last one
     for span in reversed(spans):
         E = store.read_segment(span, 0, facts[span]["rows"])
-        yield facts[span]["first_row"], E[:, :p] if onward is None else carry(E, onward)
+        yield facts[span]["first_row"], E[:, :p] if onward is None else E @ onward.T
         onward = torch.eye(p, E.shape[1], dtype=E.dtype) if onward is None else onward
-        onward = _through(onward, store.segment_propagator(span), where, p, momentum, pull)
+        onward = _through(onward, store.segment_propagator(span), where, p)
 
 
-def _through(
-    x: Tensor, sigmas: dict[str, Tensor], where: Sequence[slice], p: int, momentum: bool, step: Step
-) -> Tensor:
-    """`step` with each block's Σ on that block's numbers (of θ and of m)."""
+def _through(x: Tensor, sigmas: dict[str, Tensor], where: Sequence[slice], p: int) -> Tensor:
+    """x Σ: rows on the state at the end of a segment as rows on the state at its beginning, block by block (of θ and of m)."""
     out = torch.empty_like(x)
     for name, w in zip(sorted(sigmas), where, strict=True):
-        columns = [*range(w.start, w.stop), *(range(p + w.start, p + w.stop) if momentum else ())]
-        out[:, columns] = step(x[:, columns], sigmas[name].to(x.dtype))
+        columns = [i for start in range(0, x.shape[1], p) for i in range(start + w.start, start + w.stop)]
+        out[:, columns] = x[:, columns] @ sigmas[name].to(x.dtype)
     return out
 
 

@@ -66,11 +66,8 @@ class Compressed:
         span = next(s for s in self._spans if s[0] <= t < s[1])
         if self._current is None or self._current[0] != span:
             clipped = np.flatnonzero(self._store.steps(*span).clip < 1).tolist()
-            self._current = (
-                span,
-                read_window(self._store, span, self._dtype),
-                {span[0] + k: i for i, k in enumerate(clipped)},
-            )
+            rows = {span[0] + k: i for i, k in enumerate(clipped)}
+            self._current = span, read_window(self._store, span, self._dtype), rows
         _, (V, d), row = self._current
         if step.clip >= 1:
             return step._replace(V=V, dot_v=None, orthogonal=True)
@@ -85,25 +82,15 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) 
     """
     store = RunStore.open(store.path)
     windows = Compressed(store, dtype)
-    blocks = store.backward(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
+    blocks = store.chunks(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
     return ahead(_chunk(store, block, dtype, windows) for block in blocks)
 
 
-def forward(
-    store: RunStore, at: int, *, dtype: torch.dtype, chunk_bytes: int = 8 << 20, start: int = 0
-) -> Iterator[Chunk]:
+def forward(store: RunStore, at: int, *, dtype: torch.dtype, start: int = 0) -> Iterator[Chunk]:
     """Chunks of the steps from `start` to `at`, earliest first, with the ids of their samples."""
     windows = Compressed(store, dtype)
-    size = store.width * dtype.itemsize * (1 + store.curvature_rows)
-    table = store.steps(0, at)
-    lo = start
-    while lo < at:
-        hi = lo + 1
-        while hi < at and (table.row_start[hi] + table.rows[hi] - table.row_start[lo]) * size <= chunk_bytes:
-            hi += 1
-        first, last = int(table.row_start[lo]), int(table.row_start[hi - 1] + table.rows[hi - 1])
-        yield _chunk(store, store.read(first, last, samples=True, dtype=dtype, curvature=True), dtype, windows)
-        lo = hi
+    blocks = store.chunks(at, dtype=dtype, lo_step=start, samples=True, earliest_first=True)
+    return (_chunk(store, block, dtype, windows) for block in blocks)
 
 
 def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, windows: Compressed) -> Chunk:

@@ -7,53 +7,40 @@ let go of Python while they work, so the three can run side by side.
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 END: Any = object()
 
 
-class _Next(Generic[T]):
-    """The next item of `items`, made in a thread of its own (a pool would refuse it while Python ends)."""
-
-    def __init__(self, items: Generator[T]) -> None:
-        self._items = items
-        self._item: T = END
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._make, name="backstory-ahead", daemon=True)
-        self._thread.start()
-
-    def _make(self) -> None:
-        try:
-            self._item = next(self._items, END)
-        except BaseException as error:
-            self._error = error
-
-    def join(self) -> None:
-        """Wait until it is made."""
-        self._thread.join()
-
-    def result(self) -> T:
-        """The item, or END; raises what went wrong."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._item
-
-
 def ahead(items: Generator[T]) -> Generator[T]:
     """The same items in the same order, each made while the one before it is used; what goes wrong is raised in its place."""
-    waiting = _Next(items)
+    thread, waiting = _begin_next(items)
     try:
         while (item := waiting.result()) is not END:
-            waiting = _Next(items)
+            thread, waiting = _begin_next(items)
             yield item
     finally:
-        waiting.join()
+        thread.join()
         items.close()
+
+
+def _begin_next(items: Generator[T]) -> tuple[Thread, Future[T]]:
+    """Make the next item, or END, in a thread of its own (a pool would refuse it while Python ends)."""
+    made: Future[T] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(next(items, END))
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = Thread(target=make, name="backstory-ahead", daemon=True)
+    thread.start()
+    return thread, made
 
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -76,13 +63,11 @@ def spread(work: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], workers: i
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Children inherit the environment in which they are started."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    before = {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in ONE_THREAD:
+            del os.environ[name]
+        os.environ.update(before)

@@ -94,16 +94,17 @@ def _rows_batch(
 ) -> tuple[pa.RecordBatch, list[int]]:
     counts = [len(r.samples) for r in records]
     vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding) if "g" in schema.names else []
-    numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) float64 each
+    numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) each
     samples = [name for r in records for name in r.samples]
     step = np.repeat(np.array([r.step for r in records], dtype=np.int32), counts)
     pos = np.concatenate([np.arange(size, dtype=np.int32) for size in counts])
-    scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *map(pa.array, numbers)]
+    scalars = [pa.array(step), pa.array(pos), pa.array(samples, pa.string()), *(pa.array(x.numpy()) for x in numbers)]
     more = _curvature_columns(records, dims, encoding)
     batch = pa.RecordBatch.from_arrays([*scalars, *map(vectors, [*vecs, *more])], schema=schema)
-    parts = [*(v.numpy() for v in vecs), *numbers, *(v.numpy() for v in more)]
-    diagonals = [[] if r.P is None else [r.P.float().numpy()] for r in records]
-    return batch, _checksums(parts, samples, counts, diagonals)
+    parts = [x.split(counts) for x in (*vecs, *numbers, *more)]
+    diagonals = [[] if r.P is None else [r.P.float()] for r in records]
+    columns = [[*(part[i] for part in parts), *P] for i, P in enumerate(diagonals)]  # of each step
+    return batch, [checksum([x.numpy() for x in some], r.samples) for some, r in zip(columns, records, strict=True)]
 
 
 def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[Block], encoding: str) -> list[Tensor]:
@@ -113,26 +114,12 @@ def _curvature_columns(records: Sequence[StepRecord], dims: Sequence[Block], enc
         return []
     rows = torch.cat(given)  # (n, R, Σp)
     vecs = encoded(rows.flatten(1), [*dims] * rows.shape[1], encoding)
-    return [*vecs, *(torch.from_numpy(_joined(records, name)) for name in ("kappa", "hdot"))]
+    return [*vecs, *(_joined(records, name) for name in ("kappa", "hdot"))]
 
 
-def _joined(records: Sequence[StepRecord], name: str) -> NDArray[np.float64]:
-    joined: NDArray[np.float64] = torch.cat([getattr(r, name).detach().cpu().double() for r in records]).numpy()
-    return joined
-
-
-def _checksums(
-    parts: Sequence[NDArray[np.generic]],
-    samples: Sequence[str],
-    counts: Sequence[int],
-    diagonals: Sequence[Sequence[NDArray[np.generic]]],
-) -> list[int]:
-    ends = np.cumsum(counts).tolist()
-    spans = [(end - size, end) for end, size in zip(ends, counts, strict=True)]
-    return [
-        checksum([*(part[lo:hi] for part in parts), *P], samples[lo:hi])
-        for (lo, hi), P in zip(spans, diagonals, strict=True)
-    ]
+def _joined(records: Sequence[StepRecord], name: str) -> Tensor:
+    """One of their numbers, in float64."""
+    return torch.cat([getattr(r, name).detach().cpu().double() for r in records])
 
 
 def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[int], n_groups: int) -> pa.Table:
@@ -160,19 +147,13 @@ def read_steps(table: Table, lo: int, hi: int) -> StepTable:
     columns = table.table(["step", "row_start", "rows", "crc", *numbers, *GROUP_KEYS], lo, hi)
     ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
     floats = {name: columns[name].to_numpy().copy() for name in numbers}
-    groups = {key: _matrix(columns[key]) for key in GROUP_KEYS}
+    groups = {key: tensor(columns[key]).numpy().copy() for key in GROUP_KEYS}
     return StepTable(**ints, **floats, groups=groups)
 
 
 def read_diagonal(table: Table, lo: int, hi: int) -> Tensor | None:
     """P of steps `lo` to `hi`, (T, Σp) float32, or None where none is kept."""
     return tensor(table.table(["P"], lo, hi)["P"]).clone() if "P" in table.schema.names else None
-
-
-def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).copy()
-    matrix: NDArray[np.float64] = flat.reshape(len(column), column.type.list_size)
-    return matrix
 
 
 def read_vectors(table: Table, names: Sequence[str], dims: Sequence[Block], lo: int, hi: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
@@ -205,8 +186,8 @@ def read_block(
     """Rows `lo` to `hi` by position."""
     names = [*_NUMBERS, *(["sample"] if samples else [])]
     columns = table.table(names, lo, hi)
-    step, pos = (torch.from_numpy(columns[n].to_numpy().astype(np.int64)) for n in ("step", "pos"))
-    weight, loss, gdot = (torch.from_numpy(columns[n].to_numpy().copy()) for n in ("weight", "loss", "gdot"))
+    step, pos = (tensor(columns[name]).long() for name in ("step", "pos"))
+    weight, loss, gdot = (tensor(columns[name]).clone() for name in ("weight", "loss", "gdot"))
     ids = columns["sample"].to_pylist() if samples else None
     names = [name for name in ("g", "s") if name in table.schema.names]
     split = not names
@@ -226,23 +207,14 @@ def _read_curvature(
     names = [name for name in ("h", "hs") if name in table.schema.names]
     rows = read_vectors(table, names, [*dims] * R, lo, hi, dtype)
     numbers = table.table(["kappa", "hdot"], lo, hi)
-    kappa, hdot = (torch.from_numpy(_matrix(numbers[name])) for name in ("kappa", "hdot"))
+    kappa, hdot = (tensor(numbers[name]).clone() for name in ("kappa", "hdot"))
     return rows.reshape(hi - lo, R, sum(sizes(dims))), kappa, hdot
 
 
-def flat(reader: pa.RecordBatchReader, lists: Sequence[str]) -> pa.RecordBatchReader:
-    """The same stream with each fixed-size list `x` as plain columns `x_0`, `x_1`, …."""
-    fields: list[pa.Field] = []
-    for field in reader.schema:
-        size = field.type.list_size if field.name in lists else 0
-        fields += [pa.field(f"{field.name}_{i}", field.type.value_type) for i in range(size)] or [field]
-    schema = pa.schema(fields)
-    return pa.RecordBatchReader.from_batches(schema, (_flat_batch(batch, lists, schema) for batch in reader))
-
-
-def _flat_batch(batch: pa.RecordBatch, lists: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    columns: list[pa.Array] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        size = column.type.list_size if name in lists else 0
-        columns += [column.flatten()[i::size] for i in range(size)] or [column]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def flat(table: pa.Table, lists: Sequence[str]) -> pa.Table:
+    """The same table with each fixed-size list `x` as plain columns `x_0`, `x_1`, …, after all others."""
+    for name in lists:
+        values, size = table[name].combine_chunks().flatten(), table.schema.field(name).type.list_size
+        for i in range(size):
+            table = table.append_column(f"{name}_{i}", values[i::size])
+    return table.drop_columns(list(lists))

@@ -29,18 +29,13 @@ Steps = tuple[int, ...]  # (at,) of a checkpoint's, (from, to) of a segment's
 class Embeddings:
     """All embeddings of one kind of one run; `keys` gives step and position of its rows."""
 
-    def __init__(self, folder: Path, dims: list[int], keys: RowKeys, kind: str = "emb") -> None:
+    def __init__(self, folder: Path, dims: Callable[[], list[int]], keys: RowKeys, kind: str = "emb") -> None:
         self.folder = folder
-        self.dims = dims
         self.kind = kind
+        self._dims = dims  # a function: the layout of a row is settled after the run was opened
         self._keys = keys
         self._name = re.compile(rf"{kind}-(\d{{8,}}(?:-\d{{8,}})*)\.(json|lance)")
         self._open: dict[tuple[Steps, int], Table] = {}
-
-    @property
-    def width(self) -> int:
-        """Numbers of one embedding."""
-        return sum(self.dims)
 
     def _paths(self, at: Steps) -> tuple[Path, Path, Path]:
         stem = "-".join([self.kind, *(f"{x:08d}" for x in at)])
@@ -63,15 +58,22 @@ class Embeddings:
         encoding: str,
         propagator: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """Write blocks that arrive last first and cover `rows` exactly once; what `propagator` says then lies beside them."""
-        schema = embeddings_schema(self.dims, enc.check(encoding))
+        """Write blocks that arrive last first and cover `rows` exactly once; what `propagator` says then lies beside them.
+
+        Each row has `settings["parts"]` vectors, one where that is not given.
+        """
+        dims = self._dims() * settings.get("parts", 1)
+        schema = embeddings_schema(dims, enc.check(encoding))
         table, facts, tensors = self._paths(at)
         fragments: list[list[Any]] = []
         first, lowest = rows
         try:
             for row_start, E in blocks:
-                self._check(at, row_start, E, lowest)
-                fragments.append(write_fragment(table, self._columns(row_start, E, encoding, schema)))
+                self._check(at, row_start, E, lowest, sum(dims))
+                step, pos = self._keys(row_start, row_start + len(E))
+                scalars = [pa.array(column.numpy()).cast(pa.int32()) for column in (step, pos)]
+                columns = [*scalars, *map(vectors, encoded(E, dims, encoding))]
+                fragments.append(write_fragment(table, pa.Table.from_arrays(columns, schema=schema)))
                 lowest = row_start
             if lowest != first:
                 raise StoreError(
@@ -102,10 +104,10 @@ class Embeddings:
     def _of(self, at: Steps) -> str:
         return f"checkpoint {at[0]}" if len(at) == 1 else f"steps {at[0]} to {at[1]}"
 
-    def _check(self, at: Steps, row_start: int, E: Tensor, expected_end: int) -> None:
-        if E.ndim != 2 or E.shape[1] != self.width:
+    def _check(self, at: Steps, row_start: int, E: Tensor, expected_end: int, width: int) -> None:
+        if E.ndim != 2 or E.shape[1] != width:
             raise UsageError(
-                f"embeddings for {self._of(at)} must have shape (n, {self.width}), the projection size of the run, "
+                f"embeddings for {self._of(at)} must have shape (n, {width}), the projection size of the run, "
                 f"got {tuple(E.shape)}. Embed with the layers of this run."
             )
         end = row_start + E.shape[0]
@@ -119,11 +121,6 @@ class Embeddings:
                 f"embeddings for {self._of(at)} contain NaN or Inf in rows {row_start} to {end}. Nothing was changed. "
                 "The recursion overflowed: embed an earlier checkpoint, or damp the curvature."
             )
-
-    def _columns(self, row_start: int, E: Tensor, encoding: str, schema: pa.Schema) -> pa.Table:
-        step, pos = self._keys(row_start, row_start + E.shape[0])
-        scalars = [pa.array(column.numpy()).cast(pa.int32()) for column in (step, pos)]
-        return pa.Table.from_arrays([*scalars, *map(vectors, encoded(E, self.dims, encoding))], schema=schema)
 
     def propagator(self, at: Steps) -> dict[str, Tensor]:
         """What lies beside a segment's embeddings."""
@@ -147,7 +144,9 @@ class Embeddings:
         if not 0 <= lo <= hi <= n:
             raise UsageError(f"rows {lo} to {hi} are out of range: the embedding for {self._of(at)} has {n} rows.")
         names = [name for name in ("e", "se") if name in table.schema.names]
-        return read_vectors(table, names, self.dims, lo, hi, dtype)
+        dims = self._dims()
+        parts = table.schema.field("e").type.list_size // sum(dims)
+        return read_vectors(table, names, dims * parts, lo, hi, dtype)
 
     def drop(self, at: Steps) -> None:
         """Forget one embedding; first its facts, so that it is never half there."""
@@ -166,10 +165,8 @@ class Embeddings:
 
     def _sweep(self, at: Steps) -> None:
         """Remove a table whose first writing was interrupted."""
-        table, facts, tensors = self._paths(at)
-        if not facts.exists():
-            remove(tensors)
-            shutil.rmtree(table, ignore_errors=True)
+        if not self._paths(at)[1].exists():
+            self.drop(at)
 
     def sweep(self) -> None:
         """Remove every table whose first writing was interrupted."""

@@ -12,7 +12,7 @@ import re
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, fill: Callable[[Path], None]) -> None:
+def write_atomic(path: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a temporary file, then put it in the place of `path`."""
     temporary = path.with_name(path.name + TEMPORARY)
     with writing(path):
@@ -95,11 +95,7 @@ def remove(path: Path) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """`value` as readable JSON."""
     text = json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -159,15 +155,14 @@ def _reading_tensors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def size_bytes(folder: Path) -> int:
-    """Bytes of all files under `folder`; files that vanish meanwhile count as nothing."""
+def size_bytes(folder: Path, without: tuple[str, ...] = ()) -> int:
+    """Bytes of all files under `folder` but for names that begin so; files that vanish meanwhile count as nothing."""
     total = 0
-    for root, _, names in os.walk(folder):
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(without)]
         for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                total += 0 if name.startswith(without) else os.lstat(os.path.join(root, name)).st_size
     return total
 
 
@@ -177,14 +172,15 @@ class Spool:
     One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, check_writable: Callable[[], None]) -> None:
+        self.folder, self._check_writable = folder, check_writable
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
 
     def put(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Keep one step, durably; its size in bytes."""
+        self._check_writable()
         if not self.folder.exists():
             self.folder.mkdir()
             fsync(self.folder.parent)
@@ -199,12 +195,11 @@ class Spool:
     def get(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `put` was given."""
         file = self._file(step)
-        if not file.exists():
-            raise StoreError(f"{self.folder} has no step {step}. It has {self.steps()}.")
         return read_tensors(file), json.loads(read_metadata(file).get("meta", "{}"))
 
     def clear(self, from_step: int = 0) -> None:
         """Drop the steps from `from_step` on, last first: a crash leaves no gap."""
+        self._check_writable()
         if not self.folder.exists():
             return
         for leftover in self.folder.glob(f"*{TEMPORARY}"):
@@ -233,16 +228,12 @@ class RunLock:
             raise LockedError(
                 f"{folder} is being written by {holder}. Wait for it to finish, stop it, or choose another path."
             ) from error
-        self._sign()
-        _LOCKS.add(self)
-
-    def _sign(self) -> None:
-        """Leave a name in the file, for the message that another writer will see."""
-        try:
+        with suppress(
+            OSError
+        ):  # a name, for the message that another writer will see; on a full disk the lock has none
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except OSError:
-            pass  # a full disk: the lock holds without the name
+        _LOCKS.add(self)
 
     @property
     def active(self) -> bool:

@@ -15,7 +15,7 @@ FORMAT = 1
 FACTORS, COMPRESSED = "factors", "compressed"  # rows kept as two factors a matrix; curvature kept for windows of steps
 FEATURES = (FACTORS, COMPRESSED)  # what a reader must know beyond the format
 FIXED = ("format", "features", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
-_OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged")
+_OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged", "config.json" + TEMPORARY)
 
 
 def new_config(
@@ -102,16 +102,12 @@ def check_free(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, not a folder. Choose another path.")
-    foreign = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
+    foreign = [p.name for p in folder.iterdir() if p.name not in _OURS] if folder.exists() else []
     if foreign:
         raise StoreError(
             f"{folder} contains files that do not belong to a run ({', '.join(sorted(foreign)[:3])}). Choose an empty "
             "or new folder."
         )
-
-
-def _ours(path: Path) -> bool:
-    return path.name in _OURS or path.name == "config.json" + TEMPORARY
 
 
 def clear_half_created(folder: Path) -> None:

@@ -5,7 +5,6 @@ the committed steps are ignored by readers and removed by the next writer. Besid
 samples, and the warm-up spool.
 """
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,16 +51,16 @@ class RunStore:
         self.config = layout.read_config(path)
         self.messages: list[str] = []
         self._lock = lock
-        self._pid = os.getpid()
         self._mutex = threading.RLock()
         self._commits = 0
         self._rows, self._steps, self._samples = (self._table(name) for name in ("rows", "steps", "samples"))
         self._committed = self._tail()
         if lock is not None:
             self._repair()
-        self._spool = Spool(path / "spool")
-        self._embeddings = Embeddings(path, self.dims, self._keys)
-        self._segments = Embeddings(path, self.dims, self._keys, "seg")
+        self.spool = Spool(path / "spool", self._writable)  # steps that wait for their projection
+        self._embeddings, self._segments = (
+            Embeddings(path, lambda: self.dims, self._keys, kind) for kind in ("emb", "seg")
+        )
         for tables_of in (self._embeddings, self._segments) if lock is not None else ():
             tables_of.drop_after(self.n_steps())
             tables_of.sweep()
@@ -350,7 +349,7 @@ class RunStore:
             self._rows, self.blocks, lo_row, hi_row, rows=rows, samples=samples, dtype=dtype, curvature=curvature
         )
 
-    def backward(
+    def chunks(
         self,
         hi_step: int,
         *,
@@ -360,8 +359,9 @@ class RunStore:
         samples: bool = False,
         curvature: bool = True,
         multiple: int = 1,
+        earliest_first: bool = False,
     ) -> Iterator[RowBlock]:
-        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first.
+        """The rows of steps `lo_step` to `hi_step` in chunks of whole steps, the latest chunk first unless told otherwise.
 
         A chunk has room for a `multiple` of so many rows, where there is room for more than one.
         """
@@ -369,15 +369,9 @@ class RunStore:
         copies = 1 + (self.curvature_rows if curvature or self.split else 0)
         most = max(1, chunk_bytes // (self.width * dtype.itemsize * copies))
         most -= most % multiple if most > multiple else 0
-        ends = (steps.row_start + steps.rows).tolist()
-        starts = steps.row_start.tolist()
-        hi = len(starts)
-        while hi:
-            lo = hi - 1
-            while lo and ends[hi - 1] - starts[lo - 1] <= most:
-                lo -= 1
-            yield self.read(starts[lo], ends[hi - 1], samples=samples, dtype=dtype, curvature=curvature)
-            hi = lo
+        for lo, hi in steps.spans(most)[:: -1 if earliest_first else 1]:
+            first, last = int(steps.row_start[lo]), int(steps.row_start[hi - 1] + steps.rows[hi - 1])
+            yield self.read(first, last, samples=samples, dtype=dtype, curvature=curvature)
 
     def rows_before(self, at: int) -> int:
         """How many rows there are before step `at`."""
@@ -399,7 +393,7 @@ class RunStore:
             self._embeddings.drop_after(step)
             self._segments.drop_after(step)
             self.drop_checkpoints_after(step)
-            self._spool.clear(step)
+            self.spool.clear(step)
             self._steps.delete(f"step >= {step}")
             self._committed = self._tail()
             self._drop_orphans()
@@ -417,12 +411,7 @@ class RunStore:
     ) -> None:
         """Keep embeddings of all rows before step `at`, given as blocks `(row_start, E)`, last first."""
         self._writable()
-        self._in_layout(self._embeddings).write((at,), (0, self.rows_before(at)), blocks, settings, encoding)
-
-    def _in_layout(self, embeddings: Embeddings, times: int = 1) -> Embeddings:
-        """Embeddings in the layout of now: it may have been settled after the run was opened."""
-        embeddings.dims = self.dims * times
-        return embeddings
+        self._embeddings.write((at,), (0, self.rows_before(at)), blocks, settings, encoding)
 
     def embeddings(self) -> dict[int, dict[str, Any]]:
         """at -> settings of the complete embeddings."""
@@ -431,7 +420,7 @@ class RunStore:
 
     def read_embeddings(self, at: int, lo_row: int, hi_row: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Embeddings of rows `lo_row` to `hi_row`, (n, Σp)."""
-        return self._in_layout(self._embeddings).read((at,), lo_row, hi_row, dtype)
+        return self._embeddings.read((at,), lo_row, hi_row, dtype)
 
     def occurrences(self, n_rows: int) -> Labels:
         """Ids and steps of the first rows, (n,) each; in pieces, for a Python string takes more room than its letters."""
@@ -459,7 +448,7 @@ class RunStore:
     ) -> None:
         """Keep the embeddings of the rows of these steps, each of `settings["parts"]` vectors, and the segment's propagator."""
         rows = self.rows_before(steps[0]), self.rows_before(steps[1])
-        self._in_layout(self._segments, settings["parts"]).write(steps, rows, blocks, settings, encoding, propagator)
+        self._segments.write(steps, rows, blocks, settings, encoding, propagator)
 
     def segments(self) -> dict[tuple[int, int], dict[str, Any]]:
         """(from, to) -> facts of the complete segments."""
@@ -468,8 +457,7 @@ class RunStore:
 
     def read_segment(self, steps: tuple[int, int], lo: int, hi: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The `lo`-th to `hi`-th embedding of a segment, (n, parts · Σp)."""
-        parts = self._segments.facts()[steps]["settings"]["parts"]
-        return self._in_layout(self._segments, parts).read(steps, lo, hi, dtype)
+        return self._segments.read(steps, lo, hi, dtype)
 
     def segment_propagator(self, steps: tuple[int, int]) -> dict[str, Tensor]:
         """The propagator that was kept with a segment."""
@@ -533,57 +521,34 @@ class RunStore:
         with self._mutex:
             return samples.erase(self._samples, ids)
 
-    # warm-up spool
-
-    def spool(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-        """Keep a step that waits for its basis, durably; its size in bytes."""
-        self._writable()
-        return self._spool.put(step, tensors, meta)
-
-    def spooled(self) -> list[int]:
-        """The steps that wait, in order."""
-        return self._spool.steps()
-
-    def read_spool(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `spool` was given."""
-        return self._spool.get(step)
-
-    def clear_spool(self, from_step: int = 0) -> None:
-        """Drop the waiting steps from `from_step` on."""
-        self._writable()
-        self._spool.clear(from_step)
-
     # the whole
 
     def verify(self) -> list[str]:
         """Read everything again; sentences about what is damaged, or none."""
         steps, on_disk = self.steps(), self._rows.count()
         damage = list(verify.check_steps(steps, on_disk))
-        damage += [] if damage else verify.check_rows(steps, self._rows, self.width, self.diagonal)
-        for at in self.embeddings():
-            damage += verify.check_embedding(
-                f"at {at}", (0, self.rows_before(at)), self._embeddings.table((at,)), self._rows
-            )
-        for lo, hi in self.segments():
-            rows = self.rows_before(lo), self.rows_before(hi)
-            damage += verify.check_embedding(f"of steps {lo} to {hi}", rows, self._segments.table((lo, hi)), self._rows)
+        spans = reversed(steps.spans(codec.slab_rows(self.width, torch.float32)))
+        damage += [] if damage else verify.check_rows(steps, self._rows, spans, self.diagonal)
+        stored = [(f"at {at}", 0, at, self._embeddings.table((at,))) for at in self.embeddings()]
+        stored += [(f"of steps {lo} to {hi}", lo, hi, self._segments.table((lo, hi))) for lo, hi in self.segments()]
+        for which, lo, hi, table in stored:
+            damage += verify.check_embedding(which, (self.rows_before(lo), self.rows_before(hi)), table, self._rows)
         windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
         damage += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]
         damage += verify.check_readable(self.load_tensors, self.tensor_names())
-        return damage + list(verify.check_readable(self.read_spool, self.spooled()))
+        return damage + list(verify.check_readable(self.spool.get, self.spool.steps()))
 
-    def size_bytes(self) -> int:
-        """Bytes on disk, all files."""
-        return files.size_bytes(self.path)
+    def size_bytes(self, without: tuple[str, ...] = ()) -> int:
+        """Bytes on disk, all files but those and the folders whose names begin so."""
+        return files.size_bytes(self.path, without)
 
     def scalars(self, table: str) -> pa.RecordBatchReader:
         """A stream over "rows", "steps" or "samples" without vectors; `rate` of group 0 is `rate_0`."""
         if table == "rows":
             return self._rows.scan(ROW_SCALARS, 0, self.n_rows())
         if table == "steps":
-            return codec.flat(
-                self._steps.scan([n for n in self._steps.schema.names if n != "P"], 0, self.n_steps()), GROUP_KEYS
-            )
+            names = [name for name in self._steps.schema.names if name != "P"]
+            return codec.flat(self._steps.table(names, 0, self.n_steps()), GROUP_KEYS).to_reader()
         if table == "samples":
             return self._samples.scan(SAMPLE_COLUMNS)
         raise UsageError(f"table must be 'rows', 'steps' or 'samples', got {table!r}.")

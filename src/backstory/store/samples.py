@@ -32,7 +32,8 @@ def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | 
     if not last:
         return
     names = [ids[i] for i in last]
-    stored = _stored(table, names, [k for k, v in columns.items() if v is None])
+    absent = [k for k, v in columns.items() if v is None]
+    stored = {row["id"]: row for row in get(table, names, ["id", *absent]).to_pylist()} if absent else {}
     picked: dict[str, list[object]] = {"id": list(names)}
     picked |= {
         k: [stored.get(x, {}).get(k) for x in names] if v is None else [v[i] for i in last] for k, v in columns.items()
@@ -40,40 +41,25 @@ def put(table: Table, ids: Sequence[str], columns: dict[str, Sequence[object] | 
     table.upsert("id", pa.table(picked, schema=samples_schema()))
 
 
-def get(table: Table, ids: Sequence[str] | None) -> pa.Table:
+def get(table: Table, ids: Sequence[str] | None, columns: Sequence[str] = SAMPLE_COLUMNS) -> pa.Table:
     """The samples with these ids, in this order, or all; unknown ids are absent."""
     if ids is None:
-        return table.table(SAMPLE_COLUMNS)
-    wanted = list(dict.fromkeys(ids))
-    parts = [table.table(SAMPLE_COLUMNS, where=_among(some)) for some in _pieces(wanted)]
-    rows = pa.concat_tables(parts) if parts else samples_schema().empty_table()
-    order = pc.index_in(pa.array(wanted, pa.string()), rows["id"].combine_chunks()).drop_null()
+        return table.table(columns)
+    parts = [table.table(columns, where=where) for where in _filters(ids)]
+    rows = pa.concat_tables(parts) if parts else table.table(columns, 0, 0)
+    order = pc.index_in(pa.array(dict.fromkeys(ids), pa.string()), rows["id"].combine_chunks()).drop_null()
     return rows.take(order)
-
-
-def _stored(table: Table, ids: list[str], columns: list[str]) -> dict[str, dict[str, object]]:
-    """What is there already of these columns, by id."""
-    if not columns:
-        return {}
-    parts = (table.table(["id", *columns], where=_among(some)).to_pylist() for some in _pieces(ids))
-    return {row["id"]: row for part in parts for row in part}
 
 
 def erase(table: Table, ids: Sequence[str] | None) -> int:
     """Delete samples so that their bytes are gone from the disk; how many."""
-    if ids is None:
-        n = table.delete("id IS NOT NULL")
-    else:
-        n = sum(table.delete(_among(some)) for some in _pieces(list(dict.fromkeys(ids))))
+    n = sum(table.delete(where) for where in (["id IS NOT NULL"] if ids is None else _filters(ids)))
     table.compact(_ROWS, least=1, must=True)
     table.cleanup()
     return n
 
 
-def _pieces(ids: list[str]) -> list[list[str]]:
-    return [ids[i : i + _AT_ONCE] for i in range(0, len(ids), _AT_ONCE)]
-
-
-def _among(ids: Sequence[str]) -> str:
-    quoted = ("'" + name.replace("'", "''") + "'" for name in ids)
-    return f"id IN ({', '.join(quoted)})"
+def _filters(ids: Sequence[str]) -> list[str]:
+    """Conditions that are true for these ids, each for some of them."""
+    quoted = ["'" + name.replace("'", "''") + "'" for name in dict.fromkeys(ids)]
+    return [f"id IN ({', '.join(quoted[i : i + _AT_ONCE])})" for i in range(0, len(quoted), _AT_ONCE)]

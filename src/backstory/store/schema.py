@@ -75,6 +75,18 @@ class StepTable(NamedTuple):
     groups: dict[str, NDArray[np.float64]]  # (T, n_groups) each
     crc: NDArray[np.int64]  # (T,)
 
+    def spans(self, most_rows: int) -> list[tuple[int, int]]:
+        """Whole steps (from, to), counted from the first one here, with at most so many rows; the latest first."""
+        starts, ends = self.row_start.tolist(), (self.row_start + self.rows).tolist()
+        out, hi = [], len(starts)
+        while hi:
+            lo = hi - 1
+            while lo and ends[hi - 1] - starts[lo - 1] <= most_rows:
+                lo -= 1
+            out.append((lo, hi))
+            hi = lo
+        return out
+
 
 class RowBlock(NamedTuple):
     """Consecutive rows, in time order."""
@@ -138,19 +150,24 @@ def check_record(
     record: StepRecord, width: int, n_groups: int, curvature_rows: int = 0, diagonal: bool = False
 ) -> None:
     """Raise unless every part of `record` has the size that the run expects."""
-    B = len(record.samples)
-    where = f"step {record.step}"
-    if tuple(record.rows.shape) != (B, width):
-        raise UsageError(
-            f"{where}: expected per-sample gradients of shape {(B, width)}, one per id and as wide as the run's "
-            f"projection, got {tuple(record.rows.shape)}. Pass one id per sample, and do not change the layers during "
-            "a run."
-        )
-    for name in ("weight", "loss", "gdot"):
-        value = getattr(record, name)
-        if tuple(value.shape) != (B,):
+    B, R, where = len(record.samples), curvature_rows, f"step {record.step}"
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "rows": (B, width),
+        "weight": (B,),
+        "loss": (B,),
+        "gdot": (B,),
+        "curvature": (B, R, width) if R else None,
+        "kappa": (B, R) if R else None,
+        "hdot": (B, R) if R else None,
+        "P": (width,) if diagonal else None,
+    }
+    for name, expected in shapes.items():
+        value: Tensor | None = getattr(record, name)
+        shape = None if value is None else tuple(value.shape)
+        if shape != expected:
             raise UsageError(
-                f"{where}: expected {name} of shape {(B,)}, one value per sample, got {tuple(value.shape)}."
+                f"{where}: expected {name} of shape {expected}, got {shape}. Pass one id per sample, and do not change "
+                "the layers, the curvature or the optimizer during a run."
             )
     sizes = {key: len(record.groups.get(key, ())) for key in GROUP_KEYS}
     if any(size != n_groups for size in sizes.values()):
@@ -158,25 +175,8 @@ def check_record(
             f"{where}: expected {n_groups} values per coefficient, one per parameter group, got {sizes}. The "
             "optimizer's parameter groups must not change during a run."
         )
-    _check_curvature(record, (B, curvature_rows, width))
-    shape = None if record.P is None else tuple(record.P.shape)
-    if shape != ((width,) if diagonal else None):
-        raise UsageError(
-            f"{where}: expected a diagonal P of shape {(width,) if diagonal else None}, got {shape}. Either all steps "
-            "of a run have one, or none."
-        )
     if not all(enc.all_finite(x) for x in (record.rows, record.curvature, record.P) if x is not None):
         raise NumericalError(
             f"{where} has NaN or Inf in its per-sample gradients, curvature samples or optimizer diagonal, so it was "
             "not recorded. Check for a diverging loss or numerical overflow at that step."
-        )
-
-
-def _check_curvature(record: StepRecord, shape: tuple[int, int, int]) -> None:
-    shapes = [None if x is None else tuple(x.shape) for x in (record.curvature, record.kappa, record.hdot)]
-    expected = [shape, shape[:2], shape[:2]] if shape[1] else [None, None, None]
-    if shapes != expected:
-        raise UsageError(
-            f"step {record.step}: expected curvature samples, scales and products of shapes {expected}, got {shapes}. "
-            "Every sample of a run must have the same number of curvature samples."
         )

@@ -1,23 +1,20 @@
 """Integrity check of a run: is every committed number still what was written?"""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import StoreError
-from .codec import SUMMED, checksum, slab_rows, tensor
+from .codec import SUMMED, checksum, tensor
 from .schema import StepTable
 from .tables import Table
 
 T = TypeVar("T")
+Span = tuple[int, int]  # from step, to step
 Diagonal = Callable[[int, int], Tensor | None]  # P of steps lo to hi
-
-
-def _no_diagonal(lo: int, hi: int) -> None:
-    return None
 
 
 def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
@@ -32,36 +29,16 @@ def check_steps(steps: StepTable, n_rows_on_disk: int) -> Iterator[str]:
         yield f"step {t} should have {steps.rows[t]} rows, but the rows table ends before them."
 
 
-def check_rows(steps: StepTable, rows: Table, width: int, diagonal: Diagonal = _no_diagonal) -> Iterator[str]:
-    """Sentences about steps whose rows are not those that were written."""
-    for lo, hi in _spans(steps, slab_rows(width, torch.float32)):
+def check_rows(steps: StepTable, rows: Table, spans: Iterable[Span], diagonal: Diagonal) -> Iterator[str]:
+    """Sentences about steps whose rows are not those that were written, some steps (from, to) read at once."""
+    for lo, hi in spans:
         try:
             yield from _check_span(steps, rows, lo, hi, diagonal)
         except StoreError as error:
             if hi - lo == 1:
                 yield f"step {lo} cannot be read: {error}"
             else:  # find the steps that can
-                for t in range(lo, hi):
-                    yield from _check_alone(steps, rows, t, diagonal)
-
-
-def _check_alone(steps: StepTable, rows: Table, t: int, diagonal: Diagonal) -> Iterator[str]:
-    try:
-        yield from _check_span(steps, rows, t, t + 1, diagonal)
-    except StoreError as error:
-        yield f"step {t} cannot be read: {error}"
-
-
-def _spans(steps: StepTable, most_rows: int) -> Iterator[tuple[int, int]]:
-    """Runs of whole steps with about `most_rows` rows each."""
-    lo, rows = 0, 0
-    for t, n in enumerate(steps.rows):
-        rows += int(n)
-        if rows >= most_rows:
-            yield lo, t + 1
-            lo, rows = t + 1, 0
-    if lo < len(steps.rows):
-        yield lo, len(steps.rows)
+                yield from check_rows(steps, rows, pairwise(range(lo, hi + 1)), diagonal)
 
 
 def _check_span(steps: StepTable, rows: Table, lo: int, hi: int, diagonal: Diagonal) -> Iterator[str]:

@@ -161,8 +161,8 @@ class Writer:
     def _commit_all(self) -> None:
         while True:
             with self._changed:
-                while not (self._due() or (self._closing and self._unmade is None)):
-                    self._changed.wait(self._patience())
+                while (patience := self._patience()) != 0 and not (self._closing and self._unmade is None):
+                    self._changed.wait(patience)
                 batch = self._take()
                 self._busy = bool(batch)
             if not batch or not self._commit(batch):
@@ -197,18 +197,12 @@ class Writer:
                 self._queue.clear()
             self._changed.notify_all()
 
-    def _due(self) -> bool:
-        """Whether what waits should be committed now."""
-        if not self._queue:
-            return False
-        if self._urgent or len(self._queue) >= self._commit_steps or self._bytes >= self._commit_bytes:
-            return True
-        return time.monotonic() - self._queue[0][0] >= self._commit_seconds
-
     def _patience(self) -> float | None:
-        """Seconds until the oldest waiting step is due."""
+        """Seconds until what waits should be committed: 0 for now, None where nothing waits."""
         if not self._queue:
             return None
+        if self._urgent or len(self._queue) >= self._commit_steps or self._bytes >= self._commit_bytes:
+            return 0.0
         return max(0.0, self._queue[0][0] + self._commit_seconds - time.monotonic())
 
     def _take(self) -> list[StepRecord]:
