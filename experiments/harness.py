@@ -177,7 +177,8 @@ class Problem:
         for t, (ids, _) in enumerate(self.trained.batches):
             for name, gone in self.removals.items():
                 for places, removal in zip(out[name], gone, strict=True):
-                    places += [start + i for i in removal.hits(t, ids)]
+                    if removal.steps is None or t in removal.steps:
+                        places += [start + i for i, sample in enumerate(ids) if sample in removal.samples]
             start += len(ids)
         return out
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from backstory.maths.blocked import Propagator
-from backstory.run.embed import embed_block
 from backstory.run.run import Run
-from backstory.run.sweep import backward, slices
+from backstory.run.sweep import backward, cut, slices
 from backstory.store import RunStore
 from experiments.bench.children import in_child
 from experiments.bench.embedding import product_peak
@@ -107,7 +106,7 @@ def _swept(run: Run, at: int, per_layer: bool) -> None:
     made = [Propagator(w.stop - w.start, dtype=torch.float32, contraction="when_expanding") for w in where]
     for chunk in backward(RunStore.open(run.path), at, dtype=torch.float32):
         for propagator, w in zip(made, where, strict=True):
-            embed_block(propagator, chunk, w, per_layer)
+            propagator.embed([cut(s, w) for s in chunk.steps] if per_layer else chunk.steps)
 
 
 def _embedding(run: Run, at: int, per_layer: bool, repeats: int) -> Times:

@@ -171,5 +171,6 @@ def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contrib
 
 def divided(part: Contribution, scale: Tensor) -> Contribution:
     """Each sample's contribution times its entry of `scale` (B,)."""
-    *left, x = part
-    return type(part)(*left, x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1))))
+    x = part[-1]  # of an `Outer` its right side, of the others all there is
+    times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
+    return Outer(part.left, times) if isinstance(part, Outer) else type(part)(times)

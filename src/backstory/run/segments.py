@@ -96,7 +96,7 @@ _work = compute  # what a process does; tests let it die
 
 def fits(facts: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether a stored segment was computed in this way."""
-    return settings.items() <= facts["settings"].items()
+    return bool(settings.items() <= facts["settings"].items())
 
 
 def path_to(store: RunStore, at: int, per_layer: bool, contraction: Contraction) -> list[Span]:
