@@ -54,7 +54,7 @@ def test_each_sample_is_left_out_of_training_alone(recorded: tuple[Run, Influenc
 
 def made_up(predicted: list[float], retrained: list[float], ends: int) -> Check:
     first, second = (torch.tensor(x, dtype=torch.float64)[:, None] for x in (predicted, retrained))
-    return Check(4, tuple(range(len(predicted))), ends, first, second)
+    return Check(tuple(range(len(predicted))), ends, first, second, at=4)
 
 
 def test_agreement_is_of_all_and_of_those_drawn_at_random() -> None:

@@ -118,7 +118,7 @@ def as_influence(tape: Tape, scores: Tensor, how: str, caveats: Sequence[str]) -
     """The scores as an `Influence`."""
     names, kind = as_text([name for ids in tape.ids for name in ids])
     steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
-    return Influence(scores, np.array(names), steps, kind, tape.length, how, tuple(caveats))
+    return Influence(scores, np.array(names), steps, kind, how, at=tape.length, caveats=tuple(caveats))
 
 
 def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:

@@ -1,6 +1,7 @@
 """The runs of the fine-tuning come from their seed; here with a small Llama and made-up text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ TINY: dict[str, Any] = {
     "learning_rate": 1e-2,
 }
 SHAPE = LlamaShape(8, 12, 1, 2, 2, 256, 16, True)
-SIZES: Any = SHAPE.as_dict()
+SIZES: Any = asdict(SHAPE)
 MAKE: Any = LlamaForCausalLM  # without a type of its own
 
 
