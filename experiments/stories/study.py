@@ -87,7 +87,7 @@ def pretrained() -> nn.Module:
         raise UnsupportedError("stories15M needs the package 'transformers': pip install 'backstory[hf]'.") from error
     pretrained_llama, _ = stories15m()
     with torch.random.fork_rng():
-        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**pretrained_llama.shape.as_dict()))
+        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**asdict(pretrained_llama.shape)))
     model.load_state_dict(pretrained_llama.weights)
     return model
 

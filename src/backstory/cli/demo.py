@@ -103,13 +103,10 @@ def print_text(result: "TextDemo") -> None:
         "byte on unseen ones"
     )
     best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]
-    content = influence.lookup([str(hit.sample) for hit in best]) if influence.lookup else {}
     rows = [
-        (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", known["source"], hit.step, output.shorten(known["text"], 40))
-        for domain, text, hit, known in zip(
-            result.domains, result.passages, best, (content[str(hit.sample)] for hit in best), strict=True
-        )
-    ]  # fmt: skip
+        (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", hit.source, hit.step, output.shorten(hit.text, 40))
+        for domain, text, hit in zip(result.domains, result.passages, best, strict=True)
+    ]
     output.table(
         "The passage that helped an unseen one most (nats of its whole loss; + helped)",
         ("unseen passage of", "begins", "influence", "helped by", "at step", "which begins"),
