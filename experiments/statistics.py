@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backstory.results.statistics import spearman as spearman
+from backstory.exact.check import spearman as spearman
 
 DRAWS = 1000
 

@@ -165,7 +165,7 @@ def test_what_a_question_shows_is_bounded() -> None:
     assert len(recipes.call("a" * 10**6, {"b" * 10**6 + str(i): ["\x1b" * 10**4] for i in range(100)})) < 4000
 
 
-@pytest.mark.parametrize("demo", ["digits", "texts", "stories"])
+@pytest.mark.parametrize("demo", ["digits", "texts"])
 def test_recipes_of_backstory_itself_need_no_question(demo: str) -> None:
     assert recipes.shipped(f"backstory.demo.{demo}:recipe")
 

@@ -213,7 +213,9 @@ def test_a_package_that_the_report_misses_is_reported(
         report(digits_run, "-o", tmp_path / "r.html", "--trust-recipe")
 
 
-@pytest.mark.parametrize(("queries", "found"), [("none", "no query set 'none'"), ("few:99", "query set 'few' must be between 0 and 2")])
+@pytest.mark.parametrize(
+    ("queries", "found"), [("none", "no query set 'none'"), ("few:99", "query set 'few' must be between 0 and 2")]
+)
 def test_queries_that_a_report_cannot_show_are_refused_before_weights_are_loaded(
     queries: str, found: str, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def test_each_sample_is_left_out_of_training_alone(recorded: tuple[Run, Influenc
 
 def made_up(predicted: list[float], retrained: list[float], ends: int) -> Check:
     first, second = (torch.tensor(x, dtype=torch.float64)[:, None] for x in (predicted, retrained))
-    return Check(4, tuple(range(len(predicted))), ends, first, second)
+    return Check(tuple(range(len(predicted))), ends, first, second, at=4)
 
 
 def test_agreement_is_of_all_and_of_those_drawn_at_random() -> None:
@@ -84,5 +84,5 @@ def test_every_point_is_in_the_table_and_the_figure() -> None:
 
 
 def test_a_result_on_an_earlier_model_is_refused(recorded: tuple[Run, Influence]) -> None:
-    with pytest.raises(UsageError, match="must be at the final step, 4, .* got one at step 2"):
+    with pytest.raises(UsageError, match=r"must be at the final step, 4, .* got one at step 2"):
         check(recorded[0], make, replace(recorded[1], at=2), loss)

@@ -112,7 +112,7 @@ def test_positions_sum_to_the_occurrence(case: str, tmp_path: Path) -> None:
 
 def test_the_tokens_are_a_result() -> None:
     scores = torch.tensor([[0.5, -0.25, 0.0], [0.25, -0.25, 0.5]], dtype=torch.float64)
-    alone = TokenInfluence("a", 3, scores, scores.sum(1), 9)
+    alone = TokenInfluence("a", 3, scores, scores.sum(1), at=9)
     result = alone.with_texts(["The ", "end", "."])
     told = result.as_dict()
     assert told["tokens"] == [

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "fidelity", "gpt", "projection", "checkpoints", "domains", "planted", "treebank", "limit", "kinks", "bound", "duplicates",
+    "fidelity", "gpt", "projection", "checkpoints", "domains", "planted", "treebank", "stories", "picture", "limit", "kinks", "bound", "duplicates",
     "ablation", "bench",
 }  # fmt: skip
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from experiments.statistics import Pair, agreement, difference, interval, order, weighted
-from tests.results.test_statistics import counted, draw
+from tests.exact.test_spearman import counted, draw
 from torch import Tensor
 
-from backstory.results.statistics import spearman
+from backstory.exact.check import spearman
 
 
 def test_counts_give_what_the_drawn_values_give() -> None:

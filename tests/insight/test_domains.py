@@ -2,7 +2,7 @@
 
 import torch
 
-from backstory.insight.domains import domains
+from backstory.insight.sources import domains
 
 
 def rows(*numbers: int) -> torch.Tensor:

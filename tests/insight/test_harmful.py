@@ -40,10 +40,10 @@ def test_only_what_hurts_is_harmful_and_late_uses_can_be_left_out(plain: Small) 
 
 def test_how_many_of_the_harmful_came_late() -> None:
     some = tuple(RankedSample(k, 100, -1.0, 1, last) for k, last in enumerate((107, 108, 110, 119)))
-    (words,) = Harmful(120, some, ()).words
+    (words,) = Harmful(some, (), at=120).words
     assert "3 of these 4 samples were last used in the last tenth of training (from step 108)" in words
-    assert Harmful(120, (), ()).words == ()
-    assert "This sample was not last used" in Harmful(120, some[:1], ()).words[0]
+    assert Harmful((), (), at=120).words == ()
+    assert "This sample was not last used" in Harmful(some[:1], (), at=120).words[0]
 
 
 def test_it_prints_its_samples_as_a_query_prints_its_hits(plain: Small) -> None:

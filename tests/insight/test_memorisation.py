@@ -37,7 +37,7 @@ def test_any_answer_can_be_ranked(plain: Small) -> None:
 
 def test_only_the_first_is_first() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
-    answer = Influence(scores, np.array(["a", "b", "c"]), np.array([0, 1, 2]), "str", 3, "adjoint")
+    answer = Influence(scores, np.array(["a", "b", "c"]), np.array([0, 1, 2]), "str", "adjoint", at=3)
     actual = memorisation_of(answer, ["a", "b", "c"])
     assert actual.rank.tolist() == [1, 3, 2]
     assert actual.influence.tolist() == [3, 1, 2]

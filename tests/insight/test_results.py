@@ -59,7 +59,7 @@ def test_the_timeline_says_its_phases_once(plain: Small) -> None:
 
 def test_text_of_samples_is_escaped() -> None:
     worst = RankedSample(HOSTILE, 2, -1.0, 1, text=HOSTILE, label=HOSTILE, source=HOSTILE)
-    html = Harmful(3, (worst,), (), caveats=(HOSTILE,))._repr_html_()
+    html = Harmful((worst,), (), at=3, caveats=(HOSTILE,))._repr_html_()
     assert html is not None
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 5

@@ -13,7 +13,7 @@ IDS, STEPS = np.array(["a", "b", "c", "d"]), np.array([0, 1, 2, 3])
 
 
 def influence(*scores: float, at: int = 4, caveats: tuple[str, ...] = ()) -> Influence:
-    return Influence(torch.tensor([scores], dtype=torch.float64), IDS, STEPS, "str", at, "adjoint", caveats)
+    return Influence(torch.tensor([scores], dtype=torch.float64), IDS, STEPS, "str", "adjoint", at=at, caveats=caveats)
 
 
 def test_a_ranking_has_both_ends() -> None:

@@ -113,7 +113,7 @@ def test_sources_are_sums_highest_mean_first() -> None:
         "web": [-1.0, -1.0],
     }
     assert sum(v.sum() for v in by.values()) == SCORES.sum()
-    with pytest.raises(UsageError, match=r"column must be 'source' or 'label', got 'text'"):
+    with pytest.raises(UsageError, match=r"by must be 'source' or 'label', got 'text'"):
         answer().group_by("text")
     with pytest.raises(UsageError, match="has no label for its samples"):
         answer(lookup=None).group_by("label")

@@ -309,7 +309,7 @@ def test_content_can_be_added_shown_and_erased(run: Pair) -> None:
     assert opened.erase_content(None) == 2
     assert opened.content(["0", "1", "2"]) == {}
     assert torch.equal(stored(opened.path).rows, rows)
-    with pytest.raises(UsageError, match=r"no source for its samples. Add it with rec.describe"):
+    with pytest.raises(UsageError, match=r"no source for its samples. Add it with run.describe"):
         answer.group_by("source")
 
 

@@ -22,6 +22,7 @@ from backstory.web.views import View, sample_path
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 QUALITY = Quality(steps=120, optimizer=f"Adam {HOSTILE}", curvature="empirical", projection="learned", retained=0.9)
+ABOUT: dict[str, Any] = {"at": 120, "caveats": ("a caveat",), "quality": QUALITY}
 CHECKPOINTS = [40, 80, 120]
 PLACE: dict[str, Any] = {
     "run": "runs/exam<b>ple",
@@ -62,8 +63,8 @@ def timeline(present: bool = True, **more: Any) -> View:
     curve = np.array([3 * math.exp(-t / 9) + 0.6 + 0.3 * math.sin(1.7 * t) + 0.03 * max(0, t - 90) for t in range(120)])
     gaps = np.where(np.arange(120) % 10 == 3, np.nan, curve)
     loss = np.array([2.3 * math.exp(-t / 30) + 0.2 for t in range(120)])
-    known = (120, curve, np.full(120, 0.02), gaps, curve, loss, phases(present), ("the mean over 3 queries",), QUALITY)
-    result = insight.Timeline(*known)
+    curves = (curve, np.full(120, 0.02), gaps, curve, loss)
+    result = insight.Timeline(*curves, phases(present), **{**ABOUT, "caveats": ("the mean over 3 queries",)})
     return View({**result.as_dict(), "queries": "law", **more}, result.drawings())
 
 
@@ -83,18 +84,14 @@ def overview(**more: Any) -> View:
 def evolution(**more: Any) -> View:
     mean = np.array([[0.04, 0.02, 0.015], [0.001, np.nan, -0.002]])
     groups = (f"early {HOSTILE}", "late")
-    result = insight.Evolution(
-        120, (40, 80, 120), groups, mean, np.full((2, 3), 3.0), ("adjoint",) * 3, ("a caveat",), QUALITY
-    )
+    result = insight.Evolution((40, 80, 120), groups, mean, np.full((2, 3), 3.0), ("adjoint",) * 3, **ABOUT)
     return View({**result.as_dict(), "queries": "law", "by": "thirds", **more}, result.drawings())
 
 
 def overwriting(nobody: bool = False) -> View:
     who = tuple(insight.Overwriter(f"law/{k}", 0.01 / (k + 1), 60 + k, 2) for k in range(4))
     numbers = (0.05, 0.01, 0.03, 0.005, 0.025)
-    result = insight.Overwriting(
-        "law/1", (1, 41), 120, *numbers, () if nobody else who, np.full(120, 1e-4), ("a caveat",), QUALITY
-    )
+    result = insight.Overwriting("law/1", (1, 41), *numbers, () if nobody else who, np.full(120, 1e-4), **ABOUT)
     return View({**result.as_dict(), "queries": "law", "samples": samples_by_id()}, result.drawings())
 
 
@@ -114,10 +111,10 @@ def samples(**more: Any) -> View:
 
 
 def one_sample(over: View | None = None) -> View:
-    uses = Occurrences("law/1", 120, (1, 41, 81), (0.02, -0.005, 0.01), ("a caveat",), QUALITY)
+    uses = Occurrences("law/1", (1, 41, 81), (0.02, -0.005, 0.01), **ABOUT)
     went, helped, hurt = evolution(), (QueryInfluence(0, 0.02),), (QueryInfluence(1, -0.001),)
-    near = insight.Neighbours(120, "law/1", tuple(Neighbour(f"law/{k}", 0.9 - 0.2 * k) for k in range(2, 8)), ())
-    each = insight.OnQueries(120, "law/1", 2, helped, hurt, ())
+    near = insight.Neighbours("law/1", tuple(Neighbour(f"law/{k}", 0.9 - 0.2 * k) for k in range(2, 8)), at=120)
+    each = insight.OnQueries("law/1", 2, helped, hurt, at=120)
     labels = {str(q): {"label": f"law {q} {HOSTILE}", "path": f"/queries/law/{q}"} for q in range(2)}
     data = {
         "sample": sample(1), "queries": "law", "at": 120, "value": 0.025, "occurrences": uses.as_dict(),
@@ -138,7 +135,7 @@ def sources(names: tuple[str, ...] = ("law", "poems", HOSTILE), by: str = "sourc
         tuple(Value(n, d, 320, 2, x, x - 0.01, x + 0.01) if sure else Value(n, d, 320, 2, x, -1.0, 1.0) for d, x, sure in zip(("law", "poems"), line, known, strict=True))
         for n, line, known in zip(names, matrix, clear, strict=True)
     )  # fmt: skip
-    result = insight.Sources(120, by, names, ("law", "poems"), total, cells, ("a caveat",), QUALITY)
+    result = insight.Sources(by, names, ("law", "poems"), total, cells, **ABOUT)
     return View(
         {**result.as_dict(), "paths": {n: f"/samples?{by}={k}" for k, n in enumerate(names)}}, result.drawings()
     )
@@ -147,7 +144,7 @@ def sources(names: tuple[str, ...] = ("law", "poems", HOSTILE), by: str = "sourc
 def harmful(count: int = 4, without_last: int = 0, last: int = 41) -> View:
     ranked = [insight.RankedSample(f"law/{k}", 40 + k, -0.02 / (k + 1), 2, last + k) for k in range(count)]
     helped = (insight.RankedSample("law/7", 3, 0.03, 1, 3),)
-    result = insight.Harmful(120, tuple(ranked), helped, without_last, ("a caveat",), QUALITY)
+    result = insight.Harmful(tuple(ranked), helped, without_last, **ABOUT)
     return View({**result.as_dict(), "queries": "law", "samples": samples_by_id()}, result.drawings())
 
 
@@ -170,7 +167,7 @@ def result(replayed: bool = False, **more: Any) -> View:
         "rankings": plain(places) if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
     }  # fmt: skip
     drawn = {"by_step": figures.by_step(steps, values, [0.01] * 120)}
-    drawn |= Rankings(120, tuple(places)).drawings() if replayed else {}
+    drawn |= Rankings(tuple(places), at=120).drawings() if replayed else {}
     return View({**known, **more}, {k: v for k, v in drawn.items() if v is not None})
 
 
@@ -178,7 +175,7 @@ def compared() -> View:
     left, right = result().data, result(replayed=True).data
     ids, steps = np.array(["law/0", "law/4", "law/5"]), np.array([3, 40, 80])
     one, two = (
-        Influence(torch.tensor([x]), ids, steps, "str", 120, "adjoint") for x in ((0.5, -0.1, 0.0), (0.2, 0.1, -0.3))
+        Influence(torch.tensor([x]), ids, steps, "str", "adjoint", at=120) for x in ((0.5, -0.1, 0.0), (0.2, 0.1, -0.3))
     )
     made = compare(one, two, top=1)
     return View({**made.as_dict(), "left": left, "right": right}, made.drawings())
@@ -201,7 +198,7 @@ def form(**more: Any) -> View:
 def tokens() -> View:
     scores = torch.tensor([[0.01, -0.02, 0.0]], dtype=torch.float64)
     part = exact.TokenInfluence(
-        "law/0", 40, scores, scores.sum(1), 120, ("The ", "<script>", " court"), quality=QUALITY
+        "law/0", 40, scores, scores.sum(1), ("The ", "<script>", " court"), at=120, quality=QUALITY
     )
     return View({"items": [part.as_dict()]})
 
@@ -213,7 +210,6 @@ def failure() -> View:
 PAGES: dict[str, Any] = {
     "overview": overview,
     "timeline": timeline,
-    "phases": lambda: View(phases().as_dict()),
     "evolution": evolution,
     "overwriting": overwriting,
     "samples": samples,
@@ -232,7 +228,6 @@ PAGES: dict[str, Any] = {
 SHAPES = {
     "overview": "Overview",
     "timeline": "Timeline",
-    "phases": "Phases",
     "evolution": "Evolution",
     "overwriting": "Overwriting",
     "samples": "Samples",

@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from backstory.web.cache import Cache
 from backstory.web.jobs import Cancelled
+from backstory.web.state import Cache
 
 
 def test_who_waits_for_what_another_gave_up_makes_it_itself() -> None:
@@ -47,7 +47,6 @@ def test_the_oldest_are_dropped_and_those_asked_for_stay() -> None:
     kept.get("a", lambda: "never")  # now `b` is the oldest
     kept.get("d", lambda: "dd")
     assert ["a" in kept, "b" in kept, "c" in kept, "d" in kept] == [True, False, True, True]
-    assert kept.total == 6
 
 
 def test_one_that_is_too_large_is_still_given() -> None:
@@ -55,16 +54,6 @@ def test_one_that_is_too_large_is_still_given() -> None:
     assert kept.get("a", lambda: "a" * 10) == "a" * 10
     assert kept.get("b", lambda: "b") == "b"
     assert "a" not in kept
-
-
-def test_a_look_makes_nothing_and_waits_for_nobody() -> None:
-    kept: Cache[int] = Cache(2)
-    assert kept.peek("a") is None
-    kept.get("a", lambda: 1)
-    kept.get("b", lambda: 2)
-    assert kept.peek("a") == 1
-    kept.get("c", lambda: 3)
-    assert "a" not in kept  # to look at it was not to ask for it
 
 
 def test_an_error_is_raised_and_not_kept() -> None:

@@ -128,11 +128,11 @@ def test_signs_are_in_words_on_every_hit() -> None:
     assert "nats of the query's loss" in text
 
 
-@pytest.mark.parametrize("name", ["timeline", "phases", "overview"])
+@pytest.mark.parametrize("name", ["timeline", "overview"])
 @pytest.mark.parametrize("present", [True, False])
 def test_the_pattern_over_time_is_one_sentence_with_advice_only_from_phases(name: str, present: bool) -> None:
     pattern, when = examples.phases(present), examples.timeline(present)
-    views = {"timeline": when, "phases": View(pattern.as_dict()), "overview": examples.overview(when=when)}
+    views = {"timeline": when, "overview": examples.overview(when=when)}
     shown = read(page(name, views[name])).text
     assert pattern.words in shown
     assert ("Where influence is high" in shown) == (present and name != "overview")

@@ -184,7 +184,7 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
-    influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), 8)
+    influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), at=8)
     with pytest.raises(UsageError, match="found 2 texts of tokens; expected 3"):
         q._with_texts((["tags"], None), influence, lambda batch, place: ["a", "b"])
 

@@ -25,7 +25,7 @@ def refused(client: TestClient, path: str, code: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/timeline?queries=poems&at=16", "/phases", "/health", "/samples?text=court", "/sources?queries=law&queries=poems", "/harmful?top=3", "/openapi.json"]
+    "path", ["/", "/timeline?queries=poems&at=16", "/health", "/samples?text=court", "/sources?queries=law&queries=poems", "/harmful?top=3", "/openapi.json"]
 )  # fmt: skip
 def test_paths_answer_in_json(client: TestClient, path: str) -> None:
     actual = client.get(path)

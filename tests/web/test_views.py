@@ -12,10 +12,15 @@ import backstory
 from backstory import insight
 from backstory.web import schemas, views
 from backstory.web.errors import Refusal
+from backstory.web.requests import SampleFilter
 from backstory.web.state import State
-from backstory.web.views import sample, samples
+from backstory.web.views import View, sample
 
 ROUNDING = TERMS * 2**-24
+
+
+def samples(state: State, **chosen: Any) -> View:
+    return views.samples(state, SampleFilter(**chosen))
 
 
 def python(state: State) -> tuple[backstory.Run, Any, Any, dict[str, Any]]:
@@ -51,7 +56,6 @@ def test_the_overview_without_a_recipe(untrusted: State) -> None:
 def test_the_timeline_and_its_phases(state: State) -> None:
     view = views.timeline(state, "poems", 16)
     assert (view.data["queries"], view.data["at"], len(view.data["per_rate"])) == ("poems", 16, 16)
-    assert views.phases(state, "poems", 16).data == view.data["phases"]
     assert set(view.figures) == {"timeline", "loss"}
 
 
@@ -228,7 +232,7 @@ def test_images_are_given_only_where_they_are(state: State) -> None:
 
 def test_queries_in_a_few_words(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     assert views.label_query(state, "law", 1) == "law 1: that judge he"
-    monkeypatch.setattr(views, "present_queries", lambda *_: [{"label": 7}])
+    monkeypatch.setattr(views, "present_queries", lambda *_: [{"label": "7"}])
     assert views.label_query(state, "law", 0) == "law 0: label 7"
     monkeypatch.setattr(views, "present_queries", lambda *_: [])
     assert views.label_query(state, "law", 1) == "law 1"

@@ -75,7 +75,7 @@ def tracin_run(
     caveats += [*of_query, *run.caveats()]
     scores = collect(_in_run(run, v, step), len(v), len(samples))
     kind, method = run.config.get("ids", "str"), "TracIn in the run"
-    return Influence(scores, samples, steps, kind, step, method, tuple(caveats), lookup=run.content)
+    return Influence(scores, samples, steps, kind, method, at=step, caveats=tuple(caveats), lookup=run.content)
 
 
 def _in_run(run: Run, v: Tensor, at: int) -> Scores:

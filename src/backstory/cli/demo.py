@@ -1,4 +1,4 @@
-"""`backstory demo`: train, record and query; with images, text, or a pretrained model."""
+"""`backstory demo`: train, record and query; with images or text."""
 
 import sys
 import time
@@ -15,16 +15,14 @@ from .serve import REPORT_NEEDS, write_report
 
 if TYPE_CHECKING:
     from ..demo.digits import ImageDemo
-    from ..demo.stories import FineTuning
     from ..demo.texts import TextDemo
     from ..results.influence import Hit
 
 
 def demo(
-    what: Annotated[str, typer.Argument(help="images, text, or stories.")] = "images",
+    what: Annotated[str, typer.Argument(help="images or text.")] = "images",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the run and report.html; if not given, demo, demo-text or demo-stories."),
+        Path | None, typer.Option(help="Folder for the run and report.html; if not given, demo or demo-text.")
     ] = None,
     source: Annotated[
         str, typer.Option(help="For images: mnist, digits, or auto (digits if MNIST cannot be fetched).")
@@ -34,17 +32,14 @@ def demo(
     """Train a small model, record it, and trace its predictions to training samples.
 
     images: a small model on digits; a few results are checked by retraining. text: a small GPT on eight domains, with AdamW.
-    stories: a pretrained Llama of 15 million weights, fine-tuned on one domain; when did its data matter?
     """
     import torch
 
-    if what not in ("images", "text", "stories"):
-        raise UsageError(f"found {what!r}; expected images, text or stories.")
+    if what not in ("images", "text"):
+        raise UsageError(f"found {what!r}; expected images or text.")
     torch.set_num_threads(1)
     if what == "text":
         _text(out or Path("demo-text"), json)
-    elif what == "stories":
-        _stories(out or Path("demo-stories"), json)
     else:
         _images(out or Path("demo"), source, json)
 
@@ -108,13 +103,10 @@ def print_text(result: "TextDemo") -> None:
         "byte on unseen ones"
     )
     best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]
-    content = influence.lookup([str(hit.sample) for hit in best]) if influence.lookup else {}
     rows = [
-        (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", known["source"], hit.step, output.shorten(known["text"], 40))
-        for domain, text, hit, known in zip(
-            result.domains, result.passages, best, (content[str(hit.sample)] for hit in best), strict=True
-        )
-    ]  # fmt: skip
+        (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", hit.source, hit.step, output.shorten(hit.text, 40))
+        for domain, text, hit in zip(result.domains, result.passages, best, strict=True)
+    ]
     output.table(
         "The passage that helped an unseen one most (nats of its whole loss; + helped)",
         ("unseen passage of", "begins", "influence", "helped by", "at step", "which begins"),
@@ -124,39 +116,6 @@ def print_text(result: "TextDemo") -> None:
     for text in result.timeline.words:
         output.line(text)
     output.remarks(influence, everything=True)
-
-
-def _stories(out: Path, json: bool) -> None:
-    output.need("plotly", extra="plot")
-    output.need("transformers", extra="hf")
-    from ..demo.stories import heading, stories
-    from ..results.figures import page as html_page
-
-    with output.progress() as progress:
-        runs = stories(out, progress=progress)
-    page = out / "report.html"
-    words = " ".join(
-        f"{heading(one)} Phases in the sizes: {one.timeline.phases.words} In the mean with its sign: {one.signed.words}"
-        for one in runs
-    )
-    figures = [one.timeline.figure().update_layout(title=heading(one)) for one in runs]
-    page.write_text(html_page("stories15M fine-tuned: when did data matter?", words, *figures), encoding="utf-8")
-    print_stories(runs)
-    output.line(f"Time: {sum(one.seconds for one in runs):.0f} s.\nReport: {page}")
-    if json:
-        output.emit({"runs": [one.as_dict() for one in runs], "report": str(page)})
-
-
-def print_stories(runs: "list[FineTuning]") -> None:
-    """Losses and phases of each fine-tuning."""
-    rows = [
-        (one.setup.passes, one.setup.sequences, one.setup.steps, f"{one.before:.2f}", f"{one.after:.2f}", one.timeline.phases.words,
-         one.undivided.words, one.signed.words)
-        for one in runs
-    ]  # fmt: skip
-    names = "passes", "sequences", "steps", "before", "after"
-    phases = "phases in the sizes", "in the sizes, not by learning rate", "in the mean with its sign"
-    output.table("stories15M fine-tuned; loss on unseen sequences in nats a token", (*names, *phases), rows)
 
 
 def print_paths(run: str, page: Path) -> None:

@@ -115,9 +115,8 @@ def overwriting(
         table("", (f"influence of sample {name}", ""), terms)
         samples = [(x.sample, number(x.overwritten), x.step, x.occurrences) for x in result.overwritten_by[:top]]
         table("Overwritten by", ("sample", "overwritten", "most at step", "later occurrences"), samples)
-        table(
-            "Overwritten at", ("step", "overwritten"), [(x.step, number(x.overwritten)) for x in result.top_steps(top)]
-        )
+        steps = [(x.step, number(x.overwritten)) for x in result.top_steps(top)]
+        table("Overwritten at", ("step", "overwritten"), steps)
 
     request.finish(result, print_tables)
 

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,13 +137,11 @@ def curves(title: str, values: Mapping[str, Sequence[float]]) -> None:
     for name in names:
         means = binned(values[name], width)
         known = [x for x in means if x == x]
-        line(f"{name:<{left}}{sparkline(means)}  {_range(min(known), max(known))}")
+        low, high = min(known), max(known)
+        span = f"{low:.3g} to {high:.3g}" if low >= 0 else f"{number(low)} to {number(high)}"
+        line(f"{name:<{left}}{sparkline(means)}  {span}")
     last = f"step {len(values[names[0]]) - 1:,}"
     line(f"{'':<{left}}step 0{last:>{width - 6}}")
-
-
-def _range(low: float, high: float) -> str:
-    return f"{low:.3g} to {high:.3g}" if low >= 0 else f"{number(low)} to {number(high)}"
 
 
 def binned(values: Sequence[float], width: int) -> list[float]:
@@ -197,14 +195,12 @@ def write_page(result: "Result", file: Path, about: str) -> None:
 # -- progress ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def progress(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str, int, int], None]]:
+def progress(clock: Callable[[], float] = time.monotonic) -> AbstractContextManager[Callable[[str, int, int], None]]:
     """A function (stage, done, in all) that reports on the error stream: bars on a terminal, else a line every few seconds.
 
     Nothing is printed for work that is done within two seconds.
     """
-    with _bars(clock) if err.is_terminal else _lines(clock) as report:
-        yield report
+    return _bars(clock) if err.is_terminal else _lines(clock)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _listen(
     place = bound(host, port)  # before anything is loaded: what cannot be served need not be
     state = _open(run, recipe, required, room)
     for line in state.missing():
-        _note(line)
+        output.line(f"note: {line}")
     config = uvicorn.Config(
         make_app(state, limits=limits, queue=queue, timeout=timeout), host=host, port=port,
         log_level="warning", server_header=False, timeout_graceful_shutdown=3,
@@ -124,18 +124,14 @@ def _open(run: Path, recipe: str | None, required: bool, room: int) -> "State":
 
     config = Run(run).config
     if recipe is None and config.get("recipe") is not None:
-        _note(f"{recipes.described(config)}, was not imported.")
+        output.line(f"note: {recipes.described(config)}, was not imported.")
     try:
         return State(run, recipe, room=room)
     except BackstoryError as error:
         if required or recipe is None:
             raise
-        _note(f"{recipes.described(config)}, cannot be used: {error}")
+        output.line(f"note: {recipes.described(config)}, cannot be used: {error}")
         return State(run, None, room=room)
-
-
-def _note(text: str) -> None:
-    output.line(f"note: {text}")
 
 
 def bound(host: str, port: int) -> socket.socket:

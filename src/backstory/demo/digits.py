@@ -21,7 +21,6 @@ from .data import DataError, Images, digits_8x8, mnist_5k
 from .stages import Progress, Stages, prepare_folder, record_recipe
 
 RECIPE = "backstory.demo.digits:recipe"
-NOT_WHOLE = "these bytes are not a whole PNG image; save the image as PNG, and send that file."
 MOST_PIXELS = 1 << 20  # of a user's image
 TOP = 5  # samples at either end of a result
 CURVATURE = "exact:10"  # ten more backward passes, one for each digit
@@ -133,18 +132,14 @@ def _grey(data: bytes) -> Any:
     Image = _pillow()
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))  # reads the size, and decodes nothing yet
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UsageError(
-            f"found a far larger image than the {MOST_PIXELS:,} pixels that are expected at most."
-        ) from error
+        size = f"an image of {image.width} × {image.height} pixels"
+        whole = image.convert("RGBA") if image.width * image.height <= MOST_PIXELS else None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        size, whole = "a far larger image", None
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError(NOT_WHOLE) from error
-    if image.width * image.height > MOST_PIXELS:
-        raise UsageError(f"found an image of {image.width} × {image.height} pixels; expected at most {MOST_PIXELS:,}.")
-    try:
-        whole = image.convert("RGBA")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError(NOT_WHOLE) from error
+        raise UsageError("these bytes are not a whole PNG image; save the image as PNG, and send that file.") from error
+    if whole is None:
+        raise UsageError(f"found {size}; expected at most {MOST_PIXELS:,} pixels.")
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
 
 

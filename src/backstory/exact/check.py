@@ -5,6 +5,7 @@ The samples at either end of the result were chosen by the scores that are check
 Shapes:  R samples, Q queries.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import NumericalError, UsageError
 from ..replay.recipe import stored_args
 from ..replay.tape import Progress, RecipeSource, Removal
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
-from ..results.statistics import spearman
 from ..run.run import Run
 from .leave_out import leave_out
 from .losses import QueryLoss
@@ -31,13 +30,10 @@ UNIT = "predicted: influence; retrained: loss without the sample minus loss with
 class Check(Result):
     """Predicted influences and retrained changes of the loss, of the same samples on the same queries."""
 
-    at: int
     samples: tuple[int | str, ...]  # (R,) those at either end of the result, then those drawn at random
     ends: int  # how many are of the first kind
     predicted: Tensor  # (R, Q)
     retrained: Tensor  # (R, Q)
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     unit = UNIT
 
     @property
@@ -91,8 +87,7 @@ class Check(Result):
         """One point for each sample and query."""
         t = self.table()
         names = [f"sample {s}, query {q}" for s, q in zip(t["sample"], t["query"], strict=True)]
-        drawn = figures.checked(names, t["predicted"], t["retrained"], t["random"])
-        return {} if drawn is None else {"check": drawn}
+        return figures.drawable(check=figures.checked(names, t["predicted"], t["retrained"], t["random"]))
 
 
 def check(
@@ -123,4 +118,23 @@ def check(
     given = stored_args(run.config, recipe) if args is None else args
     retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
-    return Check(influence.at, samples, len(ends), predicted, retrained, influence.caveats, influence.quality)
+    return Check(samples, len(ends), predicted, retrained, **influence.about)
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Rank correlation, ties at their mean rank; 0 where one side is constant.
+
+    Its sums are of whole numbers (ranks times 2 and times n): equal orders have equal correlations.
+    """
+    if not bool((x.isfinite() & y.isfinite()).all()):
+        raise NumericalError("scores and ground truth must be finite to be ranked, got NaN or Inf.")
+    a, b = (len(r) * r - r.sum() for r in (_twice_ranks(x), _twice_ranks(y)))
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size > 0 else 0.0
+
+
+def _twice_ranks(x: Tensor) -> Tensor:
+    """Ranks (n,) times 2, equal values at the middle of theirs; by sorting, for any n."""
+    _, where, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    ranks: Tensor = (2 * counts.cumsum(0) - counts)[where].double()
+    return ranks

@@ -82,7 +82,7 @@ def reverse(
         scores = _sweep(tape, x, bounds, file, progress)
     names, kind = as_text([name for ids in tape.ids for name in ids])
     steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
-    return Influence(scores, np.array(names), steps, kind, tape.length, HOW, caveats)
+    return Influence(scores, np.array(names), steps, kind, HOW, at=tape.length, caveats=tuple(caveats))
 
 
 def _start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:

@@ -15,7 +15,7 @@ Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ from ..replay.reproduction import Reproduction, fingerprints, judge
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..results import figures
 from ..results.influence import Hit
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.row import Row
 from ..results.words import describe_signs
@@ -74,10 +73,8 @@ class TokenInfluence(Result):
     step: int
     scores: Tensor  # (Q, S) float64
     total: Tensor  # (Q,) float64, the influence of the occurrence as the run's rows have it
-    at: int
     texts: tuple[str, ...] = ()  # (S) of its tokens, where they are known
-    caveats: tuple[str, ...] = (CAVEAT,)
-    quality: Quality | None = None
+    caveats: tuple[str, ...] = field(default=(CAVEAT,), kw_only=True)
     unit = "a token's part of the influence of one occurrence, in units of the query's loss"
     shown = ("sample", "step", "tokens", "total")
 
@@ -111,8 +108,7 @@ class TokenInfluence(Result):
 
     def table(self) -> Mapping[str, Any]:
         """One line for each token."""
-        columns = {name: [getattr(token, name) for token in self.tokens] for name in Token.columns()}
-        return {"position": range(len(self.tokens)), **columns}
+        return {"position": range(len(self.tokens)), **Token.table(self.tokens)}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """One bar for each token."""

@@ -16,7 +16,6 @@ from ..capture.model_state import restored_weights
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
@@ -25,22 +24,17 @@ from .groups import OTHERS, Ids, grouped
 from .mean import Options, mean_influence
 from .phases import Curve
 
-UNIT = "mean influence per sample of the group (its occurrences so far summed), in units of the queries' mean loss"
-
 
 @dataclass(frozen=True, repr=False)
 class Evolution(Result):
     """Mean influence of each group on the model at each checkpoint."""
 
-    at: int  # the last checkpoint
     checkpoints: tuple[int, ...]
     groups: tuple[str, ...]
     mean: Curve  # (G, C); NaN where no sample of the group had been used
     samples: Curve  # (G, C) how many samples the mean is over
     method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint"
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = UNIT
+    unit = "mean influence per sample of the group (its occurrences so far summed), in units of the queries' mean loss"
     shown = ("checkpoints", "mean", "samples", "method")
 
     @property
@@ -77,8 +71,7 @@ class Evolution(Result):
     def drawings(self, *, signs: bool = False) -> dict[str, figures.Figure]:
         """One line for each group; with `signs` in the colour of its last sign."""
         lines = dict(zip(self.groups, self.mean.tolist(), strict=True))
-        drawn = figures.evolution(self.checkpoints, lines, signs=signs)
-        return {} if drawn is None else {"evolution": drawn}
+        return figures.drawable(evolution=figures.evolution(self.checkpoints, lines, signs=signs))
 
 
 def evolution(
@@ -119,7 +112,5 @@ def evolution_of(run: Run, influences: Sequence[Influence], *, by: str | Ids = "
         count = influence.count_samples(of, len(names)).astype(float)
         means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
         counts.append(count)
-    steps, methods = [x.at for x in influences], tuple(x.method for x in influences)
-    return Evolution(
-        last.at, tuple(steps), names, np.stack(means, 1), np.stack(counts, 1), methods, last.caveats, last.quality
-    )
+    steps, methods = tuple(x.at for x in influences), tuple(x.method for x in influences)
+    return Evolution(steps, names, np.stack(means, 1), np.stack(counts, 1), methods, **last.about)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from ..capture.ids import as_text
 from ..errors import UsageError
+from ..results.influence import column_of
 from ..run.run import Run
 
 THIRDS = ("early", "middle", "late")
 COLUMNS = ("source", "label")
-NONE = "(not given)"
 OTHERS = "(others)"
 Ids = Mapping[str, Iterable[int | str]]
 Texts = NDArray[np.str_]
@@ -37,15 +37,9 @@ def grouped(run: Run, by: str | Ids) -> tuple[tuple[str, ...], NDArray[np.int64]
 
 
 def column(run: Run, samples: Texts, by: str) -> Texts:
-    """The source or label of each of these samples; `NONE` where the run does not know it."""
-    if by not in COLUMNS:
-        raise UsageError(f"by must be {' or '.join(map(repr, COLUMNS))}, got {by!r}.")
+    """The source or label of each of these samples."""
     names, inverse = np.unique(samples, return_inverse=True)
-    content = run.content(names.tolist())
-    values = [content.get(name, {}).get(by) for name in names.tolist()]
-    if all(x is None for x in values):
-        raise UsageError(f"the run has no {by} for its samples. Add it with run.describe(ids, {by}=…).")
-    return np.array([NONE if x is None else x for x in values])[inverse]
+    return column_of(names.tolist(), by, run.content)[inverse]
 
 
 def _thirds(samples: Texts, steps: Any) -> NDArray[np.int64]:

@@ -8,27 +8,21 @@ from torch import nn
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import ENDS, Influence, RankedSample, ranking
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.words import late_from
 from ..run.gradients import LossFn
 from ..run.run import Run
 from .mean import Options, mean_influence
 
-UNIT = "influence of a sample (its occurrences summed), in units of the queries' mean loss"
-
 
 @dataclass(frozen=True, repr=False)
 class Harmful(Result):
     """The most harmful and most helpful samples."""
 
-    at: int
     harmful: tuple[RankedSample, ...]  # those that hurt, lowest influence first
     helpful: tuple[RankedSample, ...]  # those that helped, highest first
     without_last: int = 0  # uses in so many of the last steps are left out
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = UNIT
+    unit = "influence of a sample (its occurrences summed), in units of the queries' mean loss"
     shown = ("harmful", "helpful", "without_last", "late", "late_from")
 
     @property
@@ -65,7 +59,7 @@ class Harmful(Result):
 
     def table(self) -> dict[str, Any]:
         """One line for each sample."""
-        return {k: [getattr(x, k) for x in (*self.harmful, *self.helpful)] for k in RankedSample.columns()}
+        return RankedSample.table((*self.harmful, *self.helpful))
 
     def preview(self) -> dict[str, Any]:
         """The same in the columns that every ranking has."""
@@ -77,9 +71,9 @@ class Harmful(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars of influence, of those that hurt and of those that helped."""
-        drawn = {name: figures.ranking([str(x.sample) for x in side], [x.influence for x in side])
-                 for name, side in (("harmful", self.harmful), ("helpful", self.helpful))}  # fmt: skip
-        return {name: figure for name, figure in drawn.items() if figure is not None}
+        sides = {"harmful": self.harmful, "helpful": self.helpful}
+        ranked = {k: ([str(x.sample) for x in side], [x.influence for x in side]) for k, side in sides.items()}
+        return figures.drawable(**{name: figures.ranking(*side) for name, side in ranked.items()})
 
 
 def harmful(
@@ -110,4 +104,4 @@ def harmful_of(run: Run, influence: Influence, *, top: int = 10, without_last: i
     known = influence if influence.lookup is not None else replace(influence, lookup=run.content)
     part = known.between(0, at - without_last) if without_last else known
     best, worst = part.hits(top)
-    return Harmful(at, tuple(worst), tuple(best), without_last, part.caveats, part.quality)
+    return Harmful(tuple(worst), tuple(best), without_last, **part.about)

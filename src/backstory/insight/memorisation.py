@@ -16,7 +16,6 @@ from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
@@ -28,13 +27,10 @@ from .phases import Curve
 class Memorisation(Result):
     """The rank and influence of each query's own sample."""
 
-    at: int
     ids: tuple[int | str, ...]  # (Q)
     rank: Curve  # (Q,) 1: no sample has more influence on the query than its own
     influence: Curve  # (Q,) self-influence, in units of the query's loss
     samples: int  # that were ranked
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     unit = "self-influence in units of the query's loss; rank 1: no sample has more influence on the query"
     shown = ("ids", "rank", "influence", "samples", "share_first", "median_rank")
 
@@ -92,6 +88,5 @@ def memorisation_of(influence: Influence, ids: Iterable[int | str] | Tensor) -> 
     self_influence = scores.gather(1, torch.tensor([[place[x]] for x in names]))  # (Q, 1)
     rank = (1 + (scores > self_influence).sum(1)).double().numpy()
     return Memorisation(
-        influence.at, tuple(restore(names, kind)), rank, self_influence[:, 0].double().numpy(), len(known),
-        influence.caveats, influence.quality,
-    )  # fmt: skip
+        tuple(restore(names, kind)), rank, self_influence[:, 0].double().numpy(), len(known), **influence.about
+    )

@@ -12,22 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.row import Row
 from ..run.embed import Progress
 from ..run.run import Run
+from .phases import Curve
 
 AT_ONCE = 4096  # samples whose embeddings are summed at once
-SIMILARITY = "cosine similarity of the samples' embeddings, each summed over its occurrences: from −1 to +1"
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,9 @@ class Neighbour(Row):
 class Neighbours(Result):
     """The samples that are most like one sample."""
 
-    at: int
     sample: int | str
     neighbours: tuple[Neighbour, ...]  # most similar first
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = SIMILARITY
+    unit = "cosine similarity of the samples' embeddings, each summed over its occurrences: from −1 to +1"
     shown = ("sample", "neighbours")
 
     @property
@@ -57,13 +51,12 @@ class Neighbours(Result):
 
     def table(self) -> dict[str, Any]:
         """One line for each neighbour."""
-        rows = self.neighbours
-        return {"sample": [x.sample for x in rows], "similarity": [x.similarity for x in rows]}
+        return Neighbour.table(self.neighbours)
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars of similarity."""
-        drawn = figures.ranking([str(x.sample) for x in self.neighbours], [x.similarity for x in self.neighbours])
-        return {} if drawn is None else {"neighbours": drawn}
+        names, values = self.table().values()
+        return figures.drawable(neighbours=figures.ranking([str(x) for x in names], values))
 
 
 @dataclass(frozen=True)
@@ -78,13 +71,10 @@ class QueryInfluence(Row):
 class OnQueries(Result):
     """The queries that one sample helped and hurt most."""
 
-    at: int
     sample: int | str
     queries: int  # of how many
     helped: tuple[QueryInfluence, ...]  # most first
     hurt: tuple[QueryInfluence, ...]  # most first
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     shown = ("sample", "queries", "helped", "hurt")
 
     @property
@@ -94,14 +84,12 @@ class OnQueries(Result):
 
     def table(self) -> dict[str, Any]:
         """One line for each query."""
-        rows = (*self.helped, *self.hurt)
-        return {"query": [x.query for x in rows], "influence": [x.influence for x in rows]}
+        return QueryInfluence.table((*self.helped, *self.hurt))
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars of influence."""
         rows = (*self.helped, *self.hurt[::-1])
-        drawn = figures.ranking([str(x.query) for x in rows], [x.influence for x in rows])
-        return {} if drawn is None else {"queries": drawn}
+        return figures.drawable(queries=figures.ranking([str(x.query) for x in rows], [x.influence for x in rows]))
 
 
 def neighbours(run: Run, sample: int | str, at: int | str = "final", *, top: int = 10) -> Neighbours:
@@ -121,10 +109,10 @@ def neighbours(run: Run, sample: int | str, at: int | str = "final", *, top: int
     first = np.argsort(-cosine, kind="stable")[: min(top, len(ids) - 1)]
     others = restore([str(ids[i]) for i in first], kind)
     pairs = tuple(Neighbour(x, float(cosine[i])) for x, i in zip(others, first, strict=True))
-    return Neighbours(step, sample, pairs, tuple(run.caveats()))
+    return Neighbours(sample, pairs, at=step, caveats=tuple(run.caveats()))
 
 
-def _norms(E: Tensor, inverse: Any, n: int, at_once: int = AT_ONCE) -> Floats:
+def _norms(E: Tensor, inverse: Any, n: int, at_once: int = AT_ONCE) -> Curve:
     """‖Σ e‖ of every sample, (M,); some samples at a time."""
     order, out = np.argsort(inverse, kind="stable"), np.zeros(n)
     for first in range(0, n, at_once):
@@ -153,19 +141,16 @@ def on_queries(
     if E is None:
         return on_queries_of(run.query_gradients(v, step, caveats=caveats, progress=progress), sample, top=top)
     values = (v.float() @ E.sum(0)).double()  # (Q,)
-    return _ends(step, sample, values, (*caveats, *run.caveats()), run.quality(step), top)
+    return _ends(sample, values, top, at=step, caveats=(*caveats, *run.caveats()), quality=run.quality(step))
 
 
 def on_queries_of(influence: Influence, sample: int | str, *, top: int = 10) -> OnQueries:
     """Like `on_queries`, from the influence on these queries."""
-    values = influence.sum_over([sample])
-    return _ends(influence.at, sample, values, influence.caveats, influence.quality, top)
+    return _ends(sample, influence.sum_over([sample]), top, **influence.about)
 
 
-def _ends(
-    at: int, sample: int | str, values: Tensor, caveats: Sequence[str], quality: Quality | None, top: int
-) -> OnQueries:
+def _ends(sample: int | str, values: Tensor, top: int, **about: Any) -> OnQueries:
     order = np.argsort(-values.numpy(), kind="stable").tolist()
     helped = tuple(QueryInfluence(q, float(values[q])) for q in order[:top] if values[q] > 0)
     hurt = tuple(QueryInfluence(q, float(values[q])) for q in order[::-1][:top] if values[q] < 0)
-    return OnQueries(at, sample, len(values), helped, hurt, tuple(caveats), quality)
+    return OnQueries(sample, len(values), helped, hurt, **about)

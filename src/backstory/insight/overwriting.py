@@ -41,7 +41,6 @@ from ..errors import UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
 from ..results import figures
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.row import Row
 from ..run.embed import ContractionChoice, Progress
@@ -55,7 +54,6 @@ from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
 FADED = 1e-20  # share of a buffer below which it pays out nothing more
-UNIT = "units of the query's loss; overwritten is positive where influence was taken away, negative where it was added"
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ class Overwriting(Result):
 
     sample: int | str
     steps: tuple[int, ...]  # of its own occurrences
-    at: int
     just_after: float  # right after its own steps, on the gradient of the query at `at`
     momentum: float  # what the momentum's buffer added later
     overwritten: float  # by the curvature of later occurrences, all of them
@@ -90,9 +87,9 @@ class Overwriting(Result):
     influence: float  # what is left at `at`
     overwritten_by: tuple[Overwriter, ...]  # samples, largest first
     by_step: Curve  # (T,) overwritten at each step, decay included; 0 up to its first own step
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = UNIT
+    unit = (
+        "units of the query's loss; overwritten is positive where influence was taken away, negative where it was added"
+    )
     shown = (
         "sample", "steps", "just_after", "momentum", "overwritten", "decay", "influence", "lost", "unexplained", "overwritten_by",
         "by_step", "top_steps",
@@ -121,16 +118,13 @@ class Overwriting(Result):
 
     def table(self) -> dict[str, Any]:
         """One line for each later sample."""
-        return {k: [getattr(e, k) for e in self.overwritten_by] for k in Overwriter.columns()}
+        return Overwriter.table(self.overwritten_by)
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The samples that overwrote most, and what each step took."""
         samples, values = [str(e.sample) for e in self.overwritten_by], [e.overwritten for e in self.overwritten_by]
-        drawn, each = (
-            figures.overwriters(samples, values),
-            figures.overwritten(self.by_step, self.just_after + self.momentum),
-        )
-        return {"by_step": each} if drawn is None else {"overwriters": drawn, "by_step": each}
+        each = figures.overwritten(self.by_step, self.just_after + self.momentum)
+        return figures.drawable(overwriters=figures.overwriters(samples, values), by_step=each)
 
 
 class Moved(NamedTuple):
@@ -210,7 +204,7 @@ def overwriting_of(
     by_step = decay + np.bincount(steps, weights=terms, minlength=until)
     direct = functools.reduce(torch.add, [moves[t].theta for t in sorted(moves)])
     return Overwriting(
-        sample, tuple(sorted(rows)), until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
+        sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
         overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
         overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
         caveats=tuple(caveats), quality=watch.done(),

@@ -249,25 +249,20 @@ def _located(values: Curve, steps: Steps, n: int, fall: float, rise: float) -> P
     edges = [int(part[0]) for part in np.array_split(steps, n)]
     end, start, half = edges[max(fit[0], 1)], edges[min(fit[1], n - 1)], edges[n // 2]
     levels = [float(np.nanmedian(values[lo:hi])) for lo, hi in ((0, end), (end, start), (start, T))]
-    basin = levels[1]
-    windows = tuple(
-        _window(values, name, lo, hi, basin)
-        for name, lo, hi in (("early", 0, min(end, half)), ("late", max(start, half), T))
-    )
-    return Phases(True, PHASES, Side(True, fall, levels[0], end), Side(True, rise, levels[2], start), basin, windows, T)
-
-
-def _window(values: Curve, name: str, first: int, last: int, basin: float) -> Window:
-    level = float(np.nanmedian(values[first:last]))
-    return Window(name, first, last, level, level / basin if basin > 0 else None)
+    basin, windows = levels[1], []
+    for name, lo, hi in (("early", 0, min(end, half)), ("late", max(start, half), T)):
+        level = float(np.nanmedian(values[lo:hi]))
+        windows.append(Window(name, lo, hi, level, level / basin if basin > 0 else None))
+    warm_up, ascent = Side(True, fall, levels[0], end), Side(True, rise, levels[2], start)
+    return Phases(True, PHASES, warm_up, ascent, basin, tuple(windows), T)
 
 
 # -- the closest curve of each shape, by pooling neighbours ---------------------------------------------------------
 
 
-def errors(y: Curve, w: Curve | None = None) -> Errors:
+def errors(y: Curve, w: Curve) -> Errors:
     """How far `y` is from each shape."""
-    values, weights = y.tolist(), _weights(y, w)
+    values, weights = y.tolist(), w.tolist()
     turned, back = [-x for x in values], weights[::-1]
     falling, rising = prefix_errors(turned, weights), prefix_errors(values, weights)  # of prefixes
     falls_after, rises_after = prefix_errors(values[::-1], back)[::-1], prefix_errors(turned[::-1], back)[::-1]
@@ -286,42 +281,41 @@ def prefix_errors(y: Sequence[float], w: Sequence[float]) -> list[float]:
     return out
 
 
-def rising(y: Curve, w: Curve | None = None) -> Curve:
+def rising(y: Curve, w: Curve) -> Curve:
     """The closest rising curve."""
     blocks: list[Block] = []
-    for value, weight in zip(y.tolist(), _weights(y, w), strict=True):
+    for value, weight in zip(y.tolist(), w.tolist(), strict=True):
         _pushed(blocks, value, weight)
     return np.repeat([b.mean for b in blocks], [b.size for b in blocks])
 
 
-def falling(y: Curve, w: Curve | None = None) -> Curve:
+def falling(y: Curve, w: Curve) -> Curve:
     """The closest falling curve."""
     return -rising(-y, w)
 
 
-def valley(y: Curve, w: Curve | None = None) -> Curve:
+def valley(y: Curve, w: Curve) -> Curve:
     """The closest curve that falls and then rises."""
-    weights = np.array(_weights(y, w))
-    before = prefix_errors((-y).tolist(), weights.tolist())
-    after = prefix_errors((-y[::-1]).tolist(), weights[::-1].tolist())[::-1]
+    before = prefix_errors((-y).tolist(), w.tolist())
+    after = prefix_errors((-y[::-1]).tolist(), w[::-1].tolist())[::-1]
     turn = int(np.argmin(np.add(before, after)))
-    return np.concatenate([falling(y[:turn], weights[:turn]), rising(y[turn:], weights[turn:])])
+    return np.concatenate([falling(y[:turn], w[:turn]), rising(y[turn:], w[turn:])])
 
 
-def hill(y: Curve, w: Curve | None = None) -> Curve:
+def hill(y: Curve, w: Curve) -> Curve:
     """The closest curve that rises and then falls."""
     return -valley(-y, w)
 
 
-def corners(y: Curve, w: Curve | None = None) -> tuple[int, int]:
+def corners(y: Curve, w: Curve) -> tuple[int, int]:
     """`(end, start)` of the closest straight fall before `end`, level, and straight rise from `start` on; (0, n) without them."""
-    n, weights = len(y), np.array(_weights(y, w))
+    n = len(y)
     pairs = [(a, b) for a in range(1, n) for b in range(a + 1, n)]
     falls, rises = [_down(n, a) for a, _ in pairs], [_down(n, n - b)[::-1] for _, b in pairs]
     X = np.stack([np.ones((len(pairs), n)), np.array(falls), np.array(rises)], 2)  # (pairs, n, 3)
-    XtW = X.transpose(0, 2, 1) * weights
+    XtW = X.transpose(0, 2, 1) * w
     heights = np.linalg.solve(XtW @ X, (XtW @ y)[..., None])[..., 0]  # (pairs, 3): the level, and both ends above it
-    error = (weights * (y - (X @ heights[..., None])[..., 0]) ** 2).sum(1)
+    error = (w * (y - (X @ heights[..., None])[..., 0]) ** 2).sum(1)
     error[~(heights[:, 1:] > 0).all(1)] = np.inf
     best = int(error.argmin())
     return pairs[best] if np.isfinite(error[best]) else (0, n)
@@ -330,10 +324,6 @@ def corners(y: Curve, w: Curve | None = None) -> tuple[int, int]:
 def _down(n: int, end: int) -> Curve:
     """1 at the first place, in a straight line to 0 at `end`, then 0."""
     return np.maximum(0.0, 1 - np.arange(n) / max(end, 1))
-
-
-def _weights(y: Curve, w: Curve | None) -> list[float]:
-    return [1.0] * len(y) if w is None else w.tolist()
 
 
 def _pushed(blocks: list[Block], value: float, weight: float) -> float:

@@ -7,17 +7,16 @@ of a bootstrap: samples are drawn anew inside each source, and queries inside ea
 Shapes:  S sources, D domains, Q queries of a domain, M samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
 from ..results.row import Row
 from ..results.words import name_label
@@ -27,7 +26,6 @@ from .groups import column
 from .mean import Options
 from .phases import Curve
 
-UNIT = "summed influence of the source's samples, in units of the queries' mean loss"
 DRAWS = 1000
 AT_ONCE = 1 << 24  # numbers of the bootstrap that are held at once
 ALL = "all queries"
@@ -65,15 +63,12 @@ class Value(Row):
 class Sources(Result):
     """Values of all sources: for each domain, and for all queries together."""
 
-    at: int
     by: str
     sources: tuple[str, ...]  # most valuable first
     domains: tuple[str, ...]
     total: tuple[Value, ...]  # (S) every domain's mean loss counts alike
     cells: tuple[tuple[Value, ...], ...]  # (S, D)
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = UNIT
+    unit = "summed influence of the source's samples, in units of the queries' mean loss"
     interval: ClassVar[str] = "95 %"
     shown = ("by", "sources", "domains", "total", "cells", "matrix", "clear", "interval")
 
@@ -94,14 +89,14 @@ class Sources(Result):
 
     def table(self) -> dict[str, Any]:
         """One line for each source and domain."""
-        return {k: [getattr(cell, k) for row in self.cells for cell in row] for k in Value.columns()}
+        return Value.table(cell for row in self.cells for cell in row)
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Bars with intervals, and the matrix of sources and domains."""
         names, rows = [name_label(x, self.by) for x in self.sources], [(v.value, v.low, v.high) for v in self.total]
         bars = figures.sources(names, rows, [v.words for v in self.total])
         matrix = figures.matrix(names, self.domains, self.matrix.tolist(), self.clear)
-        return {name: drawn for name, drawn in (("sources", bars), ("matrix", matrix)) if drawn is not None}
+        return figures.drawable(sources=bars, matrix=matrix)
 
 
 def sources(
@@ -151,7 +146,7 @@ def sources_of(
         for s in order
     ]
     named = tuple(str(names[s]) for s in order)
-    return Sources(first.at, by, named, tuple(influences), tuple(total), tuple(cells), first.caveats, first.quality)
+    return Sources(by, named, tuple(influences), tuple(total), tuple(cells), **first.about)
 
 
 def bootstraps(scores: Sequence[Curve], group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:
@@ -184,3 +179,45 @@ def _summed(values: Curve, group: Any, n: int) -> Curve:
     member = np.zeros((len(group), n))
     member[np.arange(len(group)), group] = 1.0
     return values @ member
+
+
+# -- which query sets are domains -----------------------------------------------------------------------------------
+
+
+def domains(sets: Mapping[str, Any]) -> list[str]:
+    """Names of the query sets that sources are valued for by default, in their order; at least one where there are sets.
+
+    Every domain's mean loss counts alike, so no query may count twice: a set all of whose queries are in other sets, such as one
+    passage of each domain or a few hard images out of many, is no domain. Larger sets are looked at first.
+    """
+    known = {name: _queries(batch) for name, batch in sets.items()}
+    left = dict(known)
+    for name in sorted(known, key=lambda n: -len(known[n])):
+        others = {query for n, queries in left.items() if n != name for query in queries}
+        if known[name] and known[name] <= others:
+            del left[name]
+    return list(left)
+
+
+def _queries(batch: Any) -> frozenset[tuple[bytes, ...]]:
+    """The bytes of each query; none where a batch is not made of tensors."""
+    parts = list(_tensors(batch))
+    rows = zip(*(_rows(x) for x in parts), strict=False)
+    return frozenset() if None in parts else frozenset(rows)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor | None]:
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, tuple | list):
+        for part in batch:
+            yield from _tensors(part)
+    else:
+        yield batch if isinstance(batch, Tensor) and batch.ndim else None
+
+
+def _rows(x: Tensor | None) -> list[bytes]:
+    if x is None:
+        return []
+    shape = f"{x.dtype} {tuple(x.shape[1:])} ".encode()
+    return [shape + row.detach().cpu().contiguous().numpy().tobytes() for row in x]

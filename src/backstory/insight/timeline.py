@@ -17,7 +17,6 @@ from torch import nn
 
 from ..results import figures
 from ..results.influence import Influence
-from ..results.quality import Quality
 from ..results.result import Result
 from ..run.gradients import LossFn
 from ..run.run import Run
@@ -25,7 +24,9 @@ from ..store import RunStore
 from .mean import Options, mean_influence
 from .phases import Curve, Phases, phases
 
-UNIT = "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
+CLIPPED = (
+    "influences of a clipped step sum to 0 by construction, so per_rate leaves these steps out (size includes them)"
+)
 SOUGHT = "phases are detected in mean |influence| per unit of learning rate"
 ROWS_AT_ONCE = 1 << 16
 CURVES = ("influence", "rate", "per_rate", "size", "loss")
@@ -35,16 +36,15 @@ CURVES = ("influence", "rate", "per_rate", "size", "loss")
 class Timeline(Result):
     """One number of each kind for each step before `at`."""
 
-    at: int
     influence: Curve  # (T,) mean over the step's occurrences
     rate: Curve  # (T,) η
     per_rate: Curve  # (T,) influence over the rate; NaN where the rate was 0 or the gradient was clipped
     size: Curve  # (T,) mean |influence| of an occurrence over the rate; NaN where the rate was 0
     loss: Curve  # (T,) Σ w ℓ of the step; NaN where losses were not recorded
     phases: Phases  # of `size`
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
-    unit = UNIT
+    unit = (
+        "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
+    )
     shown = (*CURVES, "phases")
 
     @property
@@ -63,8 +63,8 @@ class Timeline(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Influence by learning rate with the phases marked; the loss where it is known."""
-        drawn = {"timeline": figures.timeline(self.per_rate, self.size, self.phases.bands(), self.at)}
-        return {**drawn, **draw_losses(self.loss)}
+        each = figures.timeline(self.per_rate, self.size, self.phases.bands(), self.at)
+        return figures.drawable(timeline=each, loss=figures.loss(self.loss))
 
 
 def timeline(
@@ -90,17 +90,10 @@ def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     per_rate = np.divide(mean, rate, out=np.full(step, np.nan), where=(rate > 0) & ~clipped)
     size = np.divide(sizes, rate, out=np.full(step, np.nan), where=rate > 0)
     pattern = phases(size, samples=table.rows, seed=seed)
-    caveats = (*influence.caveats, *_about_clipping(clipped), SOUGHT)
-    return Timeline(step, mean, rate, per_rate, size, losses(run, step), pattern, caveats, influence.quality)
-
-
-def _about_clipping(clipped: Any) -> tuple[str, ...]:
-    if not clipped.any():
-        return ()
-    why = (
-        "influences of a clipped step sum to 0 by construction, so per_rate leaves these steps out (size includes them)"
-    )
-    return (f"{clipped.sum()} of {len(clipped)} steps were clipped: {why}",)
+    left_out = [f"{clipped.sum()} of {len(clipped)} steps were clipped: {CLIPPED}"] if clipped.any() else []
+    caveats = (*influence.caveats, *left_out, SOUGHT)
+    curves = mean, rate, per_rate, size, losses(run, step)
+    return Timeline(*curves, pattern, **{**influence.about, "caveats": caveats})
 
 
 def losses(run: Run, at: int) -> Curve:
@@ -116,5 +109,4 @@ def losses(run: Run, at: int) -> Curve:
 
 def draw_losses(values: Curve) -> dict[str, figures.Figure]:
     """The figure of the loss of each step, where one was recorded."""
-    drawn = figures.loss(values)
-    return {} if drawn is None else {"loss": drawn}
+    return figures.drawable(loss=figures.loss(values))

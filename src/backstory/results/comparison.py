@@ -6,7 +6,6 @@ from typing import Any
 
 from . import figures
 from .influence import Influence
-from .quality import Quality
 from .result import Result
 from .row import Row
 
@@ -32,10 +31,7 @@ def rank(influence: Influence, top: int = 10) -> Ranking:
 class Rankings(Result):
     """The rankings of one query at several checkpoints, of which `at` is one."""
 
-    at: int
     rankings: tuple[Ranking, ...]
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     shown = ("rankings",)
 
     def table(self) -> Mapping[str, Any]:
@@ -46,29 +42,28 @@ class Rankings(Result):
     def drawings(self) -> dict[str, figures.Figure]:
         """The places of the samples that helped and of those that hurt, from checkpoint to checkpoint."""
         steps, now = [r.at for r in self.rankings], next(r for r in self.rankings if r.at == self.at)
-        out: dict[str, figures.Figure] = {}
-        for name, colour in SIDES.items():
-            drawn = figures.places(getattr(now, name), steps, [getattr(r, name) for r in self.rankings], colour)
-            out |= {} if drawn is None else {f"places_{name}": drawn}
-        return out
+        drawn = {
+            f"places_{name}": figures.places(
+                getattr(now, name), steps, [getattr(r, name) for r in self.rankings], colour
+            )
+            for name, colour in SIDES.items()
+        }
+        return figures.drawable(**drawn)
 
 
 def rankings_of(influences: Sequence[Influence], at: int, *, top: int = 10) -> Rankings:
     """The rankings of a query from its influences at several checkpoints."""
     now = next(x for x in influences if x.at == at)
-    return Rankings(at, tuple(rank(x, top) for x in influences), now.caveats, now.quality)
+    return Rankings(tuple(rank(x, top) for x in influences), **now.about)
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """The influences on two queries, and the samples at the same end of both rankings."""
 
-    at: int
     left: Influence
     right: Influence
     top: int  # of either end
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     shown = ("both",)
 
     @property
@@ -84,11 +79,11 @@ class Comparison(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The influence of each step on either query."""
-        drawn = figures.compared(*((x.steps, x.influence) for x in (self.left.by_step(), self.right.by_step())))
-        return {} if drawn is None else {"compare": drawn}
+        both = ((x.steps, x.influence) for x in (self.left.by_step(), self.right.by_step()))
+        return figures.drawable(compare=figures.compared(*both))
 
 
 def compare(left: Influence, right: Influence, *, top: int = 10) -> Comparison:
     """Two queries of one model."""
     caveats = tuple(dict.fromkeys((*left.caveats, *right.caveats)))
-    return Comparison(left.at, left, right, top, caveats, left.quality)
+    return Comparison(left, right, top, at=left.at, caveats=caveats, quality=left.quality)

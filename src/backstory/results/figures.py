@@ -42,6 +42,11 @@ MOST_BARS = 10  # of samples below each other
 STEP, CHECKPOINT = "training step", "checkpoint (step)"
 
 
+def drawable(**figures: Figure | None) -> dict[str, Figure]:
+    """Figures by name, without those that have nothing to draw."""
+    return {name: drawn for name, drawn in figures.items() if drawn is not None}
+
+
 # -- results -------------------------------------------------------------------------------------------------------
 
 
@@ -99,11 +104,8 @@ def by_step(steps: Any, influence: Numbers, size: Numbers) -> Figure | None:
 
 def compared(left: tuple[Any, Numbers], right: tuple[Any, Numbers]) -> Figure | None:
     """The timelines of two queries: `(steps, influence)` each."""
-    lines = []
-    for name, (steps, influence), colour, dash in (
-        ("first query", left, ACCENT, "solid"),
-        ("second query", right, WARM, "dash"),
-    ):
+    lines, looks = [], (("first query", ACCENT, "solid"), ("second query", WARM, "dash"))
+    for (name, colour, dash), (steps, influence) in zip(looks, (left, right), strict=True):
         places, each = thinned(numbers(influence))
         lines.append(line([int(steps[int(k)]) for k in places], smoothed(each), name, colour, dash=dash))
     known = all(len(steps) for steps, _ in (left, right))

@@ -6,9 +6,8 @@ removing it would raise the query's loss.
 Shapes:  Q queries, N occurrences before the step that was queried, M samples.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,16 +19,17 @@ from torch import Tensor
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from . import figures
-from .quality import Quality
 from .result import Result
 from .row import Row
 from .sign import describe_sign
 from .words import describe_signs, first_words, late_from, signed
 
 COLUMNS = ("sample", "label", "source", "step", "influence", "text")
+CONTENT = ("text", "label", "source")
 WORDS = 40  # letters of a text that a hit prints
 ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
 UNIT = "influence in units of the query's loss; a sample's influence is the sum over its occurrences"
+Lookup = Callable[[Sequence[str]], dict[str, dict[str, Any]]]  # the content of samples, by id
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -70,6 +70,17 @@ def ranking(hits: Sequence[Hit]) -> dict[str, list[Any]]:
     return {name: values for name, values in columns.items() if any(x not in (None, "") for x in values)}
 
 
+def column_of(samples: Sequence[str], by: str, lookup: Lookup) -> NDArray[np.str_]:
+    """The source or label of each of these samples; "(not given)" where it is not known."""
+    if by not in ("source", "label"):
+        raise UsageError(f"by must be 'source' or 'label', got {by!r}.")
+    content = lookup(samples)
+    values = [content.get(name, {}).get(by) for name in samples]
+    if all(x is None for x in values):
+        raise UsageError(f"the run has no {by} for its samples. Add it with run.describe(ids, {by}=…).")
+    return np.array(["(not given)" if x is None else x for x in values])
+
+
 class SampleIndex(NamedTuple):
     """Which sample each occurrence is of."""
 
@@ -90,11 +101,8 @@ class Occurrences(Result):
     """The influence of each single use of a sample on one model."""
 
     sample: int | str
-    at: int
     steps: tuple[int, ...]
     influence: tuple[float, ...]
-    caveats: tuple[str, ...] = ()
-    quality: Quality | None = None
     unit = "influence of one occurrence, in units of the query's loss"
     shown = ("sample", "steps", "influence")
 
@@ -115,8 +123,7 @@ class Occurrences(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """One bar for each use."""
-        drawn = figures.occurrences(self.steps, self.influence)
-        return {} if drawn is None else {"occurrences": drawn}
+        return figures.drawable(occurrences=figures.occurrences(self.steps, self.influence))
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,15 +134,12 @@ class Influence(Result):
     sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, N) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
-    at: int  # the step whose model was queried
     method: str  # "adjoint", "embeddings", "segments" or "index"; of a baseline, its name
-    caveats: tuple[str, ...] = ()
     complete: bool = True  # False: only the highest and lowest occurrences of each query are there
-    lookup: Callable[[Sequence[str]], dict[str, dict[str, Any]]] | None = None
-    quality: Quality | None = None
+    lookup: Lookup | None = None
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
     index: SampleIndex | None = None  # of `sample_ids`, where it is known already
-    unit: str = UNIT
+    unit: str = field(default=UNIT, kw_only=True)  # type: ignore[misc]  # other results have one for their class
     shown = ("method",)
 
     @property
@@ -172,11 +176,8 @@ class Influence(Result):
 
     def _with_content(self, hits: Sequence[RankedSample]) -> list[RankedSample]:
         content = self.lookup([str(h.sample) for h in hits]) if self.lookup and hits else {}
-        known = [content.get(str(h.sample), {}) for h in hits]
-        return [
-            replace(h, text=c.get("text"), label=c.get("label"), source=c.get("source"))
-            for h, c in zip(hits, known, strict=True)
-        ]
+        known: list[dict[str, Any]] = [{k: content.get(str(h.sample), {}).get(k) for k in CONTENT} for h in hits]
+        return [replace(h, **c) for h, c in zip(hits, known, strict=True)]
 
     def _ranked(self, k: int, query: int | str | None, per: str, sign: float) -> list[RankedSample]:
         if per not in ("sample", "occurrence") or k < 1:
@@ -264,7 +265,7 @@ class Influence(Result):
         one = self.only(query)
         rows = np.flatnonzero(one._index.inverse == self._numbers(as_text([sample])[0])[0])
         steps, values = one.steps[rows].tolist(), one.scores[0, torch.from_numpy(rows)].tolist()
-        return Occurrences(sample, self.at, tuple(steps), tuple(values), self.caveats, self.quality)
+        return Occurrences(sample, tuple(steps), tuple(values), **self.about)
 
     def _numbers(self, wanted: Sequence[str]) -> Ints:
         """The numbers of these samples, all of which occurred."""
@@ -305,17 +306,9 @@ class Influence(Result):
     def group_by(self, column: str) -> dict[str, Tensor]:
         """Summed influence (Q,) of each "source" or "label", highest mean first; needs content in the run."""
         self._need_all("group_by()")
-        if column not in ("source", "label"):
-            raise UsageError(f"column must be 'source' or 'label', got {column!r}.")
         names, inverse = self._index
-        content = self.lookup([str(x) for x in names]) if self.lookup else {}
-        of = [content.get(str(n), {}).get(column) for n in names]
-        if all(x is None for x in of):
-            raise UsageError(f"the run has no {column} for its samples. Add it with rec.describe(ids, {column}=…).")
-        totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(self.n_queries, dtype=self.scores.dtype))
-        labels = np.array(["(not given)" if x is None else x for x in of])[inverse]
-        for name in sorted(set(labels.tolist())):
-            totals[name] = self.scores[:, torch.from_numpy(labels == name)].sum(1)
+        labels = column_of(names.tolist(), column, self.lookup or (lambda ids: {}))[inverse]
+        totals = {x: self.scores[:, torch.from_numpy(labels == x)].sum(1) for x in np.unique(labels).tolist()}
         return dict(sorted(totals.items(), key=lambda item: -float(item[1].mean())))
 
     # -- shown -----------------------------------------------------------------------------------------------------
@@ -351,10 +344,7 @@ class Influence(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The influence of each step on the query, or on the mean of several."""
-        if not self.complete:
-            return {}
-        drawn = figures.by_step(*self.by_step(self._default()))
-        return {} if drawn is None else {"by_step": drawn}
+        return figures.drawable(by_step=figures.by_step(*self.by_step(self._default()))) if self.complete else {}
 
     @property
     def title(self) -> str:

@@ -89,8 +89,7 @@ class Quality(Row):
     def _heaviest(self) -> Finding:
         if not self.steps:
             return Finding(NOT_KNOWN, NOTHING, "not measured")
-        findings = sorted(self._findings(), key=lambda f: (WEAK, FAIR, GOOD).index(f.verdict))
-        return findings[0]
+        return min(self._findings(), key=lambda f: (WEAK, FAIR, GOOD).index(f.verdict))
 
     def _findings(self) -> Iterator[Finding]:
         if not self.steps:

@@ -5,12 +5,13 @@
     draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
     remarks        what a reader must know with the numbers; `brief` is the most important of it in one line
 
-A subclass is a frozen dataclass with `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
+A subclass is a frozen dataclass with fields of its own beside `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
 `table` and `drawings`. The service describes its JSON by the types of what is named there: nothing describes it twice.
 """
 
 import html
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import BackstoryError, UnsupportedError, UsageError
@@ -22,13 +23,14 @@ from .sign import SHORT, SIGN
 ROWS = 10  # of a table that a notebook shows
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """A result that can be printed, drawn, sent and put into a table."""
 
     at: int  # the step whose model was queried
-    caveats: tuple[str, ...]
-    quality: Quality | None  # of the recording, where it was measured
-    unit: str = "units of the query's loss"
+    caveats: tuple[str, ...] = ()
+    quality: Quality | None = None  # of the recording, where it was measured
+    unit: ClassVar[str] = "units of the query's loss"
     sign: ClassVar[str] = SIGN
     shown: ClassVar[tuple[str, ...]] = ()  # fields, properties and methods that are its own in `as_dict()`
 
@@ -59,6 +61,11 @@ class Result:
         """The sign and the recording's quality, in one line."""
         quality = "" if self.quality is None else f" Recording quality: {self.quality.in_short()}."
         return f"{SHORT}.{quality}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a result that is made from this one has too."""
+        return {"at": self.at, "caveats": self.caveats, "quality": self.quality}
 
     def lines(self) -> tuple[str, ...]:
         """The most important numbers as lines, for `repr`."""
@@ -95,12 +102,10 @@ class Result:
     def draw(self, name: str | None = None) -> figures.Figure:
         """One of its figures (the first) as Plotly's own JSON, in the colours that a page names."""
         drawn = self.drawings()
-        if not drawn or (name is not None and name not in drawn):
-            raise UsageError(
-                f"this result has no figure {name!r}. It has: {', '.join(drawn)}."
-                if drawn
-                else "this result has no figures."
-            )
+        if not drawn:
+            raise UsageError("this result has no figures.")
+        if name is not None and name not in drawn:
+            raise UsageError(f"this result has no figure {name!r}. It has: {', '.join(drawn)}.")
         return drawn[next(iter(drawn)) if name is None else name]
 
     def figure(self, name: str | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Plain values, for JSON: of anything nested, and of the rows of results, which are sent as their fields and their properties."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
@@ -18,6 +18,12 @@ class Row:
         inherited = [(name, x) for kind in reversed(cls.__mro__) for name, x in vars(kind).items()]
         made = dict.fromkeys(name for name, x in inherited if isinstance(x, property))
         return [*(f.name for f in fields(cls)), *made]  # type: ignore[arg-type]
+
+    @classmethod
+    def table(cls, rows: Iterable[Any]) -> dict[str, list[Any]]:
+        """The same of some rows: a list for each column."""
+        every = list(rows)
+        return {name: [getattr(row, name) for row in every] for name in cls.columns()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

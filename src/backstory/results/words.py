@@ -79,9 +79,4 @@ def common_words(text: str, query: str, shortest: int = SHORTEST) -> set[str]:
 
 def mark_words(text: str, common: set[str]) -> list[Piece]:
     """The text in pieces, the words in common marked."""
-    out, end = [], 0
-    for match in WORD.finditer(text):
-        if match[0].casefold() in common:
-            out += [Piece(text[end : match.start()], False), Piece(match[0], True)]
-            end = match.end()
-    return [piece for piece in (*out, Piece(text[end:], False)) if piece.text]
+    return [Piece(part, part.casefold() in common) for part in re.split(f"({WORD.pattern})", text) if part]

@@ -93,7 +93,7 @@ def refuse(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestValidationError | ValidationError):
-        return Refusal(422, _describe(error), HINTS[422])
+        return Refusal(422, " ".join(describe_problem(e) for e in error.errors()[:5]), HINTS[422])
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
         return Refusal(error.status_code, str(error.detail), HINTS.get(error.status_code, HINTS[400]), headers)
@@ -108,13 +108,8 @@ def failure(error: Refusal) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
-def _describe(error: RequestValidationError | ValidationError) -> str:
-    """Each problem: which field, what was found and what was expected; never the text that was sent, which may be large."""
-    return " ".join(describe_problem(e) for e in error.errors()[:5])
-
-
 def describe_problem(error: Mapping[str, Any]) -> str:
-    """One problem of validation: which field, what was found, what is expected; never the text that was sent."""
+    """One problem of validation: which field, what was found, what is expected; never the text that was sent, which may be large."""
     path = [str(x)[:LONGEST] for x in error["loc"]]
     where = path[1:] if len(path) > 1 and path[0] in ("query", "body", "path") else path
     name = where[0] if where else ""

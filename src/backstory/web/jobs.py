@@ -109,13 +109,9 @@ class Work:
 
     def __init__(self, limit: int = 32, timeout: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self.timeout = limit, timeout
-        self._busy, self._lock, self._closed = 0, Lock(), False
+        self.busy = 0  # jobs that wait or run
+        self._lock, self._closed = Lock(), False
         self._lanes = {name: Lane(name, n, clock) for name, n in THREADS.items()}
-
-    @property
-    def busy(self) -> int:
-        """How many jobs wait or run."""
-        return self._busy
 
     async def do(
         self,
@@ -139,7 +135,8 @@ class Work:
         flag.set()
         future.cancel()  # if it has not begun
         waiting.add_done_callback(_quiet)
-        raise _too_long(wait, keeps)
+        headers = {"Retry-After": "5"} if keeps else {}
+        raise Refusal(503, f"the result was not ready within {wait:g} s.", CACHED if keeps else LOST, headers)
 
     def _submit(self, job: Callable[[], T], lane: str, wait: float, key: Hashable | None) -> Future[T]:
         queue = self._lanes[lane]
@@ -149,15 +146,15 @@ class Work:
             self._need_room(queue.expected(key), wait)
             place = queue.enter(key)
             future = queue.pool.submit(queue.timed(place, job))
-            self._busy += 1
+            self.busy += 1
         future.add_done_callback(lambda _: self._ended(queue, place))
         return future
 
     def _need_room(self, expected: float, wait: float) -> None:
-        if self._busy >= self.limit:
+        if self.busy >= self.limit:
             raise Refusal(
                 429,
-                f"{self._busy} requests are queued or running (limit {self.limit}).",
+                f"{self.busy} requests are queued or running (limit {self.limit}).",
                 "Try again in a moment, or start the service with a larger --queue.",
                 {"Retry-After": "1"},
             )
@@ -172,7 +169,7 @@ class Work:
     def _ended(self, lane: Lane, place: object) -> None:
         with self._lock:
             lane.leave(place)
-            self._busy -= 1
+            self.busy -= 1
 
     def close(self) -> None:
         """Take no more jobs; what has not begun is dropped."""
@@ -180,11 +177,6 @@ class Work:
             self._closed = True
         for lane in self._lanes.values():
             lane.pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _too_long(wait: float, keeps: bool) -> Refusal:
-    headers = {"Retry-After": "5"} if keeps else {}
-    return Refusal(503, f"the result was not ready within {wait:g} s.", CACHED if keeps else LOST, headers)
 
 
 def _quiet(future: asyncio.Future[Any]) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,7 +24,6 @@ from .views import View
 LONG = 700  # characters of a sample beside others; its own page has all
 HERE = {
     "timeline": "/",
-    "phases": "/",
     "overview": "/",
     "evolution": "/",
     "samples": "/samples",
@@ -42,17 +41,9 @@ TIMELINE = (
 )
 
 
-class Templates(Environment):
-    """Templates in which `it.items` is a value of that name before it is a method of a dictionary."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """A key of a mapping, or an attribute."""
-        return obj[attribute] if isinstance(obj, Mapping) and attribute in obj else super().getattr(obj, attribute)
-
-
 def render(name: str, view: View, *, prefix: Mapping[str, Any]) -> str:
     """The page `name` for a view; `prefix` says which run and which request it belongs to."""
-    prefix = {**prefix, "params": {k: _single(v) for k, v in prefix.get("params", {}).items()}}
+    prefix = {"params": {}, **prefix}
     more = EXTRAS[name](view.data, prefix) if name in EXTRAS else {}
     sets = [x["name"] for x in prefix.get("query_sets", ())]
     place = {"prefix": prefix, "params": prefix["params"], "sets": sets, "here": HERE.get(name)}
@@ -60,6 +51,7 @@ def render(name: str, view: View, *, prefix: Mapping[str, Any]) -> str:
     return environment().get_template(f"{name}.html").render(it=view.data, **place, **more)
 
 
+@cache
 def static() -> dict[str, tuple[str, bytes]]:
     """Every file that a page asks for: name -> (content type, bytes)."""
     from plotly.offline import get_plotlyjs
@@ -71,10 +63,10 @@ def static() -> dict[str, tuple[str, bytes]]:
     }
 
 
-@lru_cache(maxsize=1)
+@cache
 def environment() -> Environment:
     """Templates with escaping always on."""
-    made = Templates(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= FILTERS
     made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT, "describe_axis": describe_axis}
@@ -190,10 +182,6 @@ def _twin(name: str, prefix: Mapping[str, Any]) -> str | None:
     if name == "compare" and "set" not in prefix["params"]:
         return None
     return f"{quote(path)}?{urlencode({**prefix['params'], 'format': 'json'}, doseq=True)}"
-
-
-def _single(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _file(name: str) -> bytes:

@@ -34,11 +34,9 @@ class Query:
 def parse_stored(state: State, name: str, index: int) -> Query:
     """A query of a stored set."""
     queries, index = state.named(name), need_index(state, state.named(name), index)
-    known = present_queries(state, queries)
-    content = known[index] if known else {"label": label_query(state, queries, index)}
-    text, label = (None if content.get(k) is None else str(content[k]) for k in ("text", "label"))
-    fields = {"set": queries, "index": index, "label": label, "text": text, "image": data_url(content.get("image"))}
-    return Query(_input("stored", **fields), f"stored/{queries}/{index}", row=index)
+    content = present_queries(state, queries)[index]
+    fields = content if any(content.values()) else {"label": label_query(state, queries, index)}
+    return Query(_input("stored", set=queries, index=index, **fields), f"stored/{queries}/{index}", row=index)
 
 
 def parse_text(state: State, text: str) -> Query:
@@ -89,26 +87,23 @@ def parse_gradient(state: State, gradient: Sequence[float]) -> Query:
 
 def parse_query(state: State, body: QueryBody) -> Query:
     """Whichever query it is; exactly one of them."""
-    given = [body.text is not None, body.gradient is not None, body.set is not None or body.index is not None]
-    if sum(given) != 1 or (given[2] and (body.set is None or body.index is None)):
-        raise Refusal(422, "expected exactly one of text, gradient, or set with index.", "Send one query at a time.")
-    if body.text is not None:
-        return parse_text(state, body.text)
-    if body.gradient is not None:
-        return parse_gradient(state, body.gradient)
-    assert body.set is not None
-    assert body.index is not None
-    return parse_stored(state, body.set, body.index)
+    match (body.text, body.gradient, body.set, body.index):
+        case (str(text), None, None, None):
+            return parse_text(state, text)
+        case (None, list(gradient), None, None):
+            return parse_gradient(state, gradient)
+        case (None, None, str(name), int(index)):
+            return parse_stored(state, name, index)
+    raise Refusal(422, "expected exactly one of text, gradient, or set with index.", "Send one query at a time.")
 
 
 def parse_pair(state: State, pair: Pair) -> tuple[Query, Query]:
     """Two queries, whatever each of them is."""
-    left, right = (side(pair, end) for end in ("", "2"))
-    return _either(state, *left), _either(state, *right)
-
-
-def _either(state: State, fields: dict[str, Any], image: bytes | None, label: str | None) -> Query:
-    return parse_query(state, QueryBody(**fields)) if image is None else parse_image(state, image, label)
+    left, right = (
+        parse_query(state, QueryBody(**fields)) if image is None else parse_image(state, image, label)
+        for fields, image, label in (side(pair, end) for end in ("", "2"))
+    )
+    return left, right
 
 
 def need_index(state: State, name: str, index: int) -> int:

@@ -46,9 +46,8 @@ def gather(state: State, *, check: Result | None = None, caveats: Sequence[str] 
     }
     data: dict[str, Any] = {key: None if view is None else view.data for key, view in parts.items()}
     data["overview"] |= {"caveats": [*caveats, *data["overview"]["caveats"]]}
-    drawn = {
-        k: figure for view in (*parts.values(), results[-1]) if view is not None for k, figure in view.figures.items()
-    }
+    shown = [view for view in (*parts.values(), results[-1]) if view is not None]
+    drawn = {name: figure for view in shown for name, figure in view.figures.items()}
     data |= {"queries": name, "results": [view.data for view in results], "best": BEST}
     return View(_with_images(state, data), drawn)
 
@@ -88,11 +87,8 @@ def _unlinked(figure: Figure) -> Figure:
 def _with_images(state: State, data: Any) -> Any:
     """The same values, with the pictures of samples in them instead of their paths."""
     if isinstance(data, Mapping):
-        image = data.get("image")
-        inside = (
-            {"image": data_url(views.image(state, data["id"]))}
-            if isinstance(image, str) and image.startswith("/images/")
-            else {}
-        )
-        return {key: _with_images(state, value) for key, value in data.items()} | inside
+        inside = {key: _with_images(state, value) for key, value in data.items()}
+        if str(data.get("image")).startswith("/images/"):
+            inside["image"] = data_url(views.image(state, data["id"]))
+        return inside
     return [_with_images(state, value) for value in data] if isinstance(data, list) else data

@@ -8,15 +8,15 @@ import binascii
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from .errors import HINTS, Refusal
-from .schemas import LONGEST_NAME, LONGEST_TEXT, MOST_HITS, Shape
+from .schemas import LONGEST_NAME, LONGEST_TEXT, MOST_A_PAGE, MOST_HITS, Shape
 
 JSON, FORM, PARTS = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 PNG = "data:image/png;base64,"
@@ -24,6 +24,8 @@ NEED_PNG = "Send the PNG file as the field `image` of a form."
 MOST_TOKENS = 50  # occurrences whose tokens are queried at once
 FIELDS = ("text", "gradient", "set", "index")
 IMAGES = ("image", "image2")
+FORMAT = "a format, whatever the Accept header prefers"
+Format = Literal["json", "html"] | None
 S = TypeVar("S", bound=Shape)
 
 
@@ -43,20 +45,26 @@ Image = Annotated[str, Field(max_length=1 << 24, description=f"a PNG: {PNG}…, 
 Label = Annotated[str, Field(max_length=100)] | None
 Gradient = Annotated[list[float], BeforeValidator(_numbers), Field(min_length=1, max_length=1_000_000)]
 Step = Annotated[int, Field(ge=0, le=10**9)]
-Checkpoint = Annotated[int, Field(ge=1, le=10**9, description="a checkpoint; null: the final one")] | None
-Top = Annotated[int, Field(ge=1, le=MOST_HITS)]
+At = Annotated[int | None, Field(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
+Top = Annotated[int, Field(ge=1, le=MOST_HITS, description="results per side")]
+Bound = Annotated[float, Field(allow_inf_nan=False, description="a bound of the value; needs queries")] | None
 
 
-class QueryBody(Shape):
+class Choice(Shape):
+    """Of which model the result is, and how much of it is shown."""
+
+    at: At = None
+    top: Top = 10
+    replay: bool = False
+
+
+class QueryBody(Choice):
     """A query: exactly one of `text`, `gradient`, or `set` with `index`."""
 
     text: Text = None
     gradient: Gradient | None = None
     set: Name | None = None
     index: Step | None = None
-    at: Checkpoint = None
-    top: Top = 10
-    replay: bool = False
 
 
 class TokensBody(QueryBody):
@@ -66,13 +74,10 @@ class TokensBody(QueryBody):
     step: Annotated[list[Step], Field(min_length=1, max_length=MOST_TOKENS)]
 
 
-class Upload(Shape):
+class Upload(Choice):
     """What comes with an image."""
 
     label: Label = None
-    at: Checkpoint = None
-    top: Top = 10
-    replay: bool = False
 
 
 class Pair(Shape):
@@ -90,30 +95,43 @@ class Pair(Shape):
     gradient2: Gradient | None = None
     set2: Name | None = None
     index2: Step | None = None
-    at: Checkpoint = None
+    at: At = None
     top: Top = 10
+
+
+class SampleFilter(BaseModel):
+    """Which samples to list, in which order, and which page of them."""
+
+    text: Annotated[str | None, Field(max_length=LONGEST_TEXT, description="letters in the text or the id")] = None
+    source: Name | None = None
+    label: Name | None = None
+    first_step: Step | None = None
+    last_step: Step | None = None
+    sort: Annotated[Literal["id", "step", "value"], Field(description="value: most negative first")] = "id"
+    queries: Name | None = None
+    min_value: Bound = None
+    max_value: Bound = None
+    page: Annotated[int, Field(ge=1, le=10**7)] = 1
+    per: Annotated[int, Field(ge=1, le=MOST_A_PAGE)] = 50
+    format: Annotated[Format, Field(description=FORMAT)] = None
 
 
 def document(shape: type[Shape], files: tuple[str, ...] = ()) -> dict[str, Any]:
     """The body of a path for the OpenAPI document; `files` are fields of a form that may be files."""
     schema = shape.model_json_schema()
     kinds = {JSON: {"schema": schema}, FORM: {"schema": schema}}
-    if files:
-        binary = {name: {"type": "string", "format": "binary"} for name in files}
-        kinds[PARTS] = {"schema": {**schema, "properties": {**schema["properties"], **binary}}}
-    return {"requestBody": {"required": True, "content": kinds}}
+    return {"requestBody": {"required": True, "content": kinds | (_document_files(schema, files) if files else {})}}
 
 
 def document_upload() -> dict[str, Any]:
     """The same for an image with its fields, which comes as a file only."""
-    out = document(Upload, ("image",))
-    content = out["requestBody"]["content"]
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {PARTS: {"schema": {**content[PARTS]["schema"], "required": ["image"]}}},
-        }
-    }
+    schema = {**Upload.model_json_schema(), "required": ["image"]}
+    return {"requestBody": {"required": True, "content": _document_files(schema, ("image",))}}
+
+
+def _document_files(schema: dict[str, Any], files: tuple[str, ...]) -> dict[str, Any]:
+    binary = {name: {"type": "string", "format": "binary"} for name in files}
+    return {PARTS: {"schema": {**schema, "properties": {**schema["properties"], **binary}}}}
 
 
 async def read(request: Request, shape: type[S]) -> S:

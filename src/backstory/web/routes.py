@@ -1,7 +1,7 @@
 """Every path: what it takes, which view it shows, and in which lane of the queue that is computed."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -13,30 +13,24 @@ from . import queries as q
 from . import requests, schemas, views
 from .errors import Refusal
 from .jobs import QUERY, QUICK, REPLAY, SWEEP, Work
-from .requests import IMAGES, MOST_TOKENS, Pair, QueryBody, TokensBody
+from .pages import static
+from .requests import IMAGES, MOST_TOKENS, At, Name, Pair, QueryBody, SampleFilter, Step, Text, TokensBody, Top
 from .responses import Responses
-from .schemas import LONGEST_NAME, LONGEST_TEXT, MOST_A_PAGE, MOST_HITS
+from .schemas import LONGEST_NAME
 from .state import State
 from .views import View
 
 REPLAYS = 20  # times the time-out: training is replayed
-Name = Annotated[str | None, Query(max_length=LONGEST_NAME)]
-Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]] | None, Query(max_length=50)]
-At = Annotated[int | None, Query(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
-Step = Annotated[int | None, Query(ge=0, le=10**9)]
-Top = Annotated[int, Query(ge=1, le=MOST_HITS, description="results per side")]
+Named = Name | None
+Names = Annotated[list[Name] | None, Query(max_length=50)]
 Last = Annotated[int, Query(ge=0, le=10**9, description="leave out uses in so many of the last steps")]
-Format = Annotated[Literal["json", "html"] | None, Query(description="a format, whatever the Accept header prefers")]
+Format = Annotated[requests.Format, Query(description=requests.FORMAT)]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
 By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
 Groups = Annotated[Literal["thirds", "steps", "source", "label"], Query(description="what to group by")]
-Value = Annotated[float | None, Query(allow_inf_nan=False, description="a bound of the value; needs queries")]
-Sort = Annotated[Literal["id", "step", "value"], Query(description="value: most negative first")]
-Text = Annotated[str | None, Query(min_length=1, max_length=LONGEST_TEXT)]
 Set = Annotated[str, Query(alias="set", max_length=LONGEST_NAME)]
-Index = Annotated[int, Query(ge=0, le=10**9)]
-Ids = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(min_length=1, max_length=MOST_TOKENS)]
-Steps = Annotated[list[Annotated[int, Query(ge=0, le=10**9)]], Query(min_length=1, max_length=MOST_TOKENS)]
+Ids = Annotated[list[Name], Query(min_length=1, max_length=MOST_TOKENS)]
+Steps = Annotated[list[Step], Query(min_length=1, max_length=MOST_TOKENS)]
 PNG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}, "description": "the image"}
 }
@@ -63,16 +57,15 @@ class Service:
     ) -> Response:
         """A view in the format that was asked for, made beside the event loop; `cached`: whether its result is."""
         key = str(request.url) if request.method == "GET" else None
-        make = lambda: self.responses.make(request, page, view())  # noqa: E731
+
+        def make() -> Response:
+            return self.responses.make(request, page, view())
+
         return await self.work.do(make, lane=lane, timeout=timeout, keeps=cached, key=key)
 
-    def sweep_unless(self, known: bool) -> str:
-        """The lane of what takes a sweep over the run unless it is known."""
-        return QUICK if known else SWEEP
-
-    def query_lane(self, at: int | None) -> str:
-        """The lane of a query at a checkpoint."""
-        return QUERY if self.state.step(at) in self.state.embedded else SWEEP
+    def query_lane(self, at: int | None, replay: bool = False) -> str:
+        """The lane of a query at a checkpoint, or with `replay` at all of them."""
+        return QUERY if self.state.step(at) in self.state.embedded and not replay else SWEEP
 
     def mean_lane(self, queries: str | None, at: int | None) -> str:
         """The lane of what needs the mean of a query set at a checkpoint."""
@@ -91,8 +84,8 @@ def _add_run(app: FastAPI, service: Service) -> None:
     @app.get("/", response_model=schemas.Overview)
     async def overview(request: Request, format: Format = None) -> Response:
         """What was trained, when, on what; with the timeline of the default query set."""
-        lane = service.sweep_unless(state.timeline_known(None, None) and state.quality_known())
-        return await service.respond(request, "overview", lambda: views.overview(state), lane=lane)
+        lane = QUICK if state.timeline_known(None, None) and state.quality_known() else SWEEP
+        return await service.respond(request, "overview", partial(views.overview, state), lane=lane)
 
     @app.get("/health", response_model=schemas.Health)
     async def health(request: Request, format: Format = None) -> Response:
@@ -105,35 +98,25 @@ def _add_insight(app: FastAPI, service: Service) -> None:
     state = service.state
 
     @app.get("/timeline", response_model=schemas.Timeline)
-    async def timeline(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
+    async def timeline(request: Request, queries: Named = None, at: At = None, format: Format = None) -> Response:
         """When did data matter for a query set? With the phases of training."""
-        lane = service.sweep_unless(state.timeline_known(queries, at))
-        return await service.respond(request, "timeline", lambda: views.timeline(state, queries, at), lane=lane)
-
-    @app.get("/phases", response_model=schemas.Phases)
-    async def phases(request: Request, queries: Name = None, at: At = None, format: Format = None) -> Response:
-        """The phases of training alone."""
-        lane = service.sweep_unless(state.timeline_known(queries, at))
-        return await service.respond(request, "phases", lambda: views.phases(state, queries, at), lane=lane)
+        lane = QUICK if state.timeline_known(queries, at) else SWEEP
+        return await service.respond(request, "timeline", partial(views.timeline, state, queries, at), lane=lane)
 
     @app.get("/evolution", response_model=schemas.Evolution)
     async def evolution(
-        request: Request, queries: Name = None, by: Groups = "thirds", ids: Names = None, format: Format = None
+        request: Request, queries: Named = None, by: Groups = "thirds", ids: Names = None, format: Format = None
     ) -> Response:
         """How did the influence of groups of samples, or of some against the others, go from checkpoint to checkpoint?"""
-        view = lambda: views.evolution(state, queries or None, by, ids)  # noqa: E731
-        return await service.respond(request, "evolution", view, lane=service.sweep_unless(state.means_known(queries)))
+        lane = QUICK if state.means_known(queries) else SWEEP
+        return await service.respond(request, "evolution", partial(views.evolution, state, queries, by, ids), lane=lane)
 
     @app.get("/overwriting", response_model=schemas.Overwriting)
     async def overwriting(
-        request: Request,
-        sample: Annotated[str, Query(max_length=LONGEST_NAME)],
-        queries: Name = None,
-        at: At = None,
-        format: Format = None,
+        request: Request, sample: Name, queries: Named = None, at: At = None, format: Format = None
     ) -> Response:
         """Which later samples overwrote a sample's influence?"""
-        view = lambda: views.overwriting(state, queries or None, sample, at)  # noqa: E731
+        view = partial(views.overwriting, state, queries, sample, at)
         return await service.respond(request, "overwriting", view, lane=SWEEP)
 
     @app.get("/sources", response_model=schemas.Sources)
@@ -141,26 +124,26 @@ def _add_insight(app: FastAPI, service: Service) -> None:
         request: Request, queries: Names = None, by: By = None, at: At = None, format: Format = None
     ) -> Response:
         """What is each source worth, for which query sets? With 95 % intervals."""
-        return await service.respond(request, "sources", lambda: views.sources(state, queries, by, at), lane=SWEEP)
+        return await service.respond(request, "sources", partial(views.sources, state, queries, by, at), lane=SWEEP)
 
     @app.get("/sources.csv", responses=CSV, response_class=Response)
     async def sources_csv(request: Request, queries: Names = None, by: By = None, at: At = None) -> Response:
         """The same as a table."""
-        make = lambda: views.sources_csv(views.sources(state, queries, by, at).data)  # noqa: E731
+        view = await service.work.do(partial(views.sources, state, queries, by, at), lane=SWEEP)
         name = {"Content-Disposition": 'attachment; filename="sources.csv"'}
-        return Response(await service.work.do(make, lane=SWEEP), headers=name, media_type="text/csv")
+        return Response(views.sources_csv(view.data), headers=name, media_type="text/csv")
 
     @app.get("/harmful", response_model=schemas.Harmful)
     async def harmful(
         request: Request,
-        queries: Name = None,
+        queries: Named = None,
         top: Top = 50,
         at: At = None,
         without_last: Last = 0,
         format: Format = None,
     ) -> Response:
         """The samples that hurt most over a query set, and those that helped most."""
-        view = lambda: views.harmful(state, queries or None, top, at, without_last)  # noqa: E731
+        view = partial(views.harmful, state, queries, top, at, without_last)
         return await service.respond(request, "harmful", view, lane=service.mean_lane(queries, at))
 
 
@@ -168,45 +151,25 @@ def _add_samples(app: FastAPI, service: Service) -> None:
     state = service.state
 
     @app.get("/samples", response_model=schemas.Samples)
-    async def samples(
-        request: Request,
-        text: Annotated[str | None, Query(max_length=LONGEST_TEXT, description="letters in the text or the id")] = None,
-        source: Name = None,
-        label: Name = None,
-        first_step: Step = None,
-        last_step: Step = None,
-        sort: Sort = "id",
-        queries: Name = None,
-        min_value: Value = None,
-        max_value: Value = None,
-        page: Annotated[int, Query(ge=1, le=10**7)] = 1,
-        per: Annotated[int, Query(ge=1, le=MOST_A_PAGE)] = 50,
-        format: Format = None,
-    ) -> Response:
+    async def samples(request: Request, chosen: Annotated[SampleFilter, Query()]) -> Response:
         """Samples by text, source, label, step and value, sorted; with their values where a query set is named."""
-
-        def view() -> View:
-            return views.samples(
-                state, text=text, source=source, label=label, first_step=first_step, last_step=last_step,
-                sort=sort, queries=queries or None, min_value=min_value, max_value=max_value, page=page, per=per,
-            )  # fmt: skip
-
-        lane = service.mean_lane(queries, None) if queries or sort == "value" else QUICK
-        return await service.respond(request, "samples", view, lane=lane)
+        valued = chosen.queries or chosen.sort == "value"
+        lane = service.mean_lane(chosen.queries, None) if valued else QUICK
+        return await service.respond(request, "samples", partial(views.samples, state, chosen), lane=lane)
 
     @app.get("/samples/{id:path}", response_model=schemas.SamplePage)
     async def sample(
-        request: Request, id: Id, queries: Name = None, overwriting: bool = False, format: Format = None
+        request: Request, id: Id, queries: Named = None, overwriting: bool = False, format: Format = None
     ) -> Response:
         """One sample over all of training; `overwriting`: also which later samples took over its influence."""
-        view = lambda: views.sample(state, id, queries or None, overwriting)  # noqa: E731
-        lane = service.sweep_unless(not overwriting and state.means_known(queries) and state.each_known(queries))
+        view = partial(views.sample, state, id, queries, overwriting)
+        lane = QUICK if not overwriting and state.means_known(queries) and state.each_known(queries) else SWEEP
         return await service.respond(request, "sample", view, lane=lane)
 
     @app.get("/images/{id:path}", responses=PNG, response_class=Response)
     async def image(request: Request, id: Id) -> Response:
         """The PNG of a sample."""
-        return Response(await service.work.do(lambda: views.image(state, id)), media_type="image/png")
+        return Response(await service.work.do(partial(views.image, state, id)), media_type="image/png")
 
 
 def _add_stored(app: FastAPI, service: Service) -> None:
@@ -223,11 +186,14 @@ def _add_stored(app: FastAPI, service: Service) -> None:
         format: Format = None,
     ) -> Response:
         """Which samples helped and which hurt on a stored query?"""
-        view = lambda: q.show_influence(state, q.parse_stored(state, name, index), at, top, replay)  # noqa: E731
-        return await service.respond(request, "result", view, lane=SWEEP if replay else service.query_lane(at))
+
+        def view() -> View:
+            return q.show_influence(state, q.parse_stored(state, name, index), at, top, replay)
+
+        return await service.respond(request, "result", view, lane=service.query_lane(at, replay))
 
     @app.get("/queries", include_in_schema=False)
-    async def numbered(request: Request, name: Set, index: Index) -> Response:
+    async def numbered(request: Request, name: Set, index: Step) -> Response:
         """The fields of a form lead to the query's own path."""
         number = await service.work.do(lambda: q.need_index(state, state.named(name), index))
         return RedirectResponse(f"/queries/{quote(name, safe='')}/{number}", 303)
@@ -236,9 +202,9 @@ def _add_stored(app: FastAPI, service: Service) -> None:
     async def compare(
         request: Request,
         name: Set,
-        index: Index,
-        set2: Annotated[str, Query(max_length=LONGEST_NAME)],
-        index2: Index,
+        index: Step,
+        set2: Name,
+        index2: Step,
         at: At = None,
         top: Top = 10,
         format: Format = None,
@@ -255,7 +221,10 @@ def _add_stored(app: FastAPI, service: Service) -> None:
     async def compare_any(request: Request, format: Format = None) -> Response:
         """Two queries of any kind side by side: typed text, images, ready gradients, stored queries."""
         body = await requests.read_pair(request)
-        view = lambda: q.show_comparison(state, *q.parse_pair(state, body), body.at, body.top)  # noqa: E731
+
+        def view() -> View:
+            return q.show_comparison(state, *q.parse_pair(state, body), body.at, body.top)
+
         cached = body.set is not None and body.set2 is not None
         return await service.respond(request, "compare", view, lane=service.query_lane(body.at), cached=cached)
 
@@ -267,22 +236,28 @@ def _add_queries(app: FastAPI, service: Service) -> None:
     async def form(request: Request, mistakes: bool = False, format: Format = None) -> Response:
         """What can be queried; `mistakes`: of the stored queries those that the model gets wrong."""
         lane = QUICK if state.evaluations_known() else QUERY
-        return await service.respond(request, "query", lambda: views.form(state, mistakes), lane=lane)
+        return await service.respond(request, "query", partial(views.form, state, mistakes), lane=lane)
 
     @app.post("/query", response_model=schemas.QueryResult, openapi_extra=requests.document(QueryBody))
     async def query(request: Request, format: Format = None) -> Response:
         """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
         body = await requests.read(request, QueryBody)
-        view = lambda: q.show_influence(state, q.parse_query(state, body), body.at, body.top, body.replay)  # noqa: E731
-        lane = SWEEP if body.replay else service.query_lane(body.at)
+
+        def view() -> View:
+            return q.show_influence(state, q.parse_query(state, body), body.at, body.top, body.replay)
+
+        lane = service.query_lane(body.at, body.replay)
         return await service.respond(request, "result", view, lane=lane, cached=body.set is not None)
 
     @app.post("/query/image", response_model=schemas.QueryResult, openapi_extra=requests.document_upload())
     async def upload(request: Request, format: Format = None) -> Response:
         """The same for a PNG image, with a label or for what the model predicts."""
         data, body = await requests.read_upload(request)
-        view = lambda: q.show_influence(state, q.parse_image(state, data, body.label), body.at, body.top, body.replay)  # noqa: E731
-        lane = SWEEP if body.replay else service.query_lane(body.at)
+
+        def view() -> View:
+            return q.show_influence(state, q.parse_image(state, data, body.label), body.at, body.top, body.replay)
+
+        lane = service.query_lane(body.at, body.replay)
         return await service.respond(request, "result", view, lane=lane, cached=False)
 
 
@@ -293,7 +268,10 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if len(body.sample) != len(body.step):
             raise Refusal(422, "expected one step for each sample.", "Send sample and step in pairs.")
         hits = list(zip(body.sample, body.step, strict=True))
-        view = lambda: q.show_tokens(state, q.parse_query(state, body), hits, body.at)  # noqa: E731
+
+        def view() -> View:
+            return q.show_tokens(state, q.parse_query(state, body), hits, body.at)
+
         return await service.respond(request, "tokens", view, lane=REPLAY, timeout=REPLAYS * service.work.timeout)
 
     @app.get("/query/tokens", response_model=schemas.Tokens)
@@ -301,8 +279,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         request: Request,
         sample: Ids,
         step: Steps,
-        name: Annotated[str | None, Query(alias="set", max_length=LONGEST_NAME)] = None,
-        index: Annotated[int | None, Query(ge=0, le=10**9)] = None,
+        name: Annotated[Named, Query(alias="set")] = None,
+        index: Step | None = None,
         text: Text = None,
         at: At = None,
         format: Format = None,
@@ -317,16 +295,10 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_files(app: FastAPI, service: Service) -> None:
-    @cache
-    def files() -> dict[str, tuple[str, bytes]]:
-        from .pages import static
-
-        return static()
-
     @app.get("/static/{name}", include_in_schema=False)
     async def static_file(name: str) -> Response:
         """A file of the pages, from a fixed table."""
-        if name not in files():
-            raise Refusal(404, "there is no such file.", f"The files are {', '.join(files())}.")
-        kind, body = files()[name]
+        if name not in static():
+            raise Refusal(404, "there is no such file.", f"The files are {', '.join(static())}.")
+        kind, body = static()[name]
         return Response(body, media_type=kind, headers={"Cache-Control": "max-age=3600"})

@@ -124,7 +124,6 @@ Shown = dict[str, Sample]
 
 
 Timeline = page_of(insight.Timeline, queries=str)
-Phases = shape_of(insight.Phases)
 Evolution = page_of(insight.Evolution, queries=str, by=str)
 Overwriting = page_of(insight.Overwriting, queries=str, samples=Shown)
 Sources = page_of(insight.Sources, paths=dict[str, str])
@@ -215,14 +214,19 @@ class Overview(About):
     timeline: Sent[insight.Timeline] | None = Field(description="of the default query set")
 
 
-class StoredQuery(Shape):
-    """A stored query, as far as the recipe can show it."""
+class QueryLabel(Shape):
+    """A stored query in a few words, and where its result is."""
+
+    label: str
+    path: str
+
+
+class StoredQuery(QueryLabel):
+    """The same with what the recipe can show of it."""
 
     index: int
-    label: str
     text: str | None
     image: str | None
-    path: str = Field(description="where its result is")
     prediction: str | None
     mistake: bool | None = Field(description="whether the prediction is not its label; null where that is not known")
 
@@ -260,13 +264,6 @@ class Samples(Shape):
     labels: list[str] = Field(description="all labels of the run, to choose from; at most 200")
     caveats: list[str]
     sign: str
-
-
-class QueryLabel(Shape):
-    """A stored query in a few words, and where its result is."""
-
-    label: str
-    path: str
 
 
 class SamplePage(Shape):

@@ -6,17 +6,18 @@ the run uses a model of its own, `spare`, so that quick queries need not wait fo
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .. import insight
-from ..insight.domains import domains
 from ..insight.evolution import evolution_of
-from ..insight.harmful import harmful_of
 from ..insight.mean import mean_influences
+from ..insight.sources import domains
 from ..insight.timeline import timeline_of
 from ..replay.queries import QuerySets, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
@@ -25,9 +26,8 @@ from ..results.quality import Quality
 from ..run.catalogue import Catalogue
 from ..run.gradients import ModelAt, evaluate
 from ..run.run import Run
-from .cache import Cache
 from .errors import Refusal
-from .jobs import Stopping, check_cancelled
+from .jobs import Cancelled, Stopping, check_cancelled
 
 AT_ONCE = 8  # pieces of a text whose losses are summed in one pass
 MOST_EACH = 200  # queries of a set, where each is looked at
@@ -41,6 +41,52 @@ NEEDS_RECIPE = (
 
 
 T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Cache(Generic[V]):
+    """Values by key, each computed by one thread however many wait for it; beyond `most` in all, the ones that were not used for longest are dropped."""
+
+    def __init__(self, most: int, size: Callable[[V], int] = lambda value: 1) -> None:
+        self._most, self._size = most, size
+        self._values: OrderedDict[Hashable, Future[V]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of `key`, made now if it is not there; who comes meanwhile waits for it. An error is not cached."""
+        with self._lock:
+            value = self._values.get(key)
+            if mine := value is None:
+                value = self._values[key] = Future()
+            self._values.move_to_end(key)
+        assert value is not None
+        if not mine:
+            try:
+                return value.result()
+            except Cancelled:  # by who made it, and had less time
+                return self.get(key, make)
+        try:
+            value.set_result(make())
+        except BaseException as error:
+            with self._lock:
+                self._values.pop(key, None)
+            value.set_exception(error)
+            raise
+        self._trim()
+        return value.result()
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether the value is there already."""
+        with self._lock:
+            return key in self._values and self._values[key].done()
+
+    def _trim(self) -> None:
+        with self._lock:
+            done = {k: f for k, f in self._values.items() if f.done() and f.exception() is None}
+            total = sum(self._size(f.result()) for f in done.values())
+            for key in list(done)[:-1]:  # the one that was used last stays, however large it is
+                if total > self._most:
+                    total -= self._size(self._values.pop(key).result())
 
 
 class Evaluation(NamedTuple):
@@ -105,14 +151,12 @@ class State:
         self.catalogue = Catalogue(self.run)
         stored = self.run.checkpoints
         self.checkpoints = sorted({c for c in stored if c > 0} | {self.final})
-        self.queryable = (
-            [] if self.recipe is None else [c for c in self.checkpoints if c in stored]
-        )  # whose model is there
+        self.queryable = [
+            c for c in self.checkpoints if c in stored and self.recipe is not None
+        ]  # whose model is there
         self.stopping = threading.Event()
-        self._sweeping, self._spare = (
-            threading.Lock(),
-            None if self.recipe is None else copy.deepcopy(self.recipe.model),
-        )
+        self._sweeping = threading.Lock()
+        self._spare = None if self.recipe is None else copy.deepcopy(self.recipe.model)
         self._final = self._load(self.final) if self.final in self.queryable else None
         left = max(0, room - (0 if self._final is None else self._final.nbytes))
         self.in_memory: list[int] = []  # checkpoints whose embeddings are
@@ -120,9 +164,7 @@ class State:
             if self.run.load_embeddings(step, room=left):
                 self.in_memory.append(step)
                 left -= self.run.embedding_bytes(step)
-        self.embedded = [
-            c for c in self.checkpoints if self.run.has_embeddings(c)
-        ]  # in memory or not: no sweep is needed
+        self.embedded = [c for c in self.checkpoints if self.run.has_embeddings(c)]  # no sweep is needed
         self._models: Cache[Checkpoint] = Cache(left, lambda c: c.nbytes)
         self.results: Cache[Any] = Cache(RESULTS)
         self._vectors: Cache[tuple[Any, list[str]]] = Cache(SCORES, lambda v: int(v[0].nbytes))
@@ -208,18 +250,22 @@ class State:
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The model of a checkpoint."""
-        if step not in self.queryable:
-            raise Refusal(422, f"the model at step {step} cannot be queried.", " ".join(self.missing()[:1]))
+        self._need_model(step)
         if step == self.final and self._final is not None:
             return self._final
         return self._models.get(step, lambda: self._load(step))
 
+    def _need_model(self, step: int) -> None:
+        if step not in self.queryable:
+            raise Refusal(422, f"the model at step {step} cannot be queried.", " ".join(self.missing()[:1]))
+
     @contextmanager
     def spare(self, step: int) -> Iterator[tuple[Any, Any]]:
         """`(model, loss)` at a checkpoint for work that takes long; one at a time."""
+        self._need_model(step)
+        assert self._spare is not None
+        assert self.recipe is not None
         with self._sweeping:
-            if self._spare is None or self.recipe is None or step not in self.queryable:
-                raise Refusal(422, f"the model at step {step} cannot be queried.", " ".join(self.missing()[:1]))
             yield self.run.load_weights(self._spare, step), self.recipe.loss
 
     def gradients(self, name: str, step: int) -> tuple[Any, list[str]]:
@@ -262,10 +308,6 @@ class State:
         """When data mattered for a query set."""
         return self._cached(("timeline", name, step), lambda: timeline_of(self.run, self.mean(name, step)))
 
-    def harmful(self, name: str, step: int, top: int, without_last: int = 0) -> insight.Harmful:
-        """The samples that hurt a query set most, and that helped most."""
-        return harmful_of(self.run, self.mean(name, step), top=top, without_last=without_last)
-
     def evolution(self, name: str, by: str | Mapping[str, Sequence[int | str]]) -> insight.Evolution:
         """How the influence of groups or samples went from checkpoint to checkpoint."""
         return evolution_of(self.run, [self.mean(name, step) for step in self.queryable], by=by)
@@ -290,11 +332,6 @@ class State:
                 return insight.sources(self.run, model, loss, sets, step, by=by, progress=self.proceed)
 
         return self._cached(("sources", tuple(sets), by, step), compute)
-
-    def neighbours(self, sample: str, top: int) -> insight.Neighbours | None:
-        """The samples that are most like one; None where embeddings are not in memory."""
-        who = self.catalogue.recorded_id(sample)
-        return insight.neighbours(self.run, who, self.final, top=top) if self.final in self.in_memory else None
 
     def on_queries(self, name: str, sample: str, top: int) -> insight.OnQueries:
         """The first queries of a set that a sample helped and hurt most."""

@@ -3,16 +3,20 @@
 import base64
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from ..insight.harmful import harmful_of
+from ..insight.neighbours import neighbours
 from ..insight.timeline import draw_losses, losses
 from ..replay.queries import size
 from ..results.figures import Figure
 from ..results.influence import Influence
 from ..results.row import plain
 from .errors import Refusal
+from .requests import SampleFilter
 from .schemas import LONGEST_TEXT, MOST_HITS, MOST_PIECES
 from .state import State
 
@@ -86,11 +90,6 @@ def timeline(state: State, queries: str | None, at: int | None) -> View:
     return View({**result.as_dict(), "queries": name}, result.drawings())
 
 
-def phases(state: State, queries: str | None, at: int | None) -> View:
-    """The phases of training alone."""
-    return View(plain(state.timeline(state.named(queries), state.step(at)).phases))
-
-
 def evolution(state: State, queries: str | None, by: str, ids: Sequence[str] | None) -> View:
     """How the influence of groups of samples, or of some against the others, went from checkpoint to checkpoint."""
     name = state.named(queries)
@@ -149,7 +148,7 @@ def _cell(text: str) -> str:
 def harmful(state: State, queries: str | None, top: int, at: int | None, without_last: int = 0) -> View:
     """The samples that hurt a query set most; uses in the last `without_last` steps do not count."""
     name, step = state.named(queries), state.step(at)
-    result = state.harmful(name, step, top, without_last)
+    result = harmful_of(state.run, state.mean(name, step), top=top, without_last=without_last)
     drawn = result.drawings()
     for side, figure in drawn.items():
         _link(figure, [sample_path(str(x.sample)) for x in getattr(result, side)])
@@ -182,52 +181,37 @@ def show_samples(state: State, ids: Iterable[int | str]) -> dict[str, dict[str, 
     return {str(name): show_sample(state, str(name)) for name in ids}
 
 
-def samples(
-    state: State,
-    *,
-    text: str | None = None,
-    source: str | None = None,
-    label: str | None = None,
-    first_step: int | None = None,
-    last_step: int | None = None,
-    sort: str = "id",
-    queries: str | None = None,
-    min_value: float | None = None,
-    max_value: float | None = None,
-    page: int = 1,
-    per: int = 50,
-) -> View:
+def samples(state: State, chosen: SampleFilter) -> View:
     """A page of the samples that fit; with values where a query set is named, or sorted by."""
-    _need_bounds(queries, min_value, max_value, first_step, last_step)
-    name = state.named(queries) if queries is not None or sort == "value" else None
+    _need_bounds(chosen)
+    low, high, page, per, sort = chosen.min_value, chosen.max_value, chosen.page, chosen.per, chosen.sort
+    name = state.named(chosen.queries) if chosen.queries is not None or sort == "value" else None
     values = {} if name is None else state.values(name)
-    fits = state.catalogue.find(text, source, label, first_step, last_step)
-    if min_value is not None:
-        fits = [x for x in fits if values[x] >= min_value]
-    if max_value is not None:
-        fits = [x for x in fits if values[x] <= max_value]
-    _need_page(page, per, len(fits))
-    chosen = state.catalogue.sort(fits, sort, values)[(page - 1) * per : page * per]
-    mean = None if name is None else state.mean(name, state.final)
+    fits = state.catalogue.find(chosen.text, chosen.source, chosen.label, chosen.first_step, chosen.last_step)
+    fits = [x for x in fits if (low is None or values[x] >= low) and (high is None or values[x] <= high)]
+    last = max(1, math.ceil(len(fits) / per))
+    if page > last:
+        message = f"page (the page): found {page}; expected at most {last}, for {len(fits):,} samples fit."
+        raise Refusal(404, message, "Go to an earlier page.")
+    shown = state.catalogue.sort(fits, sort, values)[(page - 1) * per : page * per]
     data = {
         "total": len(fits),
         "page": page,
         "per": per,
         "sort": sort,
         "queries": name,
-        "items": [{**show_sample(state, x), "value": values.get(x)} for x in chosen],
+        "items": [{**show_sample(state, x), "value": values.get(x)} for x in shown],
         "sources": state.catalogue.values("source"),
         "labels": state.catalogue.values("label"),
-        "caveats": [] if mean is None else list(mean.caveats),
+        "caveats": [] if name is None else list(state.mean(name, state.final).caveats),
         "sign": Influence.sign,
     }
     return View(data)
 
 
-def _need_bounds(
-    queries: str | None, low: float | None, high: float | None, first: int | None, last: int | None
-) -> None:
-    if queries is None and (low is not None or high is not None):
+def _need_bounds(chosen: SampleFilter) -> None:
+    first, last = chosen.first_step, chosen.last_step
+    if chosen.queries is None and (chosen.min_value is not None or chosen.max_value is not None):
         message = "min_value and max_value are bounds of the influence on a query set; found no queries."
         raise Refusal(422, message, "Name a query set with queries=, or leave both out.")
     if first is not None and last is not None and first > last:
@@ -237,18 +221,11 @@ def _need_bounds(
         raise Refusal(422, message, "Exchange them.")
 
 
-def _need_page(page: int, per: int, total: int) -> None:
-    last = max(1, -(-total // per))
-    if page > last:
-        message = f"page (the page): found {page}; expected at most {last}, for {total:,} samples fit."
-        raise Refusal(404, message, "Go to an earlier page.")
-
-
 def sample(state: State, name: str, queries: str | None, with_overwriting: bool) -> View:
     """One sample over all of training, for a query set; without a model, what needs none."""
     who, step = state.catalogue.recorded_id(state.sample_id(name)), state.final
     chosen = state.named(queries) if state.has_model or queries is not None else None
-    near = state.neighbours(name, MOST_NEIGHBOURS)
+    near = neighbours(state.run, who, step, top=MOST_NEIGHBOURS) if step in state.in_memory else None
     data: dict[str, Any] = {
         "sample": show_sample(state, name),
         "queries": chosen,
@@ -261,11 +238,8 @@ def sample(state: State, name: str, queries: str | None, with_overwriting: bool)
     drawn: dict[str, Figure] = {}
     if chosen is not None:
         mean = state.mean(chosen, step)
-        uses, went, each = (
-            mean.occurrences(who),
-            state.evolution(chosen, {name: [who]}),
-            state.on_queries(chosen, name, MOST_ON),
-        )
+        uses, went = mean.occurrences(who), state.evolution(chosen, {name: [who]})
+        each = state.on_queries(chosen, name, MOST_ON)
         indices = [x.query for x in (*each.helped, *each.hurt)]
         data |= {"value": state.values(chosen)[name], "occurrences": uses.as_dict(), "evolution": went.as_dict()}
         data |= {"on_queries": each.as_dict(), "query_labels": {str(q): _query_link(state, chosen, q) for q in indices}}
@@ -310,26 +284,15 @@ def form(state: State, mistakes: bool = False) -> View:
 
 
 def _stored_set(state: State, name: str, mistakes: bool) -> dict[str, Any]:
-    count, known = size(state.sets[name]), present_queries(state, name)
     predictions = [] if state.page.predict is None else state.evaluation(name, state.final).predictions
-    wrong = [_mistake(known[q] if known else {}, predictions, q) for q in range(count)]
-    fits = [q for q in range(count) if wrong[q] or not mistakes]
     items = []
-    for q in fits[:SHOWN]:
-        content = known[q] if known else {}
-        text = None if content.get("text") is None else str(content["text"])
-        more = {"prediction": predictions[q] if predictions else None, "mistake": wrong[q]}
-        items.append(
-            {"index": q, **_query_link(state, name, q), "text": text, "image": data_url(content.get("image")), **more}
-        )
-    return {"name": name, "count": count, "fits": len(fits), "items": items}
-
-
-def _mistake(content: Mapping[str, Any], predictions: Sequence[str], q: int) -> bool | None:
-    """Whether the model predicts something else than the label; None where one of them is not known."""
-    return (
-        predictions[q] != str(content["label"]) if q < len(predictions) and content.get("label") is not None else None
-    )
+    for q, content in enumerate(present_queries(state, name)):
+        prediction, label = predictions[q] if q < len(predictions) else None, content["label"]
+        mistake = None if prediction is None or label is None else prediction != label
+        if mistake or not mistakes:
+            more = {"index": q, "prediction": prediction, "mistake": mistake}
+            items.append({**content, **_query_link(state, name, q), **more})
+    return {"name": name, "count": size(state.sets[name]), "fits": len(items), "items": items[:SHOWN]}
 
 
 def _query_link(state: State, name: str, index: int) -> dict[str, str]:
@@ -338,24 +301,28 @@ def _query_link(state: State, name: str, index: int) -> dict[str, str]:
 
 def label_query(state: State, name: str, index: int) -> str:
     """A query in a few words."""
-    known = present_queries(state, name)
-    if index >= len(known):
-        return f"{name} {index}"
-    label = known[index].get("label")
-    text = known[index].get("text") or (None if label is None else f"label {label}")
-    line = " ".join(str(text or "").split())
+    shown = present_queries(state, name)[index : index + 1]
+    label, text = (shown[0].get(key) if shown else None for key in ("label", "text"))
+    line = " ".join((text or (f"label {label}" if label else "")).split())
     return f"{name} {index}" + (f": {line[:60]}" if line else "")
 
 
-def present_queries(state: State, name: str) -> list[dict[str, Any]]:
-    """What the recipe can show of each query of a set; nothing where it cannot."""
+def present_queries(state: State, name: str) -> list[dict[str, str | None]]:
+    """Text, label and image of each query of a set, as far as the recipe can show them."""
 
-    def compute() -> list[dict[str, Any]]:
-        show = state.page.show
-        content = [] if show is None else [dict(x) for x in show(state.sets[name])]
-        return content if len(content) == size(state.sets[name]) else []
+    def compute() -> list[dict[str, str | None]]:
+        show, count = state.page.show, size(state.sets[name])
+        shown: list[Mapping[str, Any]] = [] if show is None else list(show(state.sets[name]))
+        every = shown if len(shown) == count else [{}] * count
+        return [
+            {
+                **{k: None if x.get(k) is None else str(x[k]) for k in ("text", "label")},
+                "image": data_url(x.get("image")),
+            }
+            for x in every
+        ]
 
-    made: list[dict[str, Any]] = state.results.get(("content", name), compute)
+    made: list[dict[str, str | None]] = state.results.get(("content", name), compute)
     return made
 
 

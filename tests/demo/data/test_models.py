@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import struct
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_all_other_weights_are_taken_as_they_are() -> None:
     assert torch.equal(model.weights["model.norm.weight"], parts["norm"])
     assert torch.equal(model.weights["lm_head.weight"], parts["embedding"])
     assert len(model.weights) == 3 + LAYERS * len(KINDS)
-    assert model.shape.as_dict() == {
+    assert asdict(model.shape) == {
         "hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 3, "vocab_size": 11, "max_position_embeddings": 5, "tie_word_embeddings": True,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
@@ -192,7 +193,7 @@ def test_real_stories15m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def story_loss(model: models.Llama, tokens: list[int]) -> float:
     """Mean loss of the next token by transformers' Llama."""
     transformers = pytest.importorskip("transformers", reason="the loss needs the package transformers")
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.shape.as_dict()))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**asdict(model.shape)))
     llama.load_state_dict(model.weights)
     x = torch.tensor([tokens])
     with torch.no_grad():

@@ -125,7 +125,7 @@ def test_the_interval_of_insight_is_held_against_the_truth_of_the_same_cell() ->
         return Value(source, domain, 5, 5, middle, middle - 0.5, middle + 0.5)
 
     cells = ((cell("b", "a", 3.0), cell("b", "b", 4.4)), (cell("a", "a", 1.0), cell("a", "b", 9.0)))
-    told = Sources(1, "source", ("b", "a"), ("a", "b"), (), cells)
+    told = Sources("source", ("b", "a"), ("a", "b"), (), cells, at=1)
     seed = Seed({"whole": truth, "half": truth}, notes={"names": names, SOURCES: {"default": told}})
     assert share_inside(seed, "default") == 0.75
 

@@ -39,7 +39,7 @@ def test_the_truth_is_a_plain_loop_without_the_sequence() -> None:
     actual = drawn(SETUP)
     asked = Asked(actual.ids[:3], actual.tokens[:3])
     first = [Named(actual.ids[7], 0.25), Named(actual.ids[1], 0.5), Named(actual.ids[8], 1.0)]
-    ranks = Ranks(1, OURS, Memorisation(6, (), np.array([]), np.array([0.1, 0.5, 0.3]), 24), [], first)
+    ranks = Ranks(1, OURS, Memorisation((), np.array([]), np.array([0.1, 0.5, 0.3]), 24, at=6), [], first)
     told = proofs(SETUP, asked, ranks, 2, lambda *_: None)
     assert [(p.copy, p.removed, p.own, p.said) for p in told] == [
         (actual.ids[0], actual.ids[0], True, 0.1),

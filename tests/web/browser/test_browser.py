@@ -41,7 +41,7 @@ def paths(visitor: Visitor) -> list[str]:
     answer = visitor.json(f"/queries/{name}/0")
     sample = answer["samples"][str(answer["hits"][0]["sample"])]["path"]
     other = f"set={name}&index=0&set2={name}&index2=1"
-    fixed = ["/", "/timeline", "/phases", "/query", "/samples", "/sources", "/harmful", "/health", "/evolution"]
+    fixed = ["/", "/timeline", "/query", "/samples", "/sources", "/harmful", "/health", "/evolution"]
     over = f"/overwriting?sample={quote(str(answer['hits'][0]['sample']), safe='')}"
     return [*fixed, over, f"{sample}?overwriting=true", f"/queries/{name}/0?replay=true", f"/compare?{other}"]
 

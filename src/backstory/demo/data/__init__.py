@@ -4,7 +4,7 @@ from .domains import corpus
 from .fetch import DataError, cache_dir
 from .models import stories15m
 from .small import Images, digits_8x8, mnist_5k
-from .tokens import Bytes, Document, Sequences, Tokenizer, cut
+from .tokens import Bytes, Document, Sequences, cut
 
 __all__ = [
     "Bytes",
@@ -12,7 +12,6 @@ __all__ = [
     "Document",
     "Images",
     "Sequences",
-    "Tokenizer",
     "cache_dir",
     "corpus",
     "cut",

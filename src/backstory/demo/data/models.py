@@ -16,7 +16,7 @@ import importlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,6 @@ class LlamaShape:
     tie_word_embeddings: bool
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-
-    def as_dict(self) -> dict[str, int | float | bool]:
-        """Keyword arguments for LlamaConfig."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

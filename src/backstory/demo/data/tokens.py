@@ -1,4 +1,4 @@
-"""Text as numbers: bytes, the interface of every tokenizer, and sequences of one length with stable ids.
+"""Text as numbers: bytes, and sequences of one length with stable ids.
 
 A sequence's id is source/document/offset, the offset counted in tokens from the document's start. Documents are never
 joined: what is left over at a document's end, shorter than a sequence, is dropped.
@@ -25,17 +25,10 @@ class Document(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer can do."""
-
-    @property
-    def size(self) -> int:
-        """How many different tokens there are."""
+    """What turns a text into tokens."""
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""The fine-tuning demo on a small Llama: one timeline for each number of passes, of the run that it leaves."""
+"""Fine-tuning a small Llama: one timeline for each number of passes, of the run that it leaves."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.demo.test_stories_recipe import TINY, without_network
+from experiments.stories.study import RECIPE, FineTuning, StoriesSetup, fine_tune, heading, mean_loss, recipe
+from tests.experiments.stories.test_recipe import TINY, without_network
 
 import backstory
-from backstory.demo.stories import RECIPE, FineTuning, StoriesSetup, heading, mean_loss, recipe, stories
 from backstory.replay.recipe import take_step
 from backstory.run import gradients as coordinates
 
@@ -19,7 +19,7 @@ def text() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def actual(tmp_path_factory: pytest.TempPathFactory) -> list[FineTuning]:
-    return stories(tmp_path_factory.mktemp("stories"), StoriesSetup(**TINY))
+    return fine_tune(tmp_path_factory.mktemp("stories"), StoriesSetup(**TINY))
 
 
 def test_once_and_three_times_with_as_many_steps(actual: list[FineTuning]) -> None:

@@ -1,19 +1,20 @@
-"""The fine-tuning demo's runs come from their seed; here with a small Llama and made-up text."""
+"""The runs of the fine-tuning come from their seed; here with a small Llama and made-up text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
+from experiments.stories.study import StoriesSetup, loss, mean_loss, pretrained, recipe
 from tests.support.oracles import assert_same
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backstory.demo import stories
 from backstory.demo.data import Bytes, Document
 from backstory.demo.data.models import Llama, LlamaShape
-from backstory.demo.stories import StoriesSetup, loss, mean_loss, pretrained, recipe
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step
+from experiments.stories import study
 
 TINY: dict[str, Any] = {
     "steps": 12,
@@ -24,7 +25,7 @@ TINY: dict[str, Any] = {
     "learning_rate": 1e-2,
 }
 SHAPE = LlamaShape(8, 12, 1, 2, 2, 256, 16, True)
-SIZES: Any = SHAPE.as_dict()
+SIZES: Any = asdict(SHAPE)
 MAKE: Any = LlamaForCausalLM  # without a type of its own
 
 
@@ -45,11 +46,11 @@ def made_up(sources: Sequence[str], limit: int) -> list[Document]:
 def without_network() -> Iterator[None]:
     """Model and corpus made up, and nothing remembered before or after."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stories, "stories15m", small)
-        patch.setattr(stories, "corpus", made_up)
-        stories._sequences.cache_clear()
+        patch.setattr(study, "stories15m", small)
+        patch.setattr(study, "corpus", made_up)
+        study._sequences.cache_clear()
         yield
-    stories._sequences.cache_clear()
+    study._sequences.cache_clear()
 
 
 text = pytest.fixture(autouse=True)(without_network)

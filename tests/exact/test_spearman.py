@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backstory.errors import NumericalError
-from backstory.results.statistics import spearman
+from backstory.exact.check import spearman
 
 
 def draw(n: int, seed: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fine-tuning demo: stories15M, pretrained on children's stories, on one domain, each sequence once and a few three times.
+"""stories15M, pretrained on children's stories, on one domain, each sequence once and a few three times.
 
 The paper's fine-tuning figure: there, a pretrained model that sees new text once has no ascent at the end, and one that sees a small set three
 times has. Only a timeline is wanted, so that the recording is a cheap one: rank 8, no checkpoints, no embeddings. The same number of steps
@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UnsupportedError, UsageError
-from ..insight import Phases, Timeline, phases, timeline
-from ..replay.recipe import Recipe
-from .data import Sequences, corpus, cut, stories15m
-from .gpt_model import BETAS, DECAY, counts, warmup_cosine
-from .stages import Progress, Stages, prepare_folder, record_recipe
+from backstory.demo.data import Sequences, corpus, cut, stories15m
+from backstory.demo.gpt_model import BETAS, DECAY, counts, warmup_cosine
+from backstory.demo.stages import Progress, Stages, prepare_folder, record_recipe
+from backstory.errors import UnsupportedError, UsageError
+from backstory.insight import Phases, Timeline, phases, timeline
+from backstory.replay.recipe import Recipe
 
-RECIPE = "backstory.demo.stories:recipe"
+RECIPE = "experiments.stories.study:recipe"
 PASSES, RANK = (1, 3), 8
 WARMUP = 0.05  # part of the steps
 BYTES = 200_000  # of the domain
@@ -87,7 +87,7 @@ def pretrained() -> nn.Module:
         raise UnsupportedError("stories15M needs the package 'transformers': pip install 'backstory[hf]'.") from error
     pretrained_llama, _ = stories15m()
     with torch.random.fork_rng():
-        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**pretrained_llama.shape.as_dict()))
+        model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**asdict(pretrained_llama.shape)))
     model.load_state_dict(pretrained_llama.weights)
     return model
 
@@ -132,15 +132,15 @@ class FineTuning:
         }  # fmt: skip
 
 
-def stories(
+def fine_tune(
     out: Path, setup: StoriesSetup | None = None, *, passes: Sequence[int] = PASSES, progress: Progress | None = None
 ) -> list[FineTuning]:
     """One fine-tuning for each number of passes, recorded in `out/run-1`, `out/run-3` and so on."""
     chosen = setup or StoriesSetup()
-    return [_fine_tune(out, replace(chosen, passes=n), progress) for n in passes]
+    return [_one(out, replace(chosen, passes=n), progress) for n in passes]
 
 
-def _fine_tune(out: Path, setup: StoriesSetup, progress: Progress | None) -> FineTuning:
+def _one(out: Path, setup: StoriesSetup, progress: Progress | None) -> FineTuning:
     path, args, stages = prepare_folder(out / f"run-{setup.passes}", RECIPE), asdict(setup), Stages(progress)
     plan = recipe(**args)
     before = _loss(plan)
