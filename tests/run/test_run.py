@@ -182,7 +182,7 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     ):
         run.load_weights(asked, at=5)
     with pytest.raises(
-        MismatchError, match=r"weights do not match the model: .*Build the model that the weights were saved from"
+        MismatchError, match=r"weights do not match the model: .*Build the model they were saved from"
     ):
         run.load_weights(nn.Linear(2, 2), at=6)
 

@@ -112,9 +112,9 @@ def check(
     queries = range(influence.n_queries)
     hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
     ends = list(dict.fromkeys(h.sample for h in hits))
-    ids = [x for x in influence.per_sample()[0] if x not in ends]
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))[:random]
-    samples = (*ends, *(ids[i] for i in order.tolist()))
+    ids = influence.per_sample()[0]
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
+    samples = (*ends, *[ids[i] for i in order if ids[i] not in ends][:random])
     given = stored_args(run.config, recipe) if args is None else args
     retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
