@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,8 +69,8 @@ def tracin_run(
     v = v.double()
     samples, steps = run.occurrences(step)
     caveats = ["units of the query's loss, for removing one occurrence; ignores what later steps did to its effect"]
-    if momentum := float(np.max(run.steps(0, step).groups["momentum"])):
-        caveats.append(f"momentum {momentum:g} is ignored: influences are about {1 - momentum:.2g} × too small")
+    if (factor := _through_momentum(run.steps(0, step).groups)) > 1.01:
+        caveats.append(f"momentum is ignored: influences are about {factor:.2g} × too small")
     caveats += [*of_query, *run.caveats()]
     scores = collect(_in_run(run, v, step), len(v), len(samples))
     kind, method = run.config.get("ids", "str"), "TracIn in the run"
@@ -105,3 +104,9 @@ def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = No
     for step in run.checkpoints if steps is None else steps:
         weights = copy.deepcopy(run.load_weights(twin, step).state_dict())
         yield weights, rates[min(step, len(rates) - 1)].tolist()
+
+
+def _through_momentum(groups: Mapping[str, Any]) -> float:
+    """How much further momentum carries a gradient in all than its own step does, (1−τ) a/(1−μ) + n; Adam's sums to 1."""
+    last = {name: float(values[-1].max()) for name, values in groups.items()}
+    return (1 - last["tau"]) * last["a"] / (1 - last["momentum"]) + last["n"]

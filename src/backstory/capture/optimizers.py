@@ -145,7 +145,7 @@ def checked_rule(optimizer: Optimizer) -> OptimizerRule:
     if (rule := rule_of(optimizer)) is not None:
         return rule
     raise UnsupportedError(
-        f"{type(optimizer).__name__} is not supported. Use torch.optim's SGD, Adam or AdamW, add yours with "
+        f"{type(optimizer).__name__} is not supported. Use one of {', '.join(k.__name__ for k in OPTIMIZERS)}, add yours with "
         "backstory.register_optimizer, or pass optimizer_model='sgd' to treat its steps as plain SGD, as the paper "
         "does: for an adaptive optimizer that is a poor proxy, and every result will carry a caveat."
     )

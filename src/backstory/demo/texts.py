@@ -29,7 +29,7 @@ QUERIES = 16  # passages of each domain for queries
 CHECKPOINTS = 4
 TOP = 3  # passages at either end of a result
 CAUTION = (
-    "This model was trained from scratch, where recorded scores are weakest: in `python -m experiments gpt --mode scratch` their rank "
+    "This model was trained from scratch, where recorded scores are weakest: in our GPT study their rank "
     "correlation with retraining is about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
     "Check what matters by retraining (backstory.exact)."
 )

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import NumericalError, UsageError
+from ..errors import MismatchError, NumericalError, UsageError
 from ..replay.recipe import stored_args
-from ..replay.tape import Progress, RecipeSource, Removal
+from ..replay.tape import Progress, RecipeSource, Removal, build_recipe
 from ..results import figures
 from ..results.influence import Influence
 from ..results.result import Result
 from ..run.run import Run
 from .leave_out import leave_out
 from .losses import QueryLoss
+from .reverse import check_replay
 
 UNIT = "predicted: influence; retrained: loss without the sample minus loss with it; both in units of the query's loss"
 
@@ -99,26 +100,37 @@ def check(
     random: int = 12,
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
+    verify: bool = True,
     progress: Progress | None = None,
 ) -> Check:
     """Train again without the first and the last sample of each query's result, and without `random` others, one at a time.
 
-    `query_loss(model)` gives the (Q,) losses that the influence is on; `seed` draws the others.
+    `query_loss(model)` gives the (Q,) losses that the influence is on; `seed` draws the others. The recipe must first reproduce the
+    run's stored weights (`verify=False` skips this and adds a caveat).
     """
     if influence.at != run.step_of("final"):
         raise UsageError(
             f"the result must be at the final step, {run.step_of('final')}, which retraining ends at, got one at step {influence.at}."
         )
+    given = stored_args(run.config, recipe) if args is None else args
+    if (steps := len(build_recipe(recipe, given).batches)) != influence.at:
+        raise MismatchError(f"the recipe has {steps} steps, but the run has {influence.at}. Pass the run's own recipe.")
+    replay = check_replay(run, recipe, given, influence.at) if verify else "the replay was not checked (verify=False)"
     queries = range(influence.n_queries)
     hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
     ends = list(dict.fromkeys(h.sample for h in hits))
     ids = influence.per_sample()[0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
     samples = (*ends, *[ids[i] for i in order if ids[i] not in ends][:random])
-    given = stored_args(run.config, recipe) if args is None else args
     retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
-    return Check(samples, len(ends), predicted, retrained, **influence.about)
+    if retrained.shape != predicted.shape:
+        raise UsageError(
+            f"query_loss must give {predicted.shape[1]} losses, as the result has, got {retrained.shape[1]}."
+        )
+    return Check(
+        samples, len(ends), predicted, retrained, **{**influence.about, "caveats": (replay, *influence.caveats)}
+    )
 
 
 def spearman(x: Tensor, y: Tensor) -> float:

@@ -45,7 +45,6 @@ from ..results.result import Result
 from ..results.row import Row
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
-from ..run.quality import Watch
 from ..run.run import Run
 from ..run.sweep import backward, cut, refuse_compressed, slices
 from ..store import RunStore
@@ -194,10 +193,7 @@ def overwriting_of(
     path = free_path(moves, _pays(store, first, until))
     terms = np.zeros(len(samples))
     decay, left = np.zeros(until), 0.0
-    watch = Watch(store, until, start=first)
-    for t, row_start, term, scores in _sweep(
-        store, v, until, first, path, per_layer, run.form(contraction), watch, progress
-    ):
+    for t, row_start, term, scores in _sweep(store, v, until, first, path, per_layer, run.form(contraction), progress):
         terms[row_start : row_start + len(term.rows)] = term.rows.numpy()
         decay[t] = term.decay
         left += float(scores[rows[t] - row_start]) if t in rows else 0.0
@@ -207,7 +203,7 @@ def overwriting_of(
         sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
         overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
         overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
-        caveats=tuple(caveats), quality=watch.done(),
+        caveats=tuple(caveats), quality=run.quality(until),
     )  # fmt: skip
 
 
@@ -219,14 +215,12 @@ def _sweep(
     path: Sequence[Tensor],
     per_layer: bool,
     contraction: Contraction,
-    watch: Watch,
     progress: Progress | None,
 ) -> Iterator[tuple[int, int, Taken, Tensor]]:
     """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
     where = slices(store, per_layer)
     adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
     for chunk in backward(store, at, dtype=torch.float64, down_to=first):
-        watch.see(chunk)
         end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
         for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             end -= len(whole.w)

@@ -9,7 +9,7 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
 
 Another rank is not tried: of its store differ the vectors of rows, the optimizer's diagonal of steps, and the basis, whose bytes are
-known (`docs/format.md`); everything else is the trial's.
+known (`docs/reference/format.md`); everything else is the trial's.
 """
 
 from collections.abc import Callable, Sequence
@@ -227,8 +227,10 @@ class _Costs:
 
 def _groups_agree(optimizer: Optimizer) -> bool:
     """Whether all groups of parameters have the same numbers, so that steps can be taken several at once."""
-    names = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas")
-    return len({str([group.get(name) for name in names]) for group in optimizer.param_groups}) <= 1
+    numbers = [
+        {k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups
+    ]
+    return all(group == numbers[0] for group in numbers)
 
 
 def _basis_bytes(shapes: Sequence[Shape], projection: str) -> float:

@@ -179,7 +179,7 @@ class Recorder:
         source: Sequence[str] | None = None,
     ) -> None:
         """Store content of these samples to show with results (images as PNG bytes). Nothing is stored unless passed here."""
-        names = label if label is None or isinstance(label, str) else [str(x) for x in label]
+        names = label if label is None or isinstance(label, str) else [None if x is None else str(x) for x in label]
         self.store.put_samples(as_text(ids)[0], text=text, image=image, label=names, source=source)
 
     def flush(self) -> None:

@@ -23,8 +23,7 @@ class Ranking(Row):
 
 def rank(influence: Influence, top: int = 10) -> Ranking:
     """Both ends of the ranking of one query, or of the mean of several."""
-    sides = influence.as_dict(top=top)
-    return Ranking(influence.at, *(tuple(str(hit["sample"]) for hit in sides[name]) for name in SIDES))
+    return Ranking(influence.at, *(tuple(str(hit.sample) for hit in side) for side in influence.hits(top)))
 
 
 @dataclass(frozen=True, repr=False)

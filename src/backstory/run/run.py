@@ -387,7 +387,7 @@ class Run:
         """Store text, image (PNG bytes), label or source of samples after recording."""
         label = content.get("label")
         if label is not None and not isinstance(label, str):
-            content["label"] = [str(x) for x in label]
+            content["label"] = [None if x is None else str(x) for x in label]
         with RunStore.open(self.path, write=True) as store:
             store.put_samples(as_text(ids)[0], **content)
         self._store = RunStore.open(self.path)

@@ -119,7 +119,7 @@ class Embeddings:
         if not enc.all_finite(E):
             raise NumericalError(
                 f"embeddings for {self._of(at)} contain NaN or Inf in rows {row_start} to {end}. Nothing was changed. "
-                "The recursion overflowed: embed an earlier checkpoint, or damp the curvature."
+                "The recursion overflowed: embed an earlier checkpoint, or use contraction='auto'."
             )
 
     def propagator(self, at: Steps) -> dict[str, Tensor]:
@@ -154,8 +154,7 @@ class Embeddings:
         remove(facts)
         remove(tensors)
         self._open.clear()
-        if table.exists():
-            shutil.rmtree(table)
+        shutil.rmtree(table, ignore_errors=True)  # often while another error is on its way, which must not be hidden
 
     def drop_after(self, step: int) -> None:
         """Forget the embeddings of checkpoints, or the segments, that end after `step`."""

@@ -28,7 +28,7 @@ Texts = Iterator[tuple[str, str]]  # id, text
 
 @dataclass(frozen=True)
 class TextSource:
-    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents; docs/data.md has its terms."""
+    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents; docs/reference/data.md has its terms."""
 
     package: Package
     files: tuple[str, ...]

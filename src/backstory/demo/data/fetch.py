@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ...errors import BackstoryError
 
 OFFICIAL = "Get the official file, or leave the folder out to have it fetched."
-OWN_PATH = "You can also pass the path of a folder that has the files (docs/data.md lists them)."
+OWN_PATH = "You can also pass the path of a folder that has the files."
 LONGEST = 1800  # seconds for one download
 Files = dict[str, bytes]
 
