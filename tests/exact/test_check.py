@@ -8,9 +8,9 @@ from tests.exact.test_leave_out import by_hand, make
 from torch import Tensor, nn
 
 import backstory
-from backstory.errors import UsageError
+from backstory.errors import MismatchError, UsageError
 from backstory.exact import Check, check
-from backstory.replay.recipe import take_step
+from backstory.replay.recipe import Recipe, take_step
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 
@@ -86,3 +86,23 @@ def test_every_point_is_in_the_table_and_the_figure() -> None:
 def test_a_result_on_an_earlier_model_is_refused(recorded: tuple[Run, Influence]) -> None:
     with pytest.raises(UsageError, match=r"must be at the final step, 4, .* got one at step 2"):
         check(recorded[0], make, replace(recorded[1], at=2), loss)
+
+
+def test_another_recipe_or_another_number_of_losses_is_refused(recorded: tuple[Run, Influence]) -> None:
+    def decayed() -> Recipe:
+        made = make()
+        made.optimizer.param_groups[0]["weight_decay"] = 0.1
+        return made
+
+    def shorter() -> Recipe:
+        made = make()
+        return replace(made, batches=made.batches[:3])
+
+    run, influence = recorded
+    with pytest.raises(MismatchError, match="check=False|verify=False"):
+        check(run, decayed, influence, loss, random=0)
+    assert "was not checked" in check(run, decayed, influence, loss, random=0, verify=False).caveats[0]
+    with pytest.raises(MismatchError, match="the recipe has 3 steps, but the run has 4"):
+        check(run, shorter, influence, loss, random=0)
+    with pytest.raises(UsageError, match="query_loss must give 1 losses, as the result has, got 2"):
+        check(run, make, influence, lambda model: torch.cat([loss(model), loss(model)]), random=0)

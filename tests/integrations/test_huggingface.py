@@ -418,7 +418,7 @@ def test_packed_samples_are_refused(tmp_path: Path) -> None:
 
 def test_an_older_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "__version__", "4.57.1")
-    with pytest.raises(UnsupportedError, match=r"must be 5.0 or newer, got 4.57.1"):
+    with pytest.raises(UnsupportedError, match=r"must be 5.12 or newer, got 4.57.1"):
         trainer(tmp_path / "out", tmp_path / "run")
 
 

@@ -227,7 +227,7 @@ def _plain(optimizer: Any) -> Any:
 
 
 def _check_version(version: str) -> None:
-    if int(version.split(".")[0]) < 5:
+    if tuple(map(int, version.split(".")[:2])) < (5, 12):
         raise UnsupportedError(
             f"transformers must be 5.12 or newer, got {version}, whose Trainer handles gradient accumulation "
             "differently. Upgrade it, or write the loop yourself with backstory.record."

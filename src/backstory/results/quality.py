@@ -115,7 +115,7 @@ class Quality(Row):
             words = (
                 f"Per-parameter learning rates change by {self.drift:.1%} from step to step; this change is ignored."
             )
-            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words, f"learning rates drift {self.drift:.0%}")
+            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words, f"rates drift {self.drift:.0%}")
         if self.clipped:
             words = f"{self.clipped:.0%} of the steps were clipped; the derivative of clipping is included."
             yield Finding(GOOD, words, "clipping followed")
