@@ -115,7 +115,11 @@ def check(
     given = stored_args(run.config, recipe) if args is None else args
     if (steps := len(build_recipe(recipe, given).batches)) != influence.at:
         raise MismatchError(f"the recipe has {steps} steps, but the run has {influence.at}. Pass the run's own recipe.")
-    replay = check_replay(run, recipe, given, influence.at) if verify else "the replay was not checked (verify=False)"
+    replay = (
+        check_replay(run, recipe, given, influence.at, "verify")
+        if verify
+        else "the replay was not checked (verify=False)"
+    )
     queries = range(influence.n_queries)
     hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
     ends = list(dict.fromkeys(h.sample for h in hits))

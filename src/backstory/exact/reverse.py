@@ -197,7 +197,9 @@ def query(
     step = run.step_of(at)
     args = stored_args(run.config, recipe) if args is None else args
     caveats = [
-        check_replay(run, recipe, args, step) if check else "the replay was not checked against the run (check=False)"
+        check_replay(run, recipe, args, step, "check")
+        if check
+        else "the replay was not checked against the run (check=False)"
     ]
 
     def with_query() -> Recipe:
@@ -211,9 +213,9 @@ def query(
     return replace(influence, caveats=(*caveats, *influence.caveats, "evaluated in eval mode"), lookup=run.content)
 
 
-def check_replay(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int) -> str:
-    """How well the recipe reproduces the run's stored weights up to `step`, in words; raises where it does not."""
+def check_replay(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int, option: str) -> str:
+    """How well the recipe reproduces the run's stored weights up to `step`, in words; raises where it does not, naming the option that skips this."""
     result = reproduction(run, recipe, args=args, until=step)
     if not result:
-        raise MismatchError(f"{result}. To unroll the recipe anyway, pass check=False.")
+        raise MismatchError(f"{result}. To use the recipe anyway, pass {option}=False.")
     return str(result)
