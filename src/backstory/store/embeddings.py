@@ -148,13 +148,14 @@ class Embeddings:
         parts = table.schema.field("e").type.list_size // sum(dims)
         return read_vectors(table, names, dims * parts, lo, hi, dtype)
 
-    def drop(self, at: Steps) -> None:
+    def drop(self, at: Steps, quietly: bool = False) -> None:
         """Forget one embedding; first its facts, so that it is never half there."""
         table, facts, tensors = self._paths(at)
         remove(facts)
         remove(tensors)
         self._open.clear()
-        shutil.rmtree(table, ignore_errors=True)  # often while another error is on its way, which must not be hidden
+        if table.exists():
+            shutil.rmtree(table, ignore_errors=quietly)
 
     def drop_after(self, step: int) -> None:
         """Forget the embeddings of checkpoints, or the segments, that end after `step`."""
@@ -165,7 +166,7 @@ class Embeddings:
     def _sweep(self, at: Steps) -> None:
         """Remove a table whose first writing was interrupted."""
         if not self._paths(at)[1].exists():
-            self.drop(at)
+            self.drop(at, quietly=True)  # another error may be on its way, and must not be hidden
 
     def sweep(self) -> None:
         """Remove every table whose first writing was interrupted."""
