@@ -1,6 +1,7 @@
 """TracIn over checkpoints and in the run, against explicit sums."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,23 @@ def test_momentum_is_said_and_another_model_refused(tmp_path: Path) -> None:
     assert correlation(answer.scores, run.query(made.model, cross_entropy, queries()).scores) > 0.3
     with pytest.raises(MismatchError):
         tracin_run(run, mlp(5), cross_entropy, queries())
+
+
+def test_adams_momentum_adds_up_to_one_and_is_no_caveat(tmp_path: Path) -> None:
+    made = recipe()
+    made = replace(made, optimizer=torch.optim.AdamW(made.model.parameters(), lr=1e-3, weight_decay=0.0))
+    record(made, tmp_path / "run")
+    answer = tracin_run(Run(tmp_path / "run"), made.model, cross_entropy, queries())
+    assert not any("momentum" in caveat for caveat in answer.caveats), answer.caveats
+
+
+def test_a_label_that_is_not_given_is_none(tmp_path: Path) -> None:
+    made = recipe()
+    record(made, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    first, second = made.batches[0][0][:2]
+    run.describe([first, second], label=[None, 7])
+    assert [run.content([i])[str(i)]["label"] for i in (first, second)] == [None, "7"]
 
 
 def test_captum_agrees() -> None:

@@ -107,6 +107,5 @@ def run_checkpoints(run: Run, model: nn.Module, steps: Sequence[int] | None = No
 
 
 def _through_momentum(groups: Mapping[str, Any]) -> float:
-    """How much further momentum carries a gradient in all than its own step does, (1−τ) a/(1−μ) + n; Adam's sums to 1."""
-    last = {name: float(values[-1].max()) for name, values in groups.items()}
-    return (1 - last["tau"]) * last["a"] / (1 - last["momentum"]) + last["n"]
+    """How far momentum carries a gradient in all, (1−τ)/(1−μ) of its own step; 1 for Adam, whose τ is its μ."""
+    return float(((1 - groups["tau"][-1]) / (1 - groups["momentum"][-1])).max())
