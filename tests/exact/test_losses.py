@@ -1,7 +1,5 @@
 """Losses of queries, and derivatives of a step against autograd written out."""
 
-from typing import Any
-
 import pytest
 import torch
 from tests.support import examples
@@ -10,12 +8,10 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from backstory.errors import UsageError
-from backstory.exact import losses as module
-from backstory.exact.losses import QuerySet, batched_grad, gradients, losses, step_gradient
+from backstory.exact.losses import QuerySet, gradients, losses, step_gradient
 
 
-@pytest.mark.parametrize("q", [1, 3])
-def test_products_are_those_of_dense_derivatives(q: int) -> None:
+def test_products_are_those_of_dense_derivatives() -> None:
     recipe = examples.make()
     model, batch = recipe.model, recipe.batches[0][1]
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -30,52 +26,23 @@ def test_products_are_those_of_dense_derivatives(q: int) -> None:
 
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     J, H = jacrev(losses)(theta), jacrev(jacrev(lambda x: w @ losses(x)))(theta)
-    s = torch.randn(q, len(theta), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    s = torch.randn(len(theta), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     actual = step_gradient(lambda: recipe.loss(model, batch), w, parameters)
-    dots, turned = actual.pull([x.view(q, *p.shape) for x, p in zip(s.split(sizes, 1), parameters, strict=True)])
+    dots, turned = actual.pull([x.view(p.shape) for x, p in zip(s.split(sizes), parameters, strict=True)])
     torch.testing.assert_close(torch.cat([g.reshape(-1) for g in actual.grads]), w @ J)
-    torch.testing.assert_close(dots, s @ J.T)
-    torch.testing.assert_close(torch.cat([x.flatten(1) for x in turned], 1), s @ H)
+    torch.testing.assert_close(dots, J @ s)
+    torch.testing.assert_close(torch.cat([x.reshape(-1) for x in turned]), H @ s)
+    part = torch.cat([g.reshape(-1) for g in actual.of([1, 3])])
+    torch.testing.assert_close(part, w[[1, 3]] @ J[[1, 3]])
 
 
 def test_a_parameter_without_a_gradient_gets_zeros() -> None:
     used, idle = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     actual = step_gradient(lambda: 3 * used, torch.ones(2, dtype=torch.float64), [used, idle])
-    dots, turned = actual.pull([torch.ones(1, 2, dtype=torch.float64)] * 2)
+    dots, turned = actual.pull([torch.ones(2, dtype=torch.float64)] * 2)
     assert actual.grads[1].tolist() == [0, 0]
-    assert dots.tolist() == [[3, 3]]
-    assert [x.tolist() for x in turned] == [[[0, 0]], [[0, 0]]]
-
-
-class Unbatched(torch.autograd.Function):
-    """A square whose derivative leaves torch, so that it cannot be batched."""
-
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[no-untyped-def]
-        (x,) = ctx.saved_tensors
-        return torch.tensor((2 * x * g).detach().tolist(), dtype=x.dtype)
-
-
-def test_derivatives_that_cannot_be_batched_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.arange(3.0, requires_grad=True)
-    y = Unbatched.apply(x)  # type: ignore[no-untyped-call]
-    calls = []
-    original = module._one_by_one
-
-    def counted(*args: Any) -> list[Tensor | None]:
-        calls.append(1)
-        return original(*args)
-
-    monkeypatch.setattr(module, "_one_by_one", counted)
-    (rows,) = batched_grad([y], [x], [torch.eye(3)])
-    assert rows is not None
-    assert torch.equal(rows, torch.diag(2 * x.detach()))
-    assert calls
+    assert dots.tolist() == [3, 3]
+    assert [x.tolist() for x in turned] == [[0, 0], [0, 0]]
 
 
 FORWARD = (3 + 1) + (5 + 1) + 2  # the sums behind one loss: two layers and the softmax
@@ -105,8 +72,8 @@ def test_gradients_are_those_of_one_query_at_a_time() -> None:
     rows = gradients(recipe, "q", parameters)
     for q in range(3):
         expected = torch.autograd.grad(recipe.loss(recipe.model, recipe.queries["q"])[q], parameters)
-        for row, e in zip(rows, expected, strict=True):
-            torch.testing.assert_close(row[q], e)
+        for row, e in zip(rows[q], expected, strict=True):
+            torch.testing.assert_close(row, e)
 
 
 def test_what_is_not_there_or_not_a_loss_is_refused() -> None:

@@ -1,8 +1,10 @@
 """Exact unrolling, against central differences of whole runs with torch's own optimizer."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,12 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import MismatchError, NumericalError, UnsupportedError, UsageError
+from backstory.exact.derivative import State, Update
 from backstory.exact.leave_out import leave_out
-from backstory.exact.reverse import Moment, backward, boundaries, query, reverse, segments
-from backstory.replay import update
-from backstory.replay.tape import Removal, Tape
+from backstory.exact.reverse import Sweep, boundaries, query, reverse
+from backstory.replay.tape import Removal
 
+module = importlib.import_module("backstory.exact.reverse")  # the package has a function of its name
 CAUSES = "A ratio of 4 would mean a missing weight, −1 a wrong sign; a median of 1 with large errors a missing path (m, v, c)."
 CLIP = 0.15
 
@@ -92,64 +95,50 @@ def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
     assert_close(predicted, (up - down) / (2 * h), rtol=1e-5, causes=CAUSES)
 
 
-def frozen_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update._clip_factors
-    monkeypatch.setattr(update, "_clip_factors", lambda *a: [c.detach() for c in original(*a)])
-
-
-def frozen_second_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update._root
-    monkeypatch.setattr(update, "_root", lambda v: original(v).detach())
-
-
-def frozen_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update._one
-    monkeypatch.setattr(update, "_one", lambda theta, m, *rest: original(theta, m.detach(), *rest))
-
-
-def frozen_decay(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update._one
-
-    def one(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: update.Coefficients) -> tuple[Tensor, Tensor, Tensor]:
-        new, m, v = original(theta, m, v, g + c.l2 * theta.detach(), c._replace(l2=0.0))
-        return new, m, v
-
-    monkeypatch.setattr(update, "_one", one)
-
-
 @pytest.mark.parametrize(
-    ("kind", "clip", "broken"),
+    ("kind", "clip", "change"),
     [
-        ("sgd", CLIP, frozen_clip),
-        ("decay", None, frozen_decay),
-        ("momentum", None, frozen_first_moment),
-        ("adam", None, frozen_second_moment),
-        ("adamw", CLIP, frozen_clip),
+        ("sgd", CLIP, lambda step: step._replace(slope=0.0)),
+        ("decay", None, lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(l2=0.0)) for s in step.spans))),
+        ("momentum", None, lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(mu=0.0)) for s in step.spans))),
+        ("adam", None, lambda step: step._replace(k=torch.zeros_like(step.k))),
+        ("adamw", CLIP, lambda step: step._replace(slope=0.0)),
     ],
 )
 def test_the_comparison_sees_each_missing_path(
-    kind: str, clip: float | None, broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    kind: str, clip: float | None, change: Callable[[Update], Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = partial(examples.make, kind, clip, schedule=True)
-    expected = examples.differences(fresh)
-    broken(monkeypatch)
+    expected, original = examples.differences(fresh), module.take
+    monkeypatch.setattr(module, "take", lambda *args: change(original(*args)))
     with pytest.raises(AssertionError, match="relative error"):
         assert_close(reverse(fresh, "q").scores, expected, rtol=1e-4)
 
 
 def test_an_update_that_torch_did_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update.update
+    original = module.spans_of
     monkeypatch.setattr(
-        update, "update", lambda now, g, steps, norm: original(now, g, [c._replace(rate=0.1) for c in steps], norm)
-    )
+        module, "spans_of", lambda sizes, steps: original(sizes, [c._replace(rate=0.1) for c in steps])
+    )  # fmt: skip
     with pytest.raises(NumericalError, match="differs from the step that the optimizer took"):
         reverse(examples.make, "q")
 
 
-@pytest.mark.parametrize("checkpoints", [1, 2, 5, 8])
-def test_the_number_of_checkpoints_does_not_matter(checkpoints: int) -> None:
+@pytest.mark.parametrize("segments", [2, 5, 8])
+def test_the_number_of_segments_does_not_matter(segments: int) -> None:
     fresh = partial(examples.make, "adam", CLIP, dropout=0.2)
-    assert_scores(reverse(fresh, "q", checkpoints=checkpoints).scores, reverse(fresh, "q").scores)
+    assert_scores(reverse(fresh, "q", segments=segments).scores, reverse(fresh, "q").scores)
+
+
+@pytest.mark.parametrize("segments", [None, 2])
+def test_a_sweep_may_stop_early(segments: int | None) -> None:
+    fresh = partial(examples.make, "adam", CLIP, dropout=0.2)
+    actual, every = reverse(fresh, "q", since=5, segments=segments), reverse(fresh, "q")
+    assert_scores(actual.scores, every.between(5, 8).scores)
+    assert actual.steps.tolist() == every.between(5, 8).steps.tolist()
+    assert actual.sample_ids.tolist() == every.between(5, 8).sample_ids.tolist()
+    with pytest.raises(UsageError, match="between 0 and 7"):
+        reverse(fresh, "q", since=8)
 
 
 def test_queries_together_equal_queries_alone() -> None:
@@ -181,21 +170,18 @@ def test_the_model_of_an_earlier_step_can_be_asked() -> None:
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    module = importlib.import_module("backstory.exact.reverse")
     fresh = examples.whole  # a sweep is found by the bits of the run's weights: they must repeat
-    expected, original = reverse(fresh, "q").scores, module._back
+    expected, original = reverse(fresh, "q").scores, Sweep._step_back
     steps: list[int] = []
     limit = 4
 
-    def back(tape: object, moment: Moment, x: object) -> object:
+    def back(sweep: Sweep, t: int, x: State) -> object:
         if len(steps) == limit:
             raise KeyboardInterrupt
-        steps.append(moment.step)
-        return original(tape, moment, x)
+        steps.append(t)
+        return original(sweep, t, x)
 
-    monkeypatch.setattr(module, "_back", back)
+    monkeypatch.setattr(Sweep, "_step_back", back)
     with pytest.raises(KeyboardInterrupt):
         reverse(fresh, "q", cache=tmp_path)
     first = steps.copy()
@@ -233,31 +219,21 @@ def test_progress_is_told() -> None:
     assert seen == [(k, 8) for k in range(1, 9)]
 
 
-def test_segments_cover_the_run_once() -> None:
+@pytest.mark.parametrize("since", [0, 3])
+def test_segments_are_as_few_as_the_disk_allows(since: int) -> None:
     for steps in range(1, 40):
-        for count in (None, 1, 3, 100):
-            bounds = boundaries(steps, count)
-            covered = [t for a, b in segments(bounds, steps) for t in range(b - 1, a - 1, -1)]
-            assert covered == list(range(steps))[::-1]
-            assert bounds[0] == 0
-    assert len(boundaries(100, None)) == 10
+        assert boundaries(since, since + steps, None, steps + 1) == [since]
+        for most in range(2, steps + 2):
+            bounds = boundaries(since, since + steps, None, most)
+            longest = max(b - a for a, b in pairwise([*bounds, since + steps]))
+            assert bounds[0] == since
+            assert len(bounds) + longest <= most or len(bounds) ** 2 >= steps
+    assert boundaries(0, 9, 3, 2) == [0, 3, 6]
 
 
 def test_no_segments_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        boundaries(5, 0)
-
-
-def test_states_are_those_of_the_run() -> None:
-    tape = Tape(lambda: examples.make("adam", dropout=0.3))
-    seen = []
-    tape.record([0, 4], watch=lambda t: seen.append(update.slots(tape.optimizer)))
-    for first, end in ((4, 8), (0, 4)):
-        for moment in backward(tape, first, end):
-            for actual, expected in ((moment.before, seen[moment.step]), (moment.after, seen[moment.step + 1])):
-                for x, y in zip(actual, expected, strict=True):
-                    for a, b in zip(x, y, strict=True):
-                        assert_same(a, b, examples.TERMS, size=1.0)
+        boundaries(0, 5, 0, 9)
 
 
 def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:

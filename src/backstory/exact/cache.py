@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..replay.update import Slots
 from ..store.files import read_json, read_metadata, read_tensors, write_json, write_tensors
+from .derivative import State
 
 FORMAT = 1
 
@@ -57,7 +57,7 @@ def _removal(places: dict[int, list[int]], share: float) -> dict[str, Any]:
     return {"occurrences": [[t, i] for t in sorted(places) for i in places[t]], "share": share}
 
 
-Saved = tuple[int, Slots, Tensor]
+Saved = tuple[int, State, Tensor]
 
 
 class ProgressFile:
@@ -77,14 +77,10 @@ class ProgressFile:
         if self._path is None or not self._path.exists():
             return None
         tensors = read_tensors(self._path)
-        parts = [
-            tuple(tensors[f"{part}.{i}"] for i in range(sum(name.startswith(f"{part}.") for name in tensors)))
-            for part in Slots._fields
-        ]
-        return int(read_metadata(self._path)["step"]), Slots(*parts), tensors["scores"]
+        step = int(read_metadata(self._path)["step"])
+        return step, State(*(tensors[part] for part in State._fields)), tensors["scores"]
 
-    def save(self, step: int, x: Slots, scores: Tensor) -> None:
+    def save(self, step: int, x: State, scores: Tensor) -> None:
         """Replace what was saved."""
         if self._path is not None:
-            parts = {f"{name}.{i}": y for name, part in x._asdict().items() for i, y in enumerate(part)}
-            write_tensors(self._path, {**parts, "scores": scores}, {"step": str(step)})
+            write_tensors(self._path, {**x._asdict(), "scores": scores}, {"step": str(step)})

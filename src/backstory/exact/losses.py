@@ -9,7 +9,6 @@ Queries are evaluated in eval mode, without drawing from the run's randomness.
 Shapes:  Q queries or directions, B samples; parameters keep their own shapes, with Q in front.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +28,8 @@ class StepGradient(NamedTuple):
     """∇L of one step, and how to differentiate it."""
 
     grads: list[Tensor]  # like the parameters, detached
-    pull: Pull  # s, (Q, *shape) each -> (⟨∇ℓ_z, s⟩ (Q, B), H s (Q, *shape) each)
+    pull: Pull  # one direction s, like the parameters -> (⟨∇ℓ_z, s⟩ (B,), H s like the parameters)
+    of: Callable[[Sequence[int]], list[Tensor]]  # samples' positions -> their part of the gradient
 
 
 def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[Tensor]) -> StepGradient:
@@ -41,48 +41,25 @@ def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[
 
     def pull(s: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         pairs = [(g, d) for g, d in zip(grads, s, strict=True) if g is not None and g.requires_grad]
-        rows = batched_grad([g for g, _ in pairs], [weights, *parameters], [d for _, d in pairs])
-        dots, *turned = or_zeros(rows, [weights, *parameters], len(s[0]))
+        inputs = [weights, *parameters]
+        rows = torch.autograd.grad(
+            [g for g, _ in pairs], inputs, [d for _, d in pairs], retain_graph=True, allow_unused=True
+        )
+        dots, *turned = or_zeros(rows, inputs)
         return dots, turned
 
-    known = [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(grads, parameters, strict=True)]
-    return StepGradient(known, pull)
+    def of(positions: Sequence[int]) -> list[Tensor]:
+        rows = torch.autograd.grad(
+            (each * weights)[list(positions)].sum(), parameters, retain_graph=True, allow_unused=True
+        )
+        return or_zeros(rows, parameters)
+
+    return StepGradient([g.detach() for g in or_zeros(grads, parameters)], pull, of)
 
 
-def batched_grad(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Vector-Jacobian products for Q directions, (Q, *output shape) each; the graph is kept."""
-    count = len(directions[0])
-    if count > 1:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")
-                rows = torch.autograd.grad(
-                    outputs, inputs, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
-            return [None if r is None else r.detach() for r in rows]
-        except RuntimeError:
-            pass  # an operation without a batched derivative: one direction at a time gives the same numbers
-    return _one_by_one(outputs, inputs, directions, count)
-
-
-def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor], count: int) -> list[Tensor]:
-    """`rows`, with zeros (Q, *shape) for the inputs on which nothing depends."""
-    return [
-        torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device) if r is None else r
-        for r, x in zip(rows, inputs, strict=True)
-    ]
-
-
-def _one_by_one(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], count: int
-) -> list[Tensor | None]:
-    rows = [
-        torch.autograd.grad(outputs, inputs, [d[q] for d in directions], retain_graph=True, allow_unused=True)
-        for q in range(count)
-    ]
-    return [None if column[0] is None else torch.stack(column).detach() for column in zip(*rows, strict=True)]
+def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """`rows`, with zeros for the inputs on which nothing depends."""
+    return [torch.zeros_like(x) if r is None else r for r, x in zip(rows, inputs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -111,12 +88,12 @@ def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
     return values
 
 
-def gradients(recipe: Recipe, query: QueryLoss, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """∇ℓ(θ, q) of all queries: one (Q, *shape) for each parameter."""
+def gradients(recipe: Recipe, query: QueryLoss, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """∇ℓ(θ, q) of each query, like the parameters."""
     with in_mode(recipe.model), torch.random.fork_rng(devices=[]), torch.enable_grad():
         values = _raw(recipe, query)
-        rows = batched_grad([values], parameters, [torch.eye(len(values)).to(values)])
-    return or_zeros(rows, parameters, len(values))
+        rows = [torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True) for x in values]
+    return [or_zeros(row, parameters) for row in rows]
 
 
 def _raw(recipe: Recipe, query: QueryLoss) -> Tensor:

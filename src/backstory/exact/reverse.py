@@ -15,11 +15,11 @@ Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: the r
 Shapes:  Q queries, N occurrences in all, T steps; about 10 Q times the model in memory.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,26 +31,21 @@ from ..replay import update
 from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness, tell
-from ..replay.update import Slots, distance
+from ..replay.update import distance
 from ..results.influence import Influence
 from ..run.run import Run
 from .cache import ProgressFile
-from .losses import QueryLoss, batched_grad, gradients, losses, or_zeros, step_gradient
+from .derivative import State, flat, pull, spans_of, split, take
+from .losses import QueryLoss, gradients, losses, step_gradient
+from .states import States, affordable, flat_state
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
 HOW = "exact unrolling"
+SAVES = 16  # times that a sweep is saved on its way
 QUERY = " query"  # a name that no recipe gives
 STATISTICS = (
     "running statistics of the model (such as BatchNorm's) are treated as constants: their derivative is not included"
 )
-
-
-class Moment(NamedTuple):
-    """One step with the state before and after it."""
-
-    step: int
-    before: Slots
-    after: Slots
 
 
 def reverse(
@@ -59,87 +54,109 @@ def reverse(
     *,
     args: Mapping[str, Any] | None = None,
     at: int | None = None,
+    since: int = 0,
     dtype: torch.dtype | None = torch.float64,
-    checkpoints: int | None = None,
+    segments: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Influence:
-    """The exact first-order influence of every occurrence in the first `at` steps (default: all) on the queries.
+    """The exact first-order influence of every occurrence from step `since` to before `at` (default: all) on the queries.
 
-    `query_loss` is as in `leave_out`; `checkpoints` is the number of states held in memory (default about √T). With `cache`, the
-    sweep is saved at each of them, and a second call continues from there or reads the result.
+    `query_loss` is as in `leave_out`. States wait on disk, before every step if it has the room; else, or with `segments`, the run is
+    replayed once more in so many segments. With `cache`, the sweep is saved on its way, and a second call continues from there or
+    reads the result.
     """
-    with own_randomness():
-        tape = Tape(recipe, args=args, dtype=dtype, length=at)
+    with own_randomness(), closing(States()) as whole, closing(States()) as states:
+        tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole)
         if tape.obstacle is not None:
             raise UnsupportedError(f"{HOW} differentiates the optimizer's steps, but {tape.obstacle}.")
-        bounds = boundaries(tape.length, checkpoints)
-        buffers = _buffers(tape)
-        tape.record(bounds)
-        caveats = () if all(map(torch.equal, buffers, _buffers(tape))) else (STATISTICS,)
-        x, base = _start(tape, query_loss)
+        if not 0 <= since < tape.length:
+            raise UsageError(f"since must be between 0 and {tape.length - 1}, got {since}.")
+        bounds = boundaries(since, tape.length, segments, affordable(flat_state(update.slots(tape.optimizer))))
+        sweep = Sweep(tape, bounds, states)
+        caveats = sweep.forward()
+        x, base = sweep.start(query_loss)
         file = ProgressFile(cache, "reverse", (tape.start, tape.end), base, bounds)
-        scores = _sweep(tape, x, bounds, file, progress)
-    names, kind = as_text([name for ids in tape.ids for name in ids])
-    steps = np.repeat(np.arange(tape.length), [len(ids) for ids in tape.ids])
-    return Influence(scores, np.array(names), steps, kind, HOW, at=tape.length, caveats=tuple(caveats))
+        scores = sweep.back(x, file, progress)
+    ids = tape.ids[since:]
+    names, kind = as_text([name for part in ids for name in part])
+    steps = np.repeat(np.arange(since, tape.length), [len(part) for part in ids])
+    return Influence(scores, np.array(names), steps, kind, HOW, at=tape.length, caveats=caveats)
 
 
-def _start(tape: Tape, query: QueryLoss) -> tuple[Slots, Tensor]:
-    """The adjoint after the last step, Q in front, and the query losses (Q,)."""
-    v = gradients(tape.recipe, query, tape.parameters)
-    now = update.slots(tape.optimizer)
-    m, second = (tuple(torch.zeros(len(v[0]), *s.shape).to(s) for s in part) for part in (now.m, now.v))
-    return Slots(tuple(v), m, second), losses(tape.recipe, query)
+class Sweep:
+    """One way forward over a run, and one back; states lie on disk in between."""
+
+    def __init__(self, tape: Tape, bounds: Sequence[int], states: States) -> None:
+        self.tape, self.bounds, self.states = tape, list(bounds), states
+        self._shapes = [p.shape for p in tape.parameters]
+        self._sizes = [p.numel() for p in tape.parameters]
+
+    def forward(self) -> tuple[str, ...]:
+        """Play the run; states before the steps of the last segment, and at the beginning of the others. Returns caveats."""
+        before = _buffers(self.tape)
+        self.tape.record(self.bounds[:-1], watch=self._keep)
+        return () if all(map(torch.equal, before, _buffers(self.tape))) else (STATISTICS,)
+
+    def _keep(self, t: int) -> None:
+        if t >= self.bounds[-1]:
+            self.states[t] = flat_state(update.slots(self.tape.optimizer))
+
+    def start(self, query: QueryLoss) -> tuple[State, Tensor]:
+        """The adjoint after the last step, (Q, n) each, and the query losses (Q,)."""
+        v = torch.stack([flat(row) for row in gradients(self.tape.recipe, query, self.tape.parameters)])
+        return State(v, torch.zeros_like(v), torch.zeros_like(v)), losses(self.tape.recipe, query)
+
+    def back(self, x: State, file: ProgressFile, progress: Progress | None) -> Tensor:
+        """Scores (Q, N) of all occurrences: the adjoint goes back over one step after the other."""
+        first, end = self.bounds[0], self.tape.length
+        places = np.cumsum([0, *(len(ids) for ids in self.tape.ids[first:])])
+        scores = torch.zeros(len(x.theta), int(places[-1]), dtype=torch.float64)
+        done, x, scores = file.load() or (end, x, scores)
+        every = -(-(end - first) // SAVES)
+        for t in range(done - 1, first - 1, -1):
+            rows, x = self._step_back(t, x)
+            scores[:, places[t - first] : places[t - first + 1]] = rows.double()
+            if (t - first) % every == 0:
+                if not bool(scores.isfinite().all()):
+                    raise NumericalError(f"the derivative overflowed after step {t}. Compute it in float64.")
+                file.save(t, x, scores)
+            tell(progress, end - t, end - first)
+        return scores
+
+    def _step_back(self, t: int, x: State) -> tuple[Tensor, State]:
+        """`(scores (Q, B) of the step's occurrences, the adjoint before it)`."""
+        tape, now = self.tape, self._state(t)
+        tape.load(tuple(split(now.theta, self._shapes)))
+        w = tape.weights(t)
+        gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
+        step = take(now, flat(gradient.grads), spans_of(self._sizes, tape.coefficients[t]), tape.recipe.clip_norm)
+        _check(step.after.theta, self._state(t + 1).theta, now.theta, t)
+        x, r = pull(step, x)
+        out = []
+        for q, one in enumerate(r):
+            dots, turned = gradient.pull(split(one, self._shapes))
+            x.theta[q] += flat(turned)
+            out.append(-w.to(dots) * dots)
+        return torch.stack(out), x
+
+    def _state(self, t: int) -> State:
+        """The state before step t; its segment is replayed where it is not there."""
+        if t not in self.states:
+            end = min(b for b in [*self.bounds[1:], self.tape.length] if b > t)
+            self.states.clear()
+            for step in range(self.tape.rewind(t), end):
+                self.states[step] = flat_state(update.slots(self.tape.optimizer))
+                self.tape.step(step)
+            self.states[end] = flat_state(update.slots(self.tape.optimizer))
+        state: State = self.states[t]
+        return state
 
 
-def _sweep(tape: Tape, x: Slots, bounds: Sequence[int], file: ProgressFile, progress: Progress | None) -> Tensor:
-    """Scores (Q, N) of all occurrences: the adjoint goes back over one step after the other."""
-    places = np.cumsum([0, *(len(ids) for ids in tape.ids)])
-    scores = torch.zeros(len(x.theta[0]), int(places[-1]), dtype=torch.float64)
-    done, x, scores = file.load() or (tape.length, x, scores)
-    for first, end in segments(bounds, tape.length):
-        if first >= done:
-            continue
-        for moment in backward(tape, first, end):
-            t = moment.step
-            rows, x = _back(tape, moment, x)
-            scores[:, places[t] : places[t + 1]] = rows.double()
-            tell(progress, tape.length - t, tape.length)
-        if not bool(scores.isfinite().all()):
-            raise NumericalError(f"the derivative overflowed between steps {first} and {end}. Compute it in float64.")
-        file.save(first, x, scores)
-    return scores
-
-
-def _back(tape: Tape, moment: Moment, x: Slots) -> tuple[Tensor, Slots]:
-    t, now = moment.step, moment.before
-    tape.load(now.theta)
-    w = tape.weights(t)
-    gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
-    leaves = [tuple(y.detach().requires_grad_() for y in part) for part in (*now, gradient.grads)]
-    with torch.enable_grad():
-        after = update.update(Slots(*leaves[:3]), leaves[3], tape.coefficients[t], tape.recipe.clip_norm)
-    _check(after, moment, t)
-    x_theta, x_m, x_v, s = _pulled(after, leaves, x)
-    dots, turned = gradient.pull(s)
-    x_theta = tuple(a + b for a, b in zip(x_theta, turned, strict=True))
-    return -w.to(dots) * dots, Slots(x_theta, x_m, x_v)
-
-
-def _pulled(after: Slots, leaves: Sequence[tuple[Tensor, ...]], x: Slots) -> list[tuple[Tensor, ...]]:
-    """The adjoint before the update's own arithmetic: of θ, m, v and the gradient."""
-    flat = [y for part in leaves for y in part]
-    rows = batched_grad([y for part in after for y in part], flat, [y for part in x for y in part])
-    known, k = or_zeros(rows, flat, len(x.theta[0])), len(leaves[0])
-    return [tuple(known[i * k : (i + 1) * k]) for i in range(4)]
-
-
-def _check(after: Slots, moment: Moment, t: int) -> None:
-    """The step that is differentiated must be the step that torch took."""
-    wrong = distance(after.theta, moment.after.theta)
-    size = distance(moment.after.theta, moment.before.theta)
-    if wrong > TOLERANCE.get(after.theta[0].dtype, 1e-1) * size + 1e-300:
+def _check(after: Tensor, taken: Tensor, before: Tensor, t: int) -> None:
+    """The step that is differentiated must be the step that torch took; θ after it by both, and before it."""
+    wrong, size = distance((after,), (taken,)), distance((taken,), (before,))
+    if wrong > TOLERANCE.get(after.dtype, 1e-1) * size + 1e-300:
         raise NumericalError(
             f"step {t} as differentiated differs from the step that the optimizer took by "
             f"{wrong / max(size, 1e-300):.1e} of its length. Check that every trained parameter gets a gradient in "
@@ -151,28 +168,14 @@ def _buffers(tape: Tape) -> list[Tensor]:
     return [b.detach().clone() for b in tape.recipe.model.buffers() if b.is_floating_point()]
 
 
-def boundaries(steps: int, count: int | None) -> list[int]:
-    """First steps of `count` equal segments (about √T by default)."""
+def boundaries(since: int, end: int, count: int | None, most: int) -> list[int]:
+    """First steps of `count` equal segments; by default of as few as have at most `most` states each, and beginnings with them."""
     if count is not None and count < 1:
-        raise UsageError(f"checkpoints must be at least 1, got {count}.")
-    chosen = min(count or math.isqrt(max(steps - 1, 0)) + 1, steps)
-    return [i * steps // chosen for i in range(chosen)]
-
-
-def segments(bounds: Sequence[int], end: int) -> list[tuple[int, int]]:
-    """`(first step, one past the last)` of each segment, last segment first."""
-    return list(zip(bounds, [*bounds[1:], end], strict=True))[::-1]
-
-
-def backward(tape: Tape, first: int, end: int) -> Iterator[Moment]:
-    """The steps of one segment, last first; the state before `first` must be kept."""
-    start = tape.rewind(first)
-    states = [update.slots(tape.optimizer)]
-    for t in range(start, end):
-        tape.step(t)
-        states.append(update.slots(tape.optimizer))
-    for t in range(end - 1, start - 1, -1):
-        yield Moment(t, states[t - start], states[t - start + 1])
+        raise UsageError(f"segments must be at least 1, got {count}.")
+    steps = end - since
+    chosen = next(k for k in range(1, steps + 1) if -(-steps // k) + k <= most or k * k >= steps) if count is None else count
+    chosen = min(chosen, steps)
+    return [since + i * steps // chosen for i in range(chosen)]
 
 
 def query(
@@ -184,7 +187,7 @@ def query(
     args: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = torch.float64,
     check: bool = True,
-    checkpoints: int | None = None,
+    segments: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Influence:
@@ -206,7 +209,7 @@ def query(
         made = build_recipe(recipe, args)
         return replace(made, queries={**made.queries, QUERY: batch})
 
-    options: dict[str, Any] = {"dtype": dtype, "checkpoints": checkpoints, "cache": cache, "progress": progress}
+    options: dict[str, Any] = {"dtype": dtype, "segments": segments, "cache": cache, "progress": progress}
     influence = reverse(with_query, QUERY, at=step, **options)
     if dtype is not None:
         caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")

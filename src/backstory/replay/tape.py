@@ -10,7 +10,7 @@ Assumes: other generators (numpy, random) are not drawn from while training.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,6 +130,7 @@ class Tape:
         args: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         length: int | None = None,
+        states: MutableMapping[int, State] | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.recipe = in_precision(build_recipe(recipe, args), dtype)
@@ -143,7 +144,7 @@ class Tape:
         self.generators: list[Generators] = [generators()]  # before each step
         self.ids: list[list[Id]] = [list(self.recipe.batches[t][0]) for t in range(self.length)]
         self.coefficients: list[tuple[update.Coefficients, ...]] = []  # of each step; none where not modelled
-        self.states: dict[int, State] = {}
+        self.states: MutableMapping[int, State] = {} if states is None else states
         _check_clipping(self.recipe, self.parameters)
 
     def record(
@@ -157,6 +158,7 @@ class Tape:
                 self.states[t] = save(self.recipe)
             if watch is not None:
                 watch(t)
+                seed(self.generators[t])  # it may have drawn
             if self.obstacle is None:
                 self.coefficients.append(tuple(known.setdefault(c, c) for c in update.coefficients(self.optimizer)))
             take_step(self.recipe, t)

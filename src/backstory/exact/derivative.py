@@ -1,0 +1,153 @@
+r"""The derivative of one optimizer update, backwards and forwards, in flat coordinates: all parameters in one vector.
+
+With c the clipping factor, g the gradient before it and (see `replay.update`)
+
+    u = c g + λ θ      m' = μ m + (1−τ) u      v' = β₂ v + (1−β₂) u²      θ' = (1−ηλ') θ − η P (a m' + n u)
+
+and k = −η (a m' + n u) dP/dv', which is what θ' feels of a change of v', a change of the state goes on as
+
+    ċ  = −(c / (‖g‖ + 1e-6)) ⟨g, ġ⟩ / ‖g‖  where the step was clipped, else 0
+    u̇  = c ġ + ċ g + λ θ̇      ṁ' = μ ṁ + (1−τ) u̇      v̇' = β₂ v̇ + 2(1−β₂) u u̇
+    θ̇' = (1−ηλ') θ̇ − η P (a ṁ' + n u̇) + k v̇'                                                       `push`
+
+and the adjoint x of the state comes back as the transpose of that
+
+    x_v' += k x_θ'      x_m' −= η a P x_θ'      s = (1−τ) x_m' + 2(1−β₂) u x_v' − η n P x_θ'
+    x_g  = c s − (c / (‖g‖ + 1e-6)) g ⟨g, s⟩ / ‖g‖                        the last part where clipped
+    x_θ  = (1−ηλ') x_θ' + λ s      x_m = μ x_m'      x_v = β₂ x_v'                                  `pull`
+
+where the part of x_θ that comes through the gradient, H x_g, is left to the caller. At v' = 0 the derivative of P is taken as 0:
+there u and m' are 0 too.
+
+Shapes:  n numbers in all; states and adjoints may have Q directions in front.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..replay.update import Coefficients
+
+
+class State(NamedTuple):
+    """θ, m and v of all parameters, or directions of them: (n,) or (Q, n) each; zeros where the optimizer keeps no m or v."""
+
+    theta: Tensor
+    m: Tensor
+    v: Tensor
+
+
+class Span(NamedTuple):
+    """Neighbouring parameters that one step updates by the same coefficients."""
+
+    first: int
+    last: int
+    by: Coefficients
+
+
+class Update(NamedTuple):
+    """One update, at the values where it was taken."""
+
+    after: State
+    g: Tensor  # (n,) before clipping
+    u: Tensor  # (n,)
+    P: Tensor  # (n,)
+    k: Tensor  # (n,) −η (a m' + n u) dP/dv'
+    clip: float  # c
+    slope: float  # c / (‖g‖ + 1e-6) / ‖g‖, or 0 where the step was not clipped
+    spans: tuple[Span, ...]
+
+
+def spans_of(sizes: Sequence[int], coefficients: Sequence[Coefficients]) -> tuple[Span, ...]:
+    """The coefficients of each parameter, neighbours with the same ones together."""
+    out, first = [], 0
+    for by, group in groupby(zip(sizes, coefficients, strict=True), key=lambda pair: pair[1]):
+        last = first + sum(size for size, _ in group)
+        out.append(Span(first, last, by))
+        first = last
+    return tuple(out)
+
+
+def take(now: State, g: Tensor, spans: tuple[Span, ...], max_norm: float | None) -> Update:
+    """The update from `now` by the gradient g."""
+    clip, slope = 1.0, 0.0
+    if max_norm is not None:
+        norm = float(torch.linalg.vector_norm(g))
+        if (c := max_norm / (norm + 1e-6)) < 1:
+            clip, slope = c, c / (norm + 1e-6) / norm
+    u, P, k = clip * g, torch.ones_like(g), torch.zeros_like(g)
+    theta, m, v = (torch.empty_like(g) for _ in range(3))
+    for first, last, by in spans:
+        at = slice(first, last)
+        if by.l2:
+            u[at] += by.l2 * now.theta[at]
+        m[at] = torch.add(by.mu * now.m[at], u[at], alpha=1 - by.tau) if by.momentum else 0.0
+        move = by.a * m[at] + by.n * u[at]
+        v[at] = 0.0
+        if by.beta2 is not None:
+            v[at] = torch.addcmul(by.beta2 * now.v[at], u[at], u[at], value=1 - by.beta2)
+            root = (v[at] / by.root).sqrt()
+            P[at] = 1 / (root + by.eps)
+            bend = by.rate * move * P[at].square() / (2 * by.root * root)
+            k[at] = torch.where(root > 0, bend, torch.zeros_like(bend))
+        theta[at] = (1 - by.rate * by.decay) * now.theta[at] - by.rate * P[at] * move
+    return Update(State(theta, m, v), g, u, P, k, clip, slope, spans)
+
+
+def pull(step: Update, x: State) -> tuple[State, Tensor]:
+    """`(the adjoint before the step but for H x_g, x_g)`, from the adjoint after it."""
+    s, theta, m, v = (torch.empty_like(x.theta) for _ in range(4))
+    for first, last, by in step.spans:
+        at = slice(first, last)
+        u, y = step.u[at], x.theta[..., at]
+        xm = x.m[..., at] - by.rate * by.a * step.P[at] * y
+        s[..., at] = (1 - by.tau) * xm if by.momentum else 0.0
+        m[..., at] = by.mu * xm if by.momentum else 0.0
+        if by.n:
+            s[..., at] -= by.rate * by.n * step.P[at] * y
+        v[..., at] = 0.0
+        if by.beta2 is not None:
+            xv = x.v[..., at] + step.k[at] * y
+            s[..., at] += 2 * (1 - by.beta2) * u * xv
+            v[..., at] = by.beta2 * xv
+        theta[..., at] = (1 - by.rate * by.decay) * y + by.l2 * s[..., at]
+    return State(theta, m, v), clipped(step, s)
+
+
+def push(step: Update, dot: State, g: Tensor) -> State:
+    """The change of the state after the step, from its change before it and that of the gradient, ġ."""
+    u = clipped(step, g)
+    theta, m, v = (torch.empty_like(u) for _ in range(3))
+    for first, last, by in step.spans:
+        at = slice(first, last)
+        if by.l2:
+            u[..., at] += by.l2 * dot.theta[..., at]
+        m[..., at] = by.mu * dot.m[..., at] + (1 - by.tau) * u[..., at] if by.momentum else 0.0
+        move = by.a * m[..., at] + by.n * u[..., at]
+        theta[..., at] = (1 - by.rate * by.decay) * dot.theta[..., at] - by.rate * step.P[at] * move
+        v[..., at] = 0.0
+        if by.beta2 is not None:
+            v[..., at] = by.beta2 * dot.v[..., at] + 2 * (1 - by.beta2) * step.u[at] * u[..., at]
+            theta[..., at] += step.k[at] * v[..., at]
+    return State(theta, m, v)
+
+
+def clipped(step: Update, g: Tensor) -> Tensor:
+    """J g, the derivative of clipping in the direction g; J is symmetric."""
+    if not step.slope:
+        return step.clip * g
+    return step.clip * g - step.slope * (g @ step.g)[..., None] * step.g
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of any shapes as one vector (n,)."""
+    return torch.cat([x.detach().reshape(-1) for x in tensors])
+
+
+def split(x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The vector (n,) as tensors of these shapes."""
+    return [part.view(shape) for part, shape in zip(x.split([math.prod(s) for s in shapes]), shapes, strict=True)]

@@ -1,0 +1,126 @@
+r"""Tangents: how the weights of the model change as the weight of a group of occurrences is lowered. Forward mode, exact to first order.
+
+Let w_z → (1−ε) w_z for the occurrences of a group S. With ẋ = dx/dε, at every step
+
+    ġ = H_t θ̇_t − Σ_{z ∈ S_t} w_z ∇ℓ(θ_t, z)          the Hessian-vector product of the step's own batch
+    (θ̇, ṁ, v̇)_{t+1} = ∂(clip, update) · (ġ, θ̇, ṁ, v̇)_t
+
+and θ̇_T is the data value embedding of S in full coordinates: its influence on any query is ⟨∇ℓ(θ_T, q), θ̇_T⟩, and on the model before
+step t ⟨∇ℓ(θ_t, q), θ̇_t⟩. Tangents of groups add up. A tangent begins at its group's first step. A sample that is moved is left out of
+its own step, and its gradient is added at another, with the weight that it had.
+
+Shapes:  G groups, n numbers in all parameters.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericalError, UnsupportedError, UsageError
+from ..replay import update
+from ..replay.queries import part
+from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
+from .derivative import State, flat, push, spans_of, split, take
+from .losses import StepGradient, or_zeros, step_gradient
+from .states import flat_state
+
+HOW = "exact tangents"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Occurrences that are left out, and occurrences that are put in at a step: its batch has them too, with the weight they had."""
+
+    out: Places = field(default_factory=dict)
+    into: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # step -> (step, position) of occurrences
+
+    def concerns(self, step: int) -> bool:
+        """Whether the group changes this step."""
+        return step in self.out or step in self.into
+
+
+def tangent(
+    recipe: RecipeSource,
+    groups: Sequence[Group],
+    steps: Collection[int] | None = None,
+    *,
+    args: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    progress: Progress | None = None,
+) -> dict[int, Tensor]:
+    """θ̇ (G, n) of the groups before each of these steps (default: after the last), the parameters in the optimizer's order."""
+    with own_randomness():
+        tape = Tape(recipe, args=args, dtype=dtype)
+        wanted = {tape.length} if steps is None else set(steps)
+        if not wanted or not 0 <= min(wanted) <= max(wanted) <= tape.length:
+            raise UsageError(f"steps must be between 0 and {tape.length}, the number of steps of the recipe, got {steps}.")
+        carried = Tangents(tape, groups)
+        out: dict[int, Tensor] = {}
+
+        def watch(t: int) -> None:
+            if t in wanted:
+                out[t] = carried.theta()
+            if t < tape.length:
+                carried.over(t)
+
+        tape.record((), progress, watch)
+    return out
+
+
+class Tangents:
+    """The tangents of G groups beside a training."""
+
+    def __init__(self, tape: Tape, groups: Sequence[Group]) -> None:
+        if tape.obstacle is not None:
+            raise UnsupportedError(f"{HOW} differentiate the optimizer's steps, but {tape.obstacle}.")
+        self.tape, self.groups = tape, groups
+        self._shapes = [p.shape for p in tape.parameters]
+        self._sizes = [p.numel() for p in tape.parameters]
+        self.states: dict[int, State] = {}  # of the groups that have begun
+
+    def theta(self) -> Tensor:
+        """θ̇ (G, n) before the step where the training stands."""
+        none = flat([torch.zeros_like(p) for p in self.tape.parameters])
+        return torch.stack([self.states[i].theta if i in self.states else none for i in range(len(self.groups))])
+
+    def over(self, t: int) -> None:
+        """Carry the tangents over step t, which the training is about to take."""
+        begun = [i for i, group in enumerate(self.groups) if i in self.states or group.concerns(t)]
+        if not begun:
+            return
+        now = flat_state(update.slots(self.tape.optimizer))
+        gradient = step_gradient(lambda: self.tape.losses(t), self.tape.weights(t), self.tape.parameters)
+        by = spans_of(self._sizes, update.coefficients(self.tape.optimizer))
+        step = take(now, flat(gradient.grads), by, self.tape.recipe.clip_norm)
+        for i in begun:
+            before = self.states.get(i)
+            change = self._left_out(gradient, t, self.groups[i])
+            if before is not None:
+                change = change + flat(gradient.pull(split(before.theta, self._shapes))[1])
+            zeros = torch.zeros_like(now.theta)
+            self.states[i] = push(step, before or State(zeros, zeros, zeros), change)
+            if not bool(self.states[i].theta.isfinite().all()):
+                raise NumericalError(f"the tangent of group {i} overflowed at step {t}. Compute it in float64.")
+
+    def _left_out(self, gradient: StepGradient, t: int, group: Group) -> Tensor:
+        """What the group takes from the step's gradient and adds to it, (n,)."""
+        gone = group.out.get(t, [])
+        change = flat([torch.zeros_like(p) for p in self.tape.parameters])
+        if gone:
+            change -= flat(gradient.grads if len(gone) == len(self.tape.ids[t]) else gradient.of(gone))
+        for step, position in group.into.get(t, ()):
+            change += self._moved(step, position)
+        return change
+
+    def _moved(self, step: int, position: int) -> Tensor:
+        """The gradient of one occurrence of another step, at the present weights."""
+        recipe = self.tape.recipe
+        batch = part(recipe.batches[step][1], position, position + 1)
+        with torch.enable_grad():
+            (loss,) = recipe.loss(recipe.model, batch)
+            weighted = loss * self.tape.weights(step)[position].to(loss)
+            grads = torch.autograd.grad(weighted, self.tape.parameters, allow_unused=True)
+        return flat(or_zeros(grads, self.tape.parameters))
