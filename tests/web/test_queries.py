@@ -128,7 +128,7 @@ def test_white_space_is_no_query(state: State) -> None:
 def test_a_text_fills_only_so_many_contexts(state: State) -> None:
     longest = MOST_PIECES * LENGTH + 1  # each byte but the first has a loss
     assert len(parse_text(state, "a" * longest).batch) == MOST_PIECES
-    words = f"fills the model's context {MOST_PIECES + 1} times; expected at most {MOST_PIECES}"
+    words = f"fills the model's context {MOST_PIECES + 1} times, and at most {MOST_PIECES} times is allowed"
     with pytest.raises(Refusal, match=words):
         parse_text(state, "a" * (longest + 1))
 
@@ -185,7 +185,7 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
     influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), at=8)
-    with pytest.raises(UsageError, match="found 2 texts of tokens; expected 3"):
+    with pytest.raises(UsageError, match=r"texts must have one text per token \(3\), got 2"):
         q._with_texts((["tags"], None), influence, lambda batch, place: ["a", "b"])
 
 

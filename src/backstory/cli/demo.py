@@ -36,7 +36,7 @@ def demo(
     import torch
 
     if what not in ("images", "text"):
-        raise UsageError(f"found {what!r}; expected images or text.")
+        raise UsageError(f"there is no demo {what!r}. Choose images or text.")
     torch.set_num_threads(1)
     if what == "text":
         _text(out or Path("demo-text"), json)

@@ -67,7 +67,7 @@ def load(name: str) -> Callable[[], Any]:
     """The function that `FILE.py:function` or `package.module:function` names; a file is run."""
     where, _, function = name.rpartition(":")
     if not where or not function.isidentifier():
-        raise UsageError(f"found {name!r}; expected FILE.py:function or package.module:function.")
+        raise UsageError(f"{name!r} does not name a recipe. Write FILE.py:function or package.module:function.")
     if not where.endswith(".py"):
         from ..replay.recipe import load_recipe
 
@@ -81,7 +81,7 @@ def load(name: str) -> Callable[[], Any]:
 
 def _run_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise UsageError(f"there is no file {str(file)!r}; expected the Python file that holds the recipe's function.")
+        raise UsageError(f"there is no file {str(file)!r}. Name the Python file that defines the recipe's function.")
     recipes.look_in(file.resolve().parent)  # its neighbours; what is installed comes first
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -104,7 +104,7 @@ def size(text: str) -> int:
     fits = SIZE.fullmatch(text.strip())
     unit = fits[2].lower() if fits else "?"
     if fits is None or unit not in UNITS:
-        raise UsageError(f"found --max-bytes {text!r}; expected a number of bytes, or one with a unit, such as 20GB.")
+        raise UsageError(f"--max-bytes must be a number of bytes, with or without a unit (20GB, 512MiB), got {text!r}.")
     return int(float(fits[1]) * UNITS[unit])
 
 
@@ -114,6 +114,8 @@ def ranks(text: str) -> int | tuple[int, int] | str:
         return text
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise UsageError(f"found --rank {text!r}; expected a number such as 16, OUTxIN such as 32x16, or auto:0.95.")
+        raise UsageError(
+            f"--rank must be a number such as 16, OUTxIN such as 32x16, or auto:SHARE such as auto:0.95, got {text!r}."
+        )
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

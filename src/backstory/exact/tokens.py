@@ -97,9 +97,7 @@ class TokenInfluence(Result):
     def with_texts(self, texts: Sequence[str]) -> "TokenInfluence":
         """The same with the text of each position."""
         if len(texts) != self.scores.shape[1]:
-            raise UsageError(
-                f"found {len(texts)} texts of tokens; expected {self.scores.shape[1]}, one for each position."
-            )
+            raise UsageError(f"texts must have one text per token ({self.scores.shape[1]}), got {len(texts)}.")
         return replace(self, texts=tuple(texts))
 
     def numbers(self) -> dict[str, Any]:

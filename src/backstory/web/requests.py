@@ -177,7 +177,11 @@ def side(pair: Pair, end: str) -> tuple[dict[str, Any], bytes | None, str | None
     given = {name: getattr(pair, name + end) for name in FIELDS}
     image: str | None = getattr(pair, f"image{end}")
     if image is not None and any(x is not None for x in given.values()):
-        raise Refusal(422, "found an image and another query; expected one of them.", "Send two queries in all.")
+        raise Refusal(
+            422,
+            "one of the two queries has both an image and a text, gradient or stored query.",
+            "Send one of them for each query.",
+        )
     return given, None if image is None else _bytes(image), getattr(pair, f"label{end}")
 
 

@@ -266,7 +266,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     async def respond(request: Request, body: TokensBody) -> Response:
         if len(body.sample) != len(body.step):
-            raise Refusal(422, "expected one step for each sample.", "Send sample and step in pairs.")
+            raise Refusal(422, "the numbers of samples and steps differ.", "Send one step with each sample.")
         hits = list(zip(body.sample, body.step, strict=True))
 
         def view() -> View:

@@ -221,7 +221,9 @@ class State:
         step = self.final if at is None else at
         if step not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints))
-            raise Refusal(422, f"found at={step}; the run can be queried at the steps {known}.", "Choose one of them.")
+            raise Refusal(
+                422, f"the run cannot be queried at step {step}, only at {known}.", "Choose one of these steps."
+            )
         return step
 
     def named(self, name: str | None) -> str:

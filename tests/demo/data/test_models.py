@@ -95,7 +95,7 @@ def test_a_negative_vocabulary_means_a_head_of_its_own() -> None:
 
 def test_other_files_are_refused() -> None:
     data, _ = checkpoint()
-    with pytest.raises(DataError, match="its header expects"):
+    with pytest.raises(DataError, match="numbers by its header"):
         models.read_llama(data[:-4])
     with pytest.raises(DataError, match="a header of 28"):
         models.read_llama(b"short")
