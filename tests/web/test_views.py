@@ -139,7 +139,9 @@ def test_pages_of_samples(state: State) -> None:
 
 
 def test_steps_the_wrong_way_round_are_refused(state: State) -> None:
-    with pytest.raises(Refusal, match=r"first_step \(from step\) is 9, which is after last_step \(to step\), 3") as error:
+    with pytest.raises(
+        Refusal, match=r"first_step \(from step\) is 9, which is after last_step \(to step\), 3"
+    ) as error:
         samples(state, first_step=9, last_step=3)
     assert error.value.code == 422
     assert samples(state, first_step=3, last_step=3).data["total"] == 3

@@ -29,7 +29,12 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="Planned steps; if not given, the recipe's.", min=1)] = None,
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
-    curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
+    curvature: Annotated[
+        str,
+        typer.Option(
+            help="auto, empirical, sampled:D (D draws) or exact:N (N outputs); append /K for K position groups."
+        ),
+    ] = "auto",
     encoding: Encoding = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[

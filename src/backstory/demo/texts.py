@@ -81,7 +81,7 @@ def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
     used = [i for i in order if i not in taken][:count]
     if len(used) < count or any(len(some) < QUERIES for some in queries.values()):
         raise UsageError(
-            f"the corpus is too small: after {QUERIES} queries of each domain it has {len(used):,} passages for training, "
+            f"the corpus is too small: after {QUERIES} queries from each source it has {len(used):,} passages for training, "
             f"and this run needs {count:,}. Use fewer steps, or more megabytes."
         )
     texts = torch.stack([pool.tokens[queries[name]] for name in domains])

@@ -22,7 +22,7 @@ from . import figures
 from .result import Result
 from .row import Row
 from .sign import describe_sign
-from .words import describe_signs, first_words, late_from, signed
+from .words import describe_signs, first_words, late_from, name_method, signed
 
 COLUMNS = ("sample", "label", "source", "step", "influence", "text")
 CONTENT = ("text", "label", "source")
@@ -134,7 +134,7 @@ class Influence(Result):
     sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, N) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
-    method: str  # "adjoint", "embeddings", "segments" or "index"; of a baseline, its name
+    method: str  # "adjoint" (a reverse sweep), "embeddings" or "segments"; of a baseline, its name
     complete: bool = True  # False: only the highest and lowest occurrences of each query are there
     lookup: Lookup | None = None
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
@@ -154,7 +154,7 @@ class Influence(Result):
     def headline(self) -> str:
         """What was queried, and how it was computed."""
         queries = "1 query" if self.n_queries == 1 else f"{self.n_queries} queries"
-        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,} (method: {self.method})"
+        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,} (method: {name_method(self.method)})"
 
     # -- both ends of the ranking ----------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Influence(Result):
         return np.bincount(np.unique(group * len(names) + inverse) // max(1, len(names)), minlength=n)
 
     def by_step(self, query: int | str | None = None) -> ByStep:
-        """The influence of each step's occurrences on a query: their sum, and their mean size."""
+        """The influence of each step's occurrences on a query: their sum, and the mean of |influence| (`size`)."""
         self._need_all("by_step()")
         one = self.only(query)
         scores, steps = one.scores[0].numpy(), one.steps

@@ -61,7 +61,7 @@ def test_a_source_whose_interval_includes_zero_is_grey_and_not_clear(visit: Visi
         expect(said).to_contain_text(source["words"])
         assert (source["words"] == "not clear") == (not clear)
         assert said.locator(".helped-ink, .hurt-ink").count() == int(clear)
-    cells = page.get_by_role("region", name="Source by domain").locator("td.number").all()
+    cells = page.get_by_role("region", name="Source by query set").locator("td.number").all()
     sure = [x for line in actual["clear"] for x in line]
     assert ["not clear" in cell.inner_text() for cell in cells] == [not x for x in sure]
 
