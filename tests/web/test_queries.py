@@ -73,7 +73,12 @@ def test_a_ready_gradient(state: State) -> None:
 
 @pytest.mark.parametrize(
     ("gradient", "words"),
-    [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136"), ([0.0] * 136, "0 everywhere")],
+    [
+        ([0.0], "this run needs 136"),
+        ([1e39] * 136, "float32"),
+        ([1.0] * 137, "this run needs 136"),
+        ([0.0] * 136, "0 everywhere"),
+    ],
 )
 def test_a_gradient_that_does_not_fit(state: State, gradient: list[float], words: str) -> None:
     with pytest.raises(Refusal, match=words) as error:
@@ -150,7 +155,7 @@ def test_the_replay_is_the_ranking_at_every_checkpoint(state: State) -> None:
         assert line["hits"] == [h.sample for h in right.top(10) if h.influence > 0]
         assert line["harmful"] == [h.sample for h in right.bottom(10) if h.influence < 0]
     assert {"by_step", "places_hits", "places_harmful"} == set(view.figures)
-    with pytest.raises(Refusal, match="cannot be replayed"):
+    with pytest.raises(Refusal, match="cannot be evaluated at other checkpoints"):
         show_influence(state, parse_gradient(state, [1.0] * 136), None, 2, True)
 
 

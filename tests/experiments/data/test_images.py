@@ -105,7 +105,7 @@ def test_wrong_arguments_say_what_is_expected() -> None:
         setup_of("mlp", "tanh", "sgd")
     with pytest.raises(UsageError, match="must be one of sgd, momentum, adamw"):
         setup_of("mlp", "relu", "lion")
-    with pytest.raises(UsageError, match="2 to 50"):
+    with pytest.raises(UsageError, match="between 2 and 50"):
         removals(TINY, 0, 51)
     with pytest.raises(UsageError, match="has 898"):
         recipe(replace(TINY, images=1790), 0)
