@@ -71,10 +71,11 @@ WORDS = {
     "configuration in `python -m experiments gpt --mode finetune` (another, smaller GPT). The second table: "
     "what `backstory plan` predicted for the default, from its own short trial in the same run.",
     "embed": "`share of peak`: 4 p² operations for each row (8 p² with momentum), relative to the speed of a 2048 × "
-    "2048 float32 product in the same run; left blank where a run has at most p/2 rows, whose embedding "
-    "takes far fewer. From disk it includes reading and writing, and `without writing` only reading. `× "
-    "Algorithm 1`: how many times as fast as the paper's pseudocode, transcribed line by line. `damped`: the "
-    "implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line before.",
+    "2048 float32 product in the same run. From disk it includes reading and writing (`without writing`: "
+    "only reading), and is left blank where a run has at most p/2 rows, whose embedding takes far fewer "
+    "operations. `× Algorithm 1`: how many times as fast as the paper's pseudocode, transcribed line by "
+    "line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
+    "before.",
     "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included.",
     "store": "`times smaller`: than float16 × 1,024 random dimensions per layer with the same curvature setting. "
     "Bytes: rows and steps on disk; fixed bytes (the projection) do not grow with the run. The second table "

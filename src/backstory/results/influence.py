@@ -158,13 +158,16 @@ class Influence(Result):
 
     # -- both ends of the ranking ----------------------------------------------------------------------------------
 
-    def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
-        """The k most helpful, highest first; per "sample" (its occurrences summed) or per "occurrence"."""
-        return self._with_content(self._ranked(k, query, per, 1.0))
+    def top(self, k: int = 10, *, query: int | str | None = None, per: str | None = None) -> list[RankedSample]:
+        """The k most helpful, highest first: per "sample" (its occurrences summed, the default) or per "occurrence".
 
-    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
-        """The k most harmful, lowest first."""
-        return self._with_content(self._ranked(k, query, per, -1.0))
+        A result of a query with `keep=` has single occurrences only: it ranks these, at most as many as were kept.
+        """
+        return self._with_content(self._ranked(k, query, per or self._per, 1.0))
+
+    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str | None = None) -> list[RankedSample]:
+        """The k most harmful, lowest first; `per` as in `top`."""
+        return self._with_content(self._ranked(k, query, per or self._per, -1.0))
 
     def hits(
         self, k: int = 10, *, query: int | str | None = None, per: str | None = None
@@ -184,8 +187,8 @@ class Influence(Result):
             raise UsageError(f"k must be at least 1 and per 'sample' or 'occurrence', got k={k}, per={per!r}.")
         if not self.complete and per == "sample":
             raise UsageError(
-                "the result has only the highest and lowest occurrences (keep=). Pass per='occurrence', or query "
-                "without keep=."
+                "per='sample' needs all occurrences, but the result has only the highest and lowest (keep=). Leave per= "
+                "out to rank single occurrences, or query without keep=."
             )
         one = self.only(query)
         scores = one.scores[0].numpy()
