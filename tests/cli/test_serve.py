@@ -94,7 +94,7 @@ def test_a_run_is_opened_without_a_recipe_that_nobody_asked_for(
 ) -> None:
     monkeypatch.setattr(output, "out", Console(width=400))
     assert serve._open(hostile.mine, None, False, 0).recipe is None
-    said = "note: the recipe my_training:recipe(seed=0), which Python does not find here, was not imported."
+    said = "note: the recipe my_training:recipe(seed=0), which Python cannot find, was not imported."
     assert said in capsys.readouterr().out
     monkeypatch.setattr("backstory.demo.digits.images", Mock(side_effect=UsageError("the data are not here.")))
     own = "backstory.demo.digits:recipe"

@@ -98,7 +98,8 @@ def overwriting(
     run: RunPath, queries: Queries,
     sample: Annotated[str, typer.Option(help="ID of the sample to follow.")],
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
-    at: At = "final", top: Top = 10,
+    at: At = "final",
+    top: Annotated[int, typer.Option(help="Results per table.", min=1)] = 10,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip

@@ -30,7 +30,7 @@ CHECKPOINTS = 4
 TOP = 3  # passages at either end of a result
 CAUTION = (
     "This model was trained from scratch, where recorded scores are weakest: in our GPT study their rank "
-    "correlation with retraining is about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
+    "correlation with retraining is about 0.3 (fine-tuned: 0.77), magnitudes are several times too small, and single signs can be wrong. "
     "Check what matters by retraining (backstory.exact)."
 )
 

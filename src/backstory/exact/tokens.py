@@ -81,7 +81,9 @@ class TokenInfluence(Result):
     @property
     def headline(self) -> str:
         """Which occurrence it is."""
-        return f"Parts of the tokens of sample {self.sample} at step {self.step} in its influence on the model at step {self.at}"
+        return (
+            f"Influence of each token of sample {self.sample}, used at step {self.step}, on the model at step {self.at}"
+        )
 
     @property
     def words(self) -> tuple[str, ...]:

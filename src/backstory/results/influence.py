@@ -110,10 +110,10 @@ class Occurrences(Result):
     def words(self) -> tuple[str, ...]:
         """How many uses helped and hurt, with a remark on late ones, which little has overwritten."""
         late = [step for step in self.steps if step >= late_from(self.at)]
-        use, where = "Its uses" if len(late) > 1 else "Its use", ", ".join(f"{s:,}" for s in late[:6])
+        many, where = len(late) > 1, ", ".join(f"{s:,}" for s in late[:6])
         why = (
-            f"{use} at step {where} came in the last tenth of training. Little came after to overwrite it, so it "
-            "weighs more than an earlier use would.",
+            f"Its use{'s at steps' if many else ' at step'} {where} came in the last tenth of training. Little came after "
+            f"to overwrite {'them, so they weigh' if many else 'it, so it weighs'} more than an earlier use would.",
         )
         return describe_signs(self.influence), *(why if late else ())
 

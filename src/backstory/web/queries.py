@@ -120,7 +120,7 @@ def need_index(state: State, name: str, index: int) -> int:
 
 def how(state: State, what: str) -> str:
     """What to do where a query of this kind is not available."""
-    return NEEDS_RECIPE if state.recipe is None else f"Give the recipe's page {what}, and start the service again."
+    return NEEDS_RECIPE if state.recipe is None else f"Add {what} to the recipe's page, and restart the service."
 
 
 def _input(kind: str, **fields: Any) -> dict[str, Any]:

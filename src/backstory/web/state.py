@@ -204,7 +204,7 @@ class State:
             out.append(NEEDS_RECIPE)
         elif not self.has_model:
             out.append(
-                "The run stores no weights of its end, so its model cannot be queried: record with steps=…, checkpoints=K."
+                "The run has no final weights, so its model cannot be queried: record with steps=…, checkpoints=K."
             )
         if self.recipe is not None and self.recipe.page.text is None:
             out.append("Typed text: the recipe's page has no text=, a function from text to a batch.")
@@ -213,7 +213,9 @@ class State:
         if self.final not in self.in_memory:
             stored = self.run.has_embeddings(self.final)
             why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
-            out.append(f"Embeddings of the final model in memory ({why}): queries read the run; no neighbours.")
+            out.append(
+                f"Embeddings of the final model in memory ({why}): without them, queries read the run and there are no neighbours."
+            )
         return out
 
     def step(self, at: int | None) -> int:

@@ -125,7 +125,7 @@ def sources(state: State, queries: Sequence[str] | None, by: str | None, at: int
 def _column(state: State, by: str | None) -> str:
     column = by or ("source" if state.catalogue.has["source"] else "label")
     if not state.catalogue.has[column]:
-        hint = f"Give it with run.describe(ids, {column}=…), or group by another column."
+        hint = f"Add it with run.describe(ids, {column}=…), or group by another column."
         raise Refusal(422, f"the run has no {column} for its samples.", hint)
     return column
 
@@ -265,7 +265,7 @@ def form(state: State, mistakes: bool = False) -> View:
     """What can be queried; with `mistakes`, of the stored queries those alone that the model gets wrong."""
     predicts = state.page.predict is not None
     if mistakes and not predicts:
-        hint = "Give the recipe's page predict=, and start the service with the recipe."
+        hint = "Add predict= to the recipe's page, and start the service with the recipe."
         raise Refusal(422, "this service does not know the model's mistakes.", hint)
     data = {
         **about(state),

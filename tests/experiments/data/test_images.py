@@ -107,5 +107,5 @@ def test_wrong_arguments_say_what_is_expected() -> None:
         setup_of("mlp", "relu", "lion")
     with pytest.raises(UsageError, match="between 2 and 50"):
         removals(TINY, 0, 51)
-    with pytest.raises(UsageError, match="has 898"):
+    with pytest.raises(UsageError, match="has only 898"):
         recipe(replace(TINY, images=1790), 0)

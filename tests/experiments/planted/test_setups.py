@@ -71,7 +71,7 @@ def test_what_cannot_be_planted_is_refused() -> None:
             problem_of(TINY, kind, 0, share)
     with pytest.raises(UsageError, match="labels are corrupted in images"):
         problem_of(TINY, "labels", 0, 0.1)
-    with pytest.raises(UsageError, match="wrong labels are planted among images"):
+    with pytest.raises(UsageError, match="labels are corrupted in images"):
         problem_of(DIGITS, "shuffled", 0, 0.1)
     with pytest.raises(UsageError, match="so that some stay clean"):
         problem_of(DIGITS, "labels", 0, 0.999)
