@@ -51,7 +51,7 @@ def plan(
     """Estimate what recording will cost, by a trial on your own model.
 
     Runs your file and a few steps of its training, with and without recording, on copies of its model and optimizer. Reports
-    disk space, memory to embed and query, slow-down, and with --max-bytes the largest rank that fits.
+    disk space, memory to embed and query, slowdown, and with --max-bytes the largest rank that fits.
     """
     from ..recording.plan import plan as plan_recording
 
