@@ -81,7 +81,7 @@ def test_the_life_of_one_sample_up_to_a_checkpoint(plain: Small) -> None:
     falls, rises = np.array([0.04, 0.01]), np.array([0.01, 0.04])
     told = replace(thirds, mean=np.stack([falls, rises, falls])).words
     assert told == (
-        f"early and late, each: {describe_change(falls.tolist())}",
+        f"early, late (each): {describe_change(falls.tolist())}",
         f"middle: {describe_change(rises.tolist())}",
     )
     assert replace(thirds, mean=np.stack([falls] * 3)).words == (f"Each group: {describe_change(falls.tolist())}",)

@@ -30,10 +30,7 @@ def plan(
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
     curvature: Annotated[
-        str,
-        typer.Option(
-            help="auto, empirical, sampled:D (D draws) or exact:N (N outputs); append /K for K position groups."
-        ),
+        str, typer.Option(help="auto, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups.")
     ] = "auto",
     encoding: Encoding = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
@@ -119,8 +116,6 @@ def ranks(text: str) -> int | tuple[int, int] | str:
         return text
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise UsageError(
-            f"--rank must be a number such as 16, OUTxIN such as 32x16, or auto:SHARE such as auto:0.95, got {text!r}."
-        )
+        raise UsageError(f"--rank must be a number (16), OUTxIN (32x16) or auto:SHARE (auto:0.95), got {text!r}.")
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

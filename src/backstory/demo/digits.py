@@ -132,18 +132,14 @@ def _grey(data: bytes) -> Any:
     Image = _pillow()
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))  # reads the size, and decodes nothing yet
-        size = f"{image.width} × {image.height} pixels"
+        size = f"{image.width} × {image.height}"
         whole = image.convert("RGBA") if image.width * image.height <= MOST_PIXELS else None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        size, whole = "far more pixels", None
+        size, whole = "far more", None
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError(
-            "the upload is not a complete PNG image. Save the image as PNG, and send that file."
-        ) from error
+        raise UsageError("the upload is not a complete PNG image. Save it as PNG, and send that file.") from error
     if whole is None:
-        raise UsageError(
-            f"the image is too large: it has {size}, and at most {MOST_PIXELS:,} are allowed. Send a smaller one."
-        )
+        raise UsageError(f"the image must have at most {MOST_PIXELS:,} pixels, got {size}. Send a smaller one.")
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
 
 

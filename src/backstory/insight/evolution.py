@@ -45,12 +45,12 @@ class Evolution(Result):
     @property
     def words(self) -> tuple[str, ...]:
         """How each group's influence changed; what holds for several is said once, and a single group needs no name."""
-        named, alike = [g for g in self.groups if g != OTHERS], dict[str, list[str]]()
-        for group in named:
-            alike.setdefault(self.describe(group), []).append(group)
+        named = {g: self.describe(g) for g in self.groups if g != OTHERS}
+        alike = {text: [g for g in named if named[g] == text] for text in named.values()}
         if len(named) == 1:
             return tuple(alike)
-        return tuple(f"{_name_groups(groups, len(named))}: {text}" for text, groups in alike.items())
+        each = {text: ", ".join(g) + (" (each)" if len(g) > 1 else "") for text, g in alike.items()}
+        return tuple(f"{groups if len(alike) > 1 else 'Each group'}: {text}" for text, groups in each.items())
 
     def describe(self, group: str) -> str:
         """How the influence of one group changed, in a sentence."""
@@ -76,12 +76,6 @@ class Evolution(Result):
         """One line for each group; with `signs` in the colour of its last sign."""
         lines = dict(zip(self.groups, self.mean.tolist(), strict=True))
         return figures.drawable(evolution=figures.evolution(self.checkpoints, lines, signs=signs))
-
-
-def _name_groups(groups: Sequence[str], of: int) -> str:
-    if len(groups) == 1:
-        return groups[0]
-    return "Each group" if len(groups) == of else f"{', '.join(groups[:-1])} and {groups[-1]}, each"
 
 
 def evolution(

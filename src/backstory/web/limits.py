@@ -99,9 +99,7 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if not self.limits.any_host and not loopback(name):
             raise Refusal(
-                400,
-                "the request's Host header does not name this machine.",
-                "Use the address that the service printed.",
+                400, "the Host header does not name this machine.", "Use the address that the service printed."
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS") and foreign(headers):
             raise Refusal(
@@ -128,9 +126,7 @@ class Guard:
             body = await asyncio.wait_for(self._read(receive), self.limits.body_seconds)
         except TimeoutError:
             raise Refusal(
-                400,
-                f"the body did not arrive within {self.limits.body_seconds:g} s.",
-                "Send it again over a faster connection.",
+                400, f"the body did not arrive within {self.limits.body_seconds:g} s.", "Send the request again."
             ) from None
         return _again(body, receive)
 
@@ -139,9 +135,7 @@ class Guard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refusal(
-                    400, "the connection closed before the whole body had arrived.", "Send the request again."
-                )
+                raise Refusal(400, "the connection closed before the body was complete.", "Send the request again.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.limits.most_bytes:

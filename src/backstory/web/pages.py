@@ -134,21 +134,9 @@ def share(x: float, largest: float) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
-        signed,
-        plain,
-        name_label,
-        name_method,
-        verb,
-        without,
-        common_words,
-        count,
-        when,
-        shortened,
-        marked,
-        most,
-        share,
+        signed, plain, name_label, name_method, verb, without, common_words, count, when, shortened, marked, most, share,
     )
-}
+}  # fmt: skip
 
 
 # -- what a page needs beside its view ------------------------------------------------------------------------------

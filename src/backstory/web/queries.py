@@ -92,9 +92,7 @@ def parse_query(state: State, body: QueryBody) -> Query:
             return parse_gradient(state, gradient)
         case (None, None, str(name), int(index)):
             return parse_stored(state, name, index)
-    raise Refusal(
-        422, "a request must have exactly one of text, gradient, or set with index.", "Send one query at a time."
-    )
+    raise Refusal(422, "a query needs exactly one of text, gradient, or set with index.", "Send one query at a time.")
 
 
 def parse_pair(state: State, pair: Pair) -> tuple[Query, Query]:
@@ -110,11 +108,7 @@ def need_index(state: State, name: str, index: int) -> int:
     """The index of a query of a set that exists."""
     count = size(state.sets[name])
     if not 0 <= index < count:
-        raise Refusal(
-            404,
-            f"there is no query {index}: the query set has {count} queries.",
-            f"Use an index from 0 to {count - 1}.",
-        )
+        raise Refusal(404, f"there is no query {index}: the query set has {count} queries.", "Count from 0.")
     return index
 
 
@@ -152,11 +146,7 @@ def show_influence(state: State, query: Query, at: int | None, top: int, replay:
     """Which samples helped and which hurt; with `replay`, the rankings at every checkpoint."""
     began, step = time.perf_counter(), state.step(at)
     if replay and query.gradient is not None:
-        raise Refusal(
-            422,
-            "a gradient belongs to one model, so it cannot be evaluated at other checkpoints.",
-            "Send it without replay.",
-        )
+        raise Refusal(422, "a gradient cannot be evaluated at other checkpoints.", "Send it without replay.")
     influence = influence_of(state, query, step)
     rankings = rankings_of([influence_of(state, query, c) for c in state.queryable], step) if replay else None
     return _view(state, query, influence, top, began, rankings)

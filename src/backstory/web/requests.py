@@ -102,9 +102,7 @@ class Pair(Shape):
 class SampleFilter(BaseModel):
     """Which samples to list, in which order, and which page of them."""
 
-    text: Annotated[
-        str | None, Field(max_length=LONGEST_TEXT, description="text to find in the sample's text or id")
-    ] = None
+    text: Annotated[str | None, Field(max_length=LONGEST_TEXT, description="part of the text or the id")] = None
     source: Name | None = None
     label: Name | None = None
     first_step: Step | None = None
@@ -179,11 +177,7 @@ def side(pair: Pair, end: str) -> tuple[dict[str, Any], bytes | None, str | None
     given = {name: getattr(pair, name + end) for name in FIELDS}
     image: str | None = getattr(pair, f"image{end}")
     if image is not None and any(x is not None for x in given.values()):
-        raise Refusal(
-            422,
-            "one of the two queries has both an image and a text, gradient or stored query.",
-            "Send one of them for each query.",
-        )
+        raise Refusal(422, "one of the two queries has an image and another query.", "Send exactly two queries.")
     return given, None if image is None else _bytes(image), getattr(pair, f"label{end}")
 
 

@@ -213,9 +213,7 @@ class State:
         if self.final not in self.in_memory:
             stored = self.run.has_embeddings(self.final)
             why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
-            out.append(
-                f"Embeddings of the final model in memory ({why}): without them, queries read the run and there are no neighbours."
-            )
+            out.append(f"Embeddings of the final model in memory ({why}). Queries read the run; no neighbours.")
         return out
 
     def step(self, at: int | None) -> int:
@@ -223,9 +221,7 @@ class State:
         step = self.final if at is None else at
         if step not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints))
-            raise Refusal(
-                422, f"the run cannot be queried at step {step}, only at {known}.", "Choose one of these steps."
-            )
+            raise Refusal(422, f"the run cannot be queried at step {step}, only at {known}.", "Choose one of these.")
         return step
 
     def named(self, name: str | None) -> str:
