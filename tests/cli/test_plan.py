@@ -124,7 +124,7 @@ def test_sizes_and_ranks_that_mean_nothing() -> None:
         with pytest.raises(UsageError, match="number of bytes, with or without a unit"):
             size(text)
     for text in ("x", "3x4x5", "-1", "1.5", ""):
-        with pytest.raises(UsageError, match="such as 16"):
+        with pytest.raises(UsageError, match="rank must be a number"):
             ranks(text)
     assert (ranks("16"), ranks("32x8")) == (16, (32, 8))
     assert ranks("auto:0.95/8") == "auto:0.95/8", "`record` says what it stands for, or refuses it"
