@@ -90,7 +90,7 @@ def analytic(
     refuse_compressed(RunStore.open(run.path), "the paper's simplified curve")
     step, p = run.step_of(at), run.width
     if probes is not None and probes < 1:
-        raise UsageError(f"found probes={probes}; expected at least 1, or None for all {p} dimensions.")
+        raise UsageError(f"probes must be at least 1, or None for all {p} dimensions, got {probes}.")
     z = torch.eye(p) if probes is None else _signs(probes, p, seed)
     share = 1.0 if probes is None else 1 / probes  # unit vectors are summed, random ones averaged
     rate = run.steps(0, step).groups["rate"].max(1)

@@ -57,7 +57,7 @@ def seeds_of(text: str) -> list[int]:
     try:
         parts = [[int(x) for x in part.split("-")] for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"found seeds {text!r}; expected such as 0-4, or 0,2,5.") from None
+        raise typer.BadParameter(f"seeds must be a range such as 0-4 or a list such as 0,2,5, got {text!r}.") from None
     return list(dict.fromkeys(s for part in parts for s in range(part[0], part[-1] + 1)))
 
 
@@ -76,7 +76,7 @@ def floats_of(text: str) -> list[float]:
     try:
         return [float(word) for word in words_of(text)]
     except ValueError:
-        raise typer.BadParameter(f"found {text!r}; expected numbers with commas, such as 4,8,16.") from None
+        raise typer.BadParameter(f"must be comma-separated numbers such as 4,8,16, got {text!r}.") from None
 
 
 def numbers_of(text: str) -> list[int]:

@@ -270,7 +270,7 @@ def select(methods: Sequence[Method[P]], only: Sequence[str] | None) -> tuple[li
     known = {m.name for m in methods} | {m.group for m in methods if m.group}
     if unknown := [name for name in only or () if name not in known]:
         names = dict.fromkeys(m.group or m.name for m in methods)
-        raise UsageError(f"found method {unknown[0]!r}; expected one of {', '.join(names)}.")
+        raise UsageError(f"there is no method {unknown[0]!r}. Choose from {', '.join(names)}.")
     wanted = [m for m in methods if (m.default if only is None else {m.name, m.group} & set(only))]
     why = {m.name: _obstacle(m) for m in wanted}
     return [m for m in wanted if not why[m.name]], [f"{name}: {reason}" for name, reason in why.items() if reason]

@@ -121,3 +121,10 @@ def test_the_phrase_is_gone(phrase: str, sources: dict[str, str]) -> None:
         for hit in search.finditer(text)
     ]
     assert not left, "\n".join(left)
+
+
+def test_errors_are_sentences() -> None:
+    files = [file for folder in ("src", "experiments") for file in (ROOT / folder).rglob("*.py")]
+    read = {str(file.relative_to(ROOT)): flat(file.read_text(encoding="utf-8")) for file in files}
+    assert "experiments/cli.py" in read
+    assert not [name for name, text in read.items() if re.search(r"[\"']found [^.]*; expected|; expected ", text)]

@@ -154,7 +154,7 @@ def _last_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, IndexError) as error:
         raise UsageError(f"{path} is not the output of a command with --json ({error}). Write it again.") from None
     if not isinstance(value, dict):
-        raise UsageError(f"found {type(value).__name__} on the last line of {path}; expected a JSON object.")
+        raise UsageError(f"the last line of {path} must be a JSON object, got {type(value).__name__}.")
     return value
 
 

@@ -52,7 +52,7 @@ def _known(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"found device {device!r}, which torch cannot use ({str(error).splitlines()[0]}); expected one that "
+            f"torch cannot use the device {device!r} ({str(error).splitlines()[0]}). Choose one that "
             "torch.zeros(1, device=...) accepts, such as cuda."
         ) from error
 
@@ -118,5 +118,7 @@ def _compared(make: Callable[[str, Path], Tensor], device: str, tolerance: float
         here, there = make("cpu", Path(folder) / "here"), make(device, Path(folder) / "there")
     off = float((here - there).abs().max() / here.abs().max())
     if not off < tolerance:
-        raise BackstoryError(f"differs from the CPU by {off:.1e} of the largest value; expected below {tolerance:.0e}.")
+        raise BackstoryError(
+            f"differs from the CPU by {off:.1e} of the largest value, more than the {tolerance:.0e} allowed."
+        )
     return f"differs from the CPU by {off:.1e} of the largest value"

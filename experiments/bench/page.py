@@ -65,25 +65,32 @@ SERVE: Columns = (
 )  # fmt: skip
 
 WORDS = {
-    "record": "`ratio`: recorded over plain training, disk included, median of the turns after the warm-up. `learning`: "
-    "seconds of the warm-up beyond steady recording, once a run. `ratio of N steps`: the whole run with both. `fidelity`: Spearman "
-    "with retraining of the same configuration in `python -m experiments gpt --mode finetune` (another, smaller GPT). The second table: what "
-    "`backstory plan` said of the default, from a short trial of its own in the same run.",
-    "embed": "`share of peak`: 4 p² operations for each row (8 p² with momentum), over the speed of a 2048 × 2048 float32 product in the same "
-    "run, and none where a run has at most p/2 rows, whose embedding takes far fewer; from disk with reading and writing included, and `without writing`. `× Algorithm 1`: how many times as fast as the paper's pseudocode, "
-    "transcribed line by line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
+    "record": "`ratio`: recorded over plain training time, disk included, median of the turns after the warm-up. "
+    "`learning`: extra seconds of the warm-up compared with steady recording, once per run. `ratio of N "
+    "steps`: the whole run with both. `fidelity`: Spearman correlation with retraining of the same "
+    "configuration in `python -m experiments gpt --mode finetune` (another, smaller GPT). The second table: "
+    "what `backstory plan` predicted for the default, from its own short trial in the same run.",
+    "embed": "`share of peak`: 4 p² operations for each row (8 p² with momentum), relative to the speed of a 2048 × "
+    "2048 float32 product in the same run. From disk it includes reading and writing (`without writing`: "
+    "only reading), and is left blank where a run has at most p/2 rows, whose embedding takes far fewer "
+    "operations. `× Algorithm 1`: how many times as fast as the paper's pseudocode, transcribed line by "
+    "line. `damped`: the implicit form at every step. `exponent`: k of seconds ∝ valueᵏ since the line "
     "before.",
     "query": "All samples of one epoch scored on all queries, recording excluded, query gradients included.",
-    "store": "`times smaller`: than float16 × 1,024 random dimensions a layer with the same curvature setting. Bytes: rows "
-    "and steps on disk; fixed bytes (the basis) do not grow with the run. The second table is the paper's efficiency table; "
-    "it reports, on an A100 with Pythia-410M, LoGRA 170 GB, 63.6 GB, 41.6 samples/s and data value embeddings 171 GB, "
-    "64.6 / 0.84 GB, 667.5 samples/s, influence 640 samples/s for both.",
-    "peers": "Every rival in an environment of its own, in a process of its own, one thread. `plain`: one epoch without it in "
-    "the same process. `recording / plain`: training with the rival in the loop. `index`: what it does after training.",
-    "serve": "Typed text to ranked answer over HTTP, one thread a question. `cold`: the first question after a start, median of the "
-    "starts. `warm`: questions one after the other. `with them`: all clients at once, each asking again as soon as it has its answer. "
-    "`memory growth`: from the first tenth of that time to its end.",
-    "device": "Small runs on the device beside the same on the CPU, then plain and recorded training in turns.",
+    "store": "`times smaller`: than float16 × 1,024 random dimensions per layer with the same curvature setting. "
+    "Bytes: rows and steps on disk; fixed bytes (the projection) do not grow with the run. The second table "
+    "has the form of the paper's efficiency table. The paper reports, on an A100 with Pythia-410M, LoGRA 170 "
+    "GB, 63.6 GB, 41.6 samples/s and data value embeddings 171 GB, 64.6 / 0.84 GB, 667.5 samples/s, "
+    "influence 640 samples/s for both.",
+    "peers": "Each other library runs in its own environment and process, with one thread. `plain`: one epoch without "
+    "it in the same process. `recording / plain`: training with the library in the loop. `index`: what it "
+    "does after training.",
+    "serve": "From typed text to ranked result over HTTP, one thread per query. `cold`: the first query after a "
+    "start, median of the starts. `warm`: queries one after the other. `with them`: all clients at once, "
+    "each sending its next query as soon as it has a result. `memory growth`: from the first tenth of that "
+    "time to its end.",
+    "device": "Small runs on the device compared with the same runs on the CPU, then plain and recorded training in "
+    "turns.",
 }
 CHECKS: Columns = (("check", "check"), ("passed", "passed"), ("found", "found"))
 TABLES: dict[str, dict[str, Columns]] = {
@@ -107,9 +114,9 @@ def page(result: Mapping[str, Mapping[str, Any]]) -> str:
         "Written by `make bench`.",
     ]
     lines += [
-        "Times are wall time unless CPU is said. Recording, embedding in memory and questions: medians of interleaved",
-        "repeats, the first not counted. Embedding from disk: medians of repeats. The efficiency table and",
-        "the rivals' index and queries: measured once, without a first run (but dattri LoGRA's compilation).",
+        "Times are wall time unless marked as CPU time. Recording, embedding in memory and queries: medians of interleaved",
+        "repeats, without the first. Embedding from disk: medians of repeats. The efficiency table and the other",
+        "libraries' index and queries: measured once, without a warm-up run (except for dattri LoGRA's compilation).",
     ]
     for name, values in result.items():
         lines += ["", f"## `python -m experiments bench {name}`", "", WORDS[name]]

@@ -70,7 +70,7 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer:
 
 def _expect(what: str, result: str, known: tuple[str, ...]) -> None:
     if result not in known:
-        raise UsageError(f"found {what}={result!r}; expected one of {', '.join(known)}.")
+        raise UsageError(f"{what} must be one of {', '.join(known)}, got {result!r}.")
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -118,7 +118,7 @@ def split(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
     drawn = []
     for result, count, what in zip(images(setup), (setup.images, setup.queries), ("data", "queries"), strict=True):
         if count > len(result.y):
-            raise UsageError(f"found {count} images; the data set {result.name} has {len(result.y)}.")
+            raise UsageError(f"the data set {result.name} has only {len(result.y)} images, got {count}.")
         drawn.append(torch.randperm(len(result.y), generator=generator(seed, what))[:count])
     return drawn[0], drawn[1]
 
@@ -144,7 +144,7 @@ def net(setup: Setup, side: int, seed: int) -> nn.Module:
 def removals(setup: Setup, seed: int, count: int) -> tuple[list[Removal], list[Removal]]:
     """`count` samples, each left out of the last epoch only, and out of all epochs."""
     if not 1 < count <= setup.images:
-        raise UsageError(f"found removals={count}; expected 2 to {setup.images}.")
+        raise UsageError(f"removals must be between 2 and {setup.images}, got {count}.")
     train, _ = split(setup, seed)
     drawn = train[torch.randperm(len(train), generator=generator(seed, "removals"))[:count]].tolist()
     last = last_epoch(setup)

@@ -43,7 +43,7 @@ def pixels(data: bytes) -> Tensor:
     """(N, 1, H, W) from 0 to 1."""
     kind, n, height, width = struct.unpack(">4I", data[:16])
     if kind != IMAGES:
-        raise DataError(f"found an idx file of kind {kind}; expected images ({IMAGES}).")
+        raise DataError(f"an idx file of images must have the kind {IMAGES}, got {kind}.")
     values = np.frombuffer(data, np.uint8, offset=16).reshape(n, 1, height, width)
     return torch.from_numpy(values.copy()).float() / 255
 
@@ -52,7 +52,7 @@ def labels(data: bytes) -> Tensor:
     """(N,)."""
     kind, _ = struct.unpack(">2I", data[:8])
     if kind != LABELS:
-        raise DataError(f"found an idx file of kind {kind}; expected labels ({LABELS}).")
+        raise DataError(f"an idx file of labels must have the kind {LABELS}, got {kind}.")
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=8).copy()).long()
 
 

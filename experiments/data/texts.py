@@ -44,7 +44,7 @@ PARTS = ("whole", "half")  # of a source that is removed
 def setup_named(mode: str) -> DomainSetup:
     """The set-up of a mode."""
     if mode not in SETUPS:
-        raise UsageError(f"found mode={mode!r}; expected one of {', '.join(SETUPS)}.")
+        raise UsageError(f"mode must be one of {', '.join(SETUPS)}, got {mode!r}.")
     return SETUPS[mode]
 
 

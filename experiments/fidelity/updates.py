@@ -65,7 +65,7 @@ class Update(NamedTuple):
     def modelled(self, model: str) -> "Update":
         """The update as it was, with its v̂ factored, or as a plain SGD step."""
         if model not in MODELS:
-            raise UsageError(f"found model={model!r} of an update; expected one of {', '.join(MODELS)}.")
+            raise UsageError(f"the model of an update must be one of {', '.join(MODELS)}, got {model!r}.")
         if model == "proxy":
             return Update(self.rate)
         if model == "factored" and self.v is not None:
@@ -85,8 +85,8 @@ def coefficients(optimizer: Optimizer) -> Update:
     """What the next update of the optimizer will be, but for v̂."""
     if len(optimizer.param_groups) != 1 or type(optimizer) not in (SGD, AdamW):
         raise UsageError(
-            f"found {type(optimizer).__name__} with {len(optimizer.param_groups)} parameter groups; expected SGD or AdamW "
-            "with one."
+            f"the optimizer must be SGD or AdamW with one parameter group, got {type(optimizer).__name__} with "
+            f"{len(optimizer.param_groups)}."
         )
     group = optimizer.param_groups[0]
     state = optimizer.state.get(group["params"][0], {})
@@ -117,7 +117,7 @@ def _sgd(group: dict[str, Any], state: dict[str, Any]) -> Update:
 
 def _adamw(group: dict[str, Any], state: dict[str, Any]) -> Update:
     if group["amsgrad"] or group["maximize"]:
-        raise UsageError("found AdamW with amsgrad or maximize; expected neither.")
+        raise UsageError("AdamW must be used without amsgrad and maximize here.")
     beta1 = float(group["betas"][0])
     return Update(
         rate=float(group["lr"]),

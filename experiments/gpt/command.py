@@ -182,7 +182,7 @@ def print_projection(result: Result) -> None:
 def _checkpoints(text: str) -> list[int | None]:
     words = words_of(text)
     if not words or not all(word == "all" or (word.isdigit() and int(word)) for word in words):
-        raise typer.BadParameter(f"found --numbers {text!r}; expected numbers with commas, or all, such as 5,20,all.")
+        raise typer.BadParameter(f"--numbers must be comma-separated numbers or all, such as 5,20,all, got {text!r}.")
     return [None if word == "all" else int(word) for word in words]
 
 

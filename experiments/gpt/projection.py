@@ -41,7 +41,7 @@ def study(
 ) -> dict[str, Any]:
     """Random projections of each rank against the largest and against the truth: Backstory's, and LoGRA's beside."""
     if len(ranks) < 2 or min(ranks) < 1:
-        raise UsageError(f"found ranks={list(ranks)}; expected two or more, each at least 1.")
+        raise UsageError(f"ranks must be two or more numbers, each at least 1, got {list(ranks)}.")
     order, results = sorted(set(ranks)), []
     for seed in seeds:
         problem = problem_of(setup, seed, count)

@@ -44,7 +44,7 @@ SETUPS = {"finetune": GptSetup(), "scratch": GptSetup(mode="scratch", steps=300,
 def setup_named(mode: str) -> GptSetup:
     """The set-up of a mode."""
     if mode not in SETUPS:
-        raise UsageError(f"found mode={mode!r}; expected one of {', '.join(SETUPS)}.")
+        raise UsageError(f"mode must be one of {', '.join(SETUPS)}, got {mode!r}.")
     return SETUPS[mode]
 
 
@@ -134,7 +134,7 @@ def removals(setup: GptSetup, seed: int, count: int) -> list[Removal]:
     """`count` sequences of the run, drawn from the seed."""
     ids = draw(setup, seed).ids
     if not 1 < count <= len(ids):
-        raise UsageError(f"found removals={count}; expected 2 to {len(ids)}.")
+        raise UsageError(f"removals must be between 2 and {len(ids)}, got {count}.")
     chosen = torch.randperm(len(ids), generator=generator(seed, "removals"))[:count].tolist()
     return [Removal((ids[i],)) for i in chosen]
 

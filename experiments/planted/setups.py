@@ -51,10 +51,12 @@ def problem_of(setup: text.DomainSetup | images.Setup, kind: str, seed: int, sha
     """The run of this seed with `share` of its samples spoiled."""
     if kind not in KINDS or not 0 < share < 1:
         raise UsageError(
-            f"found kind={kind!r}, share={share}; expected one of {', '.join(KINDS)}, and a share between 0 and 1."
+            f"kind must be one of {', '.join(KINDS)}, and share between 0 and 1, got {kind!r} and {share}."
         )
     if isinstance(setup, images.Setup) != (kind == "labels"):
-        raise UsageError(f"found kind={kind!r}; wrong labels are planted among images, all else among passages.")
+        raise UsageError(
+            f"kind={kind!r} does not fit this data: labels are corrupted in images, all other kinds in passages."
+        )
     if isinstance(setup, images.Setup):
         make, planted, queries, loss = _images(setup, seed, share)
     else:
@@ -112,5 +114,7 @@ def _places(count: int, share: float, g: torch.Generator) -> list[int]:
     """Which of `count` samples are spoiled."""
     n = max(1, round(share * count))
     if n >= count:
-        raise UsageError(f"found share={share} of {count} samples; expected some clean ones too.")
+        raise UsageError(
+            f"share={share} would corrupt all {count} samples. Choose a smaller share, so that some stay clean."
+        )
     return sorted(torch.randperm(count, generator=g)[:n].tolist())

@@ -73,8 +73,8 @@ def grid(
     ]
     if unknown or not (ranks and projections and curvatures and warmups):
         raise UsageError(
-            f"found {unknown or 'an empty list'}; expected projections among {', '.join(PROJECTIONS)}, warm-ups in steps or "
-            "'epoch', and at least one of each."
+            f"these are not settings of the ablation: {unknown or 'an empty list'}. Give one or more projections "
+            f"({', '.join(PROJECTIONS)}) and warm-ups (a number of steps, or 'epoch')."
         )
     for projection, rank, curvature in product(projections, ranks, curvatures):
         for warmup in warmups if projection == "learned" else ("",):

@@ -145,7 +145,7 @@ def flat(plan: Recipe) -> Flat:
     start = torch.cat([p.detach().reshape(-1) for p in named.values()]).double()
     if len(start) > MOST_WEIGHTS:
         raise UsageError(
-            f"found {len(start):,} weights; expected at most {MOST_WEIGHTS:,}: every Hessian is kept whole."
+            f"the model may have at most {MOST_WEIGHTS:,} weights, because full Hessians are kept, got {len(start):,}."
         )
     batches = [batch for _, batch in plan.batches]
     return Flat(plan.model, {n: p.shape for n, p in named.items()}, start, batches, plan.queries["test"])
@@ -196,7 +196,7 @@ def study(setup: Setup, seed: int = 0, *, C: float = 2.0, count: int = 12, say: 
     plan = scheduled(setup, seed, C)
     occurrences = [(t, i) for t, (ids, _) in enumerate(list(plan.batches)[:-1]) for i in range(len(ids))]
     if not 1 <= count <= len(occurrences) or C <= 0:
-        raise UsageError(f"found removals={count}, C={C}; expected 1 to {len(occurrences)}, and C above 0.")
+        raise UsageError(f"removals must be between 1 and {len(occurrences)}, and C above 0, got {count} and {C}.")
     run = measured(plan, C, say)
     chosen = torch.randperm(len(occurrences), generator=generator(seed, "bound"))[:count].tolist()
     rows, steepest = [], float(run.net.steepest(run.theta))

@@ -68,7 +68,7 @@ def kinks(
     from experiments.small.pages import kinks_page
 
     if setup not in ("paper", "smooth"):
-        raise typer.BadParameter(f"found --setup {setup!r}; expected paper or smooth.")
+        raise typer.BadParameter(f"--setup must be paper or smooth, got {setup!r}.")
     begin(plot)
     chosen = setup_of(model, "relu" if setup == "paper" else "gelu", "sgd", epochs, images)
     with output.progress() as say:

@@ -68,7 +68,8 @@ def with_copies(setup: Setup, seed: int, count: int) -> tuple[Recipe, list[int]]
     part = steps // PART
     if not 1 < count <= len(train) or part < 1:
         raise UsageError(
-            f"found {count} copies in {steps} steps; expected 2 to {len(train)}, and {PART} steps at least."
+            f"copies must be between 2 and {len(train)}, and the run must have {PART} or more steps, "
+            f"got {count} copies and {steps} steps."
         )
     chosen = train[torch.randperm(len(train), generator=generator(seed, "duplicates"))[:count]].tolist()
     images = {i: (x, y) for ids, (xs, ys) in plan.batches for i, x, y in zip(ids, xs, ys, strict=True)}

@@ -72,7 +72,7 @@ def kink_share(
     """Retrain with the removals and with ever smaller parts of them, largest factor first."""
     chosen = tuple(sorted(factors, reverse=True))
     if len(chosen) < 2 or not 0 < chosen[-1] < chosen[0] <= 1:
-        raise UsageError(f"found factors={tuple(factors)}; expected at least two numbers between 0 and 1.")
+        raise UsageError(f"factors must be two or more different numbers between 0 and 1, got {tuple(factors)}.")
     answer = reverse(recipe, query_loss, args=args, dtype=dtype, cache=cache)
     unrolled = torch.stack([answer.sum_over(r.samples, steps=r.steps) for r in removals])  # (removals, Q)
     shrunk = [replace(r, share=f) for f in chosen for r in removals]
@@ -105,7 +105,7 @@ def study(
     unknown = [a for a in activations if a not in ACTIVATIONS]
     if unknown or not activations or not seeds:
         raise UsageError(
-            f"found activations={list(activations)}; expected some of {', '.join(ACTIVATIONS)}, and seeds."
+            f"give activations among {', '.join(ACTIVATIONS)}, and one or more seeds, got {list(activations)} and {seeds}."
         )
     rows = []
     for activation in activations:

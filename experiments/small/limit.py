@@ -72,9 +72,11 @@ def large_t_limit(
 ) -> LimitCurve:
     """The curve for one convex model; every seed has its own initialisation and order."""
     if model not in MODELS:
-        raise UsageError(f"found model={model!r}; expected one of {', '.join(MODELS)}.")
+        raise UsageError(f"model must be one of {', '.join(MODELS)}, got {model!r}.")
     if len(seeds) < 2 or batch > n:
-        raise UsageError(f"found {len(seeds)} seeds and batch={batch} of n={n}; expected 2 seeds or more, batch ≤ n.")
+        raise UsageError(
+            f"the study needs 2 or more seeds and batch ≤ n, got {len(seeds)} seeds, batch={batch} and n={n}."
+        )
     made = problem(model, n, dim, l2, data_seed)
     influence = influence_function(made) / batch
     result = torch.tensor([[T * float(tsloo_of_all(made, T, batch, rate, s).mean()) for s in seeds] for T in steps])
@@ -158,7 +160,7 @@ def study(
 ) -> dict[str, Any]:
     """One curve for each model, as plain values."""
     if not steps or min(steps) < 1 or rate <= 0:
-        raise UsageError(f"found steps={list(steps)}, rate={rate}; expected numbers of steps and a rate above 0.")
+        raise UsageError(f"steps and rate must be above 0, got steps={list(steps)} and rate={rate}.")
     curves = []
     for model in models:
         points = []

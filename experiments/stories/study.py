@@ -54,13 +54,13 @@ def recipe(**args: Any) -> Recipe:
     setup = StoriesSetup(**args)
     if setup.steps % setup.passes:
         raise UsageError(
-            f"found {setup.steps} steps for {setup.passes} passes; expected a multiple, so that all passes are whole."
+            f"steps must be a multiple of passes, so that every pass is complete, got {setup.steps} and {setup.passes}."
         )
     pool, n = _sequences(setup.domain, setup.length + 1), setup.sequences
     order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(setup.seed))
     if n + setup.queries > len(order):
         raise UsageError(
-            f"found {n:,} sequences and {setup.queries} queries; {setup.domain!r} has {len(order):,}. Take fewer steps."
+            f"{setup.domain!r} has {len(order):,} sequences, and {n:,} for training and {setup.queries} for queries are needed. Use fewer steps."
         )
     model = pretrained()
     optimizer = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate, betas=BETAS, weight_decay=DECAY)

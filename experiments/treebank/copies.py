@@ -69,7 +69,7 @@ class Ranks:
 def draw_copies(ids: Sequence[str], tokens: Tensor, count: int, seed: int) -> Asked:
     """`count` of the training sequences, drawn by the seed."""
     if not EXAMPLES <= count <= len(ids):
-        raise UsageError(f"found copies={count}; expected {EXAMPLES} to {len(ids):,}, the sequences of the run.")
+        raise UsageError(f"copies must be between {EXAMPLES} and {len(ids):,}, the sequences of the run, got {count}.")
     chosen = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed + 2))[:count]
     return Asked([ids[i] for i in chosen.tolist()], tokens[chosen])
 

@@ -128,7 +128,8 @@ def drawn(setup: TreebankSetup) -> Drawn:
     pool = cut([Document("train", "treebank", text.train)], tokenizer, size)
     if setup.sequences > len(pool.ids):
         raise UsageError(
-            f"found sequences={setup.sequences:,}; expected at most {len(pool.ids):,}, what the treebank has of {size} words."
+            f"sequences must be at most {len(pool.ids):,}, because the treebank has no more of {size} words, "
+            f"got {setup.sequences:,}."
         )
     order = torch.randperm(len(pool.ids), generator=torch.Generator().manual_seed(setup.seed))[: setup.sequences]
     ids, every = [pool.ids[i] for i in order.tolist()], words_of(text.train)

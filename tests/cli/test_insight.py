@@ -67,14 +67,16 @@ def test_timeline_gives_what_the_library_gives(run: Path, model: Any, tmp_path: 
     printed = call("timeline", run, "--queries", "few", *TRUST)
     assert expected.headline in printed
     steps = backstory.open(run).n_steps
-    assert [line.split()[0] for line in printed.splitlines() if "█" in line] == ["size", "mean"]
+    assert [line.split()[0] for line in printed.splitlines() if "█" in line] == ["magnitude", "signed"]
     assert any(
         line.strip().startswith("step 0") and line.endswith(f"step {steps - 1}") for line in printed.splitlines()
     )
     assert "Where influence is high" not in printed, "there are no phases in so short a run"
 
 
-def test_windows_are_printed_where_the_three_phases_are(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_periods_of_high_influence_are_printed_where_the_three_phases_are(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t = np.arange(200) / 200
     valley = insight.phases(1 + 4 * np.maximum(0, 0.2 - t) / 0.2 + 2 * np.maximum(0, t - 0.6) / 0.4)
     plain = insight.timeline
@@ -140,13 +142,13 @@ def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path
     assert "just after its own steps" in text
 
 
-def test_sources_with_domains(run: Path, tmp_path: Path) -> None:
+def test_sources_with_several_query_sets(run: Path, tmp_path: Path) -> None:
     actual = values("sources", run, "--queries", "few", "--queries", "more", "--plot", tmp_path / "page.html")
     assert sorted(actual["sources"]) == ["even", "odd"]
     assert actual["domains"] == ["few", "more"]
     assert actual["cells"][0][0]["low"] <= actual["cells"][0][0]["high"]
     printed = call("sources", run, "--queries", "few", "--queries", "more", *TRUST)
-    assert "Value for each domain" in printed
+    assert "Value for each query set" in printed
     assert ["source", "few", "more"] in cells_of(printed)
     assert len(values("sources", run, "--queries", "few", "--by", "label")["sources"]) == 10
 
@@ -163,7 +165,7 @@ def test_harmful_shows_text_as_it_is(run: Path) -> None:
     assert [row[0] for row in rows[1:4]] == [str(h["sample"]) for h in actual["harmful"]]
 
 
-def test_many_domains_are_printed_in_several_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_query_sets_are_printed_in_several_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = insight.sources
 
     def many(*args: Any, **options: Any) -> insight.Sources:

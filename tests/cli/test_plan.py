@@ -79,8 +79,8 @@ def test_the_help_says_that_code_is_run() -> None:
     ("name", "said"),
     [
         ("nowhere.py:recipe", "there is no file 'nowhere.py'"),
-        ("recipe", "expected FILE.py:function"),
-        ("my_training.py:", "expected FILE.py:function"),
+        ("recipe", "Write FILE.py:function"),
+        ("my_training.py:", "Write FILE.py:function"),
         ("my_training.py:missing", "has no function 'missing'"),
         ("my_training.py:NUMBER", "has no function 'NUMBER'"),
     ],
@@ -121,10 +121,10 @@ def test_sizes_as_people_write_them(text: str, expected: int) -> None:
 
 def test_sizes_and_ranks_that_mean_nothing() -> None:
     for text in ("much", "20 XB", "-3GB", "", "5i"):
-        with pytest.raises(UsageError, match="such as 20GB"):
+        with pytest.raises(UsageError, match="number of bytes, with or without a unit"):
             size(text)
     for text in ("x", "3x4x5", "-1", "1.5", ""):
-        with pytest.raises(UsageError, match="such as 16"):
+        with pytest.raises(UsageError, match="rank must be a number"):
             ranks(text)
     assert (ranks("16"), ranks("32x8")) == (16, (32, 8))
     assert ranks("auto:0.95/8") == "auto:0.95/8", "`record` says what it stands for, or refuses it"

@@ -127,9 +127,7 @@ def test_the_question_shows_the_call_and_where_it_is_found(hostile: Hostile, her
     assert sys.path == before
     (here / "made_up.py").write_text("raise RuntimeError")
     assert f"made_up:f(), found in {here / 'made_up.py'}." in asked(renamed(run, here / "b", "made_up:f"))[0]
-    assert (
-        "nowhere.at.all:f(), which Python does not find here." in asked(renamed(run, here / "c", "nowhere.at.all:f"))[0]
-    )
+    assert "nowhere.at.all:f(), which Python cannot find." in asked(renamed(run, here / "c", "nowhere.at.all:f"))[0]
     assert sys.path == before
 
 

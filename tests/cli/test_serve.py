@@ -68,7 +68,7 @@ def test_the_token_comes_from_a_file_or_the_environment(
 def test_a_weak_token_is_refused(digits_run: Path, listened: list[Any], tmp_path: Path, token: str) -> None:
     file = tmp_path / "token"
     file.write_text(token)
-    with pytest.raises(UsageError, match="expected 16 or more"):
+    with pytest.raises(UsageError, match="must have 16 or more"):
         run(str(digits_run), "--token-file", str(file))
     with pytest.raises(UsageError, match="cannot be read"):
         run(str(digits_run), "--token-file", str(tmp_path / "nothing"))
@@ -94,7 +94,7 @@ def test_a_run_is_opened_without_a_recipe_that_nobody_asked_for(
 ) -> None:
     monkeypatch.setattr(output, "out", Console(width=400))
     assert serve._open(hostile.mine, None, False, 0).recipe is None
-    said = "note: the recipe my_training:recipe(seed=0), which Python does not find here, was not imported."
+    said = "note: the recipe my_training:recipe(seed=0), which Python cannot find, was not imported."
     assert said in capsys.readouterr().out
     monkeypatch.setattr("backstory.demo.digits.images", Mock(side_effect=UsageError("the data are not here.")))
     own = "backstory.demo.digits:recipe"
@@ -115,12 +115,12 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(digits_run: Path, monke
     monkeypatch.setattr("backstory.web.state.State", lambda *_, **__: pytest.fail("the run was loaded"))
     with serve.bound("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"found port {port} of 127.0.0.1 in use.*expected a free one.*--port"):
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use.*--port 0 pick a free one"):
             run(str(digits_run), "--port", str(port))
 
 
 def test_a_place_that_is_not_of_this_machine_is_said() -> None:
-    with pytest.raises(UsageError, match=r"cannot listen at 203\.0\.113\.1, port 8321.*--host"):
+    with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.1, port 8321.*--host"):
         serve.bound("203.0.113.1", 8321)
 
 

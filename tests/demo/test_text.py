@@ -83,5 +83,5 @@ def test_another_demo_s_run_is_left_alone(actual: tuple[dict[str, Any], Path], t
 
 
 def test_words_other_than_images_and_text_are_refused() -> None:
-    with pytest.raises(UsageError, match="expected images or text"):
+    with pytest.raises(UsageError, match="Choose images or text"):
         command.demo("poems")

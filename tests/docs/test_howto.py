@@ -241,7 +241,7 @@ def _(scope: Scope, printed: str) -> None:
 def _(scope: Scope, printed: str) -> None:
     best = {
         domain: max(row, key=lambda v: v.value)
-        for domain, row in zip(scope["domains"], zip(*scope["result"].cells, strict=True), strict=True)
+        for domain, row in zip(scope["sets"], zip(*scope["result"].cells, strict=True), strict=True)
     }
     assert {domain: value.source for domain, value in best.items()} == {"fours": "4", "nines": "9"}
     assert set(scope["halves"].sources) == {"first half", "second half"}

@@ -1,5 +1,6 @@
-"""Groups at every checkpoint: by hand, from segments and by adjoint."""
+"""Groups at every checkpoint: by hand, from segments and by reverse sweep."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,4 +78,10 @@ def test_the_life_of_one_sample_up_to_a_checkpoint(plain: Small) -> None:
     assert len(alone.draw()["data"]) == 1
     assert alone.words == actual.words == (describe_change(actual.mean[0].tolist()),)
     thirds = evolution(plain.run, model, loss, plain.queries, 8)
-    assert [w.split(":")[0] for w in thirds.words] == ["early", "middle", "late"]
+    falls, rises = np.array([0.04, 0.01]), np.array([0.01, 0.04])
+    told = replace(thirds, mean=np.stack([falls, rises, falls])).words
+    assert told == (
+        f"early, late (each): {describe_change(falls.tolist())}",
+        f"middle: {describe_change(rises.tolist())}",
+    )
+    assert replace(thirds, mean=np.stack([falls] * 3)).words == (f"Each group: {describe_change(falls.tolist())}",)

@@ -132,7 +132,7 @@ def test_what_was_not_kept_is_not_summed() -> None:
     kept = answer(complete=False)
     for call in (
         lambda: kept.sum_over([10]), lambda: kept.between(0, 1), lambda: kept.per_sample(), lambda: kept.group_by("source"),
-        lambda: kept.top(1, query="mean", per="occurrence"), lambda: kept.top(1, query=0),
+        lambda: kept.top(1, query="mean", per="occurrence"), lambda: kept.top(1, query=0, per="sample"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=r"[Qq]uery without keep="):
             call()

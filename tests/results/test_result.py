@@ -52,7 +52,7 @@ def test_an_answer_of_the_best_alone_shows_occurrences() -> None:
         scores=scores, sample_ids=names, steps=np.array([[3, 4]]), id_kind="str", complete=False, best=1
     )._repr_html_()
     assert actual is not None
-    assert "on 1 query at step 3 (method: adjoint)</strong>" in actual
+    assert "on 1 query at step 3 (method: reverse sweep)</strong>" in actual
     assert "&lt;script&gt;" in actual
     assert HOSTILE not in actual
 
@@ -113,7 +113,9 @@ def test_sign_and_quality_are_one_line_of_a_terminal(quality: Quality, short: st
 
 def test_the_printed_result_begins_with_its_hits() -> None:
     lines = repr(answer()).splitlines()
-    assert lines[0] == "Influence of 6 occurrences on 2 queries at step 3 (method: adjoint): the mean of 2 queries"
+    assert (
+        lines[0] == "Influence of 6 occurrences on 2 queries at step 3 (method: reverse sweep): the mean of 2 queries"
+    )
     assert lines[1] == "  sample 9  source book  step 0  influence +1.50"
     assert lines[3] == "  sample 10  label a  source web  step 2  influence -1.00"
     assert sum("positive: the sample helped" in line for line in lines) == 1

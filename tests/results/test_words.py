@@ -2,7 +2,15 @@
 
 import pytest
 
-from backstory.results.words import common_words, describe_change, describe_signs, late_from, mark_words, name_label
+from backstory.results.words import (
+    common_words,
+    describe_change,
+    describe_signs,
+    late_from,
+    mark_words,
+    name_label,
+    name_method,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,10 +21,10 @@ from backstory.results.words import common_words, describe_change, describe_sign
         ([-0.04, -0.02, -0.01], "Its harm shrank: later samples made up for it"),
         ([None, -0.01, -0.04], "Its harm grew"),
         ([0.01, -0.01], "Its sign flipped: at first it helped, in the end it hurt"),
-        ([0.01, 0.0101], "It hardly changed: it helped"),
-        ([None, None, -0.03], "one value: it hurt"),
-        ([0.0], "There is one checkpoint: it had no influence."),
-        ([None, None], "not used before any of them"),
+        ([0.01, 0.0101], "Its influence hardly changed: it helped"),
+        ([None, None, -0.03], "just before the last checkpoint, where it hurt"),
+        ([0.0], "There is only one checkpoint, where it had no influence."),
+        ([None, None], "not used before any of these checkpoints"),
     ],
 )
 def test_how_an_influence_went(values: list[float | None], words: str) -> None:
@@ -34,6 +42,10 @@ def test_the_last_tenth_of_training() -> None:
 
 def test_labels_that_are_numbers_have_their_word() -> None:
     assert (name_label("2"), name_label("law 0"), name_label("2", "source")) == ("label 2", "law 0", "2")
+
+
+def test_methods_have_names_that_people_read() -> None:
+    assert [name_method(x) for x in ("adjoint", "segments", "trak")] == ["reverse sweep", "embedded segments", "trak"]
 
 
 def test_words_are_common_whatever_their_case_and_signs_around_them() -> None:

@@ -236,6 +236,7 @@ def test_keep_gives_the_ends_of_the_whole_answer(run: Pair) -> None:
             for ask in ("top", "bottom"):
                 expected = getattr(everything, ask)(k, query=q, per="occurrence")
                 same_hits(getattr(kept, ask)(k, query=q, per="occurrence"), expected)
+                same_hits(getattr(kept, ask)(k, query=q), expected)
                 same_hits(getattr(kept, ask)(1000, query=q, per="occurrence")[:k], expected)
                 most = k if 2 * k < 18 else 18
                 assert len(getattr(kept, ask)(1000, query=q, per="occurrence")) == most, "no lowest among the highest"

@@ -142,7 +142,7 @@ def test_what_fails_inside_is_a_plain_500(state: State, monkeypatch: pytest.Monk
     monkeypatch.setattr(views, "harmful", fails)
     actual = TestClient(make_app(state, warm=False), base_url=BASE).get("/harmful")
     assert actual.status_code == 500
-    assert actual.json()["error"]["message"] == "something went wrong inside."
+    assert actual.json()["error"]["message"] == "internal error."
     assert "secret" not in actual.text
 
 

@@ -14,7 +14,7 @@ from backstory.web.requests import QueryBody, TokensBody, Upload
 
 
 def test_an_expected_error_keeps_its_words() -> None:
-    for error in (UsageError("found 3; expected 4."), StoreError("the run is damaged.")):
+    for error in (UsageError("rank must be 4, got 3."), StoreError("the run is damaged.")):
         actual = refuse(error)
         assert (actual.code, actual.message) == (422, str(error))
     given = Refusal(429, "full.", "wait", {"Retry-After": "1"})
@@ -60,28 +60,28 @@ def problems(shape: type[QueryBody | Upload], body: Any) -> str:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"top": 100000}, "top (how many samples): found 100000; expected at most 200."),
-        ({"top": "0"}, "top (how many samples): found 0; expected at least 1."),
-        ({"top": "many"}, "top (how many samples): found text of 4 characters; expected a whole number."),
-        ({"top": None}, "top (how many samples): found nothing; expected a whole number."),
-        ({"top": 1.5}, "found 1.5; expected a whole number."),
-        ({"text": "a" * 4001}, "text (your text): found text of 4,001 characters; expected at most 4000 characters."),
-        ({"text": ""}, "text (your text): found nothing; expected at least 1 characters."),
-        ({"text": ["a"]}, "text (your text): found 1 of them; expected text."),
-        ({"gradient": []}, "gradient (the gradient): found 0 of them; expected at least 1 of them."),
-        ({"gradient": ["x"]}, "gradient.0 (the gradient): found text of 1 characters; expected a number."),
-        ({"gradient": [float("inf")]}, "found inf; expected a finite number."),
-        ({"replay": "perhaps"}, "replay (the ranking at every checkpoint): found text of 7 characters; expected true or false."),
-        ({"path": "/etc"}, "path: found a field that is not known here; expected none of this name."),
-        ([], "the body: found 0 of them; expected fields with names."),
+        ({"top": 100000}, "top (results per side) must be at most 200, got 100000."),
+        ({"top": "0"}, "top (results per side) must be at least 1, got 0."),
+        ({"top": "many"}, "top (results per side) must be a whole number, got 4 characters."),
+        ({"top": None}, "top (results per side) must be a whole number, got no value."),
+        ({"top": 1.5}, "must be a whole number, got 1.5."),
+        ({"text": "a" * 4001}, "text (your text) must have at most 4000 characters, got 4,001 characters."),
+        ({"text": ""}, "text (your text) must have 1 or more characters, got an empty text."),
+        ({"text": ["a"]}, "text (your text) must be text, got a list of 1 value."),
+        ({"gradient": []}, "gradient (the gradient) must have 1 or more values, got a list of 0 values."),
+        ({"gradient": ["x"]}, "gradient.0 (the gradient) must be a number, got 1 character."),
+        ({"gradient": [float("inf")]}, "must be a finite number, got inf."),
+        ({"replay": "perhaps"}, "replay (rankings at every checkpoint) must be true or false, got 7 characters."),
+        ({"path": "/etc"}, "path is not a field of this request."),
+        ([], "the body must be an object with named fields, got a list of 0 values."),
     ],
 )  # fmt: skip
-def test_a_field_says_what_was_found_and_expected(body: Any, words: str) -> None:
+def test_a_field_says_what_it_must_be_and_what_came(body: Any, words: str) -> None:
     assert words in problems(QueryBody, body)
 
 
 def test_a_missing_field_is_named() -> None:
-    assert "sample (the samples): found nothing; expected a value." in problems(TokensBody, {"step": [1]})
+    assert "sample (the samples) is missing." in problems(TokensBody, {"step": [1]})
 
 
 def test_what_was_sent_is_not_repeated() -> None:

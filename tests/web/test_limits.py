@@ -122,7 +122,7 @@ def test_a_body_is_counted_as_it_comes() -> None:
 
 def test_a_body_that_does_not_come_ends() -> None:
     status, _, said = asked(Limits(body_seconds=0.05), chunks=[b"1"], stuck=True)
-    assert (status, "did not come within 0.05 s" in said) == (400, True)
+    assert (status, "did not arrive within 0.05 s" in said) == (400, True)
 
 
 def test_every_answer_has_the_headers() -> None:

@@ -277,7 +277,7 @@ def test_values_have_a_column_where_a_query_set_is_named() -> None:
 def test_no_sample_is_said_in_words() -> None:
     text = read(page("samples", examples.samples(total=0, page=1, items=[]))).text
     assert "0 samples" in text
-    assert "No sample fits" in text
+    assert "No sample matches" in text
 
 
 def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
@@ -290,7 +290,7 @@ def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
         assert "took influence away, most at step 60" in text
     nobody = examples.overwriting(nobody=True)
     for name, view in (("sample", examples.one_sample(nobody)), ("overwriting", nobody)):
-        assert "Nothing took its influence away." in read(page(name, view)).text
+        assert "Nothing overwrote its influence." in read(page(name, view)).text
 
 
 def test_sources_come_as_csv_for_the_same_query_sets() -> None:

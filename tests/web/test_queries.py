@@ -73,7 +73,12 @@ def test_a_ready_gradient(state: State) -> None:
 
 @pytest.mark.parametrize(
     ("gradient", "words"),
-    [([0.0], "expected 136"), ([1e39] * 136, "float32"), ([1.0] * 137, "expected 136"), ([0.0] * 136, "0 everywhere")],
+    [
+        ([0.0], "this run needs 136"),
+        ([1e39] * 136, "float32"),
+        ([1.0] * 137, "this run needs 136"),
+        ([0.0] * 136, "0 everywhere"),
+    ],
 )
 def test_a_gradient_that_does_not_fit(state: State, gradient: list[float], words: str) -> None:
     with pytest.raises(Refusal, match=words) as error:
@@ -128,7 +133,7 @@ def test_white_space_is_no_query(state: State) -> None:
 def test_a_text_fills_only_so_many_contexts(state: State) -> None:
     longest = MOST_PIECES * LENGTH + 1  # each byte but the first has a loss
     assert len(parse_text(state, "a" * longest).batch) == MOST_PIECES
-    words = f"fills the model's context {MOST_PIECES + 1} times; expected at most {MOST_PIECES}"
+    words = f"fills the model's context {MOST_PIECES + 1} times, and at most {MOST_PIECES} times is allowed"
     with pytest.raises(Refusal, match=words):
         parse_text(state, "a" * (longest + 1))
 
@@ -150,7 +155,7 @@ def test_the_replay_is_the_ranking_at_every_checkpoint(state: State) -> None:
         assert line["hits"] == [h.sample for h in right.top(10) if h.influence > 0]
         assert line["harmful"] == [h.sample for h in right.bottom(10) if h.influence < 0]
     assert {"by_step", "places_hits", "places_harmful"} == set(view.figures)
-    with pytest.raises(Refusal, match="cannot be replayed"):
+    with pytest.raises(Refusal, match="cannot be evaluated at other checkpoints"):
         show_influence(state, parse_gradient(state, [1.0] * 136), None, 2, True)
 
 
@@ -185,7 +190,7 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
     influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), at=8)
-    with pytest.raises(UsageError, match="found 2 texts of tokens; expected 3"):
+    with pytest.raises(UsageError, match=r"texts must have one text per token \(3\), got 2"):
         q._with_texts((["tags"], None), influence, lambda batch, place: ["a", "b"])
 
 

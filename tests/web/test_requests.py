@@ -137,7 +137,7 @@ def test_what_is_no_image_is_refused(url: str) -> None:
 
 
 def test_an_image_beside_another_question_is_refused() -> None:
-    with pytest.raises(Refusal, match="an image and another query"):
+    with pytest.raises(Refusal, match="has an image and another query"):
         side(Pair(image2=URL, text2="a"), "2")
 
 

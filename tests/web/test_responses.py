@@ -80,7 +80,7 @@ def test_the_page_of_an_error_keeps_what_was_typed(client: TestClient) -> None:
     typed = "\n<b>the court</b>" + "a" * 4000
     page = client.post("/query", data={"text": typed, "top": "3"}, headers={"accept": BROWSER})
     assert page.status_code == 422
-    assert "found text of 4,017 characters; expected at most 4000 characters" in page.text
+    assert "must have at most 4000 characters, got 4,017 characters" in page.text
     assert '<form class="card stack" action="/query" method="post"' in page.text
     assert f'name="text">\n\n{html.escape(typed[1:])}</textarea>' in page.text
     assert 'name="top" type="text" value="3"' in page.text

@@ -100,7 +100,7 @@ def test_sources_as_a_table_hold_no_formula(state: State) -> None:
 def test_a_run_without_sources_says_so(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.catalogue, "has", {**state.catalogue.has, "source": False})
     assert views.sources(state, None, None, None).data["by"] == "label"
-    with pytest.raises(Refusal, match="holds no source"):
+    with pytest.raises(Refusal, match="has no source"):
         views.sources(state, None, "source", None)
 
 
@@ -130,7 +130,7 @@ def test_pages_of_samples(state: State) -> None:
     assert [s["id"] for part in parts for s in part["items"]] == whole
     assert [part["total"] for part in parts] == [9] * 3
     for page, per, last in ((4, 4, 3), (10**7, 200, 1)):
-        with pytest.raises(Refusal, match=f"found {page}; expected at most {last}, for 9 samples fit") as error:
+        with pytest.raises(Refusal, match=f"there is no page {page}: the 9 matching samples fill {last}") as error:
             samples(state, page=page, per=per)
         assert error.value.code == 404
     assert samples(state, text="nothing like this").data["items"] == []
@@ -139,7 +139,9 @@ def test_pages_of_samples(state: State) -> None:
 
 
 def test_steps_the_wrong_way_round_are_refused(state: State) -> None:
-    with pytest.raises(Refusal, match="first_step \\(from step\\) 9 after last_step \\(to step\\) 3") as error:
+    with pytest.raises(
+        Refusal, match=r"first_step \(from step\) is 9, which is after last_step \(to step\), 3"
+    ) as error:
         samples(state, first_step=9, last_step=3)
     assert error.value.code == 422
     assert samples(state, first_step=3, last_step=3).data["total"] == 3
@@ -165,7 +167,7 @@ def test_samples_between_two_values(state: State) -> None:
         assert data["total"] == len(expected)
     assert samples(state, queries="poems", min_value=high, max_value=low).data["items"] == []
     for least, most in ((0.0, None), (None, 0.0)):
-        with pytest.raises(Refusal, match="found no queries") as error:
+        with pytest.raises(Refusal, match="no query set is named") as error:
             samples(state, sort="value", min_value=least, max_value=most)
         assert error.value.code == 422
 

@@ -27,7 +27,7 @@ from ..replay.recipe import Recipe
 from ..results.influence import UNIT, Influence
 from ..run.gradients import LossFn, query_rows
 
-RANK_ONLY = "rank only: the scores order the samples, but their size is not a difference of losses"
+RANK_ONLY = "rank only: the scores order the samples, but they are not differences of losses"
 MOST_BYTES = 12 << 30  # of one table of numbers
 Progress = Callable[[int, int], None]
 

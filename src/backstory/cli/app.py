@@ -88,7 +88,7 @@ def compress(
         return
     output.line(
         f"{report.bytes_before / 1e6:,.1f} MB became {report.bytes_after / 1e6:,.1f} MB in {report.path}: {report.rows:,} "
-        f"curvature samples in {report.windows} windows retain {report.energy:.1%} of its trace."
+        f"curvature samples in {report.windows} windows retain {report.energy:.1%} of the curvature's trace."
     )
 
 

@@ -31,12 +31,12 @@ def demo(
 ) -> None:
     """Train a small model, record it, and trace its predictions to training samples.
 
-    images: a small model on digits; a few results are checked by retraining. text: a small GPT on eight domains, with AdamW.
+    images: a small model on digits; a few results are checked by retraining. text: a small GPT on text from eight sources, with AdamW.
     """
     import torch
 
     if what not in ("images", "text"):
-        raise UsageError(f"found {what!r}; expected images or text.")
+        raise UsageError(f"there is no demo {what!r}. Choose images or text.")
     torch.set_num_threads(1)
     if what == "text":
         _text(out or Path("demo-text"), json)
@@ -99,8 +99,8 @@ def print_text(result: "TextDemo") -> None:
     """The passage that helped each query most, what each source is worth, when data mattered, and how reliable that is."""
     influence = result.influence
     output.line(
-        f"A GPT on {len(result.domains)} domains: {influence.at:,} steps, {len(influence):,} passages, {result.loss:.2f} nats a "
-        "byte on unseen ones"
+        f"A GPT on text from {len(result.domains)} sources: {influence.at:,} steps, {len(influence):,} passages, "
+        f"{result.loss:.2f} nats per byte on unseen passages"
     )
     best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]
     rows = [

@@ -41,14 +41,14 @@ def timeline(
         result = insight.timeline(q.run, q.model, q.loss, q.batches[queries], q.at, **options)
 
     def print_tables() -> None:
-        drawn = {"size": result.size.tolist(), "mean": result.per_rate.tolist()}
+        drawn = {"magnitude": result.size.tolist(), "signed mean": result.per_rate.tolist()}
         curves("Influence of one occurrence per unit of learning rate, by step", drawn)
         rows = [
             (w.name, f"{w.first} to {w.last - 1}", f"{w.level:.3g}", "–" if w.times_basin is None else f"{w.times_basin:.2f}")
             for w in result.phases.windows
         ]  # fmt: skip
         if rows:  # only where the three phases are there
-            table("Where influence is high", ("window", "steps", "size", "times the basin's"), rows)
+            table("Where influence is high", ("period", "steps", "mean |influence|", "relative to the basin"), rows)
 
     request.finish(result, print_tables)
 
@@ -98,7 +98,8 @@ def overwriting(
     run: RunPath, queries: Queries,
     sample: Annotated[str, typer.Option(help="ID of the sample to follow.")],
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
-    at: At = "final", top: Top = 10,
+    at: At = "final",
+    top: Annotated[int, typer.Option(help="Results per table.", min=1)] = 10,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
@@ -146,7 +147,7 @@ def sources(
 
 
 def print_sources(result: "Sources") -> None:
-    """What each source is worth in all, and for each domain of queries; as many domains side by side as fit."""
+    """What each source is worth in all, and for each query set; as many sets side by side as fit."""
     by, domains = result.by, result.domains
     rows = [
         (v.source, f"{v.samples:,}", number(v.value), f"{number(v.low)} to {number(v.high)}", number(v.per_sample))
@@ -157,7 +158,7 @@ def print_sources(result: "Sources") -> None:
     size = columns_that_fit(domains, (by, *result.sources), cells)
     for lo in range(0, len(domains) if len(domains) > 1 else 0, size):
         part = [(name, *row[lo : lo + size]) for name, row in zip(result.sources, cells, strict=True)]
-        table("Value for each domain of queries", (by, *domains[lo : lo + size]), part)
+        table("Value for each query set", (by, *domains[lo : lo + size]), part)
 
 
 def harmful(

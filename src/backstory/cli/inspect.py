@@ -44,7 +44,7 @@ def print_contents(contents: Mapping[str, Any], everything: bool) -> None:
 
 def _run(contents: Mapping[str, Any]) -> dict[str, str]:
     run, made = contents["run"], contents["provenance"]
-    state = "closed" if run["closed"] else "not closed: recording goes on, or was interrupted"
+    state = "closed" if run["closed"] else "not closed: still recording, or interrupted"
     waiting = run["warm-up steps waiting"]
     return {
         "Run": f"{run['path']} (format {run['format']}, {state})",

@@ -1,5 +1,6 @@
 """Options that several commands share, each described once, and the values of what people type."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ def parse_step(text: str) -> int | str:
     """`final`, or a step."""
     if text == "final" or text.isdecimal():
         return text if text == "final" else int(text)
-    raise typer.BadParameter(f"found {text!r}; expected 'final' or a step number.")
+    raise typer.BadParameter(f"must be 'final' or a step number, got {text!r}.")
 
 
 def parse_contraction(text: str) -> str | float:
@@ -25,7 +26,7 @@ def parse_contraction(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"found {text!r}; expected {', '.join(CONTRACTIONS)} or a number.") from None
+        raise typer.BadParameter(f"must be {', '.join(CONTRACTIONS)} or a number, got {text!r}.") from None
 
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a recorded run.", show_default=False)]
@@ -63,7 +64,6 @@ def parse_ids(run: Path, texts: Sequence[str]) -> list[int | str]:
 
     if Run(run).config.get("ids") != "int":
         return list(texts)
-    try:
-        return [int(x) for x in texts]
-    except ValueError as error:
-        raise UsageError(f"the ids of this run are integers; {error}.") from None
+    if odd := [x for x in texts if re.fullmatch(r"[+-]?\d+", x.strip()) is None]:
+        raise UsageError(f"the sample ids of this run are integers, got {odd[0]!r}.")
+    return [int(x) for x in texts]

@@ -29,7 +29,9 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="Planned steps; if not given, the recipe's.", min=1)] = None,
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
     rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
-    curvature: Annotated[str, typer.Option(help="auto, empirical, empirical/K, sampled:D or exact:N.")] = "auto",
+    curvature: Annotated[
+        str, typer.Option(help="auto, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups.")
+    ] = "auto",
     encoding: Encoding = "float16",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[
@@ -46,7 +48,7 @@ def plan(
     """Estimate what recording will cost, by a trial on your own model.
 
     Runs your file and a few steps of its training, with and without recording, on copies of its model and optimizer. Reports
-    disk space, memory to embed and query, slow-down, and with --max-bytes the largest rank that fits.
+    disk space, memory to embed and query, slowdown, and with --max-bytes the largest rank that fits.
     """
     from ..recording.plan import plan as plan_recording
 
@@ -67,7 +69,7 @@ def load(name: str) -> Callable[[], Any]:
     """The function that `FILE.py:function` or `package.module:function` names; a file is run."""
     where, _, function = name.rpartition(":")
     if not where or not function.isidentifier():
-        raise UsageError(f"found {name!r}; expected FILE.py:function or package.module:function.")
+        raise UsageError(f"{name!r} does not name a recipe. Write FILE.py:function or package.module:function.")
     if not where.endswith(".py"):
         from ..replay.recipe import load_recipe
 
@@ -81,7 +83,7 @@ def load(name: str) -> Callable[[], Any]:
 
 def _run_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise UsageError(f"there is no file {str(file)!r}; expected the Python file that holds the recipe's function.")
+        raise UsageError(f"there is no file {str(file)!r}. Name the Python file that defines the recipe's function.")
     recipes.look_in(file.resolve().parent)  # its neighbours; what is installed comes first
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -104,7 +106,7 @@ def size(text: str) -> int:
     fits = SIZE.fullmatch(text.strip())
     unit = fits[2].lower() if fits else "?"
     if fits is None or unit not in UNITS:
-        raise UsageError(f"found --max-bytes {text!r}; expected a number of bytes, or one with a unit, such as 20GB.")
+        raise UsageError(f"--max-bytes must be a number of bytes, with or without a unit (20GB, 512MiB), got {text!r}.")
     return int(float(fits[1]) * UNITS[unit])
 
 
@@ -114,6 +116,6 @@ def ranks(text: str) -> int | tuple[int, int] | str:
         return text
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise UsageError(f"found --rank {text!r}; expected a number such as 16, OUTxIN such as 32x16, or auto:0.95.")
+        raise UsageError(f"--rank must be a number (16), OUTxIN (32x16) or auto:SHARE (auto:0.95), got {text!r}.")
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -84,7 +84,7 @@ def described(config: Mapping[str, Any]) -> str:
         path = place(name.partition(":")[0])
     finally:
         sys.path[:] = before
-    where = "which Python does not find here" if path is None else f"found in {_plain(path)}"
+    where = "which Python cannot find" if path is None else f"found in {_plain(path)}"
     return f"the recipe {call(name, config.get('recipe_args'))}, {where}"
 
 

@@ -151,12 +151,10 @@ def bound(host: str, port: int) -> socket.socket:
 def _cannot(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"found port {port} of {host} in use by another program, perhaps another `backstory serve`; expected a free one. "
-            "Give another with --port, or --port 0 for any that is free."
+            f"port {port} of {host} is in use by another program, perhaps another `backstory serve`. "
+            "Choose another with --port, or let --port 0 pick a free one."
         )
-    return (
-        f"cannot listen at {host}, port {port} ({error.strerror or error}). Give another place with --host and --port."
-    )
+    return f"cannot listen on {host}, port {port} ({error.strerror or error}). Choose another address with --host and --port."
 
 
 def _token(file: Path | None) -> str | None:
@@ -169,7 +167,7 @@ def _token(file: Path | None) -> str | None:
         return None
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"the token has {len(token)} characters; expected {SHORTEST} or more printable ASCII characters without spaces, "
-            "such as `openssl rand -hex 32` gives."
+            f"the token must have {SHORTEST} or more printable ASCII characters and no spaces, got {len(token)} characters. "
+            "Generate one with `openssl rand -hex 32`."
         )
     return token

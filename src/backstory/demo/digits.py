@@ -47,7 +47,7 @@ def _pillow() -> Any:
 def images(source: str = "auto") -> Images:
     """MNIST's 5,000, or the 8 × 8 digits where no registry can be reached."""
     if source not in ("auto", "mnist", "digits"):
-        raise UsageError(f"found source {source!r}; expected auto, mnist or digits.")
+        raise UsageError(f"source must be auto, mnist or digits, got {source!r}.")
     if source == "digits":
         return digits_8x8()
     try:
@@ -119,7 +119,7 @@ def read_image(data: bytes, label: str | None, side: int) -> Batch:
     """A user's PNG as a batch of one: a digit in the middle, dark on light or light on dark."""
     if label is not None and label not in tuple("0123456789"):
         raise UsageError(
-            f"found the label {label!r}; expected a digit from 0 to 9, or none for the model's prediction."
+            f"the label must be a digit from 0 to 9, got {label!r}. Leave it out to use the model's prediction."
         )
     grey = torch.from_numpy(np.array(_grey(data).resize((side, side)), dtype=np.float32) / 255)  # (side, side)
     border = torch.cat([grey[0], grey[-1], grey[:, 0], grey[:, -1]]).mean()
@@ -132,14 +132,14 @@ def _grey(data: bytes) -> Any:
     Image = _pillow()
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))  # reads the size, and decodes nothing yet
-        size = f"an image of {image.width} × {image.height} pixels"
+        size = f"{image.width} × {image.height}"
         whole = image.convert("RGBA") if image.width * image.height <= MOST_PIXELS else None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        size, whole = "a far larger image", None
+        size, whole = "far more", None
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError("these bytes are not a whole PNG image; save the image as PNG, and send that file.") from error
+        raise UsageError("the upload is not a complete PNG image. Save it as PNG, and send that file.") from error
     if whole is None:
-        raise UsageError(f"found {size}; expected at most {MOST_PIXELS:,} pixels.")
+        raise UsageError(f"the image must have at most {MOST_PIXELS:,} pixels, got {size}. Send a smaller one.")
     return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("L")
 
 

@@ -35,7 +35,7 @@ def prepare_folder(path: Path, recipe: str) -> Path:
     """An empty place for the run; an earlier run of the same demo is replaced, anything else is left alone."""
     if path.exists():
         if not (path / "config.json").exists() or Run(path).config.get("recipe") != recipe:
-            raise StoreError(f"{path} exists and is not a run of the demo; choose another folder with --out.")
+            raise StoreError(f"{path} exists and is not a run of the demo. Choose another folder with --out.")
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

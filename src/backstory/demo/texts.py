@@ -30,7 +30,7 @@ CHECKPOINTS = 4
 TOP = 3  # passages at either end of a result
 CAUTION = (
     "This model was trained from scratch, where recorded scores are weakest: in our GPT study their rank "
-    "correlation with retraining is about 0.3 (fine-tuned: 0.77), sizes come out several times too small, and single signs can be wrong. "
+    "correlation with retraining is about 0.3 (fine-tuned: 0.77), magnitudes are several times too small, and single signs can be wrong. "
     "Check what matters by retraining (backstory.exact)."
 )
 
@@ -81,8 +81,8 @@ def passages(count: int, length: int, megabytes: float, seed: int) -> Passages:
     used = [i for i in order if i not in taken][:count]
     if len(used) < count or any(len(some) < QUERIES for some in queries.values()):
         raise UsageError(
-            f"the corpus has {len(used):,} passages for training beside {QUERIES} of each domain for queries; expected {count:,}. "
-            "Take fewer steps, or more megabytes."
+            f"the corpus is too small: after {QUERIES} queries from each source it has {len(used):,} passages for training, "
+            f"and this run needs {count:,}. Use fewer steps, or more megabytes."
         )
     texts = torch.stack([pool.tokens[queries[name]] for name in domains])
     return Passages([pool.ids[i] for i in used], pool.tokens[used], domains, texts)
@@ -103,7 +103,7 @@ def encode_text(text: str, length: int) -> Tensor:
     tokens = torch.tensor(Bytes().encode(text), dtype=torch.int64)
     if len(tokens) < 2:
         raise UsageError(
-            f"found a text of {len(tokens)} bytes; expected 2 or more, since each byte is predicted from those before it."
+            f"the text must have 2 or more bytes, since each byte is predicted from those before it, got {len(tokens)}."
         )
     n = math.ceil((len(tokens) - 1) / length)  # each byte but the first has a loss
     size = math.ceil((len(tokens) - 1) / n) + 1

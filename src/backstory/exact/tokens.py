@@ -81,7 +81,9 @@ class TokenInfluence(Result):
     @property
     def headline(self) -> str:
         """Which occurrence it is."""
-        return f"Parts of the tokens of sample {self.sample} at step {self.step} in its influence on the model at step {self.at}"
+        return (
+            f"Influence of each token of sample {self.sample}, used at step {self.step}, on the model at step {self.at}"
+        )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -97,9 +99,7 @@ class TokenInfluence(Result):
     def with_texts(self, texts: Sequence[str]) -> "TokenInfluence":
         """The same with the text of each position."""
         if len(texts) != self.scores.shape[1]:
-            raise UsageError(
-                f"found {len(texts)} texts of tokens; expected {self.scores.shape[1]}, one for each position."
-            )
+            raise UsageError(f"texts must have one text per token ({self.scores.shape[1]}), got {len(texts)}.")
         return replace(self, texts=tuple(texts))
 
     def numbers(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 At each stored checkpoint c, the queries' mean loss is evaluated on the model at c, and the influence on it of all occurrences before c is averaged
 over the samples of each group that were used by then. From segments where the run is embedded in them (`run.embed(segments=K)`),
-else by one adjoint sweep for each checkpoint.
+else by one reverse sweep for each checkpoint.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Evolution(Result):
     groups: tuple[str, ...]
     mean: Curve  # (G, C); NaN where no sample of the group had been used
     samples: Curve  # (G, C) how many samples the mean is over
-    method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint"
+    method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint" (a reverse sweep)
     unit = "mean influence per sample of the group (its occurrences so far summed), in units of the queries' mean loss"
     shown = ("checkpoints", "mean", "samples", "method")
 
@@ -44,9 +44,13 @@ class Evolution(Result):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How each group's influence changed; a single named sample without its name."""
-        named = [g for g in self.groups if g != OTHERS]
-        return tuple(self.describe(g) if len(named) == 1 else f"{g}: {self.describe(g)}" for g in named)
+        """How each group's influence changed; what holds for several is said once, and a single group needs no name."""
+        named = {g: self.describe(g) for g in self.groups if g != OTHERS}
+        alike = {text: [g for g in named if named[g] == text] for text in named.values()}
+        if len(named) == 1:
+            return tuple(alike)
+        each = {text: ", ".join(g) + (" (each)" if len(g) > 1 else "") for text, g in alike.items()}
+        return tuple(f"{groups if len(alike) > 1 else 'Each group'}: {text}" for text, groups in each.items())
 
     def describe(self, group: str) -> str:
         """How the influence of one group changed, in a sentence."""

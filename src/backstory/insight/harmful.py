@@ -53,7 +53,7 @@ class Harmful(Result):
         share = f"{self.late} of these {n} samples were" if n > 1 else f"This sample was{'' if self.late else ' not'}"
         return (
             f"{share} last used in the last tenth of training (from step {self.late_from:,}). Late uses weigh most, "
-            "because nothing has overwritten them yet: a sample may rank here because it came last, not because it "
+            "because little has overwritten them yet: a sample may rank here because it came last, not because it "
             "is bad.",
         )
 

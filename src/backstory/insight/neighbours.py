@@ -47,7 +47,7 @@ class Neighbours(Result):
     @property
     def headline(self) -> str:
         """Whose neighbours they are."""
-        return f"Samples that taught the model at step {self.at} much the same as sample {self.sample}"
+        return f"Samples whose effect on the model at step {self.at} is most like that of sample {self.sample}"
 
     def table(self) -> dict[str, Any]:
         """One line for each neighbour."""

@@ -13,7 +13,7 @@ left further than that. What noise alone gives are `DRAWS` seeded draws of as ma
 curves without a fall (rise) the one that imitates it most often. A fall or rise counts at p ≤ `CERTAIN` and if it is `LEAST` of the lower level.
 
 A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
-else there is no clear pattern. Only the three phases have boundaries, levels and windows: the warm-up ends, and the ascent begins,
+else there is no clear pattern. Only the three phases have boundaries, levels and periods of high influence (`windows`): the warm-up ends, and the ascent begins,
 where the closest curve of a straight fall, a level and a straight rise has its corners.
 
 The closest rising curve (f₁ ≤ f₂ ≤ …) to values y in Σ w (y − f)² is found by pooling: from left to right, neighbouring blocks
@@ -80,7 +80,7 @@ class Side(Row):
 
 @dataclass(frozen=True)
 class Window(Row):
-    """Steps first … last−1 in which influence is high: the warm-up or the ascent, or its half of the run."""
+    """A period of high influence, steps first … last−1: the warm-up or the ascent, or its half of the run."""
 
     name: str  # "early" or "late"
     first: int
@@ -98,7 +98,7 @@ class Phases(Row):
     warm_up: Side
     ascent: Side
     basin: float | None  # its median level
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...]  # periods of high influence; not the windows of a compressed run
     steps: int
 
     def bands(self) -> tuple[tuple[str, int, int], ...]:
@@ -175,7 +175,7 @@ def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DR
 
 
 def _without(shape: str, fall: float, rise: float, steps: int) -> Phases:
-    """A curve without the three phases has no basin, no boundaries, and no windows."""
+    """A curve without the three phases has no basin, no boundaries, and no periods of high influence."""
     warm_up, ascent = Side(shape == FALLS, fall, None, None), Side(shape == RISES, rise, None, None)
     return Phases(False, shape, warm_up, ascent, None, (), steps)
 
@@ -243,7 +243,7 @@ def binned(values: Curve, bins: int) -> tuple[Curve, Curve]:
 
 
 def _located(values: Curve, steps: Steps, n: int, fall: float, rise: float) -> Phases:
-    """The three phases in n bins: boundaries, levels, and the windows, neither beyond the middle of the run."""
+    """The three phases in n bins: boundaries, levels, and the periods of high influence, neither beyond the middle of the run."""
     T = len(values)
     fit = corners(*binned(values[steps], n))
     edges = [int(part[0]) for part in np.array_split(steps, n)]

@@ -33,10 +33,10 @@ ALL = "all queries"
 
 @dataclass(frozen=True)
 class Value(Row):
-    """What one source is worth for one domain."""
+    """What one source is worth for one query set."""
 
     source: str
-    domain: str
+    domain: str  # the query set's name
     samples: int
     queries: int
     value: float
@@ -61,7 +61,7 @@ class Value(Row):
 
 @dataclass(frozen=True, repr=False)
 class Sources(Result):
-    """Values of all sources: for each domain, and for all queries together."""
+    """Values of all sources: for each query set (`domains`), and for all of them together."""
 
     by: str
     sources: tuple[str, ...]  # most valuable first
@@ -111,7 +111,7 @@ def sources(
     seed: int = 0,
     **options: Unpack[Options],
 ) -> Sources:
-    """The value of each source (or label) for each query set: `batches` is {domain: batch}."""
+    """The value of each source (or label) for each query set: `batches` is {name: batch}."""
     if not batches or draws < 40:
         raise UsageError(
             f"sources() needs at least one query set and draws of at least 40, got {len(batches)} query sets and "
@@ -125,7 +125,7 @@ def sources(
 def sources_of(
     run: Run, influences: Mapping[str, Influence], *, by: str = "source", draws: int = DRAWS, seed: int = 0
 ) -> Sources:
-    """Like `sources`, from the influence on the queries of each domain."""
+    """Like `sources`, from the influence on each query set: `influences` is {name: influence}."""
     first = next(iter(influences.values()))
     ids, _ = first.per_sample()
     labels = column(run, np.array([str(x) for x in ids]), by)
@@ -187,8 +187,8 @@ def _summed(values: Curve, group: Any, n: int) -> Curve:
 def domains(sets: Mapping[str, Any]) -> list[str]:
     """Names of the query sets that sources are valued for by default, in their order; at least one where there are sets.
 
-    Every domain's mean loss counts alike, so no query may count twice: a set all of whose queries are in other sets, such as one
-    passage of each domain or a few hard images out of many, is no domain. Larger sets are looked at first.
+    Every set's mean loss has the same weight, so no query may count twice: a set whose queries are all in other sets, such as one
+    passage of each source or a few hard images out of many, is left out. Larger sets are checked first.
     """
     known = {name: _queries(batch) for name, batch in sets.items()}
     left = dict(known)

@@ -24,9 +24,7 @@ from ..store import RunStore
 from .mean import Options, mean_influence
 from .phases import Curve, Phases, phases
 
-CLIPPED = (
-    "influences of a clipped step sum to 0 by construction, so per_rate leaves these steps out (size includes them)"
-)
+CLIPPED = "influences of a clipped step sum to 0 by construction, so per_rate leaves these steps out (`size`, the mean of |influence|, includes them)"
 SOUGHT = "phases are detected in mean |influence| per unit of learning rate"
 ROWS_AT_ONCE = 1 << 16
 CURVES = ("influence", "rate", "per_rate", "size", "loss")

@@ -52,7 +52,7 @@ class Curvature:
             raise UsageError(
                 "curvature must be 'auto', 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
                 f"output entries per sample (the number of classes), got {text!r}. Append '/K' to split each "
-                "sequence's positions into K groups ('empirical/6')."
+                "sequence into K position groups ('empirical/6')."
             )
         groups = int(fits["groups"] or 1)
         if fits["classes"] is not None:
@@ -148,9 +148,9 @@ class Settings:
 
     `projection` is "learned", "random", "mask" or "full". `rank` is an integer, a pair (out, in), a dict from name patterns to
     either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
-    rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D extra
+    rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D draws: D extra
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
-    positions into K groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
+    positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
     types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`.

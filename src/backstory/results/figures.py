@@ -51,7 +51,7 @@ def drawable(**figures: Figure | None) -> dict[str, Figure]:
 
 
 def timeline(per_rate: Numbers, size: Numbers, bands: Sequence[tuple[str, int, int]] = (), steps: int = 0) -> Figure:
-    """Influence by learning rate, each step and smoothed, and its mean size; the phases `(name, first, end)` shaded."""
+    """Influence per unit of learning rate, each step and smoothed, and its mean magnitude; the phases `(name, first, end)` shaded."""
     x, each = thinned(numbers(per_rate))
     _, sizes = thinned(numbers(size))
     lines = [

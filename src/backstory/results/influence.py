@@ -22,7 +22,7 @@ from . import figures
 from .result import Result
 from .row import Row
 from .sign import describe_sign
-from .words import describe_signs, first_words, late_from, signed
+from .words import describe_signs, first_words, late_from, name_method, signed
 
 COLUMNS = ("sample", "label", "source", "step", "influence", "text")
 CONTENT = ("text", "label", "source")
@@ -110,10 +110,10 @@ class Occurrences(Result):
     def words(self) -> tuple[str, ...]:
         """How many uses helped and hurt, with a remark on late ones, which little has overwritten."""
         late = [step for step in self.steps if step >= late_from(self.at)]
-        use, where = "Its uses" if len(late) > 1 else "Its use", ", ".join(f"{s:,}" for s in late[:6])
+        many, where = len(late) > 1, ", ".join(f"{s:,}" for s in late[:6])
         why = (
-            f"{use} at step {where} came in the last tenth of training. Little came after to overwrite it, so it "
-            "weighs more than an earlier use would.",
+            f"Its use{'s at steps' if many else ' at step'} {where} came in the last tenth of training. Little came after "
+            f"to overwrite {'them, so they weigh' if many else 'it, so it weighs'} more than an earlier use would.",
         )
         return describe_signs(self.influence), *(why if late else ())
 
@@ -134,7 +134,7 @@ class Influence(Result):
     sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, N) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
-    method: str  # "adjoint", "embeddings", "segments" or "index"; of a baseline, its name
+    method: str  # "adjoint" (a reverse sweep), "embeddings" or "segments"; of a baseline, its name
     complete: bool = True  # False: only the highest and lowest occurrences of each query are there
     lookup: Lookup | None = None
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
@@ -154,17 +154,20 @@ class Influence(Result):
     def headline(self) -> str:
         """What was queried, and how it was computed."""
         queries = "1 query" if self.n_queries == 1 else f"{self.n_queries} queries"
-        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,} (method: {self.method})"
+        return f"Influence of {len(self):,} occurrences on {queries} at step {self.at:,} (method: {name_method(self.method)})"
 
     # -- both ends of the ranking ----------------------------------------------------------------------------------
 
-    def top(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
-        """The k most helpful, highest first; per "sample" (its occurrences summed) or per "occurrence"."""
-        return self._with_content(self._ranked(k, query, per, 1.0))
+    def top(self, k: int = 10, *, query: int | str | None = None, per: str | None = None) -> list[RankedSample]:
+        """The k most helpful, highest first: per "sample" (its occurrences summed, the default) or per "occurrence".
 
-    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str = "sample") -> list[RankedSample]:
-        """The k most harmful, lowest first."""
-        return self._with_content(self._ranked(k, query, per, -1.0))
+        A result of a query with `keep=` has single occurrences only: it ranks these, at most as many as were kept.
+        """
+        return self._with_content(self._ranked(k, query, per or self._per, 1.0))
+
+    def bottom(self, k: int = 10, *, query: int | str | None = None, per: str | None = None) -> list[RankedSample]:
+        """The k most harmful, lowest first; `per` as in `top`."""
+        return self._with_content(self._ranked(k, query, per or self._per, -1.0))
 
     def hits(
         self, k: int = 10, *, query: int | str | None = None, per: str | None = None
@@ -184,8 +187,8 @@ class Influence(Result):
             raise UsageError(f"k must be at least 1 and per 'sample' or 'occurrence', got k={k}, per={per!r}.")
         if not self.complete and per == "sample":
             raise UsageError(
-                "the result has only the highest and lowest occurrences (keep=). Pass per='occurrence', or query "
-                "without keep=."
+                "per='sample' needs all occurrences, but the result has only the highest and lowest (keep=). Leave per= "
+                "out to rank single occurrences, or query without keep=."
             )
         one = self.only(query)
         scores = one.scores[0].numpy()
@@ -286,7 +289,7 @@ class Influence(Result):
         return np.bincount(np.unique(group * len(names) + inverse) // max(1, len(names)), minlength=n)
 
     def by_step(self, query: int | str | None = None) -> ByStep:
-        """The influence of each step's occurrences on a query: their sum, and their mean size."""
+        """The influence of each step's occurrences on a query: their sum, and the mean of |influence| (`size`)."""
         self._need_all("by_step()")
         one = self.only(query)
         scores, steps = one.scores[0].numpy(), one.steps

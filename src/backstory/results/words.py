@@ -7,6 +7,7 @@ from typing import NamedTuple
 from .sign import verb
 
 WORD = re.compile(r"\w+")
+METHODS = {"adjoint": "reverse sweep", "embeddings": "stored embeddings", "segments": "embedded segments"}
 SHORTEST = 4  # letters: shorter words are in almost any two texts
 SAME = 0.05  # of the larger of two influences: a smaller change is none
 LATE = 10  # one part in so many is the end of training
@@ -27,14 +28,14 @@ def describe_change(values: Sequence[float | None]) -> str:
     """How an influence went from checkpoint to checkpoint; None where it was not there yet."""
     known = [x for x in values if x is not None]
     if not known:
-        return "It was not used before any of them."
+        return "It was not used before any of these checkpoints."
     if len(known) == 1 and len(values) == 1:
-        return f"There is one checkpoint: it {verb(known[0])}."
+        return f"There is only one checkpoint, where it {verb(known[0])}."
     if len(known) == 1:
-        return f"It was first used after all but the last of them, so there is one value: it {verb(known[0])}."
+        return f"It was first used just before the last checkpoint, where it {verb(known[0])}."
     first, last = known[0], known[-1]
     if abs(last - first) <= SAME * max(abs(first), abs(last)):
-        return f"It hardly changed: it {verb(last)}."
+        return f"Its influence hardly changed: it {verb(last)}."
     if first * last < 0:
         return (
             f"Its sign flipped: at first it {verb(first)}, in the end it {verb(last)}. Later samples changed its "
@@ -52,6 +53,11 @@ def describe_signs(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"It {verb(values[0])}."
     return f"{sum(x > 0 for x in values)} of {len(values)} helped, {sum(x < 0 for x in values)} hurt."
+
+
+def name_method(method: str) -> str:
+    """How a result was computed, as people read it; a baseline has its own name."""
+    return METHODS.get(method, method)
 
 
 def late_from(at: int) -> int:

@@ -23,7 +23,7 @@ from .routes import Service, add_routes
 from .state import State
 
 ABOUT = (
-    "Which training samples made the model do that, and when? Every path gives JSON, and a page where the request prefers "
+    "Which training samples made the model do that, and when? Every path returns JSON, or a page if the request prefers "
     "text/html. Read-only. Every error has one shape: {error: {code, message, hint}}."
 )
 

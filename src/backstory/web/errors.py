@@ -1,7 +1,7 @@
-"""Everything that can go wrong, in one shape: a number, what was found and expected, and what to do; and the names of all fields."""
+"""All errors of the service in one shape: an HTTP code, what is wrong and what to do; and the names of all fields."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -31,18 +31,18 @@ NAMES = {
     "label": "the label",
     "source": "the source",
     "set": "the query set",
-    "index": "the number in the set",
+    "index": "the query index",
     "text2": "the second text",
     "gradient2": "the second gradient",
     "image2": "the second image",
     "label2": "the second label",
     "set2": "the second query set",
-    "index2": "the number in the second set",
+    "index2": "the second query index",
     "queries": "the query set",
     "at": "the model's step",
-    "top": "how many samples",
+    "top": "results per side",
     "mistakes": "only mistakes",
-    "replay": "the ranking at every checkpoint",
+    "replay": "rankings at every checkpoint",
     "overwriting": "what overwrote it",
     "first_step": "from step",
     "last_step": "to step",
@@ -52,7 +52,7 @@ NAMES = {
     "sort": "the order",
     "by": "what to group by",
     "page": "the page",
-    "per": "samples a page",
+    "per": "samples per page",
     "sample": "the samples",
     "ids": "the samples",
     "step": "the steps",
@@ -60,13 +60,13 @@ NAMES = {
 }
 LONGEST = 60  # characters of a name that is not ours
 BOUNDS = {
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "string_too_short": "at least {min_length} characters",
-    "string_too_long": "at most {max_length} characters",
-    "too_short": "at least {min_length} of them",
-    "too_long": "at most {max_length} of them",
-    "literal_error": "{expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have {min_length} or more values",
+    "too_long": "must have at most {max_length} values",
+    "literal_error": "must be {expected}",
 }
 KINDS = {
     "int": "a whole number",
@@ -75,8 +75,8 @@ KINDS = {
     "bool": "true or false",
     "string": "text",
     "list": "a list",
-    "model": "fields with names",
-    "dict": "fields with names",
+    "model": "an object with named fields",
+    "dict": "an object with named fields",
 }
 
 
@@ -89,7 +89,7 @@ class Refusal(BackstoryError):
 
 
 def refuse(error: Exception) -> Refusal:
-    """Any error as one that can be sent; one that nobody expected is logged, and says nothing of the inside."""
+    """Any error as one that can be sent; an unexpected one is logged, and its details are not sent."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestValidationError | ValidationError):
@@ -98,9 +98,9 @@ def refuse(error: Exception) -> Refusal:
         headers = dict(error.headers or {})
         return Refusal(error.status_code, str(error.detail), HINTS.get(error.status_code, HINTS[400]), headers)
     if isinstance(error, BackstoryError):
-        return Refusal(422, str(error), "Correct what the message names, and send the request again.")
+        return Refusal(422, str(error), "Correct the request, and send it again.")
     log.error("a request failed", exc_info=error)
-    return Refusal(500, "something went wrong inside.", "The service's log has the details; please report them.")
+    return Refusal(500, "internal error.", "The service's log has the details; please report them.")
 
 
 def failure(error: Refusal) -> dict[str, Any]:
@@ -109,26 +109,30 @@ def failure(error: Refusal) -> dict[str, Any]:
 
 
 def describe_problem(error: Mapping[str, Any]) -> str:
-    """One problem of validation: which field, what was found, what is expected; never the text that was sent, which may be large."""
+    """One validation problem: the field, what it must be, and what came; never the text that was sent, which may be large."""
     path = [str(x)[:LONGEST] for x in error["loc"]]
     where = path[1:] if len(path) > 1 and path[0] in ("query", "body", "path") else path
     name = where[0] if where else ""
     field = ".".join(where) + (f" ({NAMES[name]})" if name in NAMES else "") if where else "the body"
     if error["type"] == "missing":
-        return f"{field}: found nothing; expected a value."
+        return f"{field} is missing."
     if error["type"] == "extra_forbidden":
-        return f"{field}: found a field that is not known here; expected none of this name."
-    return f"{field}: found {_describe_value(error.get('input'))}; expected {_describe_bounds(error)}."
+        return f"{field} is not a field of this request."
+    return f"{field} {_describe_rule(error)}, got {_describe_value(error.get('input'))}."
 
 
 def _describe_value(value: Any) -> str:
     if isinstance(value, str):
-        return value if _short_number(value) else f"text of {len(value):,} characters" if value else "nothing"
+        return value if _short_number(value) else _count(value, "character") if value else "an empty text"
     if isinstance(value, list | tuple):
-        return f"{len(value):,} of them"
+        return f"a list of {_count(value, 'value')}"
     if isinstance(value, bool | int | float) and len(str(value)) <= 20:
         return str(value)
-    return "nothing" if value is None else "fields with names" if isinstance(value, Mapping) else "something else"
+    return "no value" if value is None else "an object" if isinstance(value, Mapping) else "something else"
+
+
+def _count(value: Sized, unit: str) -> str:
+    return f"{len(value):,} {unit}{'' if len(value) == 1 else 's'}"
 
 
 def _short_number(text: str) -> bool:
@@ -136,8 +140,9 @@ def _short_number(text: str) -> bool:
     return len(text) <= 20 and plain.isdecimal() and plain.isascii()
 
 
-def _describe_bounds(error: Mapping[str, Any]) -> str:
+def _describe_rule(error: Mapping[str, Any]) -> str:
     kind = str(error["type"])
     if kind in BOUNDS:
         return BOUNDS[kind].format(**error.get("ctx", {}))
-    return KINDS.get(kind.partition("_")[0], str(error.get("msg", "something else")))
+    known = KINDS.get(kind.partition("_")[0])
+    return f"is refused ({error.get('msg', 'it has the wrong form')})" if known is None else f"must be {known}"

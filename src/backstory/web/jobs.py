@@ -20,8 +20,8 @@ from .errors import Refusal
 
 QUICK, QUERY, SWEEP, REPLAY = "quick", "query", "sweep", "replay"
 THREADS = {QUICK: 2, QUERY: 2, SWEEP: 1, REPLAY: 1}
-CACHED = "Try again: what was computed meanwhile is cached. Start the service with a larger --timeout for slow queries."
-LOST = "It was cancelled. Query less: a shorter text, the final model, no replay; or start the service with a larger --timeout."
+CACHED = "Try again: the computation continues in the background. Start the service with a larger --timeout for slow queries."
+LOST = "It was cancelled. Send a shorter text, query the final model, leave out replay, or start the service with a larger --timeout."
 T = TypeVar("T")
 _flag: ContextVar[Event | None] = ContextVar("backstory_cancelled", default=None)
 
@@ -37,7 +37,7 @@ class Cancelled(Refusal):
     """The time of a query has passed; nobody waits for its result."""
 
     def __init__(self) -> None:
-        super().__init__(503, "the query was cancelled: its time had passed.", "Query less, or try again.")
+        super().__init__(503, "the query was cancelled: it exceeded the time limit.", "Query less, or try again.")
 
 
 def cancel_on(flag: Event, job: Callable[[], T]) -> Callable[[], T]:

@@ -99,7 +99,7 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if not self.limits.any_host and not loopback(name):
             raise Refusal(
-                400, "the request names a host that is not this machine.", "Use the address that the service printed."
+                400, "the Host header does not name this machine.", "Use the address that the service printed."
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS") and foreign(headers):
             raise Refusal(
@@ -113,7 +113,7 @@ class Guard:
             raise Refusal(
                 401,
                 "the token is missing or wrong.",
-                "Send the header `Authorization: Bearer TOKEN`; in a browser, any name and the token as password.",
+                "Send the header `Authorization: Bearer TOKEN`. In a browser, enter any user name and the token as the password.",
                 {"WWW-Authenticate": 'Basic realm="Backstory", charset="UTF-8"'},
             )
 
@@ -126,7 +126,7 @@ class Guard:
             body = await asyncio.wait_for(self._read(receive), self.limits.body_seconds)
         except TimeoutError:
             raise Refusal(
-                400, f"the body did not come within {self.limits.body_seconds:g} s.", "Send it again, faster."
+                400, f"the body did not arrive within {self.limits.body_seconds:g} s.", "Send the request again."
             ) from None
         return _again(body, receive)
 
@@ -135,7 +135,7 @@ class Guard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refusal(400, "the connection ended before the body.", "Send the request again.")
+                raise Refusal(400, "the connection closed before the body was complete.", "Send the request again.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.limits.most_bytes:

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from ..results.sign import HELPED, HURT, SIGN, describe_axis, verb, without
-from ..results.words import common_words, mark_words, name_label
+from ..results.words import common_words, mark_words, name_label, name_method
 from .state import MOST_EACH
 from .views import View
 
@@ -36,8 +36,8 @@ TWINS = frozenset(HERE) - {"tokens"} | {"health"}
 STEP = "the step's samples"
 TIMELINE = (
     "Mean over the uses of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
-    f"per unit of rate. {describe_axis(STEP, 'they')} The dotted line is their mean size without the sign. The "
-    "pattern over time is sought in it, and the coloured bands are the three phases, where they were found."
+    f"per unit of learning rate. {describe_axis(STEP, 'they')} The dotted line is the mean |influence|. The "
+    "pattern over time is detected in it; coloured bands mark the three phases, if it has them."
 )
 
 
@@ -122,7 +122,7 @@ def marked(text: str, query: str | None) -> Markup:
 
 
 def most(items: Sequence[Any]) -> float:
-    """The largest size of an influence."""
+    """The largest |influence|."""
     return max((abs(x["influence"]) for x in items), default=0.0)
 
 
@@ -133,8 +133,10 @@ def share(x: float, largest: float) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     f.__name__: f
-    for f in (signed, plain, name_label, verb, without, common_words, count, when, shortened, marked, most, share)
-}
+    for f in (
+        signed, plain, name_label, name_method, verb, without, common_words, count, when, shortened, marked, most, share,
+    )
+}  # fmt: skip
 
 
 # -- what a page needs beside its view ------------------------------------------------------------------------------

@@ -42,14 +42,14 @@ def parse_stored(state: State, name: str, index: int) -> Query:
 def parse_text(state: State, text: str) -> Query:
     """Text that somebody typed."""
     if state.page.text is None:
-        raise Refusal(422, "this service takes no typed text.", how(state, "text="))
+        raise Refusal(422, "this service does not accept typed text.", how(state, "text="))
     if not text.strip():
-        raise Refusal(422, "your text (text): found only white space; expected words.", "Type some text.")
+        raise Refusal(422, "text (your text) has only white space.", "Type some text.")
     batch = state.page.text(text)
     if (n := size(batch)) > MOST_PIECES:
         raise Refusal(
             422,
-            f"your text (text): found a text that fills the model's context {n} times; expected at most {MOST_PIECES} times.",
+            f"text (your text) is too long: it fills the model's context {n} times, and at most {MOST_PIECES} times is allowed.",
             f"Send a part of it: about {len(text) * MOST_PIECES // n:,} characters.",
         )
     return Query(_input("text", text=text), _digest(b"text", text.encode()), batch=batch)
@@ -58,7 +58,7 @@ def parse_text(state: State, text: str) -> Query:
 def parse_image(state: State, data: bytes, label: str | None) -> Query:
     """An image that somebody sent, with its label; None: what the model predicts."""
     if state.page.image is None:
-        raise Refusal(422, "this service takes no images.", how(state, "image="))
+        raise Refusal(422, "this service does not accept images.", how(state, "image="))
     batch, show = state.page.image(data, label), state.page.show
     resized = next(iter([] if show is None else show(batch)), {}).get("image")
     fields = {"image": data_url(data), "label": label, "model_image": data_url(resized)}
@@ -73,14 +73,12 @@ def parse_gradient(state: State, gradient: Sequence[float]) -> Query:
         "`v, caveats = run.model_at(model).gradients(loss, batch)`; each row of v is one query."
     )
     if len(gradient) != width:
-        raise Refusal(422, f"found a gradient of {len(gradient)} numbers; expected {width}.", hint)
+        raise Refusal(422, f"the gradient has {len(gradient)} numbers, but this run needs {width}.", hint)
     v = torch.tensor(gradient, dtype=torch.float32)[None]
     if not bool(v.isfinite().all()):
         raise Refusal(422, "the gradient has numbers that float32 cannot hold.", "Send finite numbers below 1e38.")
     if not bool(v.any()):
-        message = (
-            "the gradient is 0 everywhere, so all influence on it is 0; expected a loss that the model can change."
-        )
+        message = "the gradient is 0 everywhere, so all influence on it is 0. Use a loss that depends on the model."
         raise Refusal(422, message, hint)
     return Query(_input("gradient"), _digest(b"gradient", v.numpy().tobytes()), gradient=v)
 
@@ -94,7 +92,7 @@ def parse_query(state: State, body: QueryBody) -> Query:
             return parse_gradient(state, gradient)
         case (None, None, str(name), int(index)):
             return parse_stored(state, name, index)
-    raise Refusal(422, "expected exactly one of text, gradient, or set with index.", "Send one query at a time.")
+    raise Refusal(422, "a query needs exactly one of text, gradient, or set with index.", "Send one query at a time.")
 
 
 def parse_pair(state: State, pair: Pair) -> tuple[Query, Query]:
@@ -110,13 +108,13 @@ def need_index(state: State, name: str, index: int) -> int:
     """The index of a query of a set that exists."""
     count = size(state.sets[name])
     if not 0 <= index < count:
-        raise Refusal(404, f"the query set has {count} queries; found index {index}.", "Count from 0.")
+        raise Refusal(404, f"there is no query {index}: the query set has {count} queries.", "Count from 0.")
     return index
 
 
 def how(state: State, what: str) -> str:
     """What to do where a query of this kind is not available."""
-    return NEEDS_RECIPE if state.recipe is None else f"Give the recipe's page {what}, and start the service again."
+    return NEEDS_RECIPE if state.recipe is None else f"Add {what} to the recipe's page, and restart the service."
 
 
 def _input(kind: str, **fields: Any) -> dict[str, Any]:
@@ -135,7 +133,7 @@ def gradient(state: State, query: Query, step: int) -> tuple[Any, list[str]]:
         return state.checkpoint(step).total_gradient(query.batch, state.proceed)
     rows, caveats = state.gradients(query.input["set"], step)
     if query.row >= len(rows):
-        raise Refusal(404, f"the query set gives {len(rows)} losses; found index {query.row}.", "Count from 0.")
+        raise Refusal(404, f"there is no loss {query.row}: the query set has {len(rows)} losses.", "Count from 0.")
     return rows[query.row : query.row + 1], caveats
 
 
@@ -148,7 +146,7 @@ def show_influence(state: State, query: Query, at: int | None, top: int, replay:
     """Which samples helped and which hurt; with `replay`, the rankings at every checkpoint."""
     began, step = time.perf_counter(), state.step(at)
     if replay and query.gradient is not None:
-        raise Refusal(422, "a ready gradient belongs to one model; it cannot be replayed.", "Send it without replay.")
+        raise Refusal(422, "a gradient cannot be evaluated at other checkpoints.", "Send it without replay.")
     influence = influence_of(state, query, step)
     rankings = rankings_of([influence_of(state, query, c) for c in state.queryable], step) if replay else None
     return _view(state, query, influence, top, began, rankings)

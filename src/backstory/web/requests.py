@@ -24,7 +24,7 @@ NEED_PNG = "Send the PNG file as the field `image` of a form."
 MOST_TOKENS = 50  # occurrences whose tokens are queried at once
 FIELDS = ("text", "gradient", "set", "index")
 IMAGES = ("image", "image2")
-FORMAT = "a format, whatever the Accept header prefers"
+FORMAT = "json or html; overrides the Accept header"
 Format = Literal["json", "html"] | None
 S = TypeVar("S", bound=Shape)
 
@@ -47,7 +47,7 @@ Gradient = Annotated[list[float], BeforeValidator(_numbers), Field(min_length=1,
 Step = Annotated[int, Field(ge=0, le=10**9)]
 At = Annotated[int | None, Field(ge=1, le=10**9, description="a checkpoint's step; without it, the final one")]
 Top = Annotated[int, Field(ge=1, le=MOST_HITS, description="results per side")]
-Bound = Annotated[float, Field(allow_inf_nan=False, description="a bound of the value; needs queries")] | None
+Bound = Annotated[float, Field(allow_inf_nan=False, description="limit for the sample's value; needs queries")] | None
 
 
 class Choice(Shape):
@@ -102,7 +102,7 @@ class Pair(Shape):
 class SampleFilter(BaseModel):
     """Which samples to list, in which order, and which page of them."""
 
-    text: Annotated[str | None, Field(max_length=LONGEST_TEXT, description="letters in the text or the id")] = None
+    text: Annotated[str | None, Field(max_length=LONGEST_TEXT, description="part of the text or the id")] = None
     source: Name | None = None
     label: Name | None = None
     first_step: Step | None = None
@@ -177,7 +177,7 @@ def side(pair: Pair, end: str) -> tuple[dict[str, Any], bytes | None, str | None
     given = {name: getattr(pair, name + end) for name in FIELDS}
     image: str | None = getattr(pair, f"image{end}")
     if image is not None and any(x is not None for x in given.values()):
-        raise Refusal(422, "found an image and another query; expected one of them.", "Send two queries in all.")
+        raise Refusal(422, "one of the two queries has an image and another query.", "Send exactly two queries.")
     return given, None if image is None else _bytes(image), getattr(pair, f"label{end}")
 
 

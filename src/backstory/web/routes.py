@@ -23,10 +23,10 @@ from .views import View
 REPLAYS = 20  # times the time-out: training is replayed
 Named = Name | None
 Names = Annotated[list[Name] | None, Query(max_length=50)]
-Last = Annotated[int, Query(ge=0, le=10**9, description="leave out uses in so many of the last steps")]
+Last = Annotated[int, Query(ge=0, le=10**9, description="ignore uses in this many of the last steps")]
 Format = Annotated[requests.Format, Query(description=requests.FORMAT)]
 Id = Annotated[str, Path(max_length=LONGEST_NAME)]
-By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; without it, what the run has")]
+By = Annotated[Literal["source", "label"] | None, Query(description="what to group by; by default, what the run has")]
 Groups = Annotated[Literal["thirds", "steps", "source", "label"], Query(description="what to group by")]
 Set = Annotated[str, Query(alias="set", max_length=LONGEST_NAME)]
 Ids = Annotated[list[Name], Query(min_length=1, max_length=MOST_TOKENS)]
@@ -107,7 +107,7 @@ def _add_insight(app: FastAPI, service: Service) -> None:
     async def evolution(
         request: Request, queries: Named = None, by: Groups = "thirds", ids: Names = None, format: Format = None
     ) -> Response:
-        """How did the influence of groups of samples, or of some against the others, go from checkpoint to checkpoint?"""
+        """How does the influence of groups of samples, or of some samples and the rest, change over the checkpoints?"""
         lane = QUICK if state.means_known(queries) else SWEEP
         return await service.respond(request, "evolution", partial(views.evolution, state, queries, by, ids), lane=lane)
 
@@ -161,7 +161,7 @@ def _add_samples(app: FastAPI, service: Service) -> None:
     async def sample(
         request: Request, id: Id, queries: Named = None, overwriting: bool = False, format: Format = None
     ) -> Response:
-        """One sample over all of training; `overwriting`: also which later samples took over its influence."""
+        """One sample over all of training; `overwriting`: also which later samples overwrote its influence."""
         view = partial(views.sample, state, id, queries, overwriting)
         lane = QUICK if not overwriting and state.means_known(queries) and state.each_known(queries) else SWEEP
         return await service.respond(request, "sample", view, lane=lane)
@@ -219,7 +219,7 @@ def _add_stored(app: FastAPI, service: Service) -> None:
 
     @app.post("/compare", response_model=schemas.Comparison, openapi_extra=requests.document(Pair, IMAGES))
     async def compare_any(request: Request, format: Format = None) -> Response:
-        """Two queries of any kind side by side: typed text, images, ready gradients, stored queries."""
+        """Two queries of any kind side by side: typed text, images, gradients, stored queries."""
         body = await requests.read_pair(request)
 
         def view() -> View:
@@ -240,7 +240,7 @@ def _add_queries(app: FastAPI, service: Service) -> None:
 
     @app.post("/query", response_model=schemas.QueryResult, openapi_extra=requests.document(QueryBody))
     async def query(request: Request, format: Format = None) -> Response:
-        """Which samples helped and which hurt? For typed text, a ready gradient, or a stored query."""
+        """Which samples helped and which hurt? For typed text, a gradient, or a stored query."""
         body = await requests.read(request, QueryBody)
 
         def view() -> View:
@@ -266,7 +266,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     async def respond(request: Request, body: TokensBody) -> Response:
         if len(body.sample) != len(body.step):
-            raise Refusal(422, "expected one step for each sample.", "Send sample and step in pairs.")
+            raise Refusal(422, "the numbers of samples and steps differ.", "Send one step with each sample.")
         hits = list(zip(body.sample, body.step, strict=True))
 
         def view() -> View:

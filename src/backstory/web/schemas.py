@@ -20,7 +20,7 @@ from .. import exact, insight, results
 from ..results import Row
 
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
-MOST_PIECES = 64  # contexts of the model that a typed text may fill
+MOST_PIECES = 64  # how many times a typed text may fill the model's context
 COMMON = ("headline", "words", "at", "sign", "unit", "caveats", "quality")  # what every result has
 Number = float | None
 T = TypeVar("T")
@@ -140,13 +140,13 @@ class Input(Shape):
     image: str | None = Field(description="a data URL, or null")
     label: str | None
     model_image: str | None = Field(description="an uploaded image as the model gets it: a data URL, or null")
-    prediction: str | None = Field(description="the model's prediction, where the recipe can tell")
+    prediction: str | None = Field(description="the model's prediction, if the recipe has predict=")
     loss: Number = Field(description="the model's own loss on it at this checkpoint")
-    tokens: int | None = Field(description="over how many tokens that loss is summed, where the recipe can tell")
+    tokens: int | None = Field(description="over how many tokens that loss is summed, if the recipe counts tokens")
 
 
 class ByStep(Shape):
-    """The influence of each step's occurrences on the query: their sum, and their mean size."""
+    """The influence of each step's occurrences on the query: their sum, and the mean of |influence| (`size`)."""
 
     steps: list[int]
     influence: list[Number]
@@ -184,7 +184,7 @@ class About(Shape):
     """What can be queried."""
 
     checkpoints: list[int] = Field(description="steps at which the model can be queried; the last is the final one")
-    has: dict[str, bool] = Field(description="what the run holds of its samples: text, image, source, label")
+    has: dict[str, bool] = Field(description="what content the run has for its samples: text, image, source, label")
     can_type: bool
     can_upload: bool
     can_shade: bool = Field(description="whether single tokens can be queried: /query/tokens")
@@ -228,7 +228,7 @@ class StoredQuery(QueryLabel):
     text: str | None
     image: str | None
     prediction: str | None
-    mistake: bool | None = Field(description="whether the prediction is not its label; null where that is not known")
+    mistake: bool | None = Field(description="whether the prediction differs from the label; null if unknown")
 
 
 class StoredSet(QuerySet):
@@ -242,12 +242,12 @@ class QueryForm(About):
     """What can be queried."""
 
     query_sets: list[StoredSet]
-    can_predict: bool = Field(description="whether the recipe can tell the model's mistakes: mistakes=true")
+    can_predict: bool = Field(description="whether mistakes=true works: the recipe has predict=")
     mistakes: bool
     longest_text: int
-    most_pieces: int = Field(description="contexts of the model that a typed text may fill")
+    most_pieces: int = Field(description="how many times a typed text may fill the model's context")
     most_hits: int
-    dims: int = Field(description="length of a ready gradient")
+    dims: int = Field(description="length of a gradient in the run's coordinates")
     missing: list[str]
 
 

@@ -204,7 +204,7 @@ class State:
             out.append(NEEDS_RECIPE)
         elif not self.has_model:
             out.append(
-                "The run stores no weights of its end, so its model cannot be queried: record with steps=…, checkpoints=K."
+                "The run has no final weights, so its model cannot be queried: record with steps=…, checkpoints=K."
             )
         if self.recipe is not None and self.recipe.page.text is None:
             out.append("Typed text: the recipe's page has no text=, a function from text to a batch.")
@@ -213,7 +213,7 @@ class State:
         if self.final not in self.in_memory:
             stored = self.run.has_embeddings(self.final)
             why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
-            out.append(f"Embeddings of the final model in memory ({why}): queries read the run; no neighbours.")
+            out.append(f"Embeddings of the final model in memory ({why}). Queries read the run; no neighbours.")
         return out
 
     def step(self, at: int | None) -> int:
@@ -221,7 +221,7 @@ class State:
         step = self.final if at is None else at
         if step not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints))
-            raise Refusal(422, f"found at={step}; the run can be queried at the steps {known}.", "Choose one of them.")
+            raise Refusal(422, f"the run cannot be queried at step {step}, only at {known}.", "Choose one of these.")
         return step
 
     def named(self, name: str | None) -> str:

@@ -125,8 +125,8 @@ def sources(state: State, queries: Sequence[str] | None, by: str | None, at: int
 def _column(state: State, by: str | None) -> str:
     column = by or ("source" if state.catalogue.has["source"] else "label")
     if not state.catalogue.has[column]:
-        hint = f"Give it with run.describe(ids, {column}=…), or group by another column."
-        raise Refusal(422, f"the run holds no {column} of its samples.", hint)
+        hint = f"Add it with run.describe(ids, {column}=…), or group by another column."
+        raise Refusal(422, f"the run has no {column} for its samples.", hint)
     return column
 
 
@@ -191,7 +191,7 @@ def samples(state: State, chosen: SampleFilter) -> View:
     fits = [x for x in fits if (low is None or values[x] >= low) and (high is None or values[x] <= high)]
     last = max(1, math.ceil(len(fits) / per))
     if page > last:
-        message = f"page (the page): found {page}; expected at most {last}, for {len(fits):,} samples fit."
+        message = f"there is no page {page}: the {len(fits):,} matching samples fill {last}."
         raise Refusal(404, message, "Go to an earlier page.")
     shown = state.catalogue.sort(fits, sort, values)[(page - 1) * per : page * per]
     data = {
@@ -212,13 +212,11 @@ def samples(state: State, chosen: SampleFilter) -> View:
 def _need_bounds(chosen: SampleFilter) -> None:
     first, last = chosen.first_step, chosen.last_step
     if chosen.queries is None and (chosen.min_value is not None or chosen.max_value is not None):
-        message = "min_value and max_value are bounds of the influence on a query set; found no queries."
+        message = "min_value and max_value limit the influence on a query set, but no query set is named."
         raise Refusal(422, message, "Name a query set with queries=, or leave both out.")
     if first is not None and last is not None and first > last:
-        message = (
-            f"found first_step (from step) {first} after last_step (to step) {last}; expected the earlier step first."
-        )
-        raise Refusal(422, message, "Exchange them.")
+        message = f"first_step (from step) is {first}, which is after last_step (to step), {last}."
+        raise Refusal(422, message, "Swap the two.")
 
 
 def sample(state: State, name: str, queries: str | None, with_overwriting: bool) -> View:
@@ -256,7 +254,7 @@ def image(state: State, name: str) -> bytes:
     """The PNG of a sample."""
     data = state.catalogue.image(state.run, state.sample_id(name))
     if data is None:
-        raise Refusal(404, "the run holds no image of this sample.", "Its text and label are at /samples.")
+        raise Refusal(404, "the run has no image of this sample.", "Its text and label are at /samples.")
     return data
 
 
@@ -267,7 +265,7 @@ def form(state: State, mistakes: bool = False) -> View:
     """What can be queried; with `mistakes`, of the stored queries those alone that the model gets wrong."""
     predicts = state.page.predict is not None
     if mistakes and not predicts:
-        hint = "Give the recipe's page predict=, and start the service with the recipe."
+        hint = "Add predict= to the recipe's page, and start the service with the recipe."
         raise Refusal(422, "this service does not know the model's mistakes.", hint)
     data = {
         **about(state),

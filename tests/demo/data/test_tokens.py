@@ -37,7 +37,7 @@ def test_a_document_of_exactly_one_length_is_kept() -> None:
 def test_what_gives_no_sequences_is_told() -> None:
     with pytest.raises(UsageError, match="none of the 3 documents has 8 tokens"):
         cut(DOCUMENTS, Bytes(), 8)
-    with pytest.raises(UsageError, match="found length=0"):
+    with pytest.raises(UsageError, match="length must be at least 1 token, got 0"):
         cut(DOCUMENTS, Bytes(), 0)
-    with pytest.raises(UsageError, match="two documents x/a"):
+    with pytest.raises(UsageError, match="two documents have the id x/a"):
         cut([*DOCUMENTS, DOCUMENTS[0]], Bytes(), 2)

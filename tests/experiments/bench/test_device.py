@@ -40,5 +40,5 @@ def test_numbers_that_differ_are_reported_and_the_rest_goes_on(monkeypatch: pyte
 
 
 def test_a_device_that_torch_cannot_use_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"found device 'cuda:9'.*such as cuda"):
+    with pytest.raises(UsageError, match=r"torch cannot use the device 'cuda:9'.*such as cuda"):
         check_device("cuda:9", say=quiet)

@@ -99,13 +99,13 @@ def test_the_optimizer_changes_nothing_that_is_drawn() -> None:
 
 
 def test_wrong_arguments_say_what_is_expected() -> None:
-    with pytest.raises(UsageError, match="found model='nothing'; expected one of mlp, cnn, tiny"):
+    with pytest.raises(UsageError, match="model must be one of mlp, cnn, tiny, got 'nothing'"):
         setup_of("nothing", "relu", "sgd")
-    with pytest.raises(UsageError, match="expected one of gelu, relu"):
+    with pytest.raises(UsageError, match="must be one of gelu, relu"):
         setup_of("mlp", "tanh", "sgd")
-    with pytest.raises(UsageError, match="expected one of sgd, momentum, adamw"):
+    with pytest.raises(UsageError, match="must be one of sgd, momentum, adamw"):
         setup_of("mlp", "relu", "lion")
-    with pytest.raises(UsageError, match="2 to 50"):
+    with pytest.raises(UsageError, match="between 2 and 50"):
         removals(TINY, 0, 51)
-    with pytest.raises(UsageError, match="has 898"):
+    with pytest.raises(UsageError, match="has only 898"):
         recipe(replace(TINY, images=1790), 0)

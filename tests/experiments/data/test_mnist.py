@@ -51,7 +51,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"other")
     with pytest.raises(DataError, match="Get the official file"):
         mnist.mnist(tmp_path)
-    with pytest.raises(DataError, match="expected images"):
+    with pytest.raises(DataError, match="idx file of images"):
         mnist.pixels(files()["t10k-labels-idx1-ubyte"].ljust(16))
-    with pytest.raises(DataError, match="expected labels"):
+    with pytest.raises(DataError, match="idx file of labels"):
         mnist.labels(files()["t10k-images-idx3-ubyte"])

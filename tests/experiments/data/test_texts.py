@@ -72,7 +72,7 @@ def test_the_mean_over_a_domains_passages_is_its_loss() -> None:
 
 def test_unknown_modes_and_runs_without_a_source_are_refused() -> None:
     assert setup_named("scratch").pretraining == 0
-    with pytest.raises(UsageError, match="expected one of finetune, scratch"):
+    with pytest.raises(UsageError, match="mode must be one of finetune, scratch"):
         setup_named("some")
     with pytest.raises(UsageError, match="fewer than 2 passages of"):
         removals(DomainSetup(steps=1, batch_size=3, length=12, layers=1, width=16), 0)

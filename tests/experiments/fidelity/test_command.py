@@ -74,7 +74,7 @@ def test_unknown_names_are_errors_with_a_way_out() -> None:
         ("optimizer", "sgd, momentum, adamw"),
         ("activation", "gelu, relu"),
     ):
-        with pytest.raises(UsageError, match=f"found {name}='none'; expected one of {known}"):
+        with pytest.raises(UsageError, match=f"{name} must be one of {known}, got 'none'"):
             CliRunner().invoke(app, ["fidelity", f"--{name}", "none"], catch_exceptions=False)
 
 

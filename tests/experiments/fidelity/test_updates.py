@@ -93,7 +93,7 @@ def test_the_limit_is_where_a_step_begins_to_swing(k: Update, expected: float) -
 def test_other_optimizers_are_refused() -> None:
     parameters = list(model().parameters())
     for optimizer in (Adam(parameters), SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)):
-        with pytest.raises(UsageError, match="expected SGD or AdamW with one"):
+        with pytest.raises(UsageError, match="must be SGD or AdamW with one"):
             coefficients(optimizer)
     with pytest.raises(UsageError, match="amsgrad"):
         coefficients(AdamW(parameters, amsgrad=True))

@@ -108,7 +108,7 @@ def test_fine_tuning_begins_from_trained_weights() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="finetune, scratch"):
         setup_named("other")
-    with pytest.raises(UsageError, match="expected 2 to 24"):
+    with pytest.raises(UsageError, match="between 2 and 24"):
         removals(TINY, 0, 25)
     with pytest.raises(UsageError, match="take fewer steps"):
         draw(GptSetup(**{**vars(TINY), "steps": 1000}), 0)

@@ -67,11 +67,11 @@ def test_the_query_is_the_mean_over_all_clean_tokens() -> None:
 
 def test_what_cannot_be_planted_is_refused() -> None:
     for kind, share in (("some", 0.1), ("shuffled", 0.0), ("shuffled", 1.0)):
-        with pytest.raises(UsageError, match="expected one of shuffled, uniform, reversed, repeated, labels"):
+        with pytest.raises(UsageError, match="must be one of shuffled, uniform, reversed, repeated, labels"):
             problem_of(TINY, kind, 0, share)
-    with pytest.raises(UsageError, match="wrong labels are planted among images"):
+    with pytest.raises(UsageError, match="labels are corrupted in images"):
         problem_of(TINY, "labels", 0, 0.1)
-    with pytest.raises(UsageError, match="wrong labels are planted among images"):
+    with pytest.raises(UsageError, match="labels are corrupted in images"):
         problem_of(DIGITS, "shuffled", 0, 0.1)
-    with pytest.raises(UsageError, match="expected some clean ones too"):
+    with pytest.raises(UsageError, match="so that some stay clean"):
         problem_of(DIGITS, "labels", 0, 0.999)

@@ -47,7 +47,7 @@ def test_copies_are_training_sequences_drawn_by_the_seed(asked: Asked) -> None:
         assert torch.equal(row, first.tokens[first.ids.index(name)])
     assert draw_copies(first.ids, first.tokens, COUNT, seed=0).ids == asked.ids
     assert draw_copies(first.ids, first.tokens, COUNT, seed=1).ids != asked.ids
-    with pytest.raises(UsageError, match="expected 3 to 24"):
+    with pytest.raises(UsageError, match="between 3 and 24"):
         draw_copies(first.ids, first.tokens, 25, seed=0)
 
 

@@ -61,7 +61,7 @@ def test_a_source_whose_interval_includes_zero_is_grey_and_not_clear(visit: Visi
         expect(said).to_contain_text(source["words"])
         assert (source["words"] == "not clear") == (not clear)
         assert said.locator(".helped-ink, .hurt-ink").count() == int(clear)
-    cells = page.get_by_role("region", name="Source by domain").locator("td.number").all()
+    cells = page.get_by_role("region", name="Source by query set").locator("td.number").all()
     sure = [x for line in actual["clear"] for x in line]
     assert ["not clear" in cell.inner_text() for cell in cells] == [not x for x in sure]
 
@@ -71,7 +71,7 @@ def test_an_error_keeps_the_form_and_what_was_typed(visit: Visit) -> None:
     page = visitor.see("/query")
     page.get_by_label("Your text").fill("   ")
     page.get_by_role("button", name="Query").click()
-    expect(page.locator(".problem")).to_contain_text("found only white space")
+    expect(page.locator(".problem")).to_contain_text("has only white space")
     again = page.get_by_role("form", name="What you sent")
     expect(again.get_by_label("Your text")).to_have_value("   ")
     expect(again.get_by_label("How many samples")).to_have_value("10")
@@ -80,7 +80,7 @@ def test_an_error_keeps_the_form_and_what_was_typed(visit: Visit) -> None:
     visitor.drawn()
     expect(page.locator("#ranking")).to_be_visible()
     page.goto(f"{visitor.address}/samples?text=court&page=99")
-    expect(page.locator(".problem")).to_contain_text("page (the page): found 99; expected at most")
+    expect(page.locator(".problem")).to_contain_text("there is no page 99")
     page.get_by_label("The page", exact=True).fill("1")
     page.get_by_role("button", name="Send again").click()
     expect(page.get_by_role("heading", name="Training samples")).to_be_visible()

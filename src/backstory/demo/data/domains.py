@@ -41,7 +41,7 @@ def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list
     names = list(SOURCES) if sources is None else list(sources)
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        raise UsageError(f"found the source {unknown[0]!r}; expected some of {', '.join(SOURCES)}.")
+        raise UsageError(f"there is no source {unknown[0]!r}. Choose from {', '.join(SOURCES)}.")
     return [document for name in names for document in _capped(name, limit)]
 
 

