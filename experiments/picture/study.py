@@ -8,7 +8,7 @@ import torch
 
 from backstory.demo import digits
 from backstory.exact.leave_out import leave_out
-from backstory.replay.queries import open_queries
+from backstory.run.queries import open_queries
 from backstory.replay.tape import Removal
 from backstory.results.influence import Hit, Influence
 from backstory.run.run import Run

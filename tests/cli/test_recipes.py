@@ -37,7 +37,7 @@ def typed(words):
 if __name__ == "__main__":
     before = list(sys.path)
     from backstory.cli import main
-    from backstory.run.workers import spread
+    from backstory.workers import spread
     for commands in json.loads(sys.argv[1]):
         found = [typed(words) for words in commands]
         worker = dict(spread(eval, [("__import__('sys').path",)], 1))[0]

@@ -13,7 +13,7 @@ from backstory.cli.app import app
 from backstory.demo.digits import RECIPE, image_demo
 from backstory.errors import StoreError
 from backstory.insight import phases, timeline
-from backstory.replay.queries import open_queries
+from backstory.run.queries import open_queries
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from backstory.demo.stages import prepare_folder
 from backstory.demo.texts import CAUTION, RECIPE
 from backstory.errors import StoreError, UsageError
 from backstory.insight import sources, timeline
-from backstory.replay.queries import open_queries
+from backstory.run.queries import open_queries
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -197,7 +197,7 @@ def form(**more: Any) -> View:
 
 def tokens() -> View:
     scores = torch.tensor([[0.01, -0.02, 0.0]], dtype=torch.float64)
-    part = exact.TokenInfluence(
+    part = insight.TokenInfluence(
         "law/0", 40, scores, scores.sum(1), ("The ", "<script>", " court"), at=120, quality=QUALITY
     )
     return View({"items": [part.as_dict()]})

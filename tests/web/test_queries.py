@@ -7,7 +7,7 @@ import torch
 from tests.web.recipes import LENGTH, TEXTS, TOLD, assert_same_hits, encoded, recipe
 
 import backstory
-from backstory import exact
+from backstory import insight
 from backstory.errors import UsageError
 from backstory.web import queries as q
 from backstory.web import schemas, views
@@ -177,7 +177,7 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
     hits = [(name, state.catalogue.sample(name)["steps"][k]) for name, k in (("tags", 0), ("law/1/0", 1))]
     data = q.show_tokens(state, parse_stored(state, "law", 0), hits, None).data
     schemas.Tokens.model_validate(data)
-    right = exact.tokens(backstory.open(state.run.path), recipe, recipe().queries["law"][:1], hits)
+    right = insight.tokens(backstory.open(state.run.path), recipe, recipe().queries["law"][:1], hits)
     for shown, told, (name, step) in zip(data["items"], right, hits, strict=True):
         assert (shown["sample"], shown["step"]) == (name, step)
         parts = [p["influence"] for p in shown["tokens"]]
@@ -189,7 +189,7 @@ def test_tokens_are_exact_and_add_up(state: State) -> None:
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
-    influence = exact.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), at=8)
+    influence = insight.TokenInfluence("tags", 0, torch.zeros(1, 3), torch.zeros(1), at=8)
     with pytest.raises(UsageError, match=r"texts must have one text per token \(3\), got 2"):
         q._with_texts((["tags"], None), influence, lambda batch, place: ["a", "b"])
 

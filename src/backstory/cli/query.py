@@ -9,7 +9,7 @@ from . import output, recipes
 from .options import At, Contraction, Json, Notes, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
 
 if TYPE_CHECKING:
-    from ..replay.queries import Queries as OpenQueries
+    from ..run.queries import Queries as OpenQueries
     from ..results.result import Result
 
 
@@ -30,7 +30,7 @@ class Request(NamedTuple):
     @contextmanager
     def opened(self, stage: str) -> "Iterator[tuple[OpenQueries, dict[str, Any]]]":
         """`(run, model, loss and batches, how to pass over the run)`; what cannot work is refused before any work."""
-        from ..replay.queries import open_queries
+        from ..run.queries import open_queries
 
         output.plotting(self.plot)
         name = recipes.confirm(self.run, self.recipe, self.trust_recipe)  # a prompt and a bar do not share a terminal

@@ -3,7 +3,7 @@
 from .check import Check, check
 from .leave_out import leave_out
 from .losses import QuerySet
-from .reverse import query, reverse
-from .tokens import TokenInfluence, tokens
+from .reverse import reverse
+from .tangent import Group, tangent
 
-__all__ = ["Check", "QuerySet", "TokenInfluence", "check", "leave_out", "query", "reverse", "tokens"]
+__all__ = ["Check", "Group", "QuerySet", "check", "leave_out", "reverse", "tangent"]

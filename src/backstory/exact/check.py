@@ -19,7 +19,7 @@ from ..replay.tape import Progress, RecipeSource, Removal, build_recipe
 from ..results import figures
 from ..results.influence import Influence
 from ..results.result import Result
-from ..run.run import Run
+from ..store.run_store import HasPath, store_of
 from .leave_out import leave_out
 from .losses import QueryLoss
 from .reverse import check_replay
@@ -92,7 +92,7 @@ class Check(Result):
 
 
 def check(
-    run: Run,
+    run: HasPath,
     recipe: RecipeSource,
     influence: Influence,
     query_loss: QueryLoss,
@@ -108,11 +108,12 @@ def check(
     `query_loss(model)` gives the (Q,) losses that the influence is on; `seed` draws the others. The recipe must first reproduce the
     run's stored weights (`verify=False` skips this and adds a caveat).
     """
-    if influence.at != run.step_of("final"):
+    store = store_of(run)
+    if influence.at != store.step_of("final"):
         raise UsageError(
-            f"the result must be at the final step, {run.step_of('final')}, which retraining ends at, got one at step {influence.at}."
+            f"the result must be at the final step, {store.step_of('final')}, which retraining ends at, got one at step {influence.at}."
         )
-    given = stored_args(run.config, recipe) if args is None else args
+    given = stored_args(store.config, recipe) if args is None else args
     if (steps := len(build_recipe(recipe, given).batches)) != influence.at:
         raise MismatchError(f"the recipe has {steps} steps, but the run has {influence.at}. Pass the run's own recipe.")
     replay = (

@@ -38,7 +38,7 @@ from ..replay.tape import (
     thin_out,
 )
 from ..replay.update import Slots, distance
-from ..run.workers import spread
+from ..workers import spread
 from .cache import Rows
 from .losses import QueryLoss, QuerySet, losses
 

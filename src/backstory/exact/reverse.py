@@ -33,7 +33,7 @@ from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness, tell
 from ..replay.update import distance
 from ..results.influence import Influence
-from ..run.run import Run
+from ..store.run_store import HasPath
 from .cache import ProgressFile
 from .derivative import State, flat, pull, spans_of, split, take
 from .losses import QueryLoss, gradients, losses, step_gradient
@@ -178,45 +178,7 @@ def boundaries(since: int, end: int, count: int | None, most: int) -> list[int]:
     return [since + i * steps // chosen for i in range(chosen)]
 
 
-def query(
-    run: Run,
-    recipe: RecipeSource,
-    batch: Any,
-    at: int | str = "final",
-    *,
-    args: Mapping[str, Any] | None = None,
-    dtype: torch.dtype | None = torch.float64,
-    check: bool = True,
-    segments: int | None = None,
-    cache: Path | None = None,
-    progress: Progress | None = None,
-) -> Influence:
-    """The influence of every occurrence before `at` on the recipe's losses of `batch`: one query for each loss.
-
-    The recipe is replayed first, and must reproduce the run's stored weights, bit for bit or up to rounding
-    (`check=False` skips this and adds a caveat). Then it is unrolled in `dtype`. If the recipe is the one named in the run,
-    `args` default to the run's.
-    """
-    step = run.step_of(at)
-    args = stored_args(run.config, recipe) if args is None else args
-    caveats = [
-        check_replay(run, recipe, args, step, "check")
-        if check
-        else "the replay was not checked against the run (check=False)"
-    ]
-
-    def with_query() -> Recipe:
-        made = build_recipe(recipe, args)
-        return replace(made, queries={**made.queries, QUERY: batch})
-
-    options: dict[str, Any] = {"dtype": dtype, "segments": segments, "cache": cache, "progress": progress}
-    influence = reverse(with_query, QUERY, at=step, **options)
-    if dtype is not None:
-        caveats.append(f"unrolled in {str(dtype).removeprefix('torch.')}")
-    return replace(influence, caveats=(*caveats, *influence.caveats, "evaluated in eval mode"), lookup=run.content)
-
-
-def check_replay(run: Run, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int, option: str) -> str:
+def check_replay(run: HasPath, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int, option: str) -> str:
     """How well the recipe reproduces the run's stored weights up to `step`, in words; raises where it does not, naming the option that skips this."""
     result = reproduction(run, recipe, args=args, until=step)
     if not result:

@@ -12,6 +12,7 @@ from .overwriting import Overwriter, Overwriting, overwriting, overwriting_of
 from .phases import Phases, phases
 from .sources import Sources, sources, sources_of
 from .timeline import Timeline, timeline, timeline_of
+from .tokens import TokenInfluence, tokens
 
 __all__ = [
     "Evolution",
@@ -25,6 +26,7 @@ __all__ = [
     "RankedSample",
     "Sources",
     "Timeline",
+    "TokenInfluence",
     "evolution",
     "evolution_of",
     "harmful",
@@ -41,4 +43,5 @@ __all__ = [
     "sources_of",
     "timeline",
     "timeline_of",
+    "tokens",
 ]

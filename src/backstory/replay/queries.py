@@ -1,53 +1,24 @@
-"""Query sets by name: those that a run stores and those of its recipe, with the model and the loss that evaluate them.
+"""Query sets by name: those that a run stores and those of its recipe.
 
 A query set is named as `NAME`, one query of it as `NAME:INDEX`. Names, indices and the step are checked before weights are loaded.
 A batch of queries is a tensor, or a tuple, list or dict of tensors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import StoreError, UsageError
-from ..run.gradients import LossFn
-from ..run.run import Run
-from .recipe import Recipe, load_recipe, stored_args
-
-
-@dataclass(frozen=True)
-class Queries:
-    """A run, its recipe's model at one step, its loss, and the batches of queries, each by the name it was selected by."""
-
-    run: Run
-    model: nn.Module  # with the weights of step `at`
-    loss: LossFn
-    batches: dict[str, Any]
-    at: int
-
-
-def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int | str = "final") -> Queries:
-    """A run with its recipe's model and loss, and the queries that each `NAME` or `NAME:INDEX` selects."""
-    run = Run(path)
-    step = run.step_of(at)
-    if step not in run.checkpoints:
-        known = ", ".join(str(c) for c in run.checkpoints if c) or "none; record with steps=…, checkpoints=K"
-        raise StoreError(f"the run has no weights at step {step}. Steps with weights: {known}.")
-    made = load_recipe(recipe, stored_args(run.config, recipe))
-    if len(set(queries)) < len(queries):
-        raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
-    sets = QuerySets(run, made)
-    batches = {selection: sets.select(selection) for selection in queries}
-    return Queries(run, run.load_weights(made.model, step), made.loss, batches, step)
+from ..errors import UsageError
+from ..store.run_store import HasPath, store_of
+from .recipe import Recipe
 
 
 class QuerySets(Mapping[str, Any]):
     """Query sets by name: those of the recipe in its order, then those that only the run stores; a stored one comes first."""
 
-    def __init__(self, run: Run, recipe: Recipe | None = None) -> None:
-        self._run, self._made = run, {} if recipe is None else dict(recipe.queries)
+    def __init__(self, run: HasPath, recipe: Recipe | None = None) -> None:
+        self._run, self._made = store_of(run), {} if recipe is None else dict(recipe.queries)
         self._stored = tuple(run.query_sets)
 
     def __getitem__(self, name: str) -> Any:

@@ -24,8 +24,7 @@ from torch import Tensor
 from ..capture import fingerprint
 from ..capture.fingerprint import weights as weights_of
 from ..errors import UsageError
-from ..run.run import Run
-from ..store import RunStore
+from ..store.run_store import HasPath, RunStore, store_of
 from .recipe import Recipe, take_step
 from .tape import Progress, RecipeSource, Removal, Tape, generators, index, own_randomness, places, seed, tell
 
@@ -118,7 +117,7 @@ def replay(
 
 
 def reproduction(
-    run: Run,
+    run: HasPath,
     recipe: RecipeSource,
     *,
     args: Mapping[str, Any] | None = None,
@@ -132,9 +131,9 @@ def reproduction(
     known = fingerprints(run)
     with own_randomness():
         tape = Tape(recipe, args=args, length=until)
-        if tape.length < run.n_steps and until is None:
+        if tape.length < (steps := store_of(run).n_steps()) and until is None:
             raise UsageError(
-                f"the recipe has {tape.length} steps, but the run has {run.n_steps}. Pass the run's own recipe."
+                f"the recipe has {tape.length} steps, but the run has {steps}. Pass the run's own recipe."
             )
         for t in _side_by_side((tape,), progress):
             if t in known and fingerprint(tape.recipe.model) != known[t]:
@@ -142,18 +141,19 @@ def reproduction(
     return Reproduction(tuple(t for t in known if t <= tape.length))
 
 
-def reproduces(run: Run, recipe: RecipeSource, *, args: Mapping[str, Any] | None = None) -> bool:
+def reproduces(run: HasPath, recipe: RecipeSource, *, args: Mapping[str, Any] | None = None) -> bool:
     """Whether the recipe's replay reproduces the run, up to rounding, at every step that can be compared (at least one)."""
     return bool(reproduction(run, recipe, args=args))
 
 
-def fingerprints(run: Run) -> dict[int, str]:
+def fingerprints(run: HasPath) -> dict[int, str]:
     """Steps in order, and the fingerprints of the run's weights there."""
-    return {int(t): word for t, word in sorted(run.config.get("fingerprints", {}).items(), key=lambda x: int(x[0]))}
+    known = store_of(run).config.get("fingerprints", {})
+    return {int(t): word for t, word in sorted(known.items(), key=lambda x: int(x[0]))}
 
 
 def judge(
-    run: Run,
+    run: HasPath,
     recipe: RecipeSource,
     step: int,
     *,
@@ -165,18 +165,19 @@ def judge(
 
     Where the run stores weights there or later, two replays side by side tell, up to the first weights that differ.
     """
-    end = run.n_steps if until is None else until
-    if not any(step <= t <= end for t in run.checkpoints):
+    store = store_of(run)
+    checkpoints, end = set(store.checkpoints()), store.n_steps() if until is None else until
+    if not any(step <= t <= end for t in checkpoints):
         return Reproduction(tuple(t for t in fingerprints(run) if t < step), undecided=(step,))
     with own_randomness():
         tape, twin = (Tape(recipe, args=args, length=end) for _ in range(2))
         _shift(twin.parameters)
         start = weights_of(tape.recipe.model)
-        gaps, stored = dict[int, Gap](), set(run.checkpoints)
+        gaps = dict[int, Gap]()
         for t in _side_by_side((tape, twin), progress):
-            if t in stored:
-                gaps[t] = _gap(run, t, tape, twin, start)
-            if t in stored and not gaps[t].rounding:
+            if t in checkpoints:
+                gaps[t] = _gap(store, t, tape, twin, start)
+            if t in checkpoints and not gaps[t].rounding:
                 break
     same = tuple(t for t, gap in gaps.items() if gap.replay == 0)
     different = tuple(t for t, gap in gaps.items() if not gap.rounding)
@@ -207,8 +208,8 @@ def _shift(parameters: Sequence[Tensor]) -> None:
             p.mul_(1 + torch.finfo(p.dtype).eps * (2 * up - 1))
 
 
-def _gap(run: Run, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
-    stored, replayed = RunStore.open(run.path).load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
+def _gap(store: RunStore, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
+    stored, replayed = store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
     unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
     apart, spread = _distances(replayed, stored), _distances(weights_of(twin.recipe.model), replayed)
     gap = farthest(apart, spread, {k: v.numel() for k, v in replayed.items()}, unit**0.5)

@@ -20,7 +20,7 @@ from ..results.row import Row
 from ..store import RunStore
 from .quality import Watch
 from .sweep import Chunk, Span, backward, cut, slices
-from .workers import ahead
+from ..workers import ahead
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`

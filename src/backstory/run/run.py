@@ -108,19 +108,7 @@ class Run:
 
     def step_of(self, at: int | str) -> int:
         """`at` as a step number: "final", or a step t, meaning the model before update t."""
-        n = self.n_steps
-        if n == 0 and (waiting := len(self._store.spool.steps())):
-            raise StoreError(
-                f"the run has no complete step yet: {waiting} warm-up steps are waiting for their projection. Continue "
-                f"recording with resume=True, start={waiting}."
-            )
-        if n == 0:
-            raise StoreError("the run has no complete step yet: record at least one.")
-        if at == "final":
-            return n
-        if not isinstance(at, int) or not 0 < at <= n:
-            raise UsageError(f"at must be 'final' or a step from 1 to {n}, got {at!r}.")
-        return at
+        return self._store.step_of(at)
 
     def load_weights(self, model: nn.Module, at: int | str = "final") -> nn.Module:
         """Load the weights that the run stored at a checkpoint into `model`."""
@@ -412,33 +400,17 @@ class Run:
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""
-        if isinstance(batch, Tensor):
-            kind, tensors = "tensor", {"0": batch}
-        elif isinstance(batch, Mapping):
-            kind, tensors = "dict", dict(batch)
-        else:
-            kind, tensors = "tuple", {str(i): x for i, x in enumerate(batch)}
         with RunStore.open(self.path, write=True) as store:
-            store.save_tensors(f"queries-{name}", tensors, {"kind": kind})
+            store.put_queries(name, batch)
 
     @property
     def query_sets(self) -> list[str]:
         """Names of the stored query sets."""
-        return [n.removeprefix("queries-") for n in self._store.tensor_names() if n.startswith("queries-")]
+        return self._store.query_sets()
 
     def queries(self, name: str) -> Any:
         """A stored query set, as it was given."""
-        names = self.query_sets
-        if name not in names:
-            raise UsageError(
-                f"the run has no query set {name!r}. It has: {', '.join(names) or 'none'}. Add it with run.add_queries()."
-            )
-        tensors = self._store.load_tensors(f"queries-{name}")
-        kind = self._store.tensor_metadata(f"queries-{name}")["kind"]
-        if kind == "dict":
-            return tensors
-        values = tuple(tensors[k] for k in sorted(tensors, key=int))
-        return values if kind == "tuple" else values[0]
+        return self._store.queries(name)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from .embed import EmbedReport, Form, Progress, embed_rows, report
 from .quality import merged
 from .scoring import pieces
 from .sweep import Span, slices
-from .workers import spread
+from ..workers import spread
 
 ROUNDS = 3  # of trying again after the death of a worker
 

@@ -26,7 +26,7 @@ from ..maths.blocked import CHUNK_ROWS
 from ..maths.shared_curvature import orthogonal
 from ..maths.steps import NAMES, Coefficients, Step
 from ..store import RowBlock, RunStore, StepTable
-from .workers import ahead
+from ..workers import ahead
 
 CHUNK_BYTES = 32 << 20  # of rows read at once, of which a sweep holds up to three: enough of them for large products
 

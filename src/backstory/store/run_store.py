@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,14 @@ TIDY_EVERY = 500  # commits
 LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
 Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
 _CHECKPOINT = re.compile(r"(?:checkpoint|scale)-(\d+)")
+
+
+class HasPath(Protocol):
+    """Anything that is a run in a folder."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
 
 
 class RunStore:
@@ -276,6 +284,22 @@ class RunStore:
         """Committed steps; they are 0 to n − 1."""
         return self._sizes()[0]
 
+    def step_of(self, at: int | str) -> int:
+        """`at` as a step number: "final", or a step t, meaning the model before update t."""
+        n = self.n_steps()
+        if n == 0 and (waiting := len(self.spool.steps())):
+            raise StoreError(
+                f"the run has no complete step yet: {waiting} warm-up steps are waiting for their projection. Continue "
+                f"recording with resume=True, start={waiting}."
+            )
+        if n == 0:
+            raise StoreError("the run has no complete step yet: record at least one.")
+        if at == "final":
+            return n
+        if not isinstance(at, int) or not 0 < at <= n:
+            raise UsageError(f"at must be 'final' or a step from 1 to {n}, got {at!r}.")
+        return at
+
     def n_rows(self) -> int:
         """Rows of the committed steps."""
         return self._sizes()[1]
@@ -490,6 +514,33 @@ class RunStore:
         names = [n.removeprefix("checkpoint-") for n in self.tensor_names() if n.startswith("checkpoint-")]
         return sorted(map(int, names))
 
+    def query_sets(self) -> list[str]:
+        """Names of the stored query sets."""
+        return [n.removeprefix("queries-") for n in self.tensor_names() if n.startswith("queries-")]
+
+    def put_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        """Store a query set under a name."""
+        if isinstance(batch, Tensor):
+            kind, tensors = "tensor", {"0": batch}
+        elif isinstance(batch, Mapping):
+            kind, tensors = "dict", dict(batch)
+        else:
+            kind, tensors = "tuple", {str(i): x for i, x in enumerate(batch)}
+        self.save_tensors(f"queries-{name}", tensors, {"kind": kind})
+
+    def queries(self, name: str) -> Any:
+        """A stored query set, as it was given."""
+        if name not in (names := self.query_sets()):
+            raise UsageError(
+                f"the run has no query set {name!r}. It has: {', '.join(names) or 'none'}. Add it with run.add_queries()."
+            )
+        tensors = self.load_tensors(f"queries-{name}")
+        kind = self.tensor_metadata(f"queries-{name}")["kind"]
+        if kind == "dict":
+            return tensors
+        values = tuple(tensors[k] for k in sorted(tensors, key=int))
+        return values if kind == "tuple" else values[0]
+
     def delete_tensors(self, name: str) -> None:
         """Delete `<name>.safetensors`, if it is there."""
         self._writable()
@@ -552,3 +603,8 @@ class RunStore:
         if table == "samples":
             return self._samples.scan(SAMPLE_COLUMNS)
         raise UsageError(f"table must be 'rows', 'steps' or 'samples', got {table!r}.")
+
+
+def store_of(run: HasPath) -> RunStore:
+    """The store of a run, opened for reading where it is not open."""
+    return run if isinstance(run, RunStore) else RunStore.open(run.path)

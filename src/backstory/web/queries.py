@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import exact
+from .. import insight
 from ..replay.queries import part, size
 from ..results.comparison import Rankings, compare, rankings_of
 from ..results.influence import Influence
@@ -203,16 +203,16 @@ def show_tokens(state: State, query: Query, hits: Sequence[tuple[str, int]], at:
     v, _ = gradient(state, query, step)
     name, pieces = state.recipe_name, state.page.pieces
 
-    def compute() -> list[exact.TokenInfluence]:
-        return exact.tokens(state.run, name, None, occurrences, step, vectors=v, progress=state.proceed)
+    def compute() -> list[insight.TokenInfluence]:
+        return insight.tokens(state.run, name, None, occurrences, step, vectors=v, progress=state.proceed)
 
     results = state.results.get(("tokens", query.key, tuple(hits), step), compute)
     return View({"items": [_with_texts(recipe.batches[x.step], x, pieces).as_dict() for x in results]})
 
 
 def _with_texts(
-    batch: tuple[Sequence[int | str], Any], result: exact.TokenInfluence, pieces: Any
-) -> exact.TokenInfluence:
+    batch: tuple[Sequence[int | str], Any], result: insight.TokenInfluence, pieces: Any
+) -> insight.TokenInfluence:
     place = [str(x) for x in batch[0]].index(str(result.sample))
     return result.with_texts(pieces(batch[1], place))
 

@@ -95,7 +95,7 @@ OTHERWISE: dict[type[Any], dict[str, Any]] = {  # sent as something else than th
         "per": str,
         **dict.fromkeys(("hits", "harmful"), list[Sent[results.Hit]]),
     },
-    exact.TokenInfluence: {"total": Number},
+    insight.TokenInfluence: {"total": Number},
 }
 
 
@@ -170,7 +170,7 @@ Comparison = page_of(results.Comparison, left=QueryResult, right=QueryResult)
 class Tokens(Shape):
     """The tokens of some occurrences, in their order; one replay of training for all of them."""
 
-    items: list[Sent[exact.TokenInfluence]]
+    items: list[Sent[insight.TokenInfluence]]
 
 
 class QuerySet(Shape):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from backstory import Influence, Recipe, Run, record
 from backstory.errors import MismatchError, UsageError
-from backstory.exact.tokens import CAVEAT, TokenInfluence, tokens
+from backstory.insight.tokens import CAVEAT, TokenInfluence, tokens
 from backstory.replay.recipe import take_step
 
 S, STEPS, SIZE, RATE = 5, 6, 3, 0.3

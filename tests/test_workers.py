@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from backstory.run.workers import ahead, spread
+from backstory.workers import ahead, spread
 
 T = TypeVar("T")
 
