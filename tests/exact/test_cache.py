@@ -38,18 +38,17 @@ BASE = torch.zeros(1, dtype=torch.float64)
 
 def test_what_is_saved_comes_back_in_order(tmp_path: Path) -> None:
     x = State(*(torch.arange(12.0).reshape(1, 12) + 100 * k for k in range(3)))
-    ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).save(3, x, torch.ones(1, 4))
-    saved = ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0, 3]).load()
+    ProgressFile(tmp_path / "new", "reverse-a").save(3, x, torch.ones(1, 4))
+    saved = ProgressFile(tmp_path / "new", "reverse-a").load()
     assert saved is not None
     step, actual, scores = saved
     assert step == 3
     assert scores.tolist() == [[1.0] * 4]
     assert all(torch.equal(a, b) for a, b in zip(actual, x, strict=True))
+    assert ProgressFile(tmp_path / "new", "reverse-b").load() is None
 
 
-def test_another_sweep_has_another_file(tmp_path: Path) -> None:
-    x = State(BASE, BASE, BASE)
-    ProgressFile(tmp_path, "reverse", ("a", "b"), BASE, [0]).save(0, x, BASE)
-    assert ProgressFile(tmp_path, "reverse", ("a", "c"), BASE, [0]).load() is None
-    assert ProgressFile(tmp_path, "sgd", ("a", "b"), BASE, [0]).load() is None
-    assert ProgressFile(None, "reverse", ("a", "b"), BASE, [0]).load() is None
+def test_without_a_folder_no_sweep_is_kept() -> None:
+    file = ProgressFile(None, "reverse-a")
+    file.save(0, State(BASE, BASE, BASE), BASE)
+    assert file.load() is None

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.replay.test_reproduction import recorded
 from tests.support import examples
 from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 from backstory import Recipe
-from backstory.errors import MismatchError, NumericalError, UnsupportedError, UsageError
+from backstory.errors import NumericalError, UnsupportedError, UsageError
 from backstory.exact.derivative import State, Update
 from backstory.exact.leave_out import leave_out
-from backstory.exact.reverse import Sweep, boundaries, query, reverse
+from backstory.exact.reverse import Sweep, boundaries, reverse
 from backstory.replay.tape import Removal
 
 module = importlib.import_module("backstory.exact.reverse")  # the package has a function of its name
@@ -234,41 +233,3 @@ def test_segments_are_as_few_as_the_disk_allows(since: int) -> None:
 def test_no_segments_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         boundaries(0, 5, 0, 9)
-
-
-def test_the_answer_is_that_of_unrolling(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", optimizer="momentum", clip=0.3, dropout=0.4)
-    batch = examples.make().queries["q"]
-    actual = query(run, examples.NAME, batch)
-    expected = reverse(examples.NAME, "q", args=run.config["recipe_args"])
-    assert_same(actual.scores, expected.scores, 3 * examples.TERMS, size=1.0)
-    assert actual.method == "exact unrolling"
-    assert "the replay reproduces the run" in actual.caveats[0]
-    assert [h.sample for h in actual.top(3, query=0)] == [h.sample for h in expected.top(3, query=0)]
-
-
-def test_occurrences_are_those_of_the_run(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run")
-    batch = examples.make().queries["q"]
-    recipe = examples.make()
-    run.load_weights(recipe.model)
-    estimate = run.query(recipe.model, recipe.loss, batch)
-    actual = query(run, examples.NAME, batch)
-    assert actual.sample_ids.tolist() == estimate.sample_ids.tolist()
-    assert actual.steps.tolist() == estimate.steps.tolist()
-    assert (actual.at, actual.id_kind) == (estimate.at, estimate.id_kind)
-    assert float(torch.corrcoef(torch.stack([actual.scores[0], estimate.scores[0]]))[0, 1]) > 0.8
-
-
-def test_an_earlier_model_is_asked_at_its_step(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run")
-    actual = query(run, examples.NAME, examples.make().queries["q"], at=4, check=False)
-    assert actual.at == 4
-    assert max(actual.steps) == 3
-    assert "not checked against the run" in actual.caveats[0]
-
-
-def test_a_recipe_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", optimizer="momentum")
-    with pytest.raises(MismatchError, match="check=False"):
-        query(run, examples.make, examples.make().queries["q"])

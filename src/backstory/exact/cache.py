@@ -63,14 +63,11 @@ Saved = tuple[int, State, Tensor]
 class ProgressFile:
     """One sweep's file under a folder, named by what decides the sweep; without a folder nothing is kept."""
 
-    def __init__(
-        self, folder: Path | None, kind: str, run: tuple[str, str], base: Tensor, bounds: Sequence[int]
-    ) -> None:
+    def __init__(self, folder: Path | None, name: str) -> None:
         self._path: Path | None = None
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            name = digest({"format": FORMAT, "run": list(run), "base": base.tolist(), "bounds": list(bounds)})
-            self._path = Path(folder) / f"{kind}-{name}.safetensors"
+            self._path = Path(folder) / f"{name}.safetensors"
 
     def load(self) -> Saved | None:
         """`(the step that is done, adjoint before it, scores)`, or None."""

@@ -34,7 +34,7 @@ from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_random
 from ..replay.update import distance
 from ..results.influence import Influence
 from ..store.run_store import HasPath
-from .cache import ProgressFile
+from .cache import ProgressFile, digest
 from .derivative import State, flat, pull, spans_of, split, take
 from .losses import QueryLoss, gradients, losses, step_gradient
 from .states import States, affordable, flat_state
@@ -58,13 +58,14 @@ def reverse(
     dtype: torch.dtype | None = torch.float64,
     segments: int | None = None,
     cache: Path | None = None,
+    key: str | None = None,
     progress: Progress | None = None,
 ) -> Influence:
     """The exact first-order influence of every occurrence from step `since` to before `at` (default: all) on the queries.
 
     `query_loss` is as in `leave_out`. States wait on disk, before every step if it has the room; else, or with `segments`, the run is
     replayed once more in so many segments. With `cache`, the sweep is saved on its way, and a second call continues from there or
-    reads the result.
+    reads the result: one with the same `key`, by default the bits of the weights and of the query losses.
     """
     with own_randomness(), closing(States()) as whole, closing(States()) as states:
         tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole)
@@ -76,7 +77,8 @@ def reverse(
         sweep = Sweep(tape, bounds, states)
         caveats = sweep.forward()
         x, base = sweep.start(query_loss)
-        file = ProgressFile(cache, "reverse", (tape.start, tape.end), base, bounds)
+        key = key or digest({"run": [tape.start, tape.end], "base": base.tolist(), "since": since})
+        file = ProgressFile(cache, f"reverse-{key}")
         scores = sweep.back(x, file, progress)
     ids = tape.ids[since:]
     names, kind = as_text([name for part in ids for name in part])

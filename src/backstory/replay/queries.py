@@ -19,7 +19,7 @@ class QuerySets(Mapping[str, Any]):
 
     def __init__(self, run: HasPath, recipe: Recipe | None = None) -> None:
         self._run, self._made = store_of(run), {} if recipe is None else dict(recipe.queries)
-        self._stored = tuple(run.query_sets)
+        self._stored = tuple(self._run.query_sets())
 
     def __getitem__(self, name: str) -> Any:
         return self._run.queries(name) if name in self._stored else self._made[name]

@@ -6,6 +6,7 @@ answer.top(5)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from ..results.quality import Quality
 from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
+from ..replay.tape import RecipeSource
+from . import exact as exactly
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
 from .gradients import LossFn, ModelAt
@@ -305,6 +308,36 @@ class Run:
         """What was measured when the embeddings were made, and is stored beside them."""
         stored = self._store.embeddings().get(step, {}).get("quality")
         return None if stored is None else Quality.from_dict(stored)
+
+    def exact(
+        self,
+        queries: str | Sequence[str],
+        recipe: RecipeSource,
+        at: int | str = "final",
+        *,
+        each: bool = False,
+        since: int = 0,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> Influence:
+        """The exact first-order influence of every occurrence on queries: NAME is the mean loss of a query set, NAME:INDEX one query.
+
+        The recipe is replayed, checked against the run's stored weights (`check=False` skips this and adds a caveat) and
+        differentiated through every step: a few times the training's cost for one query, about two for each further one. Results are
+        stored in the run, and a second call reads them; one that was interrupted goes on. `each` computes every query of a set
+        instead of the mean, `since` leaves earlier steps out and costs so much less, `dtype` is another precision than the recipe's.
+        If the recipe is the one named in the run, `args` default to the run's.
+        """
+        names = [queries] if isinstance(queries, str) else list(queries)
+        spec = exactly.Spec(self.step_of(at), since, dtype)
+        result = exactly.exact(self._store, recipe, names, spec, each=each, args=args, check=check, progress=progress)
+        return replace(result, lookup=self.content)
+
+    def exact_results(self) -> list[exactly.Stored]:
+        """The exact results that are stored in the run."""
+        return exactly.stored_results(self._store)
 
     def predict_removal(
         self,

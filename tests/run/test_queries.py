@@ -11,7 +11,8 @@ from tests.support.loops import mlp, sgd
 
 import backstory
 from backstory.errors import StoreError, UsageError
-from backstory.replay.queries import QuerySets, open_queries, part, parts, size
+from backstory.replay.queries import QuerySets, part, parts, size
+from backstory.run.queries import open_queries
 
 X, Y = torch.arange(20).reshape(10, 2), torch.arange(10)
 
@@ -26,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = small("sgd", tmp_path / "run")
     x, y = made.queries
     made.run.add_queries("few", (x[:2], y[:2]))
-    monkeypatch.setattr("backstory.replay.queries.load_recipe", lambda name, args: recipe())
+    monkeypatch.setattr("backstory.run.queries.load_recipe", lambda name, args: recipe())
     return tmp_path / "run"
 
 
@@ -85,7 +86,7 @@ def test_a_step_without_weights_is_refused_before_the_recipe_is_imported(
     def load_recipe(*args: Any) -> None:
         raise AssertionError("the recipe was imported")
 
-    monkeypatch.setattr("backstory.replay.queries.load_recipe", load_recipe)
+    monkeypatch.setattr("backstory.run.queries.load_recipe", load_recipe)
     with pytest.raises(StoreError, match=r"no weights at step 3\. Steps with weights: "):
         open_queries(run, ["few"], "any:recipe", 3)
 
