@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import backstory
 from backstory.capture import optimizers
-from backstory.capture.optimizers import OPTIMIZERS, SecondMoment, StepCoefficients, rule_of
+from backstory.capture.optimizers import OPTIMIZERS, SecondMoment, StepCoefficients, dropped, rule_of
 from backstory.errors import MismatchError, UnsupportedError, UsageError
 from backstory.recording.from_checkpoints import Given, record_checkpoints
 from backstory.replay.recipe import take_step
@@ -156,6 +156,29 @@ def test_a_state_without_the_second_moment_that_the_reader_wants_is_refused(tmp_
     backstory.register_optimizer(OwnAdam, read_own, lambda optimizer, group, p: optimizer.state[p]["missing"])
     with pytest.raises(MismatchError, match="step 2 lacks OwnAdam's second moment"):
         from_checkpoints(tmp_path, OwnAdam, "after", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        (torch.optim.SGD, {}, []),
+        (torch.optim.SGD, {"dampening": 0.5}, []),  # torch ignores it without momentum
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, ["momentum 0.9", "Nesterov", "weight decay 0.0005"]),
+        (torch.optim.AdamW, {}, ["AdamW's second moment", "momentum 0.9", "weight decay 0.01"]),
+        (torch.optim.Adam, {"betas": (0.0, 0.9)}, ["Adam's second moment"]),
+        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own update rule", "momentum 0.5"]),
+        (torch.optim.Adafactor, {}, ["Adafactor's own update rule"]),
+    ],
+)  # fmt: skip
+def test_what_a_proxy_drops_is_read_from_the_optimizer(
+    kind: Any, settings: dict[str, Any], expected: list[str]
+) -> None:
+    assert dropped(kind(mlp().parameters(), lr=0.1, **settings)) == expected
+
+
+def test_what_differs_between_groups_is_a_range() -> None:
+    groups = [{"params": p, "momentum": mu} for p, mu in zip(mlp().parameters(), (0.0, 0.5, 0.9, 0.5), strict=True)]
+    assert dropped(torch.optim.SGD(groups, lr=0.1)) == ["momentum 0 to 0.9"]
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

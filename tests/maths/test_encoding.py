@@ -16,6 +16,7 @@ from backstory.maths.encoding import (
     looseness,
     multiply_factors,
     parts,
+    row_bytes,
     sizes,
     split_factors,
     worth_it,
@@ -70,7 +71,7 @@ def test_zeros_stay_zeros_and_signs_stay_signs(name: str) -> None:
     assert not round_trip(torch.zeros(2, sum(DIMS)), name).any()
 
 
-@pytest.mark.parametrize("name", ["float16", "int8", "float32", "float64"])
+@pytest.mark.parametrize("name", DTYPES)
 def test_tiny_values_survive(name: str) -> None:
     x = torch.full((2, sum(DIMS)), 1e-30, dtype=torch.float64)
     assert (round_trip(x, name) / 1e-30 - 1).abs().max().item() < 1e-6
@@ -93,6 +94,12 @@ def test_float64_and_float32_are_kept_as_they_are() -> None:
     assert torch.equal(round_trip(single, "float32"), single.double())
 
 
+def test_bytes_of_a_row() -> None:
+    """12 numbers, and a float32 for each of three blocks where they have scales."""
+    expected = {"float16": 12 * 2 + 12, "int8": 12 + 12, "float32": 12 * 4, "float64": 12 * 8}
+    assert {name: row_bytes(DIMS, name) for name in DTYPES} == expected
+
+
 def test_decode_leaves_the_codes_alone() -> None:
     codes, scales = encode(rows(), DIMS, "float16")
     before = codes.clone()
@@ -111,8 +118,8 @@ def test_no_rows_and_empty_blocks() -> None:
 
 def test_an_unknown_encoding_is_refused_with_the_known_ones() -> None:
     assert check("int8") == "int8"
-    with pytest.raises(UsageError, match=r"one of 'float16', 'int8', 'float32', 'float64', got 'int4'"):
-        check("int4")
+    with pytest.raises(UsageError, match=r"one of 'float16', 'int8', 'float32', 'float64', got 'float'"):
+        check("float")
 
 
 BLOCKS: list[Block] = [(4, 3), 5, (2, 6)]

@@ -31,6 +31,7 @@ from backstory.store import RunStore
 CAUSES = (
     "The sample's length: a token mean was kept. 16: the weight was not divided out. Scattered: a wrong layer rule."
 )
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
 TOTAL = sum(LENGTHS) - len(LENGTHS)  # the first token of a sample has no loss
 
 
@@ -145,15 +146,17 @@ def test_the_loop_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monke
         {"sample_id": chosen, "input_ids": x.ids, "attention_mask": x.mask, "labels": x.labels}
         for chosen, x in zip(PARTS, parts, strict=True)
     ]
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
-    loop = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[0].replace(
+    loop = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)[0].replace(
         '"token-mean"', '"token-mean", projection="full", encoding="float64"'
     )
     exec(compile(loop, "models.md", "exec"), {"torch": torch, "backstory": backstory, "model": model, "steps": [step]})
     assert_close(kept(tmp_path / "runs" / "gpt2").rows, expected, 1e-4, CAUSES)
 
 
-@pytest.mark.parametrize("name", ["Muon", "Adafactor", "NAdam"])
+REFUSED = re.findall(r"^\| (.*) and others \| refused", PAGE, flags=re.M)[0].split(", ")
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_optimizers_that_are_not_modelled_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
     if not hasattr(torch.optim, name):
         pytest.skip(f"torch {torch.__version__} has no {name}")

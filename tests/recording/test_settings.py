@@ -29,8 +29,8 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         Settings(uncovered="maybe")
     with pytest.raises(UsageError, match="projection must be one of 'learned', 'random', 'mask', 'full', got 'pca'"):
         Settings(projection="pca")
-    with pytest.raises(UsageError, match="encoding must be one of 'float16', 'int8', 'float32', 'float64', got 'int4'"):
-        Settings(encoding="int4")
+    with pytest.raises(UsageError, match=r"encoding must be one of 'float16', .*'float64', got 'float'"):
+        Settings(encoding="float")
     for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
         with pytest.raises(UsageError, match="must be at least 1"):
             Settings(**wrong)  # type: ignore[arg-type]

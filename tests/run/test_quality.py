@@ -96,6 +96,16 @@ def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path
     )
 
 
+class Renamed(torch.optim.SGD):
+    """Steps as SGD does."""
+
+
+def test_an_optimizer_without_a_second_moment_is_followed_exactly_whatever_its_name(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, Renamed(model.parameters(), lr=0.1), 2)
+    assert "Renamed's steps are modelled exactly." in backstory.open(tmp_path / "run").quality().words
+
+
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.01}, {}])
 def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.store.builders import new_run, records
+from tests.support.oracles import assert_close
 from torch import Tensor
 
-from backstory.errors import BackstoryError, NumericalError, StoreError, UsageError
+from backstory.errors import BackstoryError, FormatError, NumericalError, StoreError, UsageError
+from backstory.maths.encoding import DTYPES, looseness
 from backstory.store import RunStore
 
 ROWS = 9  # of 5 steps
@@ -43,6 +45,24 @@ def test_the_default_encoding_rounds_relative_to_each_block(tmp_path: Path) -> N
     with new_run(tmp_path / "run", 5) as store:
         store.write_embeddings(5, blocks(E, 3), {})
         assert (store.read_embeddings(5, 0, ROWS, dtype=torch.float64) - E).abs().max() < 2e-12
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("encoding", DTYPES)
+def test_every_encoding_comes_back_with_one_vector_and_with_two(tmp_path: Path, encoding: str, parts: int) -> None:
+    E = torch.cat([embedding(i) for i in range(parts)], 1)
+    with new_run(tmp_path / "run", 5) as store:
+        store.write_embeddings(5, blocks(E, 3), {"parts": parts}, encoding)
+        assert_close(store.read_embeddings(5, 0, ROWS, dtype=torch.float64), E, looseness(encoding))
+
+
+def test_embeddings_in_an_encoding_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", 5) as store:
+        store.write_embeddings(5, blocks(embedding(0)), {})
+    facts = tmp_path / "run/emb-00000005.json"
+    facts.write_text(facts.read_text().replace("float16", "4 bits"))
+    with pytest.raises(FormatError, match=r"emb-00000005.lance stores numbers as 4 bits, .* newer version"):
+        RunStore.open(tmp_path / "run").read_embeddings(5, 0, 1)
 
 
 def test_an_earlier_checkpoint_has_the_rows_before_it(tmp_path: Path) -> None:

@@ -62,9 +62,14 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
     config.write_text(written.replace('"format": 1', '"format": 5'))
     with pytest.raises(FormatError, match=r"format 5, but this version of Backstory reads format 1"):
         RunStore.open(tmp_path / "run")
-    config.write_text(written.replace('"features": []', '"features": ["compressed", "4 bits"]'))
+    config.write_text(written.replace('"features": []', '"features": ["compressed", "rings"]'))
     with pytest.raises(
-        FormatError, match=r"uses 4 bits, which this version .* cannot read \(it supports factors, compressed\)"
+        FormatError, match=r"uses rings, which this version .* cannot read \(it supports factors, compressed\)"
+    ):
+        RunStore.open(tmp_path / "run")
+    config.write_text(written.replace('"encoding": "float64"', '"encoding": "4 bits"'))
+    with pytest.raises(
+        FormatError, match=r"stores numbers as 4 bits, which this version .* \(it supports float16, int8"
     ):
         RunStore.open(tmp_path / "run")
     config.write_text('{"format": 1}')

@@ -27,7 +27,8 @@ from tests.store.builders import (
 from tests.support.oracles import assert_close
 
 from backstory.errors import DiskError, StoreError, UsageError
-from backstory.store import RunStore, StepRecord, run_store
+from backstory.maths.encoding import DTYPES
+from backstory.store import RunStore, StepRecord, codec, run_store
 
 
 def interrupted(*_: object) -> None:
@@ -146,19 +147,11 @@ def test_backward_counts_the_curvature_rows_that_a_split_run_has_to_read(tmp_pat
     assert_close(rows, torch.cat([split_record(t).rows for t in range(1, 7)]), 1e-14)
 
 
-COSTS = {  # numbers of 12 in two layers: codes, scales of float32 where there are any; 48 for the numbers of a row
-    "float64": (12 * 8, 0),
-    "float32": (12 * 4, 0),
-    "float16": (12 * 2, 2 * 4),
-    "int8": (12 * 1, 2 * 4),
-}
-
-
-@pytest.mark.parametrize("encoding", COSTS)
+@pytest.mark.parametrize("encoding", DTYPES)
 def test_bytes_per_row_are_those_of_its_columns(tmp_path: Path, encoding: str) -> None:
     """Gradient alone; with three curvature rows and their κ and products; and split, without the gradient."""
     made = {"layers": LAYERS, "encoding": encoding, "n_groups": 1, "config": {}}
-    vector = sum(COSTS[encoding])
+    vector = sum(x.nbytes for x in codec.encoded(torch.ones(1, 12), [5, 7], encoding))
     for rows, split, expected in ((0, False, vector), (3, False, 4 * vector + 3 * 16), (3, True, 3 * vector + 3 * 16)):
         with RunStore.create(tmp_path / f"{rows}{split}", **made, curvature_rows=rows, split=split) as store:  # type: ignore[arg-type]
             assert store.bytes_per_row == expected + 48

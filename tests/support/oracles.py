@@ -226,12 +226,12 @@ def expands(settings: Sequence[Mapping[str, Any]], V: Tensor, count: int = 1500)
     return False
 
 
-def per_sample_gradients(module: nn.Module, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
+def per_sample_gradients(module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> dict[str, Tensor]:
     """Parameter name -> (B, *shape): one forward and one backward pass for each sample."""
     out: dict[str, list[Tensor]] = {name: [] for name, _ in module.named_parameters()}
-    for i in range(len(x)):
+    for i in range(len(delta)):
         module.zero_grad()
-        module(x[i : i + 1]).backward(delta[i : i + 1])
+        module(*(x[i : i + 1] for x in inputs)).backward(delta[i : i + 1])
         for name, value in module.named_parameters():
             out[name].append(torch.zeros_like(value) if value.grad is None else value.grad.clone())
     return {name: torch.stack(grads) for name, grads in out.items()}

@@ -90,9 +90,12 @@ def test_bars_lead_to_samples(state: State) -> None:
 def test_sources_as_a_table_hold_no_formula(state: State) -> None:
     data = views.sources(state, ["law", "poems"], None, None).data
     lines = list(csv.reader(io.StringIO(views.sources_csv(data))))
-    assert lines[0] == ["source", "samples", "value", "low", "high", "law", "poems"]
+    assert [lines[0][0], *lines[0][-2:]] == ["source", "law", "poems"]
     assert [line[0] for line in lines[1:]] == data["sources"]
-    assert [float(line[2]) for line in lines[1:]] == [v["value"] for v in data["total"]]
+    assert [[float(x) for x in line[-2:]] for line in lines[1:]] == data["matrix"]
+    for line, total in zip(lines[1:], data["total"], strict=True):
+        expected = {key: str(x) for key, x in total.items() if key not in ("source", "domain")}
+        assert dict(zip(lines[0][1:-2], line[1:-2], strict=True)) == expected
     assert views._cell("=1+1") == "'=1+1"
     assert views._cell("law") == "law"
 

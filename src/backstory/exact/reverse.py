@@ -11,7 +11,7 @@ with the true Hessian of the step's loss. This is the ceiling of every first-ord
 retraining is of second order, or kinks. The price is a few training runs for each query, less when they are batched.
 About √T states are kept, and one segment between two of them is replayed once more at a time, so that memory holds 2√T states.
 
-Assumes: SGD, Adam or AdamW; running statistics (batch norm) as they were: the result says so.
+Assumes: an optimizer of `replay.update`; running statistics (batch norm) as they were: the result says so.
 Shapes:  Q queries, N occurrences in all, T steps; about 10 Q times the model in memory.
 """
 

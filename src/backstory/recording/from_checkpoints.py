@@ -133,7 +133,7 @@ def _assumed(recipe: Recipe, points: Sequence[Checkpoint], nearest: str) -> list
         notes.append(
             f"{moment} is taken from the same checkpoint"
             if points[-1].state is not None
-            else f"{moment} was not given; it is estimated as an average over the batches' gradients at their checkpoints"
+            else f"{moment} was not given; it is estimated from the batches' gradients at their checkpoints"
         )
     notes.append("learning rates are those of the recipe's optimizer and schedule")
     if recipe.clip_norm is not None:

@@ -289,7 +289,7 @@ class Influence(Result):
         return np.bincount(np.unique(group * len(names) + inverse) // max(1, len(names)), minlength=n)
 
     def by_step(self, query: int | str | None = None) -> ByStep:
-        """The influence of each step's occurrences on a query: their sum, and the mean of |influence| (`size`)."""
+        """The influence of each step's occurrences on a query: their sum, and the mean absolute value (`size`)."""
         self._need_all("by_step()")
         one = self.only(query)
         scores, steps = one.scores[0].numpy(), one.steps

@@ -10,6 +10,7 @@ from ..capture.optimizers import listed
 from ..maths.steps import growth
 from ..results.quality import Quality
 from ..store import RunStore
+from ..store.bases import PRECONDITIONED
 from .sweep import Chunk, backward
 
 MEANS = ("clipped", "coverage", "retained", "drift")  # over the steps
@@ -20,13 +21,13 @@ def without(optimizer: Mapping[str, Any]) -> str:
     return listed(optimizer["dropped"]) if optimizer["modelled_as"] == "sgd" else ""
 
 
-def _modelled(optimizer: Mapping[str, Any]) -> str:
-    if dropped := without(optimizer):
+def _modelled(config: Mapping[str, Any]) -> str:
+    if dropped := without(config["optimizer"]):
         return f"as plain SGD (the paper's proxy), without {dropped}"
-    if optimizer["class"] == "SGD":
-        return "exactly"
     how = "with the second moment of the run"
-    return f"{how}, factored over rows and columns" if optimizer.get("coordinates") == "preconditioned" else how
+    if config["optimizer"].get("coordinates") == PRECONDITIONED:
+        return f"{how}, factored over rows and columns"
+    return how if config["diagonal"] else "exactly"
 
 
 class Watch:
@@ -40,7 +41,7 @@ class Watch:
             clipped=float((table.clip < 1).mean()) if at > start else 0.0,
             coverage=float(table.trained.mean()) if at > start else 1.0,
             optimizer=optimizer["class"],
-            modelled=_modelled(optimizer),
+            modelled=_modelled(store.config),
             proxy=bool(without(optimizer)),
             curvature=settings["curvature"],
             projection=settings["projection"],

@@ -19,6 +19,7 @@ from ..errors import NumericalError, StoreError, UsageError
 from ..maths import encoding as enc
 from .codec import encoded, read_vectors, vectors
 from .files import read_json, read_tensors, remove, write_json, write_tensors
+from .layout import check_readable
 from .schema import embeddings_schema
 from .tables import Table, commit_overwrite, write_fragment
 
@@ -132,6 +133,7 @@ class Embeddings:
         if at not in facts:
             known = [x[0] if len(x) == 1 else x for x in sorted(facts)]
             raise StoreError(f"there are no embeddings for {self._of(at)} (stored: {known}). Run embed for it first.")
+        check_readable(self._paths(at)[0], facts[at]["encoding"])
         key = (at, facts[at]["version"])
         if key not in self._open:
             self._open[key] = Table(self._paths(at)[0], version=key[1])
@@ -144,9 +146,8 @@ class Embeddings:
         if not 0 <= lo <= hi <= n:
             raise UsageError(f"rows {lo} to {hi} are out of range: the embedding for {self._of(at)} has {n} rows.")
         names = [name for name in ("e", "se") if name in table.schema.names]
-        dims = self._dims()
-        parts = table.schema.field("e").type.list_size // sum(dims)
-        return read_vectors(table, names, dims * parts, lo, hi, dtype)
+        parts = self.facts()[at]["settings"].get("parts", 1)
+        return read_vectors(table, names, self._dims() * parts, lo, hi, dtype)
 
     def drop(self, at: Steps, quietly: bool = False) -> None:
         """Forget one embedding; first its facts, so that it is never half there."""

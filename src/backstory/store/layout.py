@@ -90,7 +90,17 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} uses {', '.join(map(str, unknown))}, which this version of Backstory cannot read (it supports "
             f"{', '.join(FEATURES)}). Open it with a newer version."
         )
+    check_readable(folder, raw["encoding"])
     return raw
+
+
+def check_readable(path: Path, encoding: str) -> None:
+    """Raise where numbers are stored in a way that only a newer version knows."""
+    if encoding not in enc.DTYPES:
+        raise FormatError(
+            f"{path} stores numbers as {encoding}, which this version of Backstory cannot read (it supports "
+            f"{', '.join(enc.DTYPES)}). Open it with a newer version."
+        )
 
 
 def check_free(folder: Path) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,7 +29,6 @@ GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
 STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
 ROW_SCALARS = ("step", "pos", "sample", "weight", "loss", "gdot")
 SAMPLE_COLUMNS = ("id", "text", "image", "label", "source")
-_ARROW = {"float16": pa.float16(), "int8": pa.int8(), "float32": pa.float32(), "float64": pa.float64()}
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,14 @@ class RowBlock(NamedTuple):
 
 
 def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -> list[pa.Field]:
-    """The columns of encoded rows."""
+    """The columns of encoded rows, as those of no rows at all."""
     sizes = parts(dims)
-    fields = [pa.field(code, pa.list_(_ARROW[encoding], sum(sizes)))]
-    if encoding in enc.LARGEST:
-        fields.append(pa.field(scale, pa.list_(pa.float32(), len(sizes))))
-    return fields
+    columns = zip((code, scale), enc.encode(torch.zeros(0, sum(sizes)), sizes, encoding), strict=True)
+    return [
+        pa.field(name, pa.list_(pa.from_numpy_dtype(x.numpy().dtype), x.shape[1]))
+        for name, x in columns
+        if x is not None
+    ]
 
 
 def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:

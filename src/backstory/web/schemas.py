@@ -146,7 +146,7 @@ class Input(Shape):
 
 
 class ByStep(Shape):
-    """The influence of each step's occurrences on the query: their sum, and the mean of |influence| (`size`)."""
+    """The influence of each step's occurrences on the query: their sum, and the mean absolute value (`size`)."""
 
     steps: list[int]
     influence: list[Number]

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 from ..insight.harmful import harmful_of
 from ..insight.neighbours import neighbours
+from ..insight.sources import Value
 from ..insight.timeline import draw_losses, losses
 from ..replay.queries import size
 from ..results.figures import Figure
@@ -131,12 +132,12 @@ def _column(state: State, by: str | None) -> str:
 
 
 def sources_csv(data: Mapping[str, Any]) -> str:
-    """One line for each source: its value over all domains with its interval, and its value for each domain."""
-    file = io.StringIO()
+    """One line for each source: all that is known of it over all domains, and its value for each domain."""
+    file, keys = io.StringIO(), [key for key in Value.columns() if key not in ("source", "domain")]
     out = csv.writer(file)
-    out.writerow([data["by"], "samples", "value", "low", "high", *data["domains"]])
+    out.writerow([data["by"], *keys, *data["domains"]])
     for total, line in zip(data["total"], data["matrix"], strict=True):
-        out.writerow([_cell(total["source"]), *(total[k] for k in ("samples", "value", "low", "high")), *line])
+        out.writerow([_cell(total["source"]), *(total[k] for k in keys), *line])
     return file.getvalue()
 
 

@@ -38,7 +38,7 @@ def test_tables_json_and_page_say_the_same(tmp_path: Path) -> None:
 
 
 def test_unknown_modes_and_methods_are_refused() -> None:
-    for option, words in (("--mode", "expected one of finetune"), ("--methods", "expected one of recorded")):
+    for option, words in (("--mode", "must be one of finetune"), ("--methods", "Choose from recorded")):
         actual = CliRunner().invoke(app, ["domains", option, "some"])
         assert actual.exit_code == 1
         assert words in str(actual.exception)

@@ -66,5 +66,5 @@ def test_progress_is_told_and_too_short_runs_are_refused(tmp_path: Path) -> None
     said: list[tuple[str, int, int]] = []
     study(TINY, [0], count=2, rank=4, say=lambda *x: said.append(x))
     assert said[-1] == ("seed 0: methods", 5, 5)
-    with pytest.raises(UsageError, match="steps at least"):
+    with pytest.raises(UsageError, match="4 or more steps"):
         with_copies(setup_of("tiny", "gelu", "sgd", 1, 16), 0, 2)

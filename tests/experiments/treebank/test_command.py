@@ -44,4 +44,4 @@ def test_tables_pages_and_json_say_the_same(tmp_path: Path) -> None:
 
 def test_too_many_copies_are_refused(tmp_path: Path) -> None:
     actual = CliRunner().invoke(app, [*COMMAND, "--copies", "17", "--out", str(tmp_path)])
-    assert "expected 3 to 16" in str(actual.exception)
+    assert "between 3 and 16" in str(actual.exception)
