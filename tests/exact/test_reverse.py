@@ -98,8 +98,16 @@ def test_attention_and_tied_weights_are_followed(vectorised: bool) -> None:
     ("kind", "clip", "change"),
     [
         ("sgd", CLIP, lambda step: step._replace(slope=0.0)),
-        ("decay", None, lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(l2=0.0)) for s in step.spans))),
-        ("momentum", None, lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(mu=0.0)) for s in step.spans))),
+        (
+            "decay",
+            None,
+            lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(l2=0.0)) for s in step.spans)),
+        ),
+        (
+            "momentum",
+            None,
+            lambda step: step._replace(spans=tuple(s._replace(by=s.by._replace(mu=0.0)) for s in step.spans)),
+        ),
         ("adam", None, lambda step: step._replace(k=torch.zeros_like(step.k))),
         ("adamw", CLIP, lambda step: step._replace(slope=0.0)),
     ],

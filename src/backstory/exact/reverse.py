@@ -175,7 +175,9 @@ def boundaries(since: int, end: int, count: int | None, most: int) -> list[int]:
     if count is not None and count < 1:
         raise UsageError(f"segments must be at least 1, got {count}.")
     steps = end - since
-    chosen = next(k for k in range(1, steps + 1) if -(-steps // k) + k <= most or k * k >= steps) if count is None else count
+    chosen = (
+        next(k for k in range(1, steps + 1) if -(-steps // k) + k <= most or k * k >= steps) if count is None else count
+    )
     chosen = min(chosen, steps)
     return [since + i * steps // chosen for i in range(chosen)]
 

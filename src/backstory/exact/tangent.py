@@ -35,7 +35,9 @@ class Group:
     """Occurrences that are left out, and occurrences that are put in at a step: its batch has them too, with the weight they had."""
 
     out: Places = field(default_factory=dict)
-    into: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # step -> (step, position) of occurrences
+    into: Mapping[int, Sequence[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # step -> (step, position) of occurrences
 
     def concerns(self, step: int) -> bool:
         """Whether the group changes this step."""
@@ -56,7 +58,9 @@ def tangent(
         tape = Tape(recipe, args=args, dtype=dtype)
         wanted = {tape.length} if steps is None else set(steps)
         if not wanted or not 0 <= min(wanted) <= max(wanted) <= tape.length:
-            raise UsageError(f"steps must be between 0 and {tape.length}, the number of steps of the recipe, got {steps}.")
+            raise UsageError(
+                f"steps must be between 0 and {tape.length}, the number of steps of the recipe, got {steps}."
+            )
         carried = Tangents(tape, groups)
         out: dict[int, Tensor] = {}
 

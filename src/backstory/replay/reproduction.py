@@ -132,9 +132,7 @@ def reproduction(
     with own_randomness():
         tape = Tape(recipe, args=args, length=until)
         if tape.length < (steps := store_of(run).n_steps()) and until is None:
-            raise UsageError(
-                f"the recipe has {tape.length} steps, but the run has {steps}. Pass the run's own recipe."
-            )
+            raise UsageError(f"the recipe has {tape.length} steps, but the run has {steps}. Pass the run's own recipe.")
         for t in _side_by_side((tape,), progress):
             if t in known and fingerprint(tape.recipe.model) != known[t]:
                 return judge(run, recipe, t, args=args, until=until, progress=progress)

@@ -80,7 +80,11 @@ def select(run: RunStore, recipe: Recipe, names: Sequence[str], each: bool) -> l
     for name in names:
         batch = sets.select(name)
         single = each and sets.parse(name)[1] is None
-        out += [Query(f"{name}:{i}", part(batch, i, i + 1)) for i in range(size(batch))] if single else [Query(name, batch)]
+        out += (
+            [Query(f"{name}:{i}", part(batch, i, i + 1)) for i in range(size(batch))]
+            if single
+            else [Query(name, batch)]
+        )
     if len({q.name for q in out}) < len(out):
         raise UsageError(f"queries must be unique: one is listed twice in {', '.join(names)}.")
     return out
@@ -139,7 +143,9 @@ def _compute(
     seconds = (time.perf_counter() - began) / len(block)
     with RunStore.open(store.path, write=True) as writable:
         for q, scores in zip(block, result.scores, strict=True):
-            about = Stored(q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats)
+            about = Stored(
+                q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats
+            )
             metadata = {"about": json.dumps(asdict(about))}
             writable.save_tensors(result_name(store, q, spec), {"scores": scores}, metadata)
     shutil.rmtree(work, ignore_errors=True)
