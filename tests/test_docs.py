@@ -2,12 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 import backstory
+from backstory.capture.optimizers import OPTIMIZERS
+from backstory.cli.options import Encoding
+from backstory.maths.encoding import DTYPES
+from backstory.maths.layers import RULES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "backstory"
@@ -34,7 +39,7 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
-    for encoding in ("float16", "int8", "float64"):
+    for encoding in DTYPES:
         path = tmp_path / encoding
         with backstory.record(
             model, optimizer, path, loss_reduction="mean", projection="random", rank=2, encoding=encoding
@@ -51,6 +56,19 @@ def test_the_lines_of_format_md_read_a_run(tmp_path: Path) -> None:
         assert expected is not None
         np.testing.assert_allclose(np.asarray(scope["rows"]), expected.numpy(), rtol=1e-6, atol=0)
         assert np.abs(expected.numpy()).max() > 0
+
+
+def test_layers_optimizers_and_encodings_are_those_of_their_tables() -> None:
+    docs = ROOT / "docs" / "reference"
+    models, rows = (docs / "models.md").read_text(), (docs / "format.md").read_text()
+    settings, (_, option) = (docs / "api" / "recording.md").read_text(), get_args(Encoding)
+    torchs = [kind.__name__.lstrip("_") for kind in (*RULES, *OPTIMIZERS) if kind.__module__.startswith("torch.")]
+    for name in torchs:
+        assert re.search(rf"`(torch\.optim\.)?{name}`", models), f"{name} is not in models.md"
+    for name in DTYPES:
+        assert f"`{name}`" in rows, f"{name} is not in format.md"
+        assert f'`"{name}"`' in settings, f"{name} is not in recording.md"
+        assert re.search(rf"\b{name}\b", option.help), f"{name} is not in the help of --encoding"
 
 
 def test_contributing_names_every_room() -> None:
