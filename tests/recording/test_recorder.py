@@ -636,6 +636,58 @@ def test_checkpoints_lie_at_even_distances(tmp_path: Path) -> None:
         assert all(torch.equal(loaded[k], kept[at][k]) for k in loaded)
 
 
+def test_the_final_weights_are_stored_whatever_was_asked_for(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 4)
+    run = backstory.open(tmp_path / "run")
+    assert run.checkpoints == [4]
+    loaded = run.load_weights(mlp(seed=5))
+    assert all(torch.equal(loaded.state_dict()[k], v) for k, v in model.state_dict().items())
+    assert run.query(loaded, cross_entropy, batch_of([1])).at == 4
+
+
+def test_a_resumed_run_keeps_the_weights_that_it_had_ended_with(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    settings: dict[str, Any] = {"loss_reduction": "mean", **FULL}
+    with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec:
+        one_step(rec, model, optimizer, ids_of(0))
+    with backstory.record(model, optimizer, tmp_path / "run", resume=True, start=1, **settings) as rec:
+        one_step(rec, model, optimizer, ids_of(1))
+    assert backstory.open(tmp_path / "run").checkpoints == [1, 2]
+
+
+def test_a_recording_that_failed_stores_no_weights(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(KeyError):
+        with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+            one_step(rec, model, optimizer, ids_of(0))
+            raise KeyError
+    assert (run := backstory.open(tmp_path / "run")).checkpoints == []
+    with pytest.raises(StoreError, match=r"Load your own copy of the model at step 1 and pass it to query\(\)"):
+        run.load_weights(model)
+    assert run.query(model, cross_entropy, batch_of([1])).at == 1
+
+
+def test_without_room_for_its_final_weights_a_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    model.register_buffer("table", torch.zeros(10**5))
+    train(tmp_path / "small", model, sgd(model), 2, max_bytes=300_000)
+    assert (backstory.open(tmp_path / "small").checkpoints, backstory.open(tmp_path / "small").n_steps) == ([], 2)
+
+    def full(self: RunStore, name: str, *args: Any) -> None:
+        if name.startswith("checkpoint"):
+            raise DiskError("the disk is full.")
+        save(self, name, *args)
+
+    save = RunStore.save_tensors
+    monkeypatch.setattr(RunStore, "save_tensors", full)
+    train(tmp_path / "full", model, sgd(model), 2)
+    run = backstory.open(tmp_path / "full")
+    assert (run.checkpoints, run.n_steps, run.config["closed"]) == ([], 2, True)
+
+
 def test_a_parameter_that_begins_to_train_later_is_refused(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)

@@ -178,7 +178,8 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     assert by_embeddings.method == "embeddings"
     assert_close(by_embeddings.scores, expected.scores, 1e-10)
     with pytest.raises(
-        StoreError, match=r"no weights at step 5 \(stored at steps \[0, 3, 6, 9\]\). Record with steps=…, checkpoints=K"
+        StoreError,
+        match=r"at step 5 \(stored at steps \[0, 3, 6, 9\]\)\. Load your own copy .* query\(\), or record with steps=…, checkpoints=K",
     ):
         run.load_weights(asked, at=5)
     with pytest.raises(MismatchError, match=r"weights do not match the model: .*Build the model they were saved from"):

@@ -127,8 +127,8 @@ class Run:
         step = self.step_of(at) if at != 0 else 0
         if step not in self.checkpoints:
             raise StoreError(
-                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Record with steps=…, "
-                "checkpoints=K to store more."
+                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Load your own copy of the "
+                f"model at step {step} and pass it to query(), or record with steps=…, checkpoints=K to store more."
             )
         tensors = self._store.load_tensors(f"checkpoint-{step:08d}")
         load_weights(model, tensors)
