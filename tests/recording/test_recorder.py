@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -583,6 +584,69 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     assert backstory.open(tmp_path / "run").n_steps == 2
 
 
+@pytest.mark.parametrize("settings", [FULL, {"projection": "learned"}, {"projection": "random", "rank": 2}])
+def test_an_attempt_that_recorded_nothing_is_replaced(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", model, sgd(model), 2, stop=0, planned=2, checkpoints=1, **{"rank": 16, **settings})
+    assert backstory.open(tmp_path / "run").checkpoints == [0]
+    train(tmp_path / "run", model, sgd(model), 2, encoding="float32")
+    run = backstory.open(tmp_path / "run")
+    assert (run.n_steps, run.config["encoding"], run.checkpoints) == (2, "float32", [2])
+
+
+def _one_step(path: Path) -> None:
+    model = mlp()
+    train(path, model, sgd(model), 1)
+
+
+def _one_spooled(path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(path, model, sgd(model), 2, stop=1, projection="learned", rank=2)
+
+
+def _a_sample(path: Path) -> None:
+    _nothing(path)
+    backstory.open(path).describe([1], text=["one"])
+
+
+def _a_query_set(path: Path) -> None:
+    _nothing(path)
+    backstory.open(path).add_queries("mine", torch.zeros(2))
+
+
+def _lost_rows(path: Path) -> None:
+    """A step is there, and no row of it."""
+    _one_step(path)
+    with RunStore.open(path, write=True) as store:
+        store._rows.delete("step >= 0")
+
+
+def _nothing(path: Path) -> None:
+    model = mlp()
+    with backstory.record(model, sgd(model), path, loss_reduction="mean", **FULL):
+        pass
+
+
+@pytest.mark.parametrize("make", [_one_step, _one_spooled, _a_sample, _a_query_set, _lost_rows])
+def test_a_run_that_holds_anything_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    before = {p: p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    model = mlp()
+    with pytest.raises(StoreError, match="already contains a run"):
+        train(tmp_path / "run", model, sgd(model), 1)
+    assert {p: p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_an_empty_run_that_is_being_recorded_is_not_replaced(tmp_path: Path) -> None:
+    model = mlp()
+    settings: dict[str, Any] = {"loss_reduction": "mean", **FULL}
+    with backstory.record(model, sgd(model), tmp_path / "run", **settings):
+        with pytest.raises(StoreError, match="already contains a run"):
+            backstory.record(model, sgd(model), tmp_path / "run", **settings)
+
+
 def test_a_second_recorder_is_refused(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -664,7 +728,8 @@ def test_a_recording_that_failed_stores_no_weights(tmp_path: Path) -> None:
         with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
             one_step(rec, model, optimizer, ids_of(0))
             raise KeyError
-    assert (run := backstory.open(tmp_path / "run")).checkpoints == []
+    run = backstory.open(tmp_path / "run")
+    assert run.checkpoints == []
     with pytest.raises(StoreError, match=r"Load your own copy of the model at step 1 and pass it to query\(\)"):
         run.load_weights(model)
     assert run.query(model, cross_entropy, batch_of([1])).at == 1
