@@ -20,10 +20,12 @@ from .adam import Adaptive
 from .checks import Passes, check_sums
 from .curvature import CurvatureRows
 from .projecting import basis_like
+from .reduction import check_reduction
 from .settings import Settings
 from .step import StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
+CHECKED_FIRST = 2  # steps whose loss must be the declared one
 
 
 class StepWatcher:
@@ -50,7 +52,7 @@ class StepWatcher:
         self._taken = 0  # steps so far
         self.single: list[
             bool
-        ] = []  # of each block: whether each sample passed it once, at one position, in the first step
+        ] = []  # of each block: whether samples passed it once, at one position, in the first step
 
     @property
     def watching(self) -> bool:
@@ -144,6 +146,8 @@ class StepWatcher:
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+        if self._taken < CHECKED_FIRST:
+            check_reduction(scope, self.reader.loss_scale)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
