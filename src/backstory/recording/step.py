@@ -67,13 +67,12 @@ class StepScope:
         self.loss_gradients: dict[
             int, list[Tensor]
         ] = {}  # slot -> ∂L/∂ℓ of each backward pass, where ℓ is in the graph
-        self.curvature: CurvatureRows | None = (
-            None  # rows beside the gradient's, set by the watcher where there are any
-        )
+        self.curvature: CurvatureRows | None = None  # rows beside the gradient's, set by the watcher if there are any
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
+        self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
 
     def batch(
@@ -180,8 +179,7 @@ class StepScope:
         if len(known) < len(self.sizes):
             raise UsageError(
                 f"curvature by position groups with loss_reduction={self.reduction!r} needs the number of terms that "
-                "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to "
-                "s.outputs()."
+                "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to s.outputs()."
             )
         return torch.cat(known).double().clamp_min(1)
 

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
-from .checks import Passes, check_sums
+from .checks import Passes, check_sums, left_over
 from .curvature import CurvatureRows
 from .projecting import basis_like
 from .reduction import check_reduction
@@ -102,6 +102,8 @@ class StepWatcher:
         groups = self.form.position_groups if self.form.split else 1
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
         scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
+        with own_precision(self.device):
+            scope.stale = left_over(scope, self.blocks)
         if self.form.passes:
             scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
         return scope
