@@ -1,6 +1,7 @@
 """A wrong `loss_reduction` is refused where the losses show it, and nothing else is."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +117,20 @@ def test_the_loss_scale_and_clipping_are_no_factor(tmp_path: Path) -> None:
         scaled(tmp_path / "wrong", "sum")
 
 
-def test_losses_in_half_precision_are_close_enough(tmp_path: Path) -> None:
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+def test_losses_in_half_precision_are_close_enough(declared: str, tmp_path: Path) -> None:
     model = mlp().bfloat16()
     optimizer = sgd(model)
-    ids = [*range(3), 3, 4, 5, 6]  # 1/7 is rounded
-    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+    ids = range(7)  # 1/7 is rounded
+    refused = pytest.raises(UsageError, match="loss_reduction='mean'") if declared == "sum" else nullcontext()
+    with refused, backstory.record(model, optimizer, tmp_path / "run", loss_reduction=declared, **FULL) as rec:
         with rec.step(ids) as s:
             x, y = batch_of(ids)
             losses = nn.functional.cross_entropy(model(x.bfloat16()), y, reduction="none")
             s.losses(losses)
             losses.mean().backward()
             optimizer.step()
-    assert backstory.open(tmp_path / "run").n_steps == 1
+    assert backstory.open(tmp_path / "run").n_steps == (declared == "mean")
 
 
 def test_losses_that_two_passes_went_through_are_not_checked(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_losses_that_two_passes_went_through_are_not_checked(tmp_path: Path) -> 
         with rec.step(IDS) as s:
             losses = cross_entropy(model, batch_of(IDS))
             s.losses(losses)
-            (losses.sum() / 8).backward(retain_graph=True)
-            (losses.sum() / 8).backward()
+            losses.sum().backward(retain_graph=True)
+            (-0.75 * losses.sum()).backward()  # both together are the mean
             optimizer.step()
     assert backstory.open(tmp_path / "run").n_steps == 1

@@ -74,11 +74,8 @@ def open_store(
 def _replace_empty(path: Path) -> None:
     """Make room where an attempt that failed in its first step left a run that holds nothing."""
     if RunStore.open(path).empty:
-        store = RunStore.open(path, write=True)
-        try:
+        with RunStore.open(path, write=True) as store:
             store.discard()
-        finally:
-            store.close(compact=False)
 
 
 def _go_on(

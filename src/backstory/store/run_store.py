@@ -412,13 +412,11 @@ class RunStore:
         return not (damaged or sets or self._steps.count() or self._samples.count() or self.spool.steps())
 
     def discard(self) -> None:
-        """Delete an empty run, but for what the next one in this folder replaces."""
+        """Delete the run if it is empty, but for what the next one in this folder replaces."""
         self._writable()
-        if not self.empty:
-            raise StoreError(f"{self.path} is not empty, so it is not replaced.")
-        for name in self.tensor_names():
-            self.delete_tensors(name)
-        files.remove(self.path / "config.json")
+        if self.empty:
+            for path in (*self.path.glob("*.safetensors"), self.path / "config.json"):
+                files.remove(path)
 
     # embeddings
 
