@@ -75,14 +75,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked contents of `config.json`."""
     if not (folder / "config.json").exists():
         what = "is not a run (it has no config.json)" if folder.exists() else "does not exist"
-        inside = [
-            str(p.parent) for p in sorted(folder.glob("*/steps.lance"))[:3] if (p.parent / "config.json").exists()
-        ]
-        where = (
-            f"Did you mean {' or '.join(inside)}?"
-            if inside
-            else "Check the path: it must be the folder of a recorded run."
-        )
+        runs = [str(p.parent) for p in sorted(folder.glob("*/steps.lance")) if (p.parent / "config.json").exists()]
+        hint = "Check the path: it must be the folder of a recorded run."
+        where = f"Did you mean {' or '.join(runs[:3])}?" if runs else hint
         raise StoreError(f"{folder} {what}. {where}")
     raw = read_json(folder / "config.json")
     if raw.get("format") != FORMAT:
