@@ -85,7 +85,7 @@ def print_images(result: "ImageDemo") -> None:
         (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
         for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
     ]  # fmt: skip
-    title = f"Influence on the loss of {len(rows)} test images (nats; + helped, − hurt)"
+    title = f"Influence on the loss of the true digit (in nats; + helped, − hurt)"
     output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
     for text in (*result.timeline.words, *result.check.words):
         output.line(text)
@@ -121,4 +121,4 @@ def print_text(result: "TextDemo") -> None:
 def print_paths(run: str, page: Path) -> None:
     """Where run and report lie, and last the command that opens the run's page."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
-    output.line(f"Run: {run}\nReport: {page}\nOpen it:  {program} serve {run}")
+    output.line(f"Open {page} in a browser, or explore the run:\n  {program} serve {run}")
