@@ -85,7 +85,7 @@ def print_images(result: "ImageDemo") -> None:
         (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
         for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
     ]  # fmt: skip
-    title = f"Influence on the loss of the true digit (in nats; + helped, − hurt)"
+    title = "Influence on the loss of the true digit (in nats; + helped, − hurt)"
     output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
     for text in (*result.timeline.words, *result.check.words):
         output.line(text)
