@@ -85,8 +85,9 @@ def print_images(result: "ImageDemo") -> None:
         (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
         for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
     ]  # fmt: skip
-    title = "Influence on the loss of the true digit (in nats; + helped, − hurt)"
-    output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
+    title = f"Influence on the loss of the true digit, {len(rows)} test images (+ helped, − hurt)"
+    output.table(title, ("query", "true digit", "helped it most: sample", "hurt it most: sample"), rows)
+    output.line("In nats: a loss of 1 nat is a probability of 1/e ≈ 37% for the true digit.")
     for text in (*result.timeline.words, *result.check.words):
         output.line(text)
 
