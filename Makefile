@@ -8,14 +8,21 @@ AXE := 4.14.0
 
 .PHONY: demo test test-slow test-rounding check docs bench clean browser data screens
 
-.venv/ready: pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.venv/demo: pyproject.toml constraints.txt
+	@echo "Installing into .venv: this takes a few minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch numpy
+	$(PIP) -e '.[demo,pandas]'
+	touch $@
+
+.venv/ready: .venv/demo
+	$(PIP) -e '.[dev]'
 	$(BIN)/python -m compileall -q src
 	touch $@
 
-demo: .venv/ready  ## train, record, embed, query, retrain; writes demo/report.html
+demo: .venv/demo  ## train, record, embed, query, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
 browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had

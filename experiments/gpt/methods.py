@@ -146,7 +146,7 @@ def queried(problem: Problem, made: Recording, **form: Any) -> Scores:
     cost = {
         "seconds": seconds,
         "recording_ratio": made.seconds / problem.training.seconds,
-        "bytes_per_occurrence": store.size_bytes() / store.n_rows(),
+        "bytes_per_occurrence": store.size_bytes(("checkpoint-",)) / store.n_rows(),
     }
     return Scores(values, about=described(made.run, **form), cost=cost)
 

@@ -132,16 +132,10 @@ def _row(story: Story, sign: int) -> list[str]:
 
 def _words(story: Story) -> str:
     """What up and down mean, and what training again without each side's images does."""
-    digit, now, n = story.predicted, f"{story.probability:.0%}", len(story.towards)
+    digit, now, n, m = story.predicted, f"{story.probability:.0%}", len(story.towards), len(story.away)
     sides = (
-        (84, TOWARDS, f"▲ Helped: training images that pushed it towards “{digit}”.", n, story.without_towards),
-        (
-            484,
-            AWAY,
-            f"▼ Hurt: training images that pushed it away from “{digit}”.",
-            len(story.away),
-            story.without_away,
-        ),
+        (84, TOWARDS, f"▲ Towards {digit}: the {n} strongest training images.", n, story.without_towards),
+        (484, AWAY, f"▼ Away from {digit}: the {m} strongest training images.", m, story.without_away),
     )
     parts = []
     for y, colour, what, count, then in sides:
@@ -151,8 +145,8 @@ def _words(story: Story) -> str:
         _text(32, y, line, size=12, colour=QUIET)
         for y, line in (
             (ABOVE + 18, "Each bar is one training step:"),
-            (ABOVE + 35, "the effect of its images"),
-            (ABOVE + 52, "on this prediction."),
+            (ABOVE + 35, "the summed effect of all images"),
+            (ABOVE + 52, "of its batch on this prediction."),
         )
     ]
     return "\n".join(parts)

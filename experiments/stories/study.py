@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backstory.demo.data import Sequences, corpus, cut, stories15m
+from backstory.demo.data import Sequences, corpus, cut
 from backstory.demo.gpt_model import BETAS, DECAY, counts, warmup_cosine
 from backstory.demo.stages import Progress, Stages, prepare_folder, record_recipe
 from backstory.errors import UnsupportedError, UsageError
 from backstory.insight import Phases, Timeline, phases, timeline
 from backstory.replay.recipe import Recipe
+from experiments.data.models import stories15m
 
 RECIPE = "experiments.stories.study:recipe"
 PASSES, RANK = (1, 3), 8

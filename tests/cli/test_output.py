@@ -68,6 +68,17 @@ def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
     assert output.sparkline([2.0, 2.0]) == "▁▁"
 
 
+def test_a_wild_value_does_not_flatten_a_sparkline(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [float(k % 8) for k in range(43)]
+    for wild, mark in ((500.0, "↑"), (-500.0, "↓")):
+        values[20] = wild
+        assert output.sparkline(values) == 2 * "▁▂▃▄▅▆▇█" + "▁▂▃▄" + mark + "▆▇█" + 2 * "▁▂▃▄▅▆▇█" + "▁▂▃"
+        output.curves("Size", {"size": values})
+        printed = capsys.readouterr().out
+        assert f"{mark} off the scale: {'500' if wild > 0 else '-500'}" in printed
+        assert "0 to 7\n" in printed
+
+
 def test_neighbouring_steps_share_a_block() -> None:
     assert output.binned([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
     assert output.binned([1.0, 3.0], 4) == [1.0, 1.0, 3.0, 3.0]

@@ -42,6 +42,12 @@ def test_the_demo_queries_the_run_that_it_leaves(actual: tuple[dict[str, Any], P
     assert backstory.open(out / "run").checkpoints
 
 
+def test_what_it_prints_says_of_which_loss_and_in_which_unit(actual: tuple[dict[str, Any], Path, str]) -> None:
+    shown = " ".join(actual[2].split())
+    assert "Influence on the loss of the true digit, 5 test images (+ helped, − hurt)" in shown
+    assert shown.count("In nats: a loss of 1 nat is a probability of 1/e ≈ 37% for the true digit.") == 1
+
+
 def test_its_results_are_checked_by_retraining(actual: tuple[dict[str, Any], Path, str]) -> None:
     result, _, shown = actual
     check = result["check"]

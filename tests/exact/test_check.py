@@ -58,14 +58,19 @@ def made_up(predicted: list[float], retrained: list[float], ends: int) -> Check:
 
 
 def test_agreement_is_of_all_and_of_those_drawn_at_random() -> None:
-    one = made_up([3.0, -3.0, 1.0, 2.0, -1.0], [6.0, -1.0, 2.0, 1.0, 1.5], ends=2)
-    assert one.spearman == pytest.approx(0.7)
-    assert one.spearman_random == pytest.approx(-0.5)
-    assert one.same_sign == pytest.approx(0.8)
-    assert one.words == (
-        "Retrained without each of 5 samples: rank correlation with the prediction 0.70 (-0.50 for the 3 drawn at random), "
-        "same sign in 80%.",
+    few = made_up([3.0, -3.0, 1.0, 2.0, -1.0], [6.0, -1.0, 2.0, 1.0, 1.5], ends=2)
+    assert few.spearman == pytest.approx(0.7)
+    assert few.same_sign == pytest.approx(0.8)
+    assert few.words == (
+        "Retrained without each of 5 samples: rank correlation with the prediction 0.70 (the 3 drawn at random are too few "
+        "to rank alone), same sign in 80%.",
     )
+    assert few.as_dict()["spearman_random"] is None
+    drawn = [float(x) for x in range(1, 9)]
+    eight = made_up([30.0, -30.0, *drawn], [60.0, -10.0, *drawn[::-1]], ends=2)
+    assert eight.spearman_random == pytest.approx(-1.0)
+    assert "(-1.00 for the 8 drawn at random)" in eight.words[0]
+    assert "too few" in made_up([30.0, -30.0, *drawn[1:]], [60.0, -10.0, *drawn[1:]], ends=2).words[0]
     none = made_up([3.0, -3.0], [6.0, -1.0], ends=2)
     assert none.as_dict()["spearman_random"] is None
     assert "at random" not in none.words[0]

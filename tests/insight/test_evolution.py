@@ -63,6 +63,7 @@ def test_an_answer_in_plain_values(plain: Small) -> None:
 def test_a_run_without_checkpoints_says_what_is_missing(tmp_path: Path) -> None:
     model = mlp()
     train(tmp_path / "run", model, sgd(model), 3)
+    (tmp_path / "run" / "checkpoint-00000003.safetensors").unlink()
     with pytest.raises(UsageError, match="Record with steps=…, checkpoints=K"):
         evolution(backstory.open(tmp_path / "run"), model, loss, batch_of([1]))
 

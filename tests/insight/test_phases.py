@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from backstory.errors import UsageError
@@ -106,7 +107,7 @@ def test_phases_have_boundaries_and_windows(kind: str, n: int, noise: float) -> 
         assert start is not None
         assert 0.02 * n <= end <= 0.2 * n, f"the warm-up is said to end at {end} of {n}"
         assert 0.25 * n <= start <= 0.65 * n, f"the ascent is said to begin at {start} of {n}"
-        assert f"warm-up until step {end}, basin until step {start}" in actual.words
+        assert f"a fall until step {end}, a low stretch until step {start}" in actual.words
         assert [(w.name, w.first == 0, w.last == n) for w in actual.windows] == [
             ("early", True, False), ("late", False, True),
         ]  # fmt: skip
@@ -158,6 +159,37 @@ def test_what_only_odd_sized_batches_show_is_no_clear_pattern() -> None:
     assert phases(y, samples=samples).shape == "no clear pattern"
     samples[40:100] = 16
     assert phases(y, samples=samples).shape == "falls", "sizes that vary by design are not left out"
+
+
+def spiked(place: str, seed: int, n: int) -> tuple[Curve, NDArray[np.int64]]:
+    """A flat curve with few steps, all neighbours, far from it; epochs of 15 steps, the last of 2 samples where others have 32."""
+    y, samples = noisy("flat", seed, n), np.full(n, 32)
+    epochs = np.arange(14, n, 15)
+    samples[epochs] = 2
+    y[epochs] *= np.exp(np.random.default_rng(seed).standard_normal(len(epochs)))
+    if place == "the end of an epoch":
+        y[epochs[len(epochs) // 2]] *= 200
+    else:
+        count, factor = {"three steps": (3, 20.0), "a bin": (5, 20.0), "a low bin": (5, 0.05)}[place]
+        first = 5 * (seed % (n // 5))
+        y[first : first + count] *= factor
+    return y, samples
+
+
+@pytest.mark.parametrize("n", [60, 90, 150])
+@pytest.mark.parametrize("place", ["the end of an epoch", "three steps", "a bin", "a low bin"])
+def test_what_few_steps_show_is_no_clear_pattern(place: str, n: int) -> None:
+    curves = [spiked(place, seed, n) for seed in range(20)]
+    actual = [phases(y, samples=samples).shape for y, samples in curves]
+    assert actual.count("no clear pattern") >= 0.95 * len(actual), sorted(set(actual))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_wild_step_of_a_short_run_is_no_pattern(seed: int) -> None:
+    for n in (20, 30, 59):
+        y = noisy("flat", seed, n)
+        y[seed * n // 10] *= 200
+        assert phases(y).words.startswith("No clear pattern")
 
 
 def test_noise_that_grows_is_no_pattern() -> None:
@@ -234,9 +266,9 @@ def test_how_often_phases_are_wrongly_present(n: int, noise: float) -> None:
 
 
 def test_short_runs_and_wrong_arguments() -> None:
-    actual: Phases = phases(np.ones(19))
+    actual: Phases = phases(noisy("growth", 0, 59))
     assert actual.shape == "too short"
-    assert "19 steps are too few" in actual.words
+    assert "No clear pattern: 59 steps are too few" in actual.words
     assert actual.as_dict()["windows"] == []
     with pytest.raises(UsageError, match="one number per step"):
         phases(np.ones((4, 4)))

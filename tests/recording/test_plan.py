@@ -144,6 +144,20 @@ def test_the_parts_make_the_whole() -> None:
     assert p.curvature == "empirical/6", "the default of `record` for a token-mean loss"
 
 
+def test_the_final_weights_are_planned_without_checkpoints() -> None:
+    def wide() -> Recipe:
+        made = mlp()
+        made.model.register_buffer("table", torch.zeros(10**6))
+        return made
+
+    p = backstory.plan(wide, **QUICK)
+    assert p.checkpoint_bytes == sum(x.nbytes for x in wide().model.state_dict().values())
+    assert p.fixed_bytes < p.checkpoint_bytes / 2, "the trial's own weights are not planned again"
+    assert p.store_bytes == pytest.approx(
+        p.row_bytes * p.occurrences + p.step_bytes * p.steps + p.fixed_bytes + p.checkpoint_bytes, rel=1e-6
+    )
+
+
 def test_the_suggested_rank_is_the_largest_that_fits() -> None:
     budget = 700_000
     p = backstory.plan(mlp, max_bytes=budget, **QUICK)
@@ -342,7 +356,7 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
 def test_joining_files_takes_longer_in_a_longer_run(closing: float, times: int, expected: float) -> None:
     trial = SimpleNamespace(
         opening_seconds=0.2, closing_seconds=closing, trial_bytes=1000, batch=1, row_bytes=100, step_bytes=0, basis_bytes=0,
-        other_bytes=0,
+        other_bytes=0, model_bytes=0,
     )  # fmt: skip
     costs = _Costs(cast(Recipe, None), cast(Trial, trial), steps=10 * times, checkpoints=None)
     assert costs.once_seconds() == pytest.approx(expected)

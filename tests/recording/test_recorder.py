@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -583,6 +584,69 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     assert backstory.open(tmp_path / "run").n_steps == 2
 
 
+@pytest.mark.parametrize("settings", [FULL, {"projection": "learned"}, {"projection": "random", "rank": 2}])
+def test_an_attempt_that_recorded_nothing_is_replaced(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", model, sgd(model), 2, stop=0, planned=2, checkpoints=1, **{"rank": 16, **settings})
+    assert backstory.open(tmp_path / "run").checkpoints == [0]
+    train(tmp_path / "run", model, sgd(model), 2, encoding="float32")
+    run = backstory.open(tmp_path / "run")
+    assert (run.n_steps, run.config["encoding"], run.checkpoints) == (2, "float32", [2])
+
+
+def _one_step(path: Path) -> None:
+    model = mlp()
+    train(path, model, sgd(model), 1)
+
+
+def _one_spooled(path: Path) -> None:
+    model = mlp()
+    with pytest.raises(Interrupted):
+        train(path, model, sgd(model), 2, stop=1, projection="learned", rank=2)
+
+
+def _a_sample(path: Path) -> None:
+    _nothing(path)
+    backstory.open(path).describe([1], text=["one"])
+
+
+def _a_query_set(path: Path) -> None:
+    _nothing(path)
+    backstory.open(path).add_queries("mine", torch.zeros(2))
+
+
+def _lost_rows(path: Path) -> None:
+    """A step is there, and no row of it."""
+    _one_step(path)
+    with RunStore.open(path, write=True) as store:
+        store._rows.delete("step >= 0")
+
+
+def _nothing(path: Path) -> None:
+    model = mlp()
+    with backstory.record(model, sgd(model), path, loss_reduction="mean", **FULL):
+        pass
+
+
+@pytest.mark.parametrize("make", [_one_step, _one_spooled, _a_sample, _a_query_set, _lost_rows])
+def test_a_run_that_holds_anything_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    before = {p: p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    model = mlp()
+    with pytest.raises(StoreError, match="already contains a run"):
+        train(tmp_path / "run", model, sgd(model), 1)
+    assert {p: p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_an_empty_run_that_is_being_recorded_is_not_replaced(tmp_path: Path) -> None:
+    model = mlp()
+    settings: dict[str, Any] = {"loss_reduction": "mean", **FULL}
+    with backstory.record(model, sgd(model), tmp_path / "run", **settings):
+        with pytest.raises(StoreError, match="already contains a run"):
+            backstory.record(model, sgd(model), tmp_path / "run", **settings)
+
+
 def test_a_second_recorder_is_refused(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -634,6 +698,59 @@ def test_checkpoints_lie_at_even_distances(tmp_path: Path) -> None:
     for at in run.checkpoints:
         loaded = run.load_weights(mlp(seed=5), at).state_dict()
         assert all(torch.equal(loaded[k], kept[at][k]) for k in loaded)
+
+
+def test_the_final_weights_are_stored_whatever_was_asked_for(tmp_path: Path) -> None:
+    model = mlp()
+    train(tmp_path / "run", model, sgd(model), 4)
+    run = backstory.open(tmp_path / "run")
+    assert run.checkpoints == [4]
+    loaded = run.load_weights(mlp(seed=5))
+    assert all(torch.equal(loaded.state_dict()[k], v) for k, v in model.state_dict().items())
+    assert run.query(loaded, cross_entropy, batch_of([1])).at == 4
+
+
+def test_a_resumed_run_keeps_the_weights_that_it_had_ended_with(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    settings: dict[str, Any] = {"loss_reduction": "mean", **FULL}
+    with backstory.record(model, optimizer, tmp_path / "run", **settings) as rec:
+        one_step(rec, model, optimizer, ids_of(0))
+    with backstory.record(model, optimizer, tmp_path / "run", resume=True, start=1, **settings) as rec:
+        one_step(rec, model, optimizer, ids_of(1))
+    assert backstory.open(tmp_path / "run").checkpoints == [1, 2]
+
+
+def test_a_recording_that_failed_stores_no_weights(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(KeyError):
+        with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+            one_step(rec, model, optimizer, ids_of(0))
+            raise KeyError
+    run = backstory.open(tmp_path / "run")
+    assert run.checkpoints == []
+    with pytest.raises(StoreError, match=r"Load your own copy of the model at step 1 and pass it to query\(\)"):
+        run.load_weights(model)
+    assert run.query(model, cross_entropy, batch_of([1])).at == 1
+
+
+def test_without_room_for_its_final_weights_a_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    model.register_buffer("table", torch.zeros(10**5))
+    train(tmp_path / "small", model, sgd(model), 2, max_bytes=300_000)
+    assert (backstory.open(tmp_path / "small").checkpoints, backstory.open(tmp_path / "small").n_steps) == ([], 2)
+
+    def full(self: RunStore, name: str, *args: Any) -> None:
+        if name.startswith("checkpoint"):
+            raise DiskError("the disk is full.")
+        save(self, name, *args)
+
+    save = RunStore.save_tensors
+    monkeypatch.setattr(RunStore, "save_tensors", full)
+    train(tmp_path / "full", model, sgd(model), 2)
+    run = backstory.open(tmp_path / "full")
+    assert (run.checkpoints, run.n_steps, run.config["closed"]) == ([], 2, True)
 
 
 def test_a_parameter_that_begins_to_train_later_is_refused(tmp_path: Path) -> None:
@@ -723,7 +840,7 @@ def test_a_stale_gradient_is_found_at_any_step(tmp_path: Path) -> None:
                     cross_entropy(model, batch_of([t, t + 1])).mean().backward()
                     optimizer.step()
                 continue
-            with pytest.raises(CoverageError, match="not zeroed"), rec.step([t, t + 1]):
+            with pytest.raises(CoverageError, match="were still there"), rec.step([t, t + 1]):
                 cross_entropy(model, batch_of([t, t + 1])).mean().backward()
                 optimizer.step()
 

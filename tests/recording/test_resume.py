@@ -267,7 +267,7 @@ def test_embeddings_and_checkpoints_of_replaced_steps_are_gone(tmp_path: Path) -
         pass
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 4
-    assert run.checkpoints == [0, 2]
+    assert run.checkpoints == [0, 2, 4], "the last are those that the run ended with"
     assert list(run._store.embeddings()) == [2]
     assert set(run.config["fingerprints"]) == {"0", "2", "4"}
     assert run.config["unverified_joins"] == [4]

@@ -66,6 +66,7 @@ def test_other_rounding_is_no_other_recipe(kind: str, tmp_path: Path) -> None:
 
 def test_without_stored_weights_a_mismatch_stays_open(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", checkpoints=0)
+    (tmp_path / "run" / "checkpoint-00000008.safetensors").unlink()
     with NoisyRounding():
         actual = reproduction(run, examples.NAME)
     assert not actual

@@ -125,18 +125,18 @@ def test_numbers_that_are_none_are_gaps() -> None:
     valid(drawn)
 
 
-BANDS = [("warm-up", 0, 20), ("basin", 20, 90), ("ascent", 90, 120)]
+BANDS = [("fall", 0, 20), ("low", 20, 90), ("rise", 90, 120)]
 
 
 def test_the_phases_are_shaded_and_named() -> None:
     y = [0.01 * (k % 5) for k in range(120)]
     drawn = drawing.timeline(y, y, BANDS, 120)
     assert [(s["x0"], s["x1"]) for s in drawn["layout"]["shapes"]] == [(0, 20), (20, 90), (90, 120)]
-    assert [a["text"] for a in drawn["layout"]["annotations"]] == ["warm-up", "basin", "ascent"]
+    assert [a["text"] for a in drawn["layout"]["annotations"]] == ["fall", "low", "rise"]
     assert drawn["data"][0]["y"] == y
     assert len(valid(drawn).data) == 3
-    narrow = drawing.timeline(y, y, [*BANDS[:1], ("basin", 20, 22), ("ascent", 22, 120)], 120)
-    assert [a["text"] for a in narrow["layout"]["annotations"]] == ["warm-up", "ascent"]
+    narrow = drawing.timeline(y, y, [*BANDS[:1], ("low", 20, 22), ("rise", 22, 120)], 120)
+    assert [a["text"] for a in narrow["layout"]["annotations"]] == ["fall", "rise"]
     assert len(narrow["layout"]["shapes"]) == 3
     assert drawing.timeline(y, y)["layout"]["shapes"] == []
 

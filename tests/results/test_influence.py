@@ -121,11 +121,26 @@ def test_sources_are_sums_highest_mean_first() -> None:
 
 def test_pandas() -> None:
     frame = answer().to_pandas()
-    assert list(frame.columns) == ["query", "sample", "step", "influence"]
+    assert list(frame.columns) == ["query", "sample", "label", "source", "step", "influence"]
+    assert answer().table()["source"] == 2 * ["web", "book", "web", None, "book", "web"]
+    assert answer().table()["label"] == 2 * ["a", None, "a", None, None, "a"]
+    assert list(answer(lookup=lambda ids: {}).to_pandas().columns) == ["query", "sample", "step", "influence"]
     assert len(frame) == 12
     assert frame[frame["query"] == 0].groupby("sample")["influence"].sum().to_dict() == {10: -1.0, 9: -3.0, 8: 0.5}
     kept = answer(sample_ids=np.stack([SAMPLES, SAMPLES[::-1]]), steps=np.stack([STEPS, STEPS[::-1]]), complete=False)
     assert kept.to_pandas()["sample"].tolist() == [10, 9, 10, 8, 9, 10, 10, 9, 8, 10, 9, 10]
+    assert kept.table()["source"][6:] == ["web", "book", None, "web", "book", "web"]
+
+
+def test_a_table_looks_content_up_once() -> None:
+    seen: list[Sequence[str]] = []
+
+    def lookup(ids: Sequence[str]) -> dict[str, Any]:
+        seen.append(ids)
+        return CONTENT
+
+    answer(lookup=lookup).table()
+    assert seen == [["10", "8", "9"]]
 
 
 def test_what_was_not_kept_is_not_summed() -> None:

@@ -38,6 +38,7 @@ def test_the_verdict_is_that_of_the_heaviest_reason(more: dict[str, Any], verdic
     assert quality.verdict == verdict
     assert reason in quality.reason
     assert quality.reason in quality.words
+    assert str(quality) == f"{verdict}: {quality.reason}"
 
 
 def test_where_nothing_was_measured_nothing_is_claimed() -> None:

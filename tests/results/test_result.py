@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.results.test_influence import answer
+from tests.results.test_influence import SCORES, answer
 
 import backstory
 from backstory.errors import UnsupportedError, UsageError
@@ -119,6 +119,9 @@ def test_the_printed_result_begins_with_its_hits() -> None:
     assert lines[1] == "  sample 9  source book  step 0  influence +1.50"
     assert lines[3] == "  sample 10  label a  source web  step 2  influence -1.00"
     assert sum("positive: the sample helped" in line for line in lines) == 1
+    hurt = answer(scores=-SCORES[1:], quality=None)
+    assert [int(line.split()[1]) for line in repr(hurt).splitlines()[1:4]] == [10, *(h.sample for h in hurt.bottom(2))]
+    assert hurt.preview()["sample"] == [10, *(h.sample for h in hurt.bottom(2))]
 
 
 def test_plain_values_have_no_numbers_that_json_lacks() -> None:

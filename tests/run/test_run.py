@@ -178,7 +178,8 @@ def test_a_question_at_a_step_is_the_same_as_to_a_run_that_ended_there(tmp_path:
     assert by_embeddings.method == "embeddings"
     assert_close(by_embeddings.scores, expected.scores, 1e-10)
     with pytest.raises(
-        StoreError, match=r"no weights at step 5 \(stored at steps \[0, 3, 6, 9\]\). Record with steps=…, checkpoints=K"
+        StoreError,
+        match=r"at step 5 \(stored at steps \[0, 3, 6, 9\]\)\. Load your own copy .* query\(\), or record with steps=…, checkpoints=K",
     ):
         run.load_weights(asked, at=5)
     with pytest.raises(MismatchError, match=r"weights do not match the model: .*Build the model they were saved from"):
@@ -200,7 +201,7 @@ def test_another_model_is_refused_and_a_wrapped_one_is_not(run: Pair) -> None:
     expected = opened.query(model, cross_entropy, QUERY).scores
     other = copy.deepcopy(model)
     other.get_parameter("2.bias").data[0] += 1e-12
-    with pytest.raises(MismatchError, match=r"not those of step 6 \(fingerprint \w+, expected \w+\).*unchanged"):
+    with pytest.raises(MismatchError, match=r"weights are not those of step 6\. Pass the model unchanged .*, or load"):
         opened.query(other, cross_entropy, QUERY)
     with pytest.raises(MismatchError, match="in its original precision"):
         opened.query(copy.deepcopy(model).float(), cross_entropy, QUERY)
@@ -209,6 +210,20 @@ def test_another_model_is_refused_and_a_wrapped_one_is_not(run: Pair) -> None:
     wrapped._orig_mod = model
     again = opened.query(wrapped, lambda m, b: cross_entropy(model, b), QUERY).scores
     assert_same(again, expected, 2 * terms_of(model, 6))
+
+
+def test_weights_of_another_step_are_recognised(tmp_path: Path) -> None:
+    model = mlp()
+    start = copy.deepcopy(model)
+    train(tmp_path / "run", model, sgd(model), 6, planned=6, checkpoints=1)
+    run = backstory.open(tmp_path / "run")
+    third = run.load_weights(mlp(seed=5), at=3)
+    with pytest.raises(
+        MismatchError, match=r"are those of step 3, not of step 6\. Pass at=3, or load its weights with run\."
+    ):
+        run.query(third, cross_entropy, QUERY)
+    with pytest.raises(MismatchError, match=r"those of step 0, not of step 6\. Pass the trained model, or load"):
+        run.query(start, cross_entropy, QUERY)
 
 
 def test_a_step_without_fingerprint_is_answered_only_on_request_and_with_a_note(run: Pair) -> None:

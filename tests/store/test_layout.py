@@ -53,6 +53,20 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_runs_in_the_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "half/steps.lance").mkdir(parents=True)
+    with pytest.raises(StoreError, match="Check the path"):
+        RunStore.open(tmp_path)
+    new_run(tmp_path / "b").close()
+    with pytest.raises(StoreError, match=rf"is not a run \(it has no config.json\)\. Did you mean {tmp_path / 'b'}\?"):
+        RunStore.open(tmp_path)
+    new_run(tmp_path / "a").close()
+    with pytest.raises(StoreError, match=rf"Did you mean {tmp_path / 'a'} or {tmp_path / 'b'}\?"):
+        RunStore.open(tmp_path)
+
+
 def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         RunStore.open(tmp_path / "run")

@@ -136,8 +136,7 @@ def by_rows(V: Tensor, G: Tensor, ridge: float) -> Tensor:
         return by_moment(V, G, moment(G), ridge)
     if ridge <= 0:
         raise NumericalError(
-            f"the curvature of {p:,} coordinates from only {n:,} samples is singular. Pass damping=, or a smaller "
-            "rank=."
+            f"the curvature of {p:,} coordinates from only {n:,} samples is singular. Pass damping=, or a smaller rank=."
         )
     return solve(products(G, G), ridge, products(V, G).T).T
 
@@ -151,8 +150,7 @@ def by_other_rows(V: Tensor, G: Tensor, C: Tensor, ridge: float) -> Tensor:
     """V (CᵀC + ρI)⁻¹ Gᵀ with fewer rows in C than coordinates."""
     if ridge <= 0:
         raise NumericalError(
-            f"the curvature of {C.shape[1]:,} coordinates from only {len(C):,} curvature samples is singular. Pass "
-            "damping=."
+            f"the curvature of {C.shape[1]:,} coordinates from only {len(C):,} curvature samples is singular. Pass damping=."
         )
     bent = products(V, C) @ solve(products(C, C), ridge, products(C, G))
     return (products(V, G) - bent) / ridge

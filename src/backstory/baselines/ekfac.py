@@ -192,8 +192,7 @@ def _caveats(damping: float | None, hessian: str, left_out: list[str]) -> tuple[
     scale = "0.1 × each layer's mean" if damping is None else f"{damping:g}"
     return (
         "units of the query's loss, for removing the sample and retraining to convergence",
-        f"kronfluence {version('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers treated as "
-        "independent",
+        f"kronfluence {version('kronfluence')}: EK-FAC of the {hessian}, damping {scale}, layers treated as independent",
         "assumes training converged to a minimum; ignores order and time",
         *([f"left out: {', '.join(left_out)}"] if left_out else []),
     )

@@ -49,8 +49,7 @@ class ClippingMeter:
         grads = {id(p): p.grad for p in self._parameters if p.grad is not None and id(p) in self._norms}
         if not grads:
             raise UsageError(
-                "optimizer.step() was called, but no backward pass ran inside this rec.step(). Call loss.backward() "
-                "inside it too."
+                "optimizer.step() was called, but no backward pass ran inside this rec.step(). Call loss.backward() inside it too."
             )
         compared = [k for k in grads if k in self._largest]
         then = _numbers([*(self._norms[k] for k in grads), *(self._largest[k] for k in compared)])

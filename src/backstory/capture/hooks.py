@@ -182,8 +182,7 @@ class Tap:
         if self.slot is not None and torch.is_grad_enabled() and module.training:
             raise UnsupportedError(
                 f"layer {self._names[module]!r} is a BatchNorm in training mode. It mixes the samples of a batch, so "
-                "per-sample gradients do not exist. Switch it to eval mode (`layer.eval()`), or use GroupNorm or "
-                "LayerNorm."
+                "per-sample gradients do not exist. Switch it to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
             )
 
 

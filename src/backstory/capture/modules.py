@@ -197,8 +197,7 @@ def _refuse_shared(model: nn.Module) -> None:
     if wrappers := kinds & SHARED:
         raise UnsupportedError(
             f"{wrappers.pop()} splits training across {distributed.get_world_size()} processes, so each process sees "
-            "only some of the samples. That is not supported. Train in one process and accumulate micro-batches with "
-            "s.batch()."
+            "only some of the samples. That is not supported. Train in one process and accumulate micro-batches with s.batch()."
         )
 
 

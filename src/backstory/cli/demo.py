@@ -85,8 +85,9 @@ def print_images(result: "ImageDemo") -> None:
         (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
         for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
     ]  # fmt: skip
-    title = f"Influence on the loss of {len(rows)} test images (nats; + helped, − hurt)"
-    output.table(title, ("query", "digit", "helped most: sample", "hurt most: sample"), rows)
+    title = f"Influence on the loss of the true digit, {len(rows)} test images (+ helped, − hurt)"
+    output.table(title, ("query", "true digit", "helped it most: sample", "hurt it most: sample"), rows)
+    output.line("In nats: a loss of 1 nat is a probability of 1/e ≈ 37% for the true digit.")
     for text in (*result.timeline.words, *result.check.words):
         output.line(text)
 
@@ -121,4 +122,4 @@ def print_text(result: "TextDemo") -> None:
 def print_paths(run: str, page: Path) -> None:
     """Where run and report lie, and last the command that opens the run's page."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
-    output.line(f"Run: {run}\nReport: {page}\nOpen it:  {program} serve {run}")
+    output.line(f"Open {page} in a browser, or explore the run:\n  {program} serve {run}")

@@ -48,7 +48,9 @@ def timeline(
             for w in result.phases.windows
         ]  # fmt: skip
         if rows:  # only where the three phases are there
-            table("Where influence is high", ("period", "steps", "mean |influence|", "relative to the basin"), rows)
+            table(
+                "Where influence is high", ("period", "steps", "mean |influence|", "relative to the low stretch"), rows
+            )
 
     request.finish(result, print_tables)
 

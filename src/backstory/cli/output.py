@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 out = Console()
 err = Console(stderr=True)
 NUMBER = re.compile(r"[-+−]?\d[\d,]*(\.\d+)?(e[-+]\d+)?%?|–|")
-BLOCKS = "▁▂▃▄▅▆▇█"
+BLOCKS, ABOVE, BELOW = "▁▂▃▄▅▆▇█", "↑", "↓"
 QUIET, EVERY = 2.0, 5.0  # seconds: work that is done before needs no progress, and the time between two lines of it
 NARROW = 20  # letters of a text, at least
 LONGEST = 30  # letters of a name in the first column; a longer one is wrapped
+FARTHEST, OUTER = (
+    3,
+    0.03,
+)  # times the reach of all values but the outer ones: beyond it, those would flatten a sparkline
 RANGE = 24  # letters beside a sparkline: two spaces and `-1.23e-05 to +1.23e-05`
 SENTENCES = 3  # about the numbers that are printed without --notes
 
@@ -127,7 +132,7 @@ def _cell(value: Any) -> str:
 
 
 def curves(title: str, values: Mapping[str, Sequence[float]]) -> None:
-    """Print a sparkline for each curve over the steps from 0, with its smallest and largest value."""
+    """Print a sparkline for each curve over the steps from 0, with the ends of its scale and what lies beyond."""
     names = [name for name in values if any(x == x for x in values[name])]
     if not names:
         return
@@ -137,9 +142,11 @@ def curves(title: str, values: Mapping[str, Sequence[float]]) -> None:
     for name in names:
         means = binned(values[name], width)
         known = [x for x in means if x == x]
-        low, high = min(known), max(known)
-        span = f"{low:.3g} to {high:.3g}" if low >= 0 else f"{number(low)} to {number(high)}"
-        line(f"{name:<{left}}{sparkline(means)}  {span}")
+        low, high = scale(known)
+        line(f"{name:<{left}}{sparkline(means)}  {_span(low, high)}")
+        if beyond := [x for x in known if not low <= x <= high]:
+            marks = ABOVE * (max(beyond) > high) + BELOW * (min(beyond) < low)
+            line(f"{'':<{left}}{marks} off the scale: {_span(min(beyond), max(beyond))}")
     last = f"step {len(values[names[0]]) - 1:,}"
     line(f"{'':<{left}}step 0{last:>{width - 6}}")
 
@@ -154,12 +161,35 @@ def binned(values: Sequence[float], width: int) -> list[float]:
     return out
 
 
+def scale(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest and the largest value; without the outer ones where those lie so far out that they would flatten the rest."""
+    ordered = sorted(values)
+    cut = math.ceil(OUTER * len(ordered))
+    low, high = ordered[0], ordered[-1]
+    inner = ordered[cut : len(ordered) - cut]
+    if len(ordered) < len(BLOCKS) or high - low <= FARTHEST * (inner[-1] - inner[0]):
+        return low, high
+    reach = FARTHEST * (inner[-1] - inner[0])
+    near = [x for x in ordered if inner[0] - reach <= x <= inner[-1] + reach]
+    return near[0], near[-1]
+
+
 def sparkline(values: Sequence[float]) -> str:
-    """A block for each value, from the smallest to the largest; a space where there is none."""
-    known = [x for x in values if x == x]
-    low, high = min(known), max(known)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((x - low) * scale)] if x == x else " " for x in values)
+    """A block for each value, a mark for one that is off the scale, a space where there is none."""
+    low, high = scale([x for x in values if x == x])
+    unit = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_block(x, low, high, unit) for x in values)
+
+
+def _block(x: float, low: float, high: float, unit: float) -> str:
+    if x != x:
+        return " "
+    return ABOVE if x > high else BELOW if x < low else BLOCKS[round((x - low) * unit)]
+
+
+def _span(low: float, high: float) -> str:
+    ends = [f"{x:.3g}" if low >= 0 else number(x) for x in (low, high)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 # -- results -------------------------------------------------------------------------------------------------------

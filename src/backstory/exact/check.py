@@ -25,6 +25,7 @@ from .losses import QueryLoss
 from .reverse import check_replay
 
 UNIT = "predicted: influence; retrained: loss without the sample minus loss with it; both in units of the query's loss"
+FEWEST = 8  # samples drawn at random whose ranks say something
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,9 +45,9 @@ class Check(Result):
 
     @property
     def spearman_random(self) -> float:
-        """The same over the samples drawn at random; NaN where there are none."""
+        """The same over the samples drawn at random; NaN where they are fewer than 8, too few to rank."""
         drawn = [x[self.ends :].reshape(-1) for x in (self.predicted, self.retrained)]
-        return spearman(*drawn) if len(drawn[0]) else float("nan")
+        return spearman(*drawn) if len(self.samples) - self.ends >= FEWEST else float("nan")
 
     @property
     def same_sign(self) -> float:
@@ -62,10 +63,11 @@ class Check(Result):
     def words(self) -> tuple[str, ...]:
         """How well the two agree."""
         drawn = len(self.samples) - self.ends
-        among = f" ({self.spearman_random:.2f} for the {drawn} drawn at random)" if drawn else ""
+        alone = f"{self.spearman_random:.2f} for the {drawn} drawn at random"
+        among = alone if drawn >= FEWEST else f"the {drawn} drawn at random are too few to rank alone"
         return (
             f"Retrained without each of {len(self.samples)} samples: rank correlation with the prediction "
-            f"{self.spearman:.2f}{among}, same sign in {self.same_sign:.0%}.",
+            f"{self.spearman:.2f}{f' ({among})' if drawn else ''}, same sign in {self.same_sign:.0%}.",
         )
 
     def numbers(self) -> dict[str, Any]:

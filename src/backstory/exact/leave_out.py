@@ -230,10 +230,7 @@ def obstacle(tape: Tape, cut: Cut, first: int) -> str | None:
     size = distance(plain[0], before)
     if wrong <= TOLERANCE.get(tape.parameters[0].dtype, 1e-1) * size:
         return None
-    return (
-        f"vectorised and plain replays differ by {wrong / max(size, 1e-300):.1e} of the weight change over the first "
-        "steps"
-    )
+    return f"vectorised and plain replays differ by {wrong / max(size, 1e-300):.1e} of the weight change over the first steps"
 
 
 class _Losses(nn.Module):

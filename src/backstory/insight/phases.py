@@ -1,6 +1,6 @@
 r"""The three phases of training that the paper describes, or another pattern over time, or none that is clear.
 
-High-impact warm-up, low-impact basin, gradual ascent: in time, influence falls, and later rises. With the closest curves of each
+High-impact warm-up, low-impact basin, gradual ascent: in time, influence falls, stays low, and later rises. With the closest curves of each
 shape to the medians y of `BINS` bins of steps, weighted by their precision, two questions decide:
 
     fall = (error of the closest rising curve  − least) / noise                     larger than noise alone gives?
@@ -12,9 +12,10 @@ a few wild steps count for little and a part of the run that is noisier counts f
 left further than that. What noise alone gives are `DRAWS` seeded draws of as many steps of normal noise around a level: of all
 curves without a fall (rise) the one that imitates it most often. A fall or rise counts at p ≤ `CERTAIN` and if it is `LEAST` of the lower level.
 
-A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps and without the batches of another size than most;
-else there is no clear pattern. Only the three phases have boundaries, levels and periods of high influence (`windows`): the warm-up ends, and the ascent begins,
-where the closest curve of a straight fall, a level and a straight rise has its corners.
+A pattern is told only if it is the same without the last 1, 5 and 10 % of the steps, without the batches of another size than most, and
+without the few highest or lowest steps, so that it never rests on `EACH` steps; else there is no clear pattern. With steps left out, the falls
+and rises of all steps count at p ≤ `LIKELY`. Only the three phases have boundaries, levels and periods of high influence (`windows`): the
+warm-up ends, and the ascent begins, where the closest curve of a straight fall, a level and a straight rise has its corners.
 
 The closest rising curve (f₁ ≤ f₂ ≤ …) to values y in Σ w (y − f)² is found by pooling: from left to right, neighbouring blocks
 whose means stand in the wrong order become one block with their common mean. The error of every prefix comes along, so that
@@ -39,11 +40,12 @@ from ..results.row import Row
 
 DRAWS = 999  # of noise
 CERTAIN = 0.005  # the largest p at which a fall or a rise counts
+LIKELY = 0.02  # the same where it counts, and some of the steps are left out
 LEAST = 0.25  # of the lower level: the smallest fall or rise that counts
 LEFT_OUT = (0.0, 0.01, 0.05, 0.1)  # of the steps, at the end: a pattern must be the same without them
 RARE = 0.2  # of the steps: where more have another number of samples than most, sizes vary by design
-FEWEST = 20  # steps, below which nothing can be told
-EACH, BINS = 5, 40  # steps in a bin where there are enough, and bins at most
+FEWEST = 60  # steps, below which nothing can be told: too few bins of `EACH`
+EACH, BINS = 5, 40  # steps in a bin at least, and bins at most
 MANY = 10  # steps in a bin: with more, noise gives the same
 NEAR = 4  # bins on either side of one in which its noise is measured
 JUMP = 0.9539  # median |difference| of two standard normal numbers
@@ -54,15 +56,15 @@ PHASES, HILL, FALLS, RISES, NONE, SHORT = (
 )  # fmt: skip
 NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
 SURE = (
-    f"(p ≤ {CERTAIN:g} assuming independent noise from step to step; also holds without the last {LEFT_OUT[-1]:.0%} "
-    "of steps)"
+    f"(p ≤ {CERTAIN:g} assuming independent noise from step to step; p ≤ {LIKELY:g} without the last {LEFT_OUT[-1]:.0%} "
+    "of steps or the most extreme ones)"
 )
 WORDS = {
     FALLS: f"Influence per unit of learning rate falls during training {SURE}.",
     RISES: f"Influence per unit of learning rate rises during training {SURE}.",
     HILL: f"Influence per unit of learning rate rises and then falls during training {SURE}.",
     NONE: f"No clear pattern: influence per unit of learning rate shows no rise or fall of {LEAST:.0%} or more that "
-    "stands out from the noise and persists without the last steps.",
+    "stands out from the noise and persists without the last or the most extreme steps.",
 }
 Curve = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -106,7 +108,7 @@ class Phases(Row):
         first, last = self.warm_up.boundary, self.ascent.boundary
         if not self.present or first is None or last is None:
             return ()
-        whole = (("warm-up", 0, first), ("basin", first, last), ("ascent", last, self.steps))
+        whole = (("fall", 0, first), ("low", first, last), ("rise", last, self.steps))
         return tuple(band for band in whole if band[2] > band[1])
 
     @property
@@ -116,7 +118,7 @@ class Phases(Row):
             return f"No clear pattern: {self.steps} steps are too few (at least {FEWEST} are needed)."
         if self.present:
             first, last = self.warm_up.boundary, self.ascent.boundary
-            return f"Three phases: warm-up until step {first}, basin until step {last}, then ascent {SURE}."
+            return f"Three phases: a fall until step {first}, a low stretch until step {last}, then a rise {SURE}."
         return WORDS[self.shape]
 
 
@@ -164,10 +166,14 @@ def phases(values: Curve, *, samples: Any = None, seed: int = 0, draws: int = DR
     if len(steps) < FEWEST:
         return _without(SHORT, 1.0, 1.0, len(values))
     parts = _parts(steps, samples)
-    bins = min(BINS, max(min(len(part) for part in parts) // EACH, FEWEST // 2))
-    noise = chance(bins, min(len(steps) // bins, MANY), seed, draws)
-    tried = [_tried(values[part], bins, noise) for part in parts]
-    shape = tried[0].shape if len({one.shape for one in tried}) == 1 else NONE
+    bins = min(BINS, min(len(part) for part in parts) // EACH)
+    each = len(steps) // bins
+    noise = chance(bins, min(each, MANY), seed, draws)
+    few = max(0, EACH - (each - 1) // 2)  # without as many, `EACH` wild steps are too few to move a bin's median
+    parts += [rest for whole in parts[:: len(LEFT_OUT)] for rest in _without_extremes(values, whole, few)]
+    whole = _tried(values[steps], bins, noise)
+    tried = [_tried(values[part], bins, noise, whole.shape) for part in parts]
+    shape = whole.shape if {one.shape for one in tried} == {whole.shape} else NONE
     fall, rise = max(one.fall for one in tried), max(one.rise for one in tried)
     if shape == PHASES:
         return _located(values, steps, bins, fall, rise)
@@ -181,17 +187,24 @@ def _without(shape: str, fall: float, rise: float, steps: int) -> Phases:
 
 
 def _parts(steps: Steps, samples: Any) -> list[Steps]:
-    """All steps, and what is left of them without the last ones, and without odd-sized batches."""
-    parts = [steps[: len(steps) - math.ceil(share * len(steps))] for share in LEFT_OUT]
+    """All steps, and those of one size of batch; and of either what is left without the last ones."""
+    wholes = [steps]
     if samples is not None:
         counts = np.asarray(samples)[steps]
         sizes, often = np.unique(counts, return_counts=True)
-        if 1 - often.max() / len(steps) <= RARE:
-            parts.append(steps[counts == sizes[often.argmax()]])
-    return parts
+        if 0 < 1 - often.max() / len(steps) <= RARE:
+            wholes.append(steps[counts == sizes[often.argmax()]])
+    return [whole[: len(whole) - math.ceil(share * len(whole))] for whole in wholes for share in LEFT_OUT]
 
 
-def _tried(values: Curve, bins: int, noise: Chance) -> Tried:
+def _without_extremes(values: Curve, part: Steps, few: int) -> list[Steps]:
+    """A part without its `few` highest steps, and without its lowest; none where a bin's median is safe from `EACH` wild steps."""
+    order = np.argsort(values[part], kind="stable")
+    return [part[np.sort(some)] for some in (order[few:], order[:-few])] if few else []
+
+
+def _tried(values: Curve, bins: int, noise: Chance, before: str = NONE) -> Tried:
+    """The pattern of some steps; the fall and the rise of the pattern of all of them, `before`, only have to be likely."""
     y, w = binned(values, bins)
     fits = errors(y, w)
     fall, rise = (_p(gain, noise) for gain in _gains(fits, noise.left))
@@ -199,8 +212,8 @@ def _tried(values: Curve, bins: int, noise: Chance) -> Tried:
     fit = valley(y, w) if is_valley else hill(y, w)
     turn = float(fit.min() if is_valley else fit.max())
     first, last = (_far(float(end), turn) for end in (fit[0], fit[-1]))
-    falls = fall <= CERTAIN and (first if is_valley else last)
-    rises = rise <= CERTAIN and (last if is_valley else first)
+    falls = fall <= (LIKELY if before in (PHASES, HILL, FALLS) else CERTAIN) and (first if is_valley else last)
+    rises = rise <= (LIKELY if before in (PHASES, HILL, RISES) else CERTAIN) and (last if is_valley else first)
     return Tried(NAMES.get((falls, rises), PHASES if is_valley else HILL), fall, rise)
 
 

@@ -269,8 +269,7 @@ def _count(tape: Tape, t: int, blocks: Blocks) -> int:
         tape.recipe.loss(twin, tape.recipe.batches[t][1])
     if not lengths:
         raise UsageError(
-            "no recorded layer has positions: their outputs have shape (batch, features). Query the whole sample "
-            "instead."
+            "no recorded layer has positions: their outputs have shape (batch, features). Query the whole sample instead."
         )
     return max(lengths, key=lambda n: (lengths[n], n))
 
@@ -317,6 +316,5 @@ def _check_row(run: Run, step: Step, place: Where, rows: Tensor) -> None:
     if float((stored - replayed).norm()) > loose * float(stored.norm()):
         raise MismatchError(
             f"the gradient at position {place[1]} of step {place[0]} differs from the recorded one by "
-            f"{float((stored - replayed).norm() / stored.norm()):.1e} of its length. Pass the recipe that the run was "
-            "recorded with."
+            f"{float((stored - replayed).norm() / stored.norm()):.1e} of its length. Pass the recipe that the run was recorded with."
         )

@@ -379,8 +379,7 @@ def allocate(values: Sequence[Tensor], budget: int) -> list[int]:
     sizes = [len(v) for v in values]
     if not len(sizes) <= budget <= sum(sizes):
         raise ValueError(
-            f"budget must be between {len(sizes)} (one per parameter) and {sum(sizes)} coordinates, got {budget} for "
-            f"sizes {sizes}"
+            f"budget must be between {len(sizes)} (one per parameter) and {sum(sizes)} coordinates, got {budget} for sizes {sizes}"
         )
     rest = torch.cat([v[1:] for v in values])
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes) - 1)

@@ -65,11 +65,23 @@ def check_sums(
         x for number in scope.checked if (x := _miss(scope, blocks[number], number, clip / scale, number in rounded))
     ]
     if wrong:
-        rest, theta = (torch.cat(x) for x in zip(*((x.rest, x.theta) for x in wrong), strict=True))
+        rest, theta, stale = (torch.cat(x) for x in zip(*((x.rest, x.theta, x.stale) for x in wrong), strict=True))
+        if any((rest - factor * stale).norm() < ALIKE * rest.norm() for factor in (clip, clip / scale)):
+            cause = (
+                "Gradients of an earlier backward pass were still there: call optimizer.zero_grad() before each step."
+            )
+        else:
+            cause = _cause(passes, scope, rest, theta, clip)
         raise CoverageError(
             f"the per-sample gradients of {wrong[0].name!r} do not add up to its gradient in step {scope.number} (off "
-            f"by {wrong[0].off:.1%}). {_cause(passes, scope, rest, theta, clip)}"
+            f"by {wrong[0].off:.1%}). {cause}"
         )
+
+
+def left_over(scope: StepScope, blocks: Sequence[Block]) -> dict[int, Tensor]:
+    """The gradients that checked blocks have before the step, in the coordinates of the check."""
+    grads = {number: blocks[number].parameter.grad for number in scope.checked}
+    return {n: _project(x, *_where(scope, blocks[n], n)).clone() for n, x in grads.items() if x is not None}
 
 
 class Miss(NamedTuple):
@@ -79,13 +91,14 @@ class Miss(NamedTuple):
     off: float  # ‖rest‖ / ‖∇L‖
     rest: Tensor  # (dims,) ∇L − Σ w g
     theta: Tensor  # (dims,) the parameter itself
+    stale: Tensor  # (dims,) its gradient before the step
 
 
 def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: bool) -> Miss | None:
     grad = block.parameter.grad
     if grad is None:
         return None
-    shape, basis = (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
+    shape, basis = _where(scope, block, number)
     expected = _project(grad, shape, basis)
     total, size = scope.gradients.total(number, shape, basis)
     rest = expected - total.double() * factor
@@ -95,7 +108,12 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     if not rest.norm() > tolerance * expected.norm() + rounding:  # NaN is named where rows are looked at one by one
         return None
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
-    return Miss(block.name, off, rest, _project(block.parameter.detach(), shape, basis))
+    stale = scope.stale.get(number, torch.zeros_like(rest))
+    return Miss(block.name, off, rest, _project(block.parameter, shape, basis), stale)
+
+
+def _where(scope: StepScope, block: Block, number: int) -> tuple[Shape, Basis]:
+    return (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
 
 
 def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype, half: bool) -> Tensor:

@@ -58,8 +58,8 @@ class CurvatureRows:
         if len(self._scales) != len(scope.sizes):
             raise UsageError(
                 f"curvature={self.form.kind!r} needs the model's outputs, but step {scope.number} has them for "
-                f"{len(self._scales)} of {len(scope.sizes)} micro-batches. Call s.outputs(logits, kind=…) after every "
-                "forward pass, before backward()."
+                f"{len(self._scales)} of {len(scope.sizes)} micro-batches. Run the forward pass inside `with "
+                "step.outputs_of(model, 'cross-entropy')`, or call step.outputs(logits, 'cross-entropy') after it."
             )
 
     def kappa(self, weight: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ class _Costs:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights at the start, the boundaries and the end; the optimizer's coordinates at the boundaries (the trial has the end's)."""
+        """Weights at the end, the start and the boundaries; the optimizer's coordinates at the boundaries (the trial has the end's)."""
         if self.checkpoints is None:
-            return 0
+            return self.trial.model_bytes
         count = min(self.checkpoints, max(0, self.steps - 1))
         return (count + 2) * self.trial.model_bytes + count * self.trial.scale_bytes
 

@@ -186,7 +186,7 @@ def _now() -> float:
 def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any) -> Trial:
     """What the closed run holds."""
     store = RunStore.open(path)
-    table, n_steps, n_rows, size = store.steps(), store.n_steps(), store.n_rows(), store.size_bytes()
+    table, n_steps, n_rows, size = store.steps(), store.n_steps(), store.n_rows(), store.size_bytes(("checkpoint-",))
     each = {name: _each(size, first[name]) for name, size in _tables(store).items()}
     basis, own_coordinates = (path / "basis.safetensors").stat().st_size, is_preconditioned(store)
     return Trial(

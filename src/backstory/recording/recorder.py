@@ -67,8 +67,9 @@ def record(
     tokens divided by their number in the step) or "weights" (given per batch).
     `settings` is a `backstory.Settings`; its fields can also be passed by name: `record(…, projection="random", rank=8)`.
     `steps` is the planned number of steps. With it, recording refuses a run that would exceed the disk or `max_bytes` before it
-    writes anything; `checkpoints=K` needs it too. To continue after an interruption, pass `resume=True` and `start=t`, the
-    step that your own checkpoint continues from; recorded steps from t on are replaced.
+    writes anything. The weights at the end are stored in the run; `checkpoints=K` stores those at the start and at K steps in
+    between too, and needs `steps`. To continue after an interruption, pass `resume=True` and `start=t`, the step that your own
+    checkpoint continues from; recorded steps from t on are replaced.
     """
     chosen = settings_of(settings, short).resolved(loss_reduction)
     if checkpoints is not None and not steps:
@@ -294,6 +295,16 @@ class Recorder:
             save_scales(self.store, step, [b.name for b in self.blocks], self.watcher.adaptive.scales)
         self.store.update_config(fingerprints={**known, str(step): fingerprint(self.model)})
 
+    def _store_final(self) -> None:
+        """The final weights, to query the run in another process; without room for them the run is complete all the same."""
+        weights, name = weights_of(self.model), f"checkpoint-{self._at:08d}"
+        if name in self.store.tensor_names() or not self._budget.has_room(sum(w.nbytes for w in weights.values())):
+            return
+        try:
+            self.store.save_tensors(name, weights)
+        except DiskError as error:
+            self.store.messages.append(f"the run is complete, but its final weights were not stored: {error}")
+
     def _finish(self, failed: bool) -> None:
         try:
             if self._bases is None and self.store.spool.steps() and not failed:  # else they wait, to be resumed
@@ -301,6 +312,8 @@ class Recorder:
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():
                 self._checkpoint(self._at)
+                if not failed:
+                    self._store_final()
             self.store.update_config(skipped=self.skipped, closed=not failed)
         finally:
             self._writer.close()
@@ -347,6 +360,10 @@ class Budget:
         if not self._checked and self._planned:
             self._check_plan(step, batch, self._planned)
         self._checked = True
+
+    def has_room(self, extra: int) -> bool:
+        """Whether the run stays within `max_bytes` with so many bytes more."""
+        return self._max_bytes is None or self._store.size_bytes() + extra <= self._max_bytes
 
     def _check_plan(self, step: int, batch: int, planned: int) -> None:
         need = batch * self._store.bytes_per_row * max(0, planned - step)

@@ -1,6 +1,7 @@
 """Where a recording begins: a new run, or an existing one truncated to the step that training resumes from."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def open_store(
     if not resume:
         if start:
             raise UsageError(f"start={start} needs resume=True. A new run begins at step 0.")
+        with suppress(StoreError):  # a run that is damaged, or that somebody writes, is refused below
+            _replace_empty(path)
         more = {
             "blocks": table,
             "left_out": blocks.left_out,
@@ -66,6 +69,13 @@ def open_store(
         store.close(compact=False)
         raise
     return store
+
+
+def _replace_empty(path: Path) -> None:
+    """Make room where an attempt that failed in its first step left a run that holds nothing."""
+    if RunStore.open(path).empty:
+        with RunStore.open(path, write=True) as store:
+            store.discard()
 
 
 def _go_on(

@@ -62,15 +62,17 @@ class StepScope:
         self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
         self._weights: list[Tensor | None] = []
-        self._tokens: list[Tensor | None] = []
+        self.tokens: list[Tensor | None] = []
         self._losses: list[Tensor] = []
-        self.curvature: CurvatureRows | None = (
-            None  # rows beside the gradient's, set by the watcher where there are any
-        )
+        self.loss_gradients: dict[
+            int, list[Tensor]
+        ] = {}  # slot -> ∂L/∂ℓ of each backward pass, where ℓ is in the graph
+        self.curvature: CurvatureRows | None = None  # rows beside the gradient's, set by the watcher if there are any
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
+        self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
 
     def batch(
@@ -95,7 +97,7 @@ class StepScope:
         given = None if weights is None else _weights(weights, len(texts), self.number)
         self.sizes.append(len(texts))
         self._weights.append(given)
-        self._tokens.append(None if tokens is None else counts(tokens, len(texts)))
+        self.tokens.append(None if tokens is None else counts(tokens, len(texts)))
         self._losses.append(torch.full((len(texts),), math.nan, dtype=torch.float64))
         self.on_batch(len(texts))
 
@@ -117,8 +119,8 @@ class StepScope:
             raise UsageError(
                 f"outputs must have one row for each of the {self.sizes[-1]} samples of the batch, got {len(logits)}."
             )
-        if mask is not None and self._tokens[-1] is None:
-            self._tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
+        if mask is not None and self.tokens[-1] is None:
+            self.tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
         if self.curvature is not None:
             self.curvature.take(self, logits, kind, mask, reduction)
 
@@ -136,9 +138,14 @@ class StepScope:
             yield
 
     def losses(self, per_sample: Tensor) -> None:
-        """Pass the loss ℓ of each sample of the current micro-batch, not multiplied by its weight."""
+        """Pass the loss ℓ of each sample of the current micro-batch, not multiplied by its weight.
+
+        If the training loss is computed from this tensor, `loss_reduction` is checked against its gradient in the first steps.
+        """
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
+        if isinstance(per_sample, Tensor) and per_sample.grad_fn is not None:
+            per_sample.register_hook(self.loss_gradients.setdefault(len(self.sizes) - 1, []).append)
 
     def weights(self) -> Tensor:
         """w_z of every sample of the step, float64."""
@@ -151,7 +158,7 @@ class StepScope:
                 "loss_reduction='mean' does not define the sample weights. Use loss_reduction='weights' and pass "
                 "weights= with each batch."
             )
-        tokens = [t for t in self._tokens if t is not None]
+        tokens = [t for t in self.tokens if t is not None]
         if self.reduction == "token-mean" and len(tokens) < len(self.sizes):
             raise UsageError(
                 "loss_reduction='token-mean' needs the token count of each sample. Pass tokens= to s.batch(), or "
@@ -168,12 +175,11 @@ class StepScope:
         """How many loss terms each sample's own loss is the mean of, (B,): 1 where it is their sum."""
         if self.reduction == "token-mean":
             return torch.ones(len(self.ids), dtype=torch.float64)
-        known = [t for t in self._tokens if t is not None]
+        known = [t for t in self.tokens if t is not None]
         if len(known) < len(self.sizes):
             raise UsageError(
                 f"curvature by position groups with loss_reduction={self.reduction!r} needs the number of terms that "
-                "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to "
-                "s.outputs()."
+                "each sample's loss averages over. Pass tokens= to s.batch() (1 if the loss is a sum), or mask= to s.outputs()."
             )
         return torch.cat(known).double().clamp_min(1)
 

@@ -17,13 +17,15 @@ from ..errors import UsageError
 from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
-from .checks import Passes, check_sums
+from .checks import Passes, check_sums, left_over
 from .curvature import CurvatureRows
 from .projecting import basis_like
+from .reduction import check_reduction
 from .settings import Settings
 from .step import StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
+CHECKED_FIRST = 2  # steps whose loss must be the declared one
 
 
 class StepWatcher:
@@ -50,7 +52,7 @@ class StepWatcher:
         self._taken = 0  # steps so far
         self.single: list[
             bool
-        ] = []  # of each block: whether each sample passed it once, at one position, in the first step
+        ] = []  # of each block: whether samples passed it once, at one position, in the first step
 
     @property
     def watching(self) -> bool:
@@ -100,6 +102,8 @@ class StepWatcher:
         groups = self.form.position_groups if self.form.split else 1
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
         scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
+        with own_precision(self.device):
+            scope.stale = left_over(scope, self.blocks)
         if self.form.passes:
             scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
         return scope
@@ -144,6 +148,8 @@ class StepWatcher:
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+        if self._taken < CHECKED_FIRST:
+            check_reduction(scope, self.reader.loss_scale)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""

@@ -29,7 +29,7 @@ COLOURS = {
     ACCENT: "#1d5b86", WARM: "#8a5a00", PLAIN: "#7b858f",
 }  # fmt: skip
 SIGNS = {"helps": HELPED, "hurts": HURT, "not clear": PLAIN}
-SHADES = {"warm-up": WARM, "basin": PLAIN, "ascent": ACCENT}
+SHADES = {"fall": WARM, "low": PLAIN, "rise": ACCENT}
 SERIES = (ACCENT, WARM, HELPED, HURT, PLAIN, INK)
 DASHES = ("solid", "dash", "dot")
 PLACES = {"mode": "lines+markers+text", "textposition": "middle right", "cliponaxis": False}

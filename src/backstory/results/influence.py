@@ -339,11 +339,15 @@ class Influence(Result):
         return "sample" if self.complete else "occurrence"
 
     def table(self) -> Mapping[str, Any]:
-        """One line for each query and occurrence."""
+        """One line for each query and occurrence, with the sample's label and source where the run has them."""
         q, m = self.scores.shape
         ids, steps = (np.broadcast_to(x, (q, m)).reshape(-1) for x in (self.sample_ids, self.steps))
         queries, values = np.repeat(np.arange(q), m), self.scores.reshape(-1).numpy()
-        return {"query": queries, "sample": restore(ids.tolist(), self.id_kind), "step": steps, "influence": values}
+        known = self.lookup(np.unique(self.sample_ids).tolist()) if self.lookup else {}
+        columns = {by: [known.get(name, {}).get(by) for name in ids.tolist()] for by in ("label", "source")}
+        about = {by: column for by, column in columns.items() if any(x is not None for x in column)}
+        names = restore(ids.tolist(), self.id_kind)
+        return {"query": queries, "sample": names, **about, "step": steps, "influence": values}
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The influence of each step on the query, or on the mean of several."""
@@ -356,14 +360,14 @@ class Influence(Result):
         return self.headline if self.n_queries == 1 else f"{self.headline}: {which}"
 
     def lines(self) -> tuple[str, ...]:
-        """A few hits at either end."""
+        """A few hits at either end, each with its strongest first."""
         best, worst = self.hits(ENDS)
-        return *map(str, best), *map(str, worst[::-1])
+        return *map(str, best), *map(str, worst)
 
     def preview(self) -> Mapping[str, Any]:
-        """Both ends of the ranking."""
+        """Both ends of the ranking, each with its strongest first."""
         best, worst = self.hits(PREVIEW)
-        return ranking([*best, *worst[::-1]])
+        return ranking([*best, *worst])
 
     def _need_all(self, what: str) -> None:
         if not self.complete:

@@ -71,6 +71,9 @@ class Quality(Row):
         """The reason for the verdict, in one sentence."""
         return self._heaviest().words
 
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
     def in_short(self) -> str:
         """The verdict, and why in two or three words."""
         return f"{self.verdict} ({self._heaviest().short})"

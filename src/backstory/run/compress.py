@@ -78,8 +78,7 @@ def _claimed(out: Path) -> Path:
         partial.mkdir(parents=True)
     except FileExistsError as error:
         raise StoreError(
-            f"{partial} already exists: another `compress` was interrupted or is still running. Delete it and try "
-            "again."
+            f"{partial} already exists: another `compress` was interrupted or is still running. Delete it and try again."
         ) from error
     return partial
 

@@ -83,8 +83,7 @@ def _losses(loss: LossFn, model: nn.Module, batch: Any) -> Tensor:
         raise UsageError(f"the loss must return a scalar or one loss per query (Q,), got {result}.")
     if not losses.requires_grad:
         raise UsageError(
-            "the query's loss does not depend on the model's parameters. Is something detached, or computed under "
-            "no_grad?"
+            "the query's loss does not depend on the model's parameters. Is something detached, or computed under no_grad?"
         )
     return losses.reshape(-1)
 
@@ -269,11 +268,13 @@ def check_model(store: RunStore, model: nn.Module, step: int, unverified: bool =
     if known is None:
         return [f"model not verified: the run has no fingerprint of step {step}"]
     if (actual := fingerprint(model)) != known:
-        stored = f" or load it with run.load_weights(model, {step})" if step in store.checkpoints() else ""
-        raise MismatchError(
-            f"the model's weights are not those of step {step} (fingerprint {actual}, expected {known}). Pass the "
-            f"trained model unchanged and in its original precision{stored}."
-        )
+        stored = f", or load its weights with run.load_weights(model, {step})" if step in store.checkpoints() else ""
+        of = next((t for t, x in fingerprints.items() if x == actual), None)
+        if of is None:
+            remedy = f"not those of step {step}. Pass the model unchanged and in its original precision"
+        else:
+            remedy = f"those of step {of}, not of step {step}. Pass {f'at={of}' if int(of) else 'the trained model'}"
+        raise MismatchError(f"the model's weights are {remedy}{stored}.")
     return []
 
 

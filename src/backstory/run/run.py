@@ -118,8 +118,8 @@ class Run:
         step = self.step_of(at) if at != 0 else 0
         if step not in self.checkpoints:
             raise StoreError(
-                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Record with steps=…, "
-                "checkpoints=K to store more."
+                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Load your own copy of the "
+                f"model at step {step} and pass it to query(), or record with steps=…, checkpoints=K to store more."
             )
         tensors = self._store.load_tensors(f"checkpoint-{step:08d}")
         load_weights(model, tensors)
@@ -384,21 +384,18 @@ class Run:
         if joins := self.config.get("unverified_joins"):
             where = ", ".join(map(str, joins))
             out.append(
-                f"recording was resumed at step {where} without verifying the weights: the run has no fingerprint of "
-                "them"
+                f"recording was resumed at step {where} without verifying the weights: the run has no fingerprint of them"
             )
         if compressed := self.config.get("compressed"):
             count, energy = len(compressed["windows"]), compressed["energy"]
             out.append(
-                f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its "
-                "trace"
+                f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its trace"
             )
         if self.config.get("left_out"):
             share = float(self._store.steps().trained.mean()) if self.n_steps else 1.0
             count = len(self.config["left_out"])
             out.append(
-                f"{count} parameters are not recorded; the recorded ones cover {share:.1%} of the gradient (squared "
-                "norm)"
+                f"{count} parameters are not recorded; the recorded ones cover {share:.1%} of the gradient (squared norm)"
             )
         if elsewhere := self.config.get("elsewhere"):
             out.append(taken_as_frozen(elsewhere))

@@ -34,8 +34,7 @@ def is_preconditioned(store: RunStore) -> bool:
     coordinates = store.config["optimizer"].get("coordinates", RAW)
     if coordinates not in (RAW, PRECONDITIONED):
         raise FormatError(
-            f"coordinates in config.json must be {RAW!r} or {PRECONDITIONED!r}, got {coordinates!r}. Record the run "
-            "again."
+            f"coordinates in config.json must be {RAW!r} or {PRECONDITIONED!r}, got {coordinates!r}. Record the run again."
         )
     return bool(coordinates == PRECONDITIONED)
 

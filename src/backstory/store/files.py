@@ -32,8 +32,7 @@ def check_name(name: str) -> str:
     """`name` if it can be a file name on every system, else an error."""
     if not NAME.fullmatch(name) or name.startswith("."):
         raise UsageError(
-            f"{name!r} is not a valid file name for a run. Use letters, digits, '_', '-' and '.', and do not start "
-            "with '.'."
+            f"{name!r} is not a valid file name for a run. Use letters, digits, '_', '-' and '.', and do not start with '.'."
         )
     return name
 
@@ -53,8 +52,7 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, safetensors.SafetensorError) as error:
         if disk_full(error):
             raise DiskError(
-                f"the disk is full: could not write {path}. The previous contents are unchanged. Free some space and "
-                "try again."
+                f"the disk is full: could not write {path}. The previous contents are unchanged. Free some space and try again."
             ) from error
         raise StoreError(f"could not write {path}: {error}. Check that the folder exists and is writable.") from error
 
@@ -228,9 +226,7 @@ class RunLock:
             raise LockedError(
                 f"{folder} is being written by {holder}. Wait for it to finish, stop it, or choose another path."
             ) from error
-        with suppress(
-            OSError
-        ):  # a name, for the message that another writer will see; on a full disk the lock has none
+        with suppress(OSError):  # a name, for the message that another writer sees; on a full disk the lock has none
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         _LOCKS.add(self)

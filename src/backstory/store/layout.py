@@ -37,8 +37,7 @@ def new_config(
         )
     if split and not curvature_rows:
         raise UsageError(
-            "a split run sums curvature samples instead of storing gradients, so curvature_rows must be at least 1, "
-            "got 0."
+            "a split run sums curvature samples instead of storing gradients, so curvature_rows must be at least 1, got 0."
         )
     if taken := [key for key in FIXED if key in extra]:
         raise UsageError(f"the config must not set {taken}: the store sets these keys itself. Rename them.")
@@ -76,7 +75,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked contents of `config.json`."""
     if not (folder / "config.json").exists():
         what = "is not a run (it has no config.json)" if folder.exists() else "does not exist"
-        raise StoreError(f"{folder} {what}. Check the path: it must be the folder of a recorded run.")
+        runs = [str(p.parent) for p in sorted(folder.glob("*/steps.lance")) if (p.parent / "config.json").exists()]
+        hint = "Check the path: it must be the folder of a recorded run."
+        where = f"Did you mean {' or '.join(runs[:3])}?" if runs else hint
+        raise StoreError(f"{folder} {what}. {where}")
     raw = read_json(folder / "config.json")
     if raw.get("format") != FORMAT:
         raise FormatError(
@@ -115,8 +117,7 @@ def check_free(folder: Path) -> None:
     foreign = [p.name for p in folder.iterdir() if p.name not in _OURS] if folder.exists() else []
     if foreign:
         raise StoreError(
-            f"{folder} contains files that do not belong to a run ({', '.join(sorted(foreign)[:3])}). Choose an empty "
-            "or new folder."
+            f"{folder} contains files that do not belong to a run ({', '.join(sorted(foreign)[:3])}). Choose an empty or new folder."
         )
 
 

@@ -428,6 +428,20 @@ class RunStore:
             if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) > step:
                 self.delete_tensors(name)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has no step, not even a spooled or a damaged one, no sample and no query set."""
+        damaged = self.messages or (self.path / "damaged").exists()
+        sets = [name for name in self.tensor_names() if name.startswith("queries-")]
+        return not (damaged or sets or self._steps.count() or self._samples.count() or self.spool.steps())
+
+    def discard(self) -> None:
+        """Delete the run if it is empty, but for what the next one in this folder replaces."""
+        self._writable()
+        if self.empty:
+            for path in (*self.path.glob("*.safetensors"), self.path / "config.json"):
+                files.remove(path)
+
     # embeddings
 
     def write_embeddings(

@@ -13,6 +13,7 @@ Shapes:  B samples in a step, n rows, L layers, Σp numbers in a row.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -105,14 +106,16 @@ class RowBlock(NamedTuple):
 
 
 def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -> list[pa.Field]:
-    """The columns of encoded rows, as those of no rows at all."""
-    sizes = parts(dims)
-    columns = zip((code, scale), enc.encode(torch.zeros(0, sum(sizes)), sizes, encoding), strict=True)
-    return [
-        pa.field(name, pa.list_(pa.from_numpy_dtype(x.numpy().dtype), x.shape[1]))
-        for name, x in columns
-        if x is not None
-    ]
+    """The columns of encoded rows."""
+    columns = zip((code, scale), _columns(tuple(parts(dims)), encoding), strict=True)
+    return [pa.field(name, kind) for name, kind in columns if kind is not None]
+
+
+@lru_cache(maxsize=64)
+def _columns(sizes: tuple[int, ...], encoding: str) -> list[pa.DataType | None]:
+    """The types of codes and scales, as those of no rows at all."""
+    encoded = enc.encode(torch.zeros(0, sum(sizes)), sizes, encoding)
+    return [None if x is None else pa.list_(pa.from_numpy_dtype(x.numpy().dtype), x.shape[1]) for x in encoded]
 
 
 def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:

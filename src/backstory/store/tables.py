@@ -52,8 +52,7 @@ def _lance(path: Path, doing: str) -> Iterator[None]:
             raise
         if disk_full(error):
             raise DiskError(
-                f"the disk is full: {doing} {path} failed. Everything committed before is safe. Free some space and "
-                "try again."
+                f"the disk is full: {doing} {path} failed. Everything committed before is safe. Free some space and try again."
             ) from error
         raise StoreError(
             f"{doing} {path} failed: {error}. If the files were copied or edited, restore them; `backstory inspect "

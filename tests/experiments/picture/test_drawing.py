@@ -20,8 +20,10 @@ def test_the_picture_is_one_file_with_words_and_images() -> None:
     for expected in (
         "take this 7 for a 9?",
         "predicted: 9 (61%)",
-        "towards “9”",
-        "away from “9”",
+        "Towards 9: the 2 strongest training images.",
+        "Away from 9: the 1 strongest training images.",
+        "the summed effect of all images",
+        "of its batch on this prediction.",
         "from 61% to 51%",
         "from 61% to 70%",
     ):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.data.models import Llama, LlamaShape
 from experiments.stories.study import StoriesSetup, loss, mean_loss, pretrained, recipe
 from tests.support.oracles import assert_same
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from backstory.demo.data import Bytes, Document
-from backstory.demo.data.models import Llama, LlamaShape
 from backstory.errors import UsageError
 from backstory.replay.recipe import take_step
 from experiments.stories import study

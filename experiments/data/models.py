@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedError
-from .fetch import OFFICIAL, DataError, Files, Package, cached, read, unpack
+from backstory.demo.data.fetch import OFFICIAL, DataError, Files, Package, cached, read, unpack
+from backstory.errors import UnsupportedError
 
 STORIES = {"stories15M.bin": "644db0bc012b405d6baf99559272ab11", "tokenizer.bin": "23c9a99041caeef99e1b6294656edc29"}
 FOLDER = "stories15m"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments.data.models import FIRST_PIECE, StoriesTokens, read_tokens
 from torch import Tensor
 
-from backstory.demo.data import models
 from backstory.demo.data.fetch import DataError, Files, Package
-from backstory.demo.data.models import FIRST_PIECE, StoriesTokens, read_tokens
+from experiments.data import models
 
 DIM, HIDDEN, LAYERS, HEADS, KV, VOCABULARY, LENGTH = 12, 7, 2, 3, 3, 11, 5
 KINDS = [

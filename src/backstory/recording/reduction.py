@@ -1,0 +1,62 @@
+"""Is the declared `loss_reduction` the one that the training loss has?
+
+Losses ℓ that the user passes as part of the graph show it: backward() gives ∂L/∂ℓ, the weight w of each sample. Weights other than
+the declared ones are refused where that is certain: one backward pass, one factor for all samples, and another reduction that has
+these weights. ℓ may be a sum over tokens where the declared reduction takes their mean, and the other way round.
+"""
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .step import StepScope
+
+CLOSE = 0.02  # relative: half precision rounds by less, and reductions differ by a count
+
+
+def check_reduction(scope: StepScope, scale: float) -> None:
+    """Raise if backward weighted the losses of this step as another reduction does; `scale` is the loss scale."""
+    seen = {slot: passes[0] for slot, passes in scope.loss_gradients.items() if len(passes) == 1}
+    if not seen:
+        return
+    declared = scope.weights().split(scope.sizes)
+    weights = torch.cat([declared[slot] for slot in seen])
+    ratio = torch.cat([x.double().cpu().reshape(-1) for x in seen.values()]) / scale / weights
+    weight, factor = float(weights[0]), float(ratio.median())
+    if not _close(ratio, factor) or _close(ratio, 1.0) or _by_tokens([scope.tokens[slot] for slot in seen], ratio):
+        return
+    if remedy := _remedy(scope, factor, factor * weight):
+        raise UsageError(
+            f"loss_reduction={scope.reduction!r} does not match the loss: in step {scope.number} each sample's loss should "
+            f"have the weight {weight:.4g}, but backward() gave it {factor * weight:.4g}, {factor:.4g} times as much. {remedy}"
+        )
+
+
+def _by_tokens(counts: list[Tensor | None], ratio: Tensor) -> bool:
+    """Whether the losses are sums over tokens instead of means, or the other way round."""
+    known = [x for x in counts if x is not None]
+    tokens = torch.cat(known).double() if len(known) == len(counts) else torch.zeros_like(ratio)
+    return _close(ratio, tokens) or _close(ratio * tokens, 1.0)
+
+
+def _remedy(scope: StepScope, factor: float, weight: float) -> str | None:
+    """What to declare instead, or None where no reduction has these weights."""
+    n, size, parts = len(scope.ids), scope.sizes[0], len(scope.sizes)
+    tokens = sum(int(count.sum()) for count in scope.tokens if count is not None)
+    if scope.reduction == "weights":
+        certain = any(_near(factor, x) for count in (n, size, parts) for x in (count, 1 / count))
+        return f"Pass weights= that are {factor:.4g} times as large." if certain else None
+    for name, each in {"mean": 1 / n, "sum": 1.0, "token-mean": 1 / max(1, tokens)}.items():
+        if _near(weight, each):
+            return f"Record with loss_reduction={name!r}, or change the loss."
+    if parts > 1 and _near(weight, 1 / size):
+        return f"Divide the mean of each micro-batch by {parts}, their number, or record with loss_reduction='weights'."
+    return None
+
+
+def _close(values: Tensor, to: Tensor | float) -> bool:
+    return bool(((values - to).abs() <= CLOSE * values.abs()).all())
+
+
+def _near(x: float, y: float) -> bool:
+    return abs(x - y) <= CLOSE * y
