@@ -8,9 +8,9 @@ import torch
 
 from backstory.demo import digits
 from backstory.exact.leave_out import leave_out
-from backstory.run.queries import open_queries
 from backstory.replay.tape import Removal
 from backstory.results.influence import Hit, Influence
+from backstory.run.queries import open_queries
 from backstory.run.run import Run
 from experiments.picture.drawing import Example, Floats, Story
 

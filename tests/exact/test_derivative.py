@@ -88,8 +88,8 @@ def test_push_is_the_jacobian(taken: Taken) -> None:
     parts = dot.chunk(4, 1)
     actual = push(taken.step, State(*parts[:3]), parts[3])
     expected = (dot @ taken.jacobian.T).chunk(3, 1)
-    for k, part in enumerate(expected):
-        assert_close(actual[k], part, rtol=1e-12, causes=CAUSES)
+    for after, wanted in zip(actual, expected, strict=True):
+        assert_close(after, wanted, rtol=1e-12, causes=CAUSES)
 
 
 def test_pull_and_push_are_each_others_transpose(taken: Taken) -> None:
@@ -99,7 +99,7 @@ def test_pull_and_push_are_each_others_transpose(taken: Taken) -> None:
     after = push(taken.step, State(*dot[:3]), dot[3])
     left = sum(a @ b for a, b in zip(x, after, strict=True))
     right = sum(a @ b for a, b in zip((*state, r), dot, strict=True))
-    assert_close(left, right, rtol=1e-12)  # type: ignore[arg-type]
+    assert_close(left, right, rtol=1e-12)
 
 
 def test_neighbours_with_the_same_coefficients_are_one_span() -> None:

@@ -1,5 +1,7 @@
 """States on disk come back as they were."""
 
+from typing import Any
+
 import torch
 
 from backstory.exact.derivative import State
@@ -9,7 +11,11 @@ from backstory.replay.update import Slots
 
 def test_states_come_back_bit_for_bit() -> None:
     g = torch.Generator().manual_seed(0)
-    whole = {"m": {"w": torch.randn(3, 2, generator=g), "n": torch.tensor(7)}, "o": [(1, "x", None)], "s": None}
+    whole: dict[str, Any] = {
+        "m": {"w": torch.randn(3, 2, generator=g), "n": torch.tensor(7)},
+        "o": [(1, "x", None)],
+        "s": None,
+    }
     half = State(torch.randn(5, generator=g).bfloat16(), torch.zeros(()).expand(5), torch.empty(0))
     states = States()
     states[4], states[2] = whole, half

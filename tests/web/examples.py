@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backstory import exact, insight
+from backstory import insight
 from backstory.demo.digits import png
 from backstory.insight.neighbours import Neighbour, QueryInfluence
 from backstory.insight.phases import Phases, Side, Window

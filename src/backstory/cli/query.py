@@ -9,8 +9,8 @@ from . import output, recipes
 from .options import At, Contraction, Json, Notes, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
 
 if TYPE_CHECKING:
-    from ..run.queries import Queries as OpenQueries
     from ..results.result import Result
+    from ..run.queries import Queries as OpenQueries
 
 
 class Request(NamedTuple):

@@ -8,7 +8,6 @@ would let small changes of a recipe through. Such rows are computed again, which
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

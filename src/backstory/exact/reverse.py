@@ -17,7 +17,6 @@ Shapes:  Q queries, N occurrences in all, T steps; about 10 Q times the model in
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from torch import Tensor
 from ..capture.ids import as_text
 from ..errors import MismatchError, NumericalError, UnsupportedError, UsageError
 from ..replay import update
-from ..replay.recipe import Recipe, stored_args
 from ..replay.reproduction import reproduction
-from ..replay.tape import Progress, RecipeSource, Tape, build_recipe, own_randomness, tell
+from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, tell
 from ..replay.update import distance
 from ..results.influence import Influence
 from ..store.run_store import HasPath

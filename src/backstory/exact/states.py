@@ -79,7 +79,8 @@ class States(MutableMapping[int, Any]):
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return memoryview(x.reshape(-1).view(torch.uint8).numpy()) if x.numel() else memoryview(bytearray())
+    data: memoryview = x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else memoryview(bytearray())
+    return data
 
 
 def _each(value: Any, kind: type, change: Any) -> Any:

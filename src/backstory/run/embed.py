@@ -18,9 +18,9 @@ from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..results.row import Row
 from ..store import RunStore
+from ..workers import ahead
 from .quality import Watch
 from .sweep import Chunk, Span, backward, cut, slices
-from ..workers import ahead
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`

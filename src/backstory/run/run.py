@@ -21,12 +21,12 @@ from ..capture.precision import own_precision
 from ..errors import StoreError, UnsupportedError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
+from ..replay.tape import RecipeSource
 from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
-from ..replay.tape import RecipeSource
 from . import exact as exactly
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed

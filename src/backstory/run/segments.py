@@ -25,11 +25,11 @@ from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.steps import Contraction
 from ..results.quality import Quality
 from ..store import RunStore
+from ..workers import spread
 from .embed import EmbedReport, Form, Progress, embed_rows, report
 from .quality import merged
 from .scoring import pieces
 from .sweep import Span, slices
-from ..workers import spread
 
 ROUNDS = 3  # of trying again after the death of a worker
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from .. import exact, insight, results
+from .. import insight, results
 from ..results import Row
 
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
