@@ -106,6 +106,18 @@ def test_removals_that_span_thirds_or_do_not_count_are_left_out() -> None:
     assert retrained([one], CEILING, WHICH)["early"] is not None
 
 
+def test_a_swept_row_has_its_own_half_of_the_removals_by_thirds() -> None:
+    when = torch.tensor([i % 3 for i in range(42)])
+    one = seed_of(5, when, noise(42, 2, seed=5), noise(42, 2, seed=6))
+    row = one.rows["ours"]
+    one.rows["ours"] = Row(row.values, row.counted[1::2], row.made)
+    actual = retrained([one], "ours", WHICH)["middle"]
+    assert actual is not None
+    chosen = [i for i in range(1, 42, 2) if i % 3 == 1]
+    pairs = zip(row.values[WHICH][chosen].T, one.truth[WHICH][chosen].T, strict=True)
+    assert actual["mean"] == pytest.approx(np.mean([counted(x, y) for x, y in pairs]))
+
+
 @pytest.mark.parametrize("few", [0, 1, FEWEST - 1, FEWEST])
 def test_a_third_with_few_points_in_one_seed_has_no_numbers(few: int) -> None:
     when = torch.tensor([0] * few + [1] * 8 + [2] * 8)
