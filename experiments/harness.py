@@ -5,6 +5,7 @@ r"""The skeleton of every study: problems, ground truth, methods, and how they a
     ceiling    exact unrolling, the best that first order can do        (exact.reverse, cached)
     Method     a row of the table: a function from a problem to Scores
     Seed       all of these for one seed; agreement, intervals and paired differences over several
+    thirds     of the run: the first, second and last third of its steps   (agreement in each: `experiments.thirds`)
 
 A study says how its problems are made and which methods it has; `run_seeds` does the rest. A method with several settings
 (a damping) either has one chosen on the even-numbered removals and is scored on the odd-numbered ones (`halves=True`), or leaves
@@ -16,7 +17,7 @@ Shapes:  n removals, Q queries, N occurrences.
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,7 @@ from backstory.exact.losses import QueryLoss
 from backstory.exact.reverse import reverse
 from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
-from backstory.replay.tape import Removal, in_precision
+from backstory.replay.tape import Removal, in_precision, index, places
 from backstory.results.influence import Influence
 from backstory.run.gradients import LossFn
 from backstory.run.run import Run
@@ -129,8 +130,24 @@ class Problem:
     def of_occurrences(self, scores: Tensor) -> Table:
         """The same of scores (N,) in the order of the run."""
         return {
-            name: torch.stack([scores[places].sum() for places in gone])[:, None] for name, gone in self._places.items()
+            name: torch.stack([scores[numbers].sum() for numbers in gone])[:, None]
+            for name, gone in self._places.items()
         }
+
+    def thirds(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The third of the run of every occurrence (N,), and of each removal (n,): −1 where it spans several."""
+        ids = [list(names) for names, _ in self.make().batches]
+        uses = index(ids)
+        of = [third_of(t, len(ids)) for t in range(len(ids))]
+
+        def shared(removal: Removal) -> int:
+            parts = {of[t] for t in places(removal, uses)}
+            return parts.pop() if len(parts) == 1 else -1
+
+        return (
+            torch.tensor([of[t] for t, names in enumerate(ids) for _ in names]),
+            {name: torch.tensor([shared(removal) for removal in gone]) for name, gone in self.removals.items()},
+        )
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` gave when this name was first asked for; the time that this saves is counted."""
@@ -176,9 +193,9 @@ class Problem:
         start = 0
         for t, (ids, _) in enumerate(self.trained.batches):
             for name, gone in self.removals.items():
-                for places, removal in zip(out[name], gone, strict=True):
+                for numbers, removal in zip(out[name], gone, strict=True):
                     if removal.steps is None or t in removal.steps:
-                        places += [start + i for i, sample in enumerate(ids) if sample in removal.samples]
+                        numbers += [start + i for i, sample in enumerate(ids) if sample in removal.samples]
             start += len(ids)
         return out
 
@@ -196,6 +213,7 @@ class Scores:
     cost: Mapping[str, float] = field(
         default_factory=dict
     )  # averaged over the seeds; seconds are measured if not given
+    occurrences: Tensor | None = None  # (N, Q) in the order of the run, of a method that scores every single use
 
 
 @dataclass(frozen=True)
@@ -229,6 +247,8 @@ class Seed:
     rows: dict[str, Row] = field(default_factory=dict)  # the ceiling among them, where there is one
     failed: dict[str, str] = field(default_factory=dict)  # row -> why it has no numbers
     notes: dict[str, Any] = field(default_factory=dict)  # the problem's
+    when: Tensor | None = None  # the third of the run of each occurrence (N,), where there is a ceiling
+    removed: dict[str, Tensor] = field(default_factory=dict)  # set of removals -> the third of each (n,), −1: several
 
     def points(self, name: str, which: str) -> tuple[Tensor, Tensor]:
         """`(scores, truth)` of one row over the removals that count for it."""
@@ -245,7 +265,7 @@ class Seed:
 def train(plan: Recipe) -> Training:
     """Train `plan` and keep its weights after each third of the steps."""
     total, thirds = len(plan.batches), []
-    ends = {max(1, round(total * k / THIRDS)) for k in range(1, THIRDS + 1)}
+    ends = {max(1, end) for end in third_ends(total)}
     began = time.perf_counter()
     for t in range(total):
         rate = float(plan.optimizer.param_groups[0]["lr"])
@@ -253,6 +273,16 @@ def train(plan: Recipe) -> Training:
         if t + 1 in ends:
             thirds.append(({name: x.detach().clone() for name, x in plan.model.state_dict().items()}, rate))
     return Training(plan, thirds, time.perf_counter() - began)
+
+
+def third_ends(total: int) -> list[int]:
+    """How many of `total` steps are over at the end of each third."""
+    return [round(total * k / THIRDS) for k in range(1, THIRDS + 1)]
+
+
+def third_of(step: int, total: int) -> int:
+    """The third of the run in which a step lies: 0, 1 or 2."""
+    return sum(step >= end for end in third_ends(total))
 
 
 def recorded(plan: Recipe, path: Path, **settings: Any) -> Run:
@@ -305,7 +335,9 @@ def run_seed(problem: P, methods: Sequence[Method[P]], *, ceiling: bool, halves:
     """One of them."""
     seed = Seed(problem.truth(), notes=problem.notes)
     if ceiling:
-        seed.rows[CEILING] = choose(Scores(problem.of(problem.exact())), seed.truth, halves=False)
+        exact, (seed.when, seed.removed) = problem.exact(), problem.thirds()
+        made = Scores(problem.of(exact), occurrences=exact.scores.T)
+        seed.rows[CEILING] = choose(made, seed.truth, halves=False)
     for done, method in enumerate(methods):
         try:
             seed.rows[method.name] = choose(timed(method, problem), seed.truth, halves=halves)
@@ -320,7 +352,7 @@ def timed(method: Method[P], problem: P) -> Scores:
     problem.saved, began = 0.0, time.perf_counter()
     scores = method.scores(problem)
     seconds = time.perf_counter() - began + problem.saved
-    return Scores(scores.values, scores.settings, scores.about, {"seconds": seconds, **scores.cost})
+    return replace(scores, cost={"seconds": seconds, **scores.cost})
 
 
 def choose(scores: Scores, truth: Table, *, halves: bool) -> Row:

@@ -71,6 +71,30 @@ def test_cost_in_the_readme_is_that_of_the_measured_page() -> None:
         assert cell.startswith(f"{line.split('|')[6].strip()} ×")
 
 
+EARLY = (ROOT / "docs" / "explanation" / "early.md").read_text(encoding="utf-8")
+
+
+def lines_of(text: str) -> dict[str, list[str]]:
+    """The first line of tables that names each method in code, without its first cell."""
+    named: dict[str, list[str]] = {}
+    for first, *rest in (line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")):
+        for name in re.findall(r"`([^`]+)`", first):
+            named.setdefault(name, [cell.strip() for cell in rest])
+    return named
+
+
+@pytest.mark.parametrize("part", ["From scratch", "Fine-tuned"])
+def test_early_influence_is_quoted_from_the_measured_page(part: str) -> None:
+    page = (RESULTS / "fidelity.md").read_text(encoding="utf-8").partition("\n## GPT by thirds of the run")[2]
+    measured = page.partition(f"\n### {part}")[2].partition("With exact unrolling:")[2].partition("\n#")[0]
+    quoted = lines_of(EARLY.partition(f"\n### {part}")[2].partition("\n#")[0])
+    assert {"default", "paper", "no-curvature", "full-exact", "full-hessian"} <= quoted.keys()
+    for method, line in quoted.items():
+        assert line == lines_of(measured)[method], (
+            f"{method}: {line} in early.md, {lines_of(measured)[method]} measured"
+        )
+
+
 def cells(row: str) -> list[str]:
     """The numbers of a row of the README's table."""
     (line,) = (line for line in section("Fidelity and cost") if line.startswith(f"| {row} |"))

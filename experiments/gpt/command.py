@@ -1,6 +1,6 @@
 """`python -m experiments gpt, projection, checkpoints`: a small GPT on four domains of text, fine-tuned or from scratch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +25,8 @@ from experiments.cli import (
 )
 
 Result = Mapping[str, Any]
+PARTS = ("early", "middle", "late")
+EXACT = ("row", "rank, whole run", "rank, early / middle / late", "size, early / middle / late")
 
 
 @app.command()
@@ -114,6 +116,8 @@ def print_tables(result: Result) -> None:
     if against:
         title = "Minus the paper (or another row), with 95 % paired bootstrap intervals"
         output.table(title, ("method", "difference"), against)
+    output.table("With exact unrolling over all occurrences, by thirds of the run", EXACT, _against_exact(result))
+    output.table("With retraining, by thirds of the run", ("method", *PARTS), _retrained(result))
     number = tables.number
     cost = [
         (_name(r), number(r["recording_ratio"], ".1f"), number(r["bytes_per_occurrence"], ",.0f"), f"{r['seconds']:.1f}")
@@ -122,6 +126,29 @@ def print_tables(result: Result) -> None:
     names = ("method", "training, × plain", "bytes per occurrence", "seconds to query")
     output.table("Cost, mean of the seeds", names, cost)
     tables.left_out(result["failed"])
+
+
+def _against_exact(result: Result) -> list[tuple[str, ...]]:
+    """Of each row that scores occurrences: rank correlation with exact unrolling, and size relative to it."""
+    rows = [row for row in result["rows"] if row["against_exact"]]
+    return [
+        (row["method"], _by_part(row["against_exact"], ("all",)), _by_part(row["against_exact"]), _by_part(row["size_against_exact"]))
+        for row in rows
+    ]  # fmt: skip
+
+
+def _by_part(values: Mapping[str, float | None], parts: tuple[str, ...] = PARTS) -> str:
+    return " / ".join(tables.number(values[part], ".2f") for part in parts)
+
+
+def _retrained(result: Result) -> list[tuple[str, ...]]:
+    """Of each row: agreement over the removals of each third, with its interval."""
+    rows = [{"method": "exact unrolling", **result["ceiling"]}, *result["rows"]]
+    return [(row["method"], *(_interval(row["thirds"][part]) for part in PARTS)) for row in rows]
+
+
+def _interval(value: Result | None) -> str:
+    return tables.DASH if value is None else tables.bounded(value["mean"], value["interval"])
 
 
 def _name(row: Result) -> str:
@@ -133,7 +160,7 @@ def _agreement(row: Result) -> tuple[str, str]:
 
 
 def as_markdown(result: Result) -> str:
-    """Agreement, difference to the paper's method, and cost, on one line each; then other differences."""
+    """Agreement, difference to the paper's method, and cost, on one line each; then other differences, and thirds of the run."""
     top, seeds = result["ceiling"], ", ".join(map(str, result["seeds"]))
     columns = (
         "row",
@@ -151,9 +178,16 @@ def as_markdown(result: Result) -> str:
     if result["contrasts"]:
         lines = [(f"`{c['method']}` − `{c['against']}`", tables.signed(c)) for c in result["contrasts"]]
         parts.append(tables.markdown(("difference", "mean"), lines))
+    parts.append(tables.markdown(EXACT, _ticked(_against_exact(result))))
+    parts.append(tables.markdown(("row", *PARTS), _ticked(_retrained(result))))
     if result["failed"]:
         parts.append("Left out: " + "; ".join(result["failed"]) + ".")
     return "\n\n".join(parts) + "\n"
+
+
+def _ticked(lines: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Lines whose first cell is code, but for exact unrolling's."""
+    return [(name if " " in name else f"`{name}`", *cells) for name, *cells in lines]
 
 
 def _line(row: Result) -> tuple[str, ...]:

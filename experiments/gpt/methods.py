@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from backstory.baselines.gradients import gradients
@@ -21,6 +22,7 @@ from backstory.run.embed import ContractionChoice, form_of
 from backstory.run.run import Run
 from backstory.store import RunStore
 from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, TEXT_RANK, at, influence, post_hoc
+from experiments.gpt.replayed import Curvature, sweep
 from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
 from experiments.harness import Method, Problem, Recording, Scores
 
@@ -48,7 +50,7 @@ def recording(problem: Problem, settings: Settings) -> Recording:
 
 def methods() -> list[Row]:
     """All rows, the paper's own method first."""
-    return [*_full_rows(), *_learned_rows(), *_other_rows(), *_post_hoc_rows()]
+    return [*_full_rows(), *_replayed_rows(), *_learned_rows(), *_other_rows(), *_post_hoc_rows()]
 
 
 def _full_rows() -> list[Row]:
@@ -65,6 +67,15 @@ def _full_rows() -> list[Row]:
         row("full-sampled-1/6-expanding", sampled, contraction="when_expanding"),
         compressed_row("full-sampled-1/6-compressed", sampled),
     ]
+
+
+def _replayed_rows() -> list[Row]:
+    """Full coordinates without a recording: what curvature alone costs. Minutes a seed, so only where they are named."""
+
+    def row(name: str, curvature: Curvature) -> Row:
+        return Row(name, lambda p: replayed(p, curvature), default=False)
+
+    return [row("no-curvature", "none"), row("full-exact", "exact"), row("full-hessian", "hessian")]
 
 
 def _learned_rows() -> list[Row]:
@@ -141,14 +152,15 @@ def compressed(problem: Problem, made: Recording) -> Scores:
 def queried(problem: Problem, made: Recording, **form: Any) -> Scores:
     """A recorded run's scores on the four domains; `form` are arguments of `run.query`."""
     began = time.perf_counter()
-    values = problem.of(made.run.query(made.model, problem.loss, problem.queries, **form))
+    answer = made.run.query(made.model, problem.loss, problem.queries, **form)
+    values = problem.of(answer)
     seconds, store = time.perf_counter() - began, RunStore.open(made.run.path)
     cost = {
         "seconds": seconds,
         "recording_ratio": made.seconds / problem.training.seconds,
         "bytes_per_occurrence": store.size_bytes(("checkpoint-",)) / store.n_rows(),
     }
-    return Scores(values, about=described(made.run, **form), cost=cost)
+    return Scores(values, about=described(made.run, **form), cost=cost, occurrences=answer.scores.T)
 
 
 def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: bool = False) -> dict[str, Any]:
@@ -172,6 +184,13 @@ def described(run: Run, *, contraction: ContractionChoice = "auto", per_layer: b
         "optimizer_model": ", ".join([steps, *factored, form_of(run.form(contraction))]),
         "dims": run.width,
     }
+
+
+def replayed(problem: Problem, curvature: Curvature) -> Scores:
+    """Scores of every occurrence from a replay in full coordinates."""
+    scores = sweep(problem.make, lambda model: problem.loss(model, problem.queries), curvature, dtype=problem.dtype)
+    values = {name: torch.cat([problem.of_occurrences(q)[name] for q in scores.T], 1) for name in problem.removals}
+    return replace(_plain(problem, Scores(values), None, curvature, "adamw, literal"), occurrences=scores)
 
 
 def swept(problem: Problem) -> Scores:

@@ -3,6 +3,10 @@
 For each seed: retrain without each removed sequence (truth), unroll exactly (ceiling), ask every row, correlate the ranks
 on each domain and take the mean of the four. A swept setting is chosen on the even-numbered removals and scored on the
 odd-numbered ones.
+
+By thirds of the run (`experiments.thirds`): every row that scores single occurrences is compared with exact unrolling over all of
+them, in ranks and in sizes; and every row with retraining over the removals of each third. A sequence is used once, so that
+a removal lies in the third of that step.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ from typing import Any
 from experiments.gpt.methods import WHICH, Row, methods, problem_of
 from experiments.gpt.setups import GptSetup
 from experiments.harness import CEILING, Say, Seed, agreements, costs, failures, minus, names_of_all, run_seeds, select
+from experiments.thirds import against_exact, retrained
 
 REFERENCE = "paper"
 OTHERS = ("influence-1e-3", "influence-swept")
@@ -56,7 +61,7 @@ def study(
         "seeds": list(seeds),
         "removals": count,
         "rows": [_row(method, results) for method in chosen if method.name in names],
-        "ceiling": agreements(results, CEILING, WHICH),
+        "ceiling": {**agreements(results, CEILING, WHICH), "thirds": retrained(results, CEILING, WHICH)},
         "contrasts": [
             {"method": a, "against": b, **minus(results, a, b, WHICH)} for a, b in CONTRASTS if {a, b} <= set(names)
         ],
@@ -71,6 +76,8 @@ def _row(method: Row, seeds: Sequence[Seed]) -> dict[str, Any]:
         "method": method.name,
         **rows[0].made.about,
         **agreements(seeds, method.name, WHICH),
+        **against_exact(seeds, method.name),
+        "thirds": retrained(seeds, method.name, WHICH),
         "against_paper": minus(seeds, method.name, REFERENCE, WHICH) if paired else None,
         "recording_ratio": cost.get("recording_ratio"),
         "bytes_per_occurrence": cost.get("bytes_per_occurrence"),

@@ -109,6 +109,20 @@ def test_scores_of_occurrences_are_summed_as_those_of_an_answer() -> None:
         assert not torch.allclose(problem.of(answer, timeless=True)["single"], problem.of(answer)["single"])
 
 
+def test_a_removal_lies_in_a_third_where_all_its_uses_do() -> None:
+    """Two epochs of three steps: the last one lies in the second and third thirds; uses in both epochs mostly in two."""
+    problem = problem_of(TINY, 0, 40)
+    ids = [list(names) for names, _ in problem.make().batches]
+    when, removed = problem.thirds()
+    assert when.tolist() == [t // 2 for t in range(6) for _ in ids[t]]
+    for kind, first in (("single", 3), ("all", 0)):
+        for removal, third in zip(problem.removals[kind], removed[kind].tolist(), strict=True):
+            parts = {t // 2 for t in range(first, 6) if removal.samples[0] in ids[t]}
+            assert third == (max(parts) if len(parts) == 1 else -1)
+    assert -1 in removed["all"]
+    assert set(removed["single"].tolist()) == {1, 2}
+
+
 def test_recordings_are_made_once_while_they_are_kept_and_then_deleted() -> None:
     problem: Problem = problem_of(TINY, 0, 2)
     problem.keep = 1

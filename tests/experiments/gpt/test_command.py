@@ -43,7 +43,9 @@ def test_json_has_rows_and_ceiling(tmp_path: Path) -> None:
     assert [row["default"] for row in actual["rows"]] == [False, True, False]
     assert actual["rows"][0]["recording_ratio"] > 0
     assert actual["rows"][2]["recording_ratio"] is None
-    assert {"mean", "seeds", "interval"} == actual["ceiling"].keys()
+    assert {"mean", "seeds", "interval", "thirds"} == actual["ceiling"].keys()
+    ranks = actual["rows"][1]["against_exact"]
+    assert f"| `default` | {ranks['all']:.2f} | {ranks['early']:.2f} / " in written.read_text(encoding="utf-8")
     assert actual["removals"] == 4
 
 
@@ -68,18 +70,22 @@ def test_ranks_are_numbers_with_commas() -> None:
     assert "4,8,16" in actual.output
 
 
+NONE = {"early": None, "middle": None, "late": None}
 PAPER: dict[str, Any] = {
     "method": "paper", "optimizer_model": "sgd proxy, literal", "dims": 82416, "mean": 0.25, "seeds": [0.2, 0.3],
     "against_paper": None, "recording_ratio": None, "bytes_per_occurrence": None, "seconds": 1.26, "default": False,
+    "against_exact": None, "size_against_exact": None, "thirds": NONE,
 }  # fmt: skip
 OURS: dict[str, Any] = {
     **PAPER, "method": "default", "optimizer_model": "adamw, implicit", "dims": 3056, "mean": 0.75, "seeds": [0.7, 0.8],
     "against_paper": {"mean": 0.5, "lower": 0.25, "upper": 0.625}, "recording_ratio": 1.25, "bytes_per_occurrence": 54600.0,
-    "default": True,
+    "default": True, "against_exact": {"early": 0.111, "middle": 0.222, "late": 0.333, "all": 0.25},
+    "size_against_exact": {"early": None, "middle": 1.5, "late": 22.0, "all": 3.0},
+    "thirds": {"early": None, "middle": {"mean": 0.5, "interval": {"lower": -0.25, "upper": 0.75}}, "late": None},
 }  # fmt: skip
 FOUND = {
     "seeds": [0, 3],
-    "ceiling": {"mean": 0.9876, "seeds": [0.98, 0.99]},
+    "ceiling": {"mean": 0.9876, "seeds": [0.98, 0.99], "thirds": NONE},
     "rows": [PAPER, OURS],
     "contrasts": [{"method": "a", "against": "b", "mean": 0.5, "lower": 0.25, "upper": 0.75}],
     "failed": ["trak: why"],
@@ -96,6 +102,10 @@ def test_every_figure_stands_in_its_column() -> None:
         "| `default` (**the default**) | adamw, implicit | 3,056 | 0.750 | 0.70 0.80 | +0.500 [+0.250, +0.625] | 1.2 × | 55 kB | 1.3 |"
     )
     assert "| `a` − `b` | +0.500 [+0.250, +0.750] |" in lines
+    assert "| `default` | 0.25 | 0.11 / 0.22 / 0.33 | – / 1.50 / 22.00 |" in lines
+    assert "| `default` | – | 0.500 [-0.250, 0.750] | – |" in lines
+    assert "| exact unrolling | – | – | – |" in lines
+    assert sum(line.startswith("| `paper` |") for line in lines) == 2, "it has no scores of occurrences here"
     assert lines[-1] == "Left out: trak: why."
 
 
