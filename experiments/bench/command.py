@@ -52,6 +52,21 @@ def query(repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> No
 
 
 @bench.command()
+def exact(repeats: Repeats = 2, scale: Scale = "full", json: Json = False) -> None:
+    """Exact results, in multiples of the plain training's CPU time."""
+    from experiments.bench.exact import bench_exact
+
+    _one_thread()
+    result = bench_exact(scale=scale, repeats=repeats, say=_say)
+    if json:
+        output.emit(result)
+        return
+    for name, part in (("the study's GPT", result), ("GPT 4 × 128", result["large"])):
+        rows = [(way, n, f"{x:.1f} ×") for way in ("reverse", "tangent") for n, x in part[way].items()]
+        output.table(f"{name}: CPU time in plain trainings", ("way", "queries or groups", "cost"), rows)
+
+
+@bench.command()
 def store(scale: Scale = "full", json: Json = False) -> None:
     """Bytes per occurrence, and the paper's efficiency table."""
     _finish("store", _store(scale), json)
