@@ -90,7 +90,9 @@ def test_early_influence_is_quoted_from_the_measured_page(part: str) -> None:
     quoted = lines_of(EARLY.partition(f"\n### {part}")[2].partition("\n#")[0])
     assert {"default", "paper", "no-curvature", "full-exact", "full-hessian"} <= quoted.keys()
     for method, line in quoted.items():
-        assert line == lines_of(measured)[method], f"{method}: {line} in early.md, {lines_of(measured)[method]} measured"
+        assert line == lines_of(measured)[method], (
+            f"{method}: {line} in early.md, {lines_of(measured)[method]} measured"
+        )
 
 
 def cells(row: str) -> list[str]:
