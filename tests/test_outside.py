@@ -101,6 +101,14 @@ def test_metadata_for_a_package_index() -> None:
     assert not any(name.startswith("License ::") for name in PROJECT["classifiers"])  # `license` has it
 
 
+def test_extras_are_installed_from_the_checkout() -> None:
+    """The package is on no index yet."""
+    places = [file for folder in ("docs", "src", "experiments") for file in (ROOT / folder).rglob("*")]
+    texts = {file: file.read_text(encoding="utf-8") for file in places if file.suffix in (".md", ".py", ".html")}
+    assert [str(file) for file, text in texts.items() if "backstory[" in text] == []
+    assert sum("pip install '.[" in text for text in texts.values()) >= 10
+
+
 def test_links_lead_somewhere() -> None:
     for file in [*ROOT.glob("*.md"), *(ROOT / "experiments" / "results").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text(encoding="utf-8")):

@@ -139,5 +139,5 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         for name in [n for n in sys.modules if n.split(".")[0] == package]:
             monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(UnsupportedError, match=r"pip install 'backstory\["):
+        with pytest.raises(UnsupportedError, match=r"pip install '\.\["):
             make()
