@@ -109,6 +109,17 @@ def test_extras_are_installed_from_the_checkout() -> None:
     assert sum("pip install '.[" in text for text in texts.values()) >= 10
 
 
+def test_the_demo_installs_only_what_it_needs() -> None:
+    """And tests find everything, whichever was made first."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = dict(re.findall(r"^([^\s:#]+): *([^#\n=]*)", makefile, flags=re.M))
+    recipe = makefile.partition("\n.venv/demo-ready:")[2].partition("\n\n")[0]
+    assert re.findall(r"-e '\.\[(.*?)\]'", recipe) == ["demo,pandas"]
+    assert rules["demo"].split() == [".venv/demo-ready"]
+    assert rules[".venv/ready"].split() == [".venv/demo-ready"]
+    assert {name for name, needs in rules.items() if ".venv/ready" in needs.split()} >= {"test", "check", "docs"}
+
+
 def test_links_lead_somewhere() -> None:
     for file in [*ROOT.glob("*.md"), *(ROOT / "experiments" / "results").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text(encoding="utf-8")):
