@@ -101,6 +101,7 @@ def test_what_must_be_said_comes_with_the_numbers() -> None:
         (Quality(steps=9, coverage=0.43), "weak (coverage 43%)"),
         (Quality(steps=9, projection="learned", retained=0.6), "fair (retains 60%)"),
         (Quality(steps=99, largest_growth=1.5, expanding_steps=tuple(range(12))), "fair (12 unstable steps)"),
+        (Quality(steps=90, largest_growth=1.46, expanding_steps=(0,)), "fair (1 unstable step)"),
         (Quality(steps=9, drift=0.12), "fair (rates drift 12%)"),
     ],
 )
