@@ -288,7 +288,7 @@ def need(*packages: str, extra: str) -> None:
     """Raise if an optional package is missing, before any work is done."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"this command needs {', '.join(missing)}: pip install 'backstory[{extra}]'.")
+        raise UsageError(f"this command needs {', '.join(missing)}: pip install '.[{extra}]' in the checkout.")
 
 
 def writable(*files: Path | None) -> None:

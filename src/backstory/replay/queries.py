@@ -5,16 +5,18 @@ A batch of queries is a tensor, or a tuple, list or dict of tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import StoreError, UsageError
-from ..run.gradients import LossFn
+from ..run.gradients import LossFn, evaluate
 from ..run.run import Run
-from .recipe import Recipe, load_recipe, stored_args
+from .recipe import Presentation, Recipe, load_recipe, stored_args
+
+AT_ONCE = 256  # queries that are evaluated together
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ class Queries:
     loss: LossFn
     batches: dict[str, Any]
     at: int
+    page: Presentation = field(default_factory=Presentation)
+
+    def describe(self, selection: str) -> str:
+        """The model's loss on a selection; of a single query also its label and the prediction, where the recipe's page has them."""
+        batch = self.batches[selection]
+        losses = [float(x) for few in parts(batch, AT_ONCE) for x in evaluate(self.model, self.loss, few).reshape(-1)]
+        if size(batch) > 1:
+            return f"Query set {selection}: {size(batch):,} queries, mean loss {sum(losses) / len(losses):.3g}."
+        label = self.page.show(batch)[0].get("label") if self.page.show is not None else None
+        predict = self.page.predict
+        known = {
+            "label": label,
+            "predicted": None if predict is None else evaluate(self.model, predict, batch)[0],
+            "loss": f"{sum(losses):.3g}",
+        }
+        return f"Query {selection}: {', '.join(f'{name} {x}' for name, x in known.items() if x is not None)}."
 
 
 def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int | str = "final") -> Queries:
@@ -40,7 +58,7 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
     sets = QuerySets(run, made)
     batches = {selection: sets.select(selection) for selection in queries}
-    return Queries(run, run.load_weights(made.model, step), made.loss, batches, step)
+    return Queries(run, run.load_weights(made.model, step), made.loss, batches, step, made.page)
 
 
 class QuerySets(Mapping[str, Any]):
