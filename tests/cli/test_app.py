@@ -91,7 +91,7 @@ def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> N
         (["query", "RUN", "--queries", "few:3", "--trust-recipe"], "must be between 0 and 2"),
         (["query", "RUN", "--queries", "few", "--recipe", "no.such:thing"], "could not import"),
         (["query", "RUN", "--queries", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
-        (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "Steps with weights: "),
+        (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "no weights at step 3"),
         (["query", "RUN", "--queries", "few", "--contraction", "often"], "auto, always, never, when_expanding"),
         (["query", "RUN", "--queries", "few", "--per", "step"], "'sample', 'occurrence'"),
         (["embed", "RUN", "--at", "100000"], "at must be 'final' or a step from 1"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import StoreError, UsageError
+from ..errors import UsageError
 from ..run.gradients import LossFn, evaluate
 from ..run.run import Run
 from .recipe import Presentation, Recipe, load_recipe, stored_args
@@ -50,9 +50,6 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     """A run with its recipe's model and loss, and the queries that each `NAME` or `NAME:INDEX` selects."""
     run = Run(path)
     step = run.step_of(at)
-    if step not in run.checkpoints:
-        known = ", ".join(str(c) for c in run.checkpoints if c) or "none; record with steps=…, checkpoints=K"
-        raise StoreError(f"the run has no weights at step {step}. Steps with weights: {known}.")
     made = load_recipe(recipe, stored_args(run.config, recipe))
     if len(set(queries)) < len(queries):
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
