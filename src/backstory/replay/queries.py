@@ -37,12 +37,8 @@ class Queries:
         if size(batch) > 1:
             return f"Query set {selection}: {size(batch):,} queries, mean loss {sum(losses) / len(losses):.3g}."
         label = self.page.show(batch)[0].get("label") if self.page.show is not None else None
-        predict = self.page.predict
-        known = {
-            "label": label,
-            "predicted": None if predict is None else evaluate(self.model, predict, batch)[0],
-            "loss": f"{sum(losses):.3g}",
-        }
+        predicted = None if self.page.predict is None else evaluate(self.model, self.page.predict, batch)[0]
+        known = {"label": label, "predicted": predicted, "loss": f"{sum(losses):.3g}"}
         return f"Query {selection}: {', '.join(f'{name} {x}' for name, x in known.items() if x is not None)}."
 
 
@@ -50,6 +46,8 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     """A run with its recipe's model and loss, and the queries that each `NAME` or `NAME:INDEX` selects."""
     run = Run(path)
     step = run.step_of(at)
+    if step not in run.checkpoints:
+        run.load_weights(nn.Module(), step)  # which says why there are none
     made = load_recipe(recipe, stored_args(run.config, recipe))
     if len(set(queries)) < len(queries):
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
