@@ -8,21 +8,22 @@ AXE := 4.14.0
 
 .PHONY: demo test test-slow test-rounding check docs bench clean browser data screens
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.venv/demo: pyproject.toml constraints.txt
-	@echo "Installing into .venv: this takes a few minutes."
+.venv/demo-ready: pyproject.toml constraints.txt  ## what the demo needs, and no tools of tests and documentation
+	@echo "installing (a few minutes) …"
 	$(PYTHON) -m venv .venv
 	$(PIP) torch numpy
 	$(PIP) -e '.[demo,pandas]'
-	touch $@
-
-.venv/ready: .venv/demo
-	$(PIP) -e '.[dev]'
 	$(BIN)/python -m compileall -q src
 	touch $@
 
-demo: .venv/demo  ## train, record, embed, query, retrain; writes demo/report.html
+.venv/ready: .venv/demo-ready
+	@echo "installing the tools of tests and documentation …"
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: .venv/demo-ready  ## train, record, embed, query, retrain; writes demo/report.html
 	$(BIN)/backstory demo --out demo
 
 browser: .venv/ready  ## Chromium and axe-core for the tests of the page, where they can be had

@@ -17,7 +17,7 @@ def figure(titles: Sequence[str], x: str, y: Sequence[str], *, shared: bool = Tr
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise UnsupportedError("a figure needs the package 'plotly': pip install 'backstory[plot]'.") from error
+        raise UnsupportedError("a figure needs the package 'plotly': pip install '.[plot]' in the checkout.") from error
     n = len(titles)
     made = make_subplots(
         rows=n, cols=1, shared_xaxes=shared, subplot_titles=list(titles), vertical_spacing=0.3 / n if n > 1 else 0.0

@@ -125,6 +125,25 @@ def test_metadata_for_a_package_index() -> None:
     assert not any(name.startswith("License ::") for name in PROJECT["classifiers"])  # `license` has it
 
 
+def test_extras_are_installed_from_the_checkout() -> None:
+    """The package is on no index yet."""
+    places = [file for folder in ("docs", "src", "experiments") for file in (ROOT / folder).rglob("*")]
+    texts = {file: file.read_text(encoding="utf-8") for file in places if file.suffix in (".md", ".py", ".html")}
+    assert [str(file) for file, text in texts.items() if "backstory[" in text] == []
+    assert sum("pip install '.[" in text for text in texts.values()) >= 10
+
+
+def test_the_demo_installs_only_what_it_needs() -> None:
+    """And tests find everything, whichever was made first."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = dict(re.findall(r"^([^\s:#]+): *([^#\n=]*)", makefile, flags=re.M))
+    recipe = makefile.partition("\n.venv/demo-ready:")[2].partition("\n\n")[0]
+    assert re.findall(r"-e '\.\[(.*?)\]'", recipe) == ["demo,pandas"]
+    assert rules["demo"].split() == [".venv/demo-ready"]
+    assert rules[".venv/ready"].split() == [".venv/demo-ready"]
+    assert {name for name, needs in rules.items() if ".venv/ready" in needs.split()} >= {"test", "check", "docs"}
+
+
 def test_links_lead_somewhere() -> None:
     for file in [*ROOT.glob("*.md"), *(ROOT / "experiments" / "results").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text(encoding="utf-8")):

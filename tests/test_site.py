@@ -75,6 +75,15 @@ def test_every_argument_is_explained(page: str, name: str) -> None:
     assert sorted(arguments - named) == []
 
 
+def test_pages_that_are_empty_unbuilt_begin_with_where_to_read() -> None:
+    generated = [page for page in PAGES if re.search(r"^(COMMANDS|\.\. auto\w+::)", page.read_text(), flags=re.M)]
+    assert len(generated) == 9
+    for page in generated:
+        note = page.read_text().split("\n\n")[1]
+        assert re.fullmatch(r"\*Built by `make docs`\. .*\*", note), page
+        assert "help" in note, page
+
+
 @pytest.mark.slow  # it reads every docstring and measured table: half a minute of processor time
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", str(tmp_path / "trees")]
@@ -82,4 +91,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         [*command, str(DOCS), str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert built.returncode == 0, built.stderr
-    assert "record(" in re.sub(r"<[^>]+>", "", (tmp_path / "site/reference/api/recording.html").read_text())
+    recording = re.sub(r"<[^>]+>", "", (tmp_path / "site/reference/api/recording.html").read_text())
+    assert "record(" in recording
+    assert "Built by" not in recording

@@ -1,5 +1,6 @@
-"""The command line's reference: every command's own `--help`, put in place of COMMANDS when the site is built."""
+"""The command line's reference: every command's own `--help`, put in place of COMMANDS when the site is built; notes of unbuilt pages go."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from backstory.cli.app import app as backstory_app
 
 PLACE = "COMMANDS\n"
+UNBUILT = re.compile(r"^\*Built by `make docs`\. .*\*\n\n?", flags=re.M)  # for those who read a page in a checkout
 
 
 def names(group: Any, before: str = "") -> Iterator[str]:
@@ -33,7 +35,13 @@ def write_commands(app: Any, docname: str, source: list[str]) -> None:
         source[0] = source[0].replace(PLACE, "\n".join(parts))
 
 
+def drop_note(app: Any, docname: str, source: list[str]) -> None:
+    """A page that is built needs no note that it is not."""
+    source[0] = UNBUILT.sub("", source[0])
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register with Sphinx."""
     app.connect("source-read", write_commands)
+    app.connect("source-read", drop_note)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -88,7 +88,9 @@ def read_tokens(data: bytes, size: int) -> StoriesTokens:
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
-        raise UnsupportedError("stories15M needs the package 'tokenizers': pip install 'backstory[hf]'.") from error
+        raise UnsupportedError(
+            "stories15M needs the package 'tokenizers': pip install '.[hf]' in the checkout."
+        ) from error
     pieces = list(_pieces(data, size))
     names = ["<unk>", "<s>", "</s>", *(f"<0x{k:02X}>" for k in range(256)), *(x for x, _ in pieces[FIRST_PIECE:])]
     known = set(names[FIRST_PIECE:])

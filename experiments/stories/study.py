@@ -85,7 +85,9 @@ def pretrained() -> nn.Module:
     try:
         llama = importlib.import_module("transformers.models.llama")
     except ImportError as error:
-        raise UnsupportedError("stories15M needs the package 'transformers': pip install 'backstory[hf]'.") from error
+        raise UnsupportedError(
+            "stories15M needs the package 'transformers': pip install '.[hf]' in the checkout."
+        ) from error
     pretrained_llama, _ = stories15m()
     with torch.random.fork_rng():
         model: nn.Module = llama.LlamaForCausalLM(llama.LlamaConfig(**asdict(pretrained_llama.shape)))

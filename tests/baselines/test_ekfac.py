@@ -16,7 +16,7 @@ from backstory.baselines.gradients import survey
 from backstory.errors import CoverageError, UnsupportedError, UsageError
 
 HERE = importlib.util.find_spec("kronfluence") is not None
-needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install 'backstory[baselines]' (kronfluence)")
+needs = pytest.mark.skipif(not HERE, reason="needs the extra: pip install '.[baselines]' in the checkout (kronfluence)")
 
 
 def test_quiet_gives_the_root_logger_back(capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(HERE, reason="kronfluence is installed")
 def test_without_the_package_the_error_says_how_to_get_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"pip install 'backstory\[baselines\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install '\.\[baselines\]' in the checkout"):
         ekfac(recipe(), queries())
 
 

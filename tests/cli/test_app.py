@@ -46,6 +46,9 @@ def test_query_prints_the_result_of_the_library(digits_run: Path) -> None:
     assert_alike(last_json(call(*args, "--json")), result.as_dict(top=4), rel=1e-4, abs=1e-6)
     printed, plain = call(*args), " ".join(call(*args, "--notes").split())
     assert result.title in printed
+    model = run.load_weights(recipe("digits").model).eval()
+    facts = (int(y[1]), int(model(x[1:2]).argmax()), loss(model, (x[1:2], y[1:2])).item())
+    assert "Query few:1: label {}, predicted {}, loss {:.3g}.".format(*facts) in printed
     assert printed.strip().splitlines()[-1] == f"{result.brief} {len(result.remarks)} notes: --notes"
     assert all(text in plain for text in result.remarks)
     assert not any(text in " ".join(printed.split()) for text in result.remarks)
@@ -88,7 +91,7 @@ def test_query_at_a_checkpoint_and_of_the_recipes_own_set(digits_run: Path) -> N
         (["query", "RUN", "--queries", "few:3", "--trust-recipe"], "must be between 0 and 2"),
         (["query", "RUN", "--queries", "few", "--recipe", "no.such:thing"], "could not import"),
         (["query", "RUN", "--queries", "few", "--at", "soon", "--trust-recipe"], "'final' or a step"),
-        (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "Steps with weights: "),
+        (["query", "RUN", "--queries", "few", "--at", "3", "--trust-recipe"], "no weights at step 3"),
         (["query", "RUN", "--queries", "few", "--contraction", "often"], "auto, always, never, when_expanding"),
         (["query", "RUN", "--queries", "few", "--per", "step"], "'sample', 'occurrence'"),
         (["embed", "RUN", "--at", "100000"], "at must be 'final' or a step from 1"),

@@ -22,4 +22,4 @@ def test_the_command_that_opens_the_page_is_printed_last(
     monkeypatch.setattr(sys, "argv", [program, "demo"])
     demo.print_paths("a-long-folder-for-demos/run", Path("report.html"))
     last = file.getvalue().strip().splitlines()[-1]
-    assert last.endswith(f" {shown} serve a-long-folder-for-demos/run")
+    assert last == f"Open report.html in a browser, or explore the run:  {shown} serve a-long-folder-for-demos/run"

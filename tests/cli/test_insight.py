@@ -215,5 +215,5 @@ def test_errors_say_what_to_do(run: Path, args: list[str], says: str) -> None:
 
 def test_a_missing_package_is_said_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"plotly: pip install 'backstory\[plot\]'"):
+    with pytest.raises(UsageError, match=r"plotly: pip install '\.\[plot\]' in the checkout"):
         call("timeline", run, "--queries", "few", "--plot", tmp_path / "page.html", *TRUST)

@@ -209,7 +209,7 @@ def test_a_package_that_the_report_misses_is_reported(
     digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'backstory\[web\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[web\]' in the checkout"):
         report(digits_run, "-o", tmp_path / "r.html", "--trust-recipe")
 
 

@@ -195,7 +195,7 @@ def test_adjoint_equals_embeddings_with_rows_of_their_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("curvature", "call", "says"),
     [
-        ("sampled", None, "Call s.outputs"),
+        ("sampled", None, r"step\.outputs\(logits, kind\) before backward\(\)"),
         ("exact:5", ("cross-entropy", None), "exact:3"),
         ("sampled", ("other", None), "is not supported"),
         ("sampled:x", None, "curvature must be 'auto', 'empirical'"),

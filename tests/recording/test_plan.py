@@ -355,7 +355,7 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("closing", "times", "expected"), [(0.5, 1, 0.7), (0.5, 3, 0.7 + 2 * 0.3), (0.1, 3, 0.3)])
 def test_joining_files_takes_longer_in_a_longer_run(closing: float, times: int, expected: float) -> None:
     trial = SimpleNamespace(
-        opening_seconds=0.2, closing_seconds=closing, trial_bytes=1000, batch=1, row_bytes=100, step_bytes=0, basis_bytes=0,
+        opening_seconds=0.2, closing_seconds=closing, closed_bytes=1000, batch=1, row_bytes=100, step_bytes=0, basis_bytes=0,
         other_bytes=0, model_bytes=0,
     )  # fmt: skip
     costs = _Costs(cast(Recipe, None), cast(Trial, trial), steps=10 * times, checkpoints=None)

@@ -616,6 +616,11 @@ def _a_query_set(path: Path) -> None:
     backstory.open(path).add_queries("mine", torch.zeros(2))
 
 
+def _a_file(path: Path) -> None:
+    _nothing(path)
+    (path / "my_model.safetensors").write_bytes(b"mine")
+
+
 def _lost_rows(path: Path) -> None:
     """A step is there, and no row of it."""
     _one_step(path)
@@ -629,7 +634,7 @@ def _nothing(path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("make", [_one_step, _one_spooled, _a_sample, _a_query_set, _lost_rows])
+@pytest.mark.parametrize("make", [_one_step, _one_spooled, _a_sample, _a_query_set, _a_file, _lost_rows])
 def test_a_run_that_holds_anything_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "run")
     before = {p: p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file()}
@@ -710,7 +715,7 @@ def test_the_final_weights_are_stored_whatever_was_asked_for(tmp_path: Path) -> 
     assert run.query(loaded, cross_entropy, batch_of([1])).at == 4
 
 
-def test_a_resumed_run_keeps_the_weights_that_it_had_ended_with(tmp_path: Path) -> None:
+def test_weights_that_only_an_earlier_end_stored_go_when_a_run_goes_on(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
     settings: dict[str, Any] = {"loss_reduction": "mean", **FULL}
@@ -718,7 +723,22 @@ def test_a_resumed_run_keeps_the_weights_that_it_had_ended_with(tmp_path: Path) 
         one_step(rec, model, optimizer, ids_of(0))
     with backstory.record(model, optimizer, tmp_path / "run", resume=True, start=1, **settings) as rec:
         one_step(rec, model, optimizer, ids_of(1))
-    assert backstory.open(tmp_path / "run").checkpoints == [1, 2]
+    assert backstory.open(tmp_path / "run").checkpoints == [2], "how often training paused must not change results"
+
+
+def test_weights_that_no_step_made_are_not_stored_as_final(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    rec = backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL)
+    rec.__enter__()
+    one_step(rec, model, optimizer, ids_of(0))
+    model.load_state_dict(mlp(seed=5).state_dict())
+    with pytest.warns(UserWarning, match="changed after the last step"):
+        rec.__exit__(None, None, None)
+    run = backstory.open(tmp_path / "run")
+    assert (run.checkpoints, run.n_steps, "1" in run.config["fingerprints"]) == ([], 1, False)
+    with pytest.raises(StoreError, match="the model was changed after the last step"):
+        run.load_weights(model)
 
 
 def test_a_recording_that_failed_stores_no_weights(tmp_path: Path) -> None:
@@ -738,7 +758,8 @@ def test_a_recording_that_failed_stores_no_weights(tmp_path: Path) -> None:
 def test_without_room_for_its_final_weights_a_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     model.register_buffer("table", torch.zeros(10**5))
-    train(tmp_path / "small", model, sgd(model), 2, max_bytes=300_000)
+    with pytest.warns(UserWarning, match="which max_bytes= does not allow"):
+        train(tmp_path / "small", model, sgd(model), 2, max_bytes=300_000)
     assert (backstory.open(tmp_path / "small").checkpoints, backstory.open(tmp_path / "small").n_steps) == ([], 2)
 
     def full(self: RunStore, name: str, *args: Any) -> None:
@@ -748,7 +769,8 @@ def test_without_room_for_its_final_weights_a_run_is_complete(tmp_path: Path, mo
 
     save = RunStore.save_tensors
     monkeypatch.setattr(RunStore, "save_tensors", full)
-    train(tmp_path / "full", model, sgd(model), 2)
+    with pytest.warns(UserWarning, match="the disk is full"):
+        train(tmp_path / "full", model, sgd(model), 2)
     run = backstory.open(tmp_path / "full")
     assert (run.checkpoints, run.n_steps, run.config["closed"]) == ([], 2, True)
 

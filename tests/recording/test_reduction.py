@@ -38,16 +38,17 @@ def step_of(path: Path, declared: str, loss: Loss, *, steps: int = 1, parts: int
 TOKENS: dict[str, Any] = {"tokens": [2, 3, 4, 7]}
 EQUAL: dict[str, Any] = {"tokens": [4, 4, 4, 4]}
 WRONG: dict[str, tuple[str, Loss, dict[str, Any], str]] = {
-    "mean, is sum": ("mean", torch.sum, {}, r"weight 0\.25, .* gave it 1, 4 times .*loss_reduction='sum'"),
-    "sum, is mean": ("sum", torch.mean, {}, r"weight 1, .* gave it 0\.25, 0\.25 times .*loss_reduction='mean'"),
+    "mean, is sum": ("mean", torch.sum, {}, r"losses 4 times .*loss_reduction='sum'"),
+    "mean, is sum, as many tokens as samples": ("mean", torch.sum, EQUAL, r"loss_reduction='sum'"),
+    "sum, is mean": ("sum", torch.mean, {}, r"losses 0\.25 times .*loss_reduction='mean'"),
     "mean, is token-mean": ("mean", lambda x: x.sum() / 16, TOKENS, r"loss_reduction='token-mean', or change"),
-    "token-mean, is mean": ("token-mean", torch.mean, TOKENS, r"0\.0625, .*0\.25, 4 times .*loss_reduction='mean'"),
+    "token-mean, is mean": ("token-mean", torch.mean, TOKENS, r"losses 4 times .*loss_reduction='mean'"),
     "token-mean, is sum": ("token-mean", torch.sum, TOKENS, r"loss_reduction='sum'"),
     "weights without 1/B": (
         "weights", lambda x: (x * LENGTHS).mean(), {"weights": LENGTHS.tolist()}, r"weights= that are 0\.25 times as large"
     ),
-    "a mean of each micro-batch": ("mean", torch.mean, {"parts": 2}, r"2 times as much\. Divide .* by 2.*='weights'"),
-    "a sum over micro-batches": ("mean", torch.sum, {"parts": 2}, r"4 times as much\..*loss_reduction='sum'"),
+    "a mean of each micro-batch": ("mean", torch.mean, {"parts": 2}, r"2 times as much as declared\. Divide .* by 2.*='weights'"),
+    "a sum over micro-batches": ("mean", torch.sum, {"parts": 2}, r"4 times as much as declared\..*loss_reduction='sum'"),
 }  # fmt: skip
 
 

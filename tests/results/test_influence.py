@@ -20,7 +20,7 @@ CONTENT = {"10": {"source": "web", "label": "a"}, "9": {"source": "book", "label
 
 def answer(**changes: Any) -> Influence:
     known: dict[str, Any] = {"scores": SCORES, "sample_ids": SAMPLES, "steps": STEPS, "id_kind": "int", "at": 3,
-                             "method": "adjoint", "lookup": lambda ids: CONTENT}  # fmt: skip
+                             "method": "adjoint", "lookup": lambda *_: CONTENT}  # fmt: skip
     return Influence(**{**known, **changes})
 
 
@@ -124,7 +124,7 @@ def test_pandas() -> None:
     assert list(frame.columns) == ["query", "sample", "label", "source", "step", "influence"]
     assert answer().table()["source"] == 2 * ["web", "book", "web", None, "book", "web"]
     assert answer().table()["label"] == 2 * ["a", None, "a", None, None, "a"]
-    assert list(answer(lookup=lambda ids: {}).to_pandas().columns) == ["query", "sample", "step", "influence"]
+    assert list(answer(lookup=lambda *_: {}).to_pandas().columns) == ["query", "sample", "step", "influence"]
     assert len(frame) == 12
     assert frame[frame["query"] == 0].groupby("sample")["influence"].sum().to_dict() == {10: -1.0, 9: -3.0, 8: 0.5}
     kept = answer(sample_ids=np.stack([SAMPLES, SAMPLES[::-1]]), steps=np.stack([STEPS, STEPS[::-1]]), complete=False)
@@ -135,8 +135,9 @@ def test_pandas() -> None:
 def test_a_table_looks_content_up_once() -> None:
     seen: list[Sequence[str]] = []
 
-    def lookup(ids: Sequence[str]) -> dict[str, Any]:
+    def lookup(ids: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         seen.append(ids)
+        assert columns == ("label", "source"), "texts and images are not read for a table"
         return CONTENT
 
     answer(lookup=lookup).table()

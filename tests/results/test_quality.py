@@ -27,7 +27,7 @@ PROXY = "as plain SGD steps, without momentum 0.9"
         ({"proxy": True, "modelled": PROXY}, "weak", f"SGD's steps are modelled {PROXY}."),
         ({"proxy": False, "modelled": "so that no proxy is needed"}, "good", "no proxy"),
         ({"curvature": "empirical/6"}, "fair", "empirical Fisher"),
-        ({"largest_growth": 1.5, "expanding_steps": (1, 216)}, "fair", "150% of the stability limit (at step 248); 2 of 252 steps"),
+        ({"largest_growth": 1.5, "expanding_steps": (1, 216)}, "fair", "150% of the stability limit (at step 248); 2 of 252 steps are above it. Samples used up to then get less reliable scores"),
         ({"drift": 0.2}, "fair", "20.0%"),
         ({"drift": 0.05}, "good", "exactly"),
         ({"curvature": "empirical", "retained": 0.2}, "weak", "retains 20%"),

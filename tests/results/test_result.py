@@ -101,6 +101,7 @@ def test_what_must_be_said_comes_with_the_numbers() -> None:
         (Quality(steps=9, coverage=0.43), "weak (coverage 43%)"),
         (Quality(steps=9, projection="learned", retained=0.6), "fair (retains 60%)"),
         (Quality(steps=99, largest_growth=1.5, expanding_steps=tuple(range(12))), "fair (12 unstable steps)"),
+        (Quality(steps=90, largest_growth=1.46, expanding_steps=(0,)), "fair (1 unstable step)"),
         (Quality(steps=9, drift=0.12), "fair (rates drift 12%)"),
     ],
 )
@@ -142,5 +143,5 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         for name in [n for n in sys.modules if n.split(".")[0] == package]:
             monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(UnsupportedError, match=r"pip install 'backstory\["):
+        with pytest.raises(UnsupportedError, match=r"pip install '\.\["):
             make()

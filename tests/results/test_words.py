@@ -23,7 +23,7 @@ from backstory.results.words import (
         ([0.01, -0.01], "Its sign flipped: at first it helped, in the end it hurt"),
         ([0.01, 0.0101], "Its influence hardly changed: it helped"),
         ([None, None, -0.03], "just before the last checkpoint, where it hurt"),
-        ([0.0], "There is only one checkpoint, where it had no influence."),
+        ([0.0], "It had no influence. Only one checkpoint is stored"),
         ([None, None], "not used before any of these checkpoints"),
     ],
 )

@@ -49,6 +49,21 @@ def test_one_query_of_a_set(run: Path) -> None:
         assert torch.equal(batches[selection][1], y[index : index + 1])
 
 
+def test_a_query_is_described_by_its_label_prediction_and_loss(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = open_queries(run, ["few", "few:1"], "any:recipe")
+    each = loss(plain.model, plain.batches["few"]).tolist()
+    assert plain.describe("few:1") == f"Query few:1: loss {each[1]:.3g}."
+    assert plain.describe("few") == f"Query set few: 2 queries, mean loss {sum(each) / 2:.3g}."
+    page = backstory.Presentation(
+        show=lambda batch: [{"label": f"class {v}"} for v in range(len(batch[1]))],
+        predict=lambda model, batch: ["training" if model.training else "eval"],
+    )
+    shown = replace(recipe(), page=page)
+    monkeypatch.setattr("backstory.run.queries.load_recipe", lambda name, args: shown)
+    described = open_queries(run, ["few:1"], "any:recipe").describe("few:1")
+    assert described == f"Query few:1: label class 0, predicted eval, loss {each[1]:.3g}."
+
+
 def test_a_name_with_a_colon_is_a_name(run: Path) -> None:
     x, y = queries()
     named = replace(recipe(), queries={"test": (x, y), "test:0": (x[:3], y[:3])})
@@ -87,7 +102,7 @@ def test_a_step_without_weights_is_refused_before_the_recipe_is_imported(
         raise AssertionError("the recipe was imported")
 
     monkeypatch.setattr("backstory.run.queries.load_recipe", load_recipe)
-    with pytest.raises(StoreError, match=r"no weights at step 3\. Steps with weights: "):
+    with pytest.raises(StoreError, match=r"no weights at step 3 \(stored at"):
         open_queries(run, ["few"], "any:recipe", 3)
 
 

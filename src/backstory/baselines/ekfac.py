@@ -88,7 +88,7 @@ def _package() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             f"this method needs 'kronfluence', which cannot be imported ({error}). Install it with: pip install "
-            "'backstory[baselines]'"
+            "'.[baselines]' in the checkout"
         ) from error
 
 

@@ -122,4 +122,4 @@ def print_text(result: "TextDemo") -> None:
 def print_paths(run: str, page: Path) -> None:
     """Where run and report lie, and last the command that opens the run's page."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "backstory" else "backstory"
-    output.line(f"Open {page} in a browser, or explore the run:\n  {program} serve {run}")
+    output.line(f"Open {page} in a browser, or explore the run:  {program} serve {run}")

@@ -29,10 +29,7 @@ BLOCKS, ABOVE, BELOW = "▁▂▃▄▅▆▇█", "↑", "↓"
 QUIET, EVERY = 2.0, 5.0  # seconds: work that is done before needs no progress, and the time between two lines of it
 NARROW = 20  # letters of a text, at least
 LONGEST = 30  # letters of a name in the first column; a longer one is wrapped
-FARTHEST, OUTER = (
-    3,
-    0.03,
-)  # times the reach of all values but the outer ones: beyond it, those would flatten a sparkline
+FARTHEST, OUTER = 3, 0.03  # times the reach of all values but that part at either end: beyond it, a sparkline goes flat
 RANGE = 24  # letters beside a sparkline: two spaces and `-1.23e-05 to +1.23e-05`
 SENTENCES = 3  # about the numbers that are printed without --notes
 
@@ -165,13 +162,11 @@ def scale(values: Sequence[float]) -> tuple[float, float]:
     """The smallest and the largest value; without the outer ones where those lie so far out that they would flatten the rest."""
     ordered = sorted(values)
     cut = math.ceil(OUTER * len(ordered))
-    low, high = ordered[0], ordered[-1]
-    inner = ordered[cut : len(ordered) - cut]
-    if len(ordered) < len(BLOCKS) or high - low <= FARTHEST * (inner[-1] - inner[0]):
-        return low, high
+    inner = ordered[cut : len(ordered) - cut] if len(ordered) >= len(BLOCKS) else ordered
     reach = FARTHEST * (inner[-1] - inner[0])
-    near = [x for x in ordered if inner[0] - reach <= x <= inner[-1] + reach]
-    return near[0], near[-1]
+    if ordered[-1] - ordered[0] > reach:
+        ordered = [x for x in ordered if inner[0] - reach <= x <= inner[-1] + reach]
+    return ordered[0], ordered[-1]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -182,9 +177,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _block(x: float, low: float, high: float, unit: float) -> str:
-    if x != x:
-        return " "
-    return ABOVE if x > high else BELOW if x < low else BLOCKS[round((x - low) * unit)]
+    return " " if x != x else ABOVE if x > high else BELOW if x < low else BLOCKS[round((x - low) * unit)]
 
 
 def _span(low: float, high: float) -> str:
@@ -288,7 +281,7 @@ def need(*packages: str, extra: str) -> None:
     """Raise if an optional package is missing, before any work is done."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"this command needs {', '.join(missing)}: pip install 'backstory[{extra}]'.")
+        raise UsageError(f"this command needs {', '.join(missing)}: pip install '.[{extra}]' in the checkout.")
 
 
 def writable(*files: Path | None) -> None:

@@ -65,6 +65,7 @@ def query(
         result = q.run.query(q.model, q.loss, q.batches[queries], q.at, **options)
 
     def print_tables() -> None:
+        output.sentence(q.describe(queries))
         for title, side in zip(("Helped most", "Hurt most"), result.hits(top, per=per), strict=True):
             output.hits(title, side)
 

@@ -40,7 +40,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise UsageError("images need Pillow: pip install 'backstory[demo]'.") from error
+        raise UsageError("images need Pillow: pip install '.[demo]' in the checkout.") from error
     return Image
 
 

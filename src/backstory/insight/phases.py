@@ -57,7 +57,7 @@ PHASES, HILL, FALLS, RISES, NONE, SHORT = (
 NAMES = {(True, False): FALLS, (False, True): RISES, (False, False): NONE}  # of (falls, rises)
 SURE = (
     f"(p ≤ {CERTAIN:g} assuming independent noise from step to step; p ≤ {LIKELY:g} without the last {LEFT_OUT[-1]:.0%} "
-    "of steps or the most extreme ones)"
+    "of steps)"
 )
 WORDS = {
     FALLS: f"Influence per unit of learning rate falls during training {SURE}.",

@@ -27,7 +27,7 @@ try:
     from transformers import TrainerCallback, __version__
 except ImportError as error:
     raise UnsupportedError(
-        f"transformers cannot be imported ({error}). Install it with: pip install 'backstory[hf]'"
+        f"transformers cannot be imported ({error}). Install it with: pip install '.[hf]' in the checkout"
     ) from error
 
 

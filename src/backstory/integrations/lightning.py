@@ -26,7 +26,7 @@ try:
     from lightning.pytorch import Callback
 except ImportError as error:
     raise UnsupportedError(
-        f"Lightning cannot be imported ({error}). Install it with: pip install 'backstory[lightning]'"
+        f"Lightning cannot be imported ({error}). Install it with: pip install '.[lightning]' in the checkout"
     ) from error
 
 

@@ -68,7 +68,8 @@ def check_sums(
         rest, theta, stale = (torch.cat(x) for x in zip(*((x.rest, x.theta, x.stale) for x in wrong), strict=True))
         if any((rest - factor * stale).norm() < ALIKE * rest.norm() for factor in (clip, clip / scale)):
             cause = (
-                "Gradients of an earlier backward pass were still there: call optimizer.zero_grad() before each step."
+                "Gradients of an earlier backward pass were still there: call optimizer.zero_grad() before each step. To "
+                "accumulate gradients, run every backward pass inside rec.step(), with s.batch(ids) for each micro-batch."
             )
         else:
             cause = _cause(passes, scope, rest, theta, clip)

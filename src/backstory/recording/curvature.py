@@ -59,7 +59,7 @@ class CurvatureRows:
             raise UsageError(
                 f"curvature={self.form.kind!r} needs the model's outputs, but step {scope.number} has them for "
                 f"{len(self._scales)} of {len(scope.sizes)} micro-batches. Run the forward pass inside `with "
-                "step.outputs_of(model, 'cross-entropy')`, or call step.outputs(logits, 'cross-entropy') after it."
+                f"step.outputs_of(model, kind)`, or call step.outputs(logits, kind) before backward(); kind: {', '.join(KINDS)}."
             )
 
     def kappa(self, weight: Tensor) -> Tensor:

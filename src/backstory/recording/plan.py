@@ -188,7 +188,7 @@ class _Costs:
     def once_seconds(self) -> float:
         """To open and to close: tables are opened and closed in about the same time, files are joined in proportion."""
         opening, closing = self.trial.opening_seconds, self.trial.closing_seconds
-        joining = max(0.0, closing - opening) / self.trial.trial_bytes
+        joining = max(0.0, closing - opening) / self.trial.closed_bytes
         return opening + min(opening, closing) + joining * self.store_bytes
 
     def largest_rank(self, max_bytes: int) -> int | None:

@@ -51,7 +51,7 @@ class Trial(NamedTuple):
     scale_bytes: int  # the optimizer's coordinates at one checkpoint
     other_bytes: float  # config, and what tables cost whatever their length
     model_bytes: int  # the weights of one checkpoint
-    trial_bytes: int  # of the trial's own run
+    closed_bytes: int  # of the trial's own run, with its final weights
     momentum: bool
     adaptive: bool  # a second moment is followed
     clipped: float  # share of the steps that were clipped in the optimizer's own coordinates
@@ -201,7 +201,7 @@ def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any)
         scale_bytes=max((file.stat().st_size for file in path.glob("scale-*.safetensors")), default=0),
         other_bytes=max(0.0, size - each["rows"] * n_rows - each["steps"] * n_steps - basis),
         model_bytes=sum(x.nbytes for x in rec.model.state_dict().values()),
-        trial_bytes=size,
+        closed_bytes=store.size_bytes(),
         momentum=bool(table.groups["momentum"].any()),
         adaptive=store.config["diagonal"] or own_coordinates,
         clipped=float((table.clip < 1).mean()) if own_coordinates else 0.0,

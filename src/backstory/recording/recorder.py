@@ -14,6 +14,7 @@ gradient is not finite, and any step on an accelerator (whose work is queued any
 """
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -67,7 +68,7 @@ def record(
     tokens divided by their number in the step) or "weights" (given per batch).
     `settings` is a `backstory.Settings`; its fields can also be passed by name: `record(…, projection="random", rank=8)`.
     `steps` is the planned number of steps. With it, recording refuses a run that would exceed the disk or `max_bytes` before it
-    writes anything. The weights at the end are stored in the run; `checkpoints=K` stores those at the start and at K steps in
+    writes anything. The weights at the end are stored in the run if they fit; `checkpoints=K` stores those at the start and at K steps in
     between too, and needs `steps`. To continue after an interruption, pass `resume=True` and `start=t`, the step that your own
     checkpoint continues from; recorded steps from t on are replaced.
     """
@@ -115,6 +116,8 @@ class Recorder:
         self._writer = Writer(store)
         self._failure: BaseException | None = None  # of the writer, that was raised
         self._at = store.n_steps() or len(store.spool.steps())  # the next step's number
+        self._drop_final()
+        self._known_weights: int | None = None  # what they were after the last step
         self._budget = Budget(store, self._at, steps, max_bytes)
         self._factored = [b for b, stored in enumerate(store.blocks) if not isinstance(stored, int)]
         self._sound = True  # the model is where the last recorded step left it
@@ -221,6 +224,7 @@ class Recorder:
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
         self._at += 1
+        self._known_weights = self._versions()
         if self._at in self._boundaries:
             self._with_writer(self._writer.wait_made)  # a checkpoint of a step that is not recorded would be of no use
             self._checkpoint(self._at)
@@ -289,21 +293,40 @@ class Recorder:
 
     def _checkpoint(self, step: int) -> None:
         if self._boundaries:
-            self.store.save_tensors(f"checkpoint-{step:08d}", weights_of(self.model))
+            self.store.save_checkpoint(step, weights_of(self.model))
         known = dict(self.store.config.get("fingerprints", {}))
         if self.watcher.adaptive.scales is not None:
             save_scales(self.store, step, [b.name for b in self.blocks], self.watcher.adaptive.scales)
         self.store.update_config(fingerprints={**known, str(step): fingerprint(self.model)})
 
-    def _store_final(self) -> None:
+    def _store_final(self, failed: bool) -> None:
         """The final weights, to query the run in another process; without room for them the run is complete all the same."""
-        weights, name = weights_of(self.model), f"checkpoint-{self._at:08d}"
-        if name in self.store.tensor_names() or not self._budget.has_room(sum(w.nbytes for w in weights.values())):
+        if failed or self._at in self.store.checkpoints():
             return
+        size = sum(x.nbytes for x in self.model.state_dict().values())
         try:
-            self.store.save_tensors(name, weights)
+            if not self._budget.has_room(size):
+                raise DiskError(f"they take {size:,} bytes, which max_bytes= does not allow")
+            self.store.save_checkpoint(self._at, weights_of(self.model))
+            self.store.update_config(final_weights=self._at)
         except DiskError as error:
-            self.store.messages.append(f"the run is complete, but its final weights were not stored: {error}")
+            self._leave_weights_out(str(error).removesuffix("."))
+
+    def _leave_weights_out(self, why: str) -> None:
+        """Say why the final weights are not in the run, now and where they are wanted."""
+        self.store.update_config(no_final_weights=f"not stored: {why}")
+        warnings.warn(f"the run is complete, but its final weights are not stored: {why}.", stacklevel=2)
+
+    def _drop_final(self) -> None:
+        """On going on: weights that only the end of the part before put there are no checkpoint."""
+        last = self.store.config.get("final_weights")
+        if last in self.store.checkpoints():
+            self.store.delete_tensors(f"checkpoint-{last:08d}")
+        self.store.update_config(final_weights=None, no_final_weights=None)
+
+    def _versions(self) -> int:
+        """A number that changes when a weight does."""
+        return sum(p._version for p in self.model.parameters())
 
     def _finish(self, failed: bool) -> None:
         try:
@@ -311,9 +334,11 @@ class Recorder:
                 self._end_warmup()
             self._writer.close()
             if self._sound and self._at == self.store.n_steps():
-                self._checkpoint(self._at)
-                if not failed:
-                    self._store_final()
+                if self._known_weights not in (None, self._versions()):
+                    self._leave_weights_out("the model was changed after the last step")
+                else:
+                    self._checkpoint(self._at)
+                    self._store_final(failed)
             self.store.update_config(skipped=self.skipped, closed=not failed)
         finally:
             self._writer.close()

@@ -23,20 +23,20 @@ def check_reduction(scope: StepScope, scale: float) -> None:
     weights = torch.cat([declared[slot] for slot in seen])
     ratio = torch.cat([x.double().cpu().reshape(-1) for x in seen.values()]) / scale / weights
     weight, factor = float(weights[0]), float(ratio.median())
-    if not _close(ratio, factor) or _close(ratio, 1.0) or _by_tokens([scope.tokens[slot] for slot in seen], ratio):
+    if not _close(ratio, factor) or _close(ratio, 1.0) or _by_tokens(scope, list(seen), ratio):
         return
     if remedy := _remedy(scope, factor, factor * weight):
         raise UsageError(
-            f"loss_reduction={scope.reduction!r} does not match the loss: in step {scope.number} each sample's loss should "
-            f"have the weight {weight:.4g}, but backward() gave it {factor * weight:.4g}, {factor:.4g} times as much. {remedy}"
+            f"loss_reduction={scope.reduction!r} does not match the loss: in step {scope.number} backward() weighted the "
+            f"samples' losses {factor:.4g} times as much as declared. {remedy}"
         )
 
 
-def _by_tokens(counts: list[Tensor | None], ratio: Tensor) -> bool:
-    """Whether the losses are sums over tokens instead of means, or the other way round."""
-    known = [x for x in counts if x is not None]
-    tokens = torch.cat(known).double() if len(known) == len(counts) else torch.zeros_like(ratio)
-    return _close(ratio, tokens) or _close(ratio * tokens, 1.0)
+def _by_tokens(scope: StepScope, slots: list[int], ratio: Tensor) -> bool:
+    """Whether the losses are means over tokens where the reduction counts tokens, or sums where it does not."""
+    known = [x for slot in slots if (x := scope.tokens[slot]) is not None]
+    tokens = torch.cat(known).double() if len(known) == len(slots) else torch.zeros_like(ratio)
+    return _close(ratio, tokens) if scope.reduction == "token-mean" else _close(ratio * tokens, 1.0)
 
 
 def _remedy(scope: StepScope, factor: float, weight: float) -> str | None:
@@ -47,7 +47,7 @@ def _remedy(scope: StepScope, factor: float, weight: float) -> str | None:
         certain = any(_near(factor, x) for count in (n, size, parts) for x in (count, 1 / count))
         return f"Pass weights= that are {factor:.4g} times as large." if certain else None
     for name, each in {"mean": 1 / n, "sum": 1.0, "token-mean": 1 / max(1, tokens)}.items():
-        if _near(weight, each):
+        if name != scope.reduction and _near(weight, each):
             return f"Record with loss_reduction={name!r}, or change the loss."
     if parts > 1 and _near(weight, 1 / size):
         return f"Divide the mean of each micro-batch by {parts}, their number, or record with loss_reduction='weights'."

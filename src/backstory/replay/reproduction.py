@@ -207,7 +207,7 @@ def _shift(parameters: Sequence[Tensor]) -> None:
 
 
 def _gap(store: RunStore, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
-    stored, replayed = store.load_tensors(f"checkpoint-{step:08d}"), weights_of(tape.recipe.model)
+    stored, replayed = store.load_checkpoint(step), weights_of(tape.recipe.model)
     unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
     apart, spread = _distances(replayed, stored), _distances(weights_of(twin.recipe.model), replayed)
     gap = farthest(apart, spread, {k: v.numel() for k, v in replayed.items()}, unit**0.5)

@@ -265,7 +265,7 @@ def to_plotly(drawn: Figure) -> Any:
     try:
         import plotly.graph_objects as go
     except ImportError as error:
-        raise UnsupportedError("figures need plotly: pip install 'backstory[plot]'.") from error
+        raise UnsupportedError("figures need plotly: pip install '.[plot]' in the checkout.") from error
     text = re.sub(r'"(var\(--[a-z]+\))"', lambda m: f'"{COLOURS[m[1]]}"', json.dumps(drawn))
     made = go.Figure(json.loads(text))
     made.update_layout(template="plotly_white", dragmode="zoom", showlegend=len(drawn["layout"]["meta"]["key"]) > 1)

@@ -29,7 +29,7 @@ CONTENT = ("text", "label", "source")
 WORDS = 40  # letters of a text that a hit prints
 ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
 UNIT = "influence in units of the query's loss; a sample's influence is the sum over its occurrences"
-Lookup = Callable[[Sequence[str]], dict[str, dict[str, Any]]]  # the content of samples, by id
+Lookup = Callable[..., dict[str, dict[str, Any]]]  # ids, and columns where not all are wanted -> content by id
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -343,7 +343,7 @@ class Influence(Result):
         q, m = self.scores.shape
         ids, steps = (np.broadcast_to(x, (q, m)).reshape(-1) for x in (self.sample_ids, self.steps))
         queries, values = np.repeat(np.arange(q), m), self.scores.reshape(-1).numpy()
-        known = self.lookup(np.unique(self.sample_ids).tolist()) if self.lookup else {}
+        known = self.lookup(np.unique(self.sample_ids).tolist(), ("label", "source")) if self.lookup else {}
         columns = {by: [known.get(name, {}).get(by) for name in ids.tolist()] for by in ("label", "source")}
         about = {by: column for by, column in columns.items() if any(x is not None for x in column)}
         names = restore(ids.tolist(), self.id_kind)

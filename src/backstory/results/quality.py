@@ -129,7 +129,11 @@ class Quality(Row):
         if self.largest_growth <= 1:
             return Finding(GOOD, f"{words}.", "stable")
         count = len(self.expanding_steps)
-        return Finding(FAIR, f"{words}; {count} of {self.steps} steps are above it.", f"{count:,} unstable steps")
+        above = f"{count} of {self.steps} steps {'is' if count == 1 else 'are'} above it"
+        meaning = (
+            "Samples used up to then get less reliable scores; a lower or more slowly rising learning rate avoids it."
+        )
+        return Finding(FAIR, f"{words}; {above}. {meaning}", f"{count:,} unstable step{'s' * (count != 1)}")
 
 
 def _share(share: float, fair: float) -> str:

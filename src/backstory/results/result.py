@@ -128,7 +128,7 @@ def frame(columns: Mapping[str, Any]) -> Any:
     try:
         import pandas as pd
     except ImportError as error:
-        raise UnsupportedError("to_pandas() needs pandas: pip install 'backstory[pandas]'.") from error
+        raise UnsupportedError("to_pandas() needs pandas: pip install '.[pandas]' in the checkout.") from error
     return pd.DataFrame(columns)
 
 

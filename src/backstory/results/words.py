@@ -30,7 +30,7 @@ def describe_change(values: Sequence[float | None]) -> str:
     if not known:
         return "It was not used before any of these checkpoints."
     if len(known) == 1 and len(values) == 1:
-        return f"There is only one checkpoint, where it {verb(known[0])}."
+        return f"It {verb(known[0])}. Only one checkpoint is stored: record with checkpoints=K to see changes."
     if len(known) == 1:
         return f"It was first used just before the last checkpoint, where it {verb(known[0])}."
     first, last = known[0], known[-1]

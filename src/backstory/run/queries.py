@@ -4,17 +4,19 @@ Names, indices and the step are checked before weights are loaded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..errors import StoreError, UsageError
-from ..replay.queries import QuerySets
-from ..replay.recipe import load_recipe, stored_args
-from .gradients import LossFn
+from ..errors import UsageError
+from ..replay.queries import QuerySets, parts, size
+from ..replay.recipe import Presentation, load_recipe, stored_args
+from .gradients import LossFn, evaluate
 from .run import Run
+
+AT_ONCE = 256  # queries that are evaluated together
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,18 @@ class Queries:
     loss: LossFn
     batches: dict[str, Any]
     at: int
+    page: Presentation = field(default_factory=Presentation)
+
+    def describe(self, selection: str) -> str:
+        """The model's loss on a selection; of a single query also its label and the prediction, where the recipe's page has them."""
+        batch = self.batches[selection]
+        losses = [float(x) for few in parts(batch, AT_ONCE) for x in evaluate(self.model, self.loss, few).reshape(-1)]
+        if size(batch) > 1:
+            return f"Query set {selection}: {size(batch):,} queries, mean loss {sum(losses) / len(losses):.3g}."
+        label = self.page.show(batch)[0].get("label") if self.page.show is not None else None
+        predicted = None if self.page.predict is None else evaluate(self.model, self.page.predict, batch)[0]
+        known = {"label": label, "predicted": predicted, "loss": f"{sum(losses):.3g}"}
+        return f"Query {selection}: {', '.join(f'{name} {x}' for name, x in known.items() if x is not None)}."
 
 
 def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int | str = "final") -> Queries:
@@ -33,11 +47,10 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     run = Run(path)
     step = run.step_of(at)
     if step not in run.checkpoints:
-        known = ", ".join(str(c) for c in run.checkpoints if c) or "none; record with steps=…, checkpoints=K"
-        raise StoreError(f"the run has no weights at step {step}. Steps with weights: {known}.")
+        run.load_weights(nn.Module(), step)  # which says why there are none
     made = load_recipe(recipe, stored_args(run.config, recipe))
     if len(set(queries)) < len(queries):
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
     sets = QuerySets(run, made)
     batches = {selection: sets.select(selection) for selection in queries}
-    return Queries(run, run.load_weights(made.model, step), made.loss, batches, step)
+    return Queries(run, run.load_weights(made.model, step), made.loss, batches, step, made.page)

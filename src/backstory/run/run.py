@@ -18,7 +18,7 @@ from ..capture.ids import as_text, restore
 from ..capture.model_state import load_weights
 from ..capture.modules import taken_as_frozen
 from ..capture.precision import own_precision
-from ..errors import StoreError, UnsupportedError, UsageError
+from ..errors import UnsupportedError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
 from ..replay.tape import RecipeSource
@@ -37,7 +37,7 @@ from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 
-METHODS = ("auto", "adjoint", "embeddings")
+METHODS, SHOWN = ("auto", "adjoint", "embeddings"), ("text", "image", "label", "source")
 
 
 def open_run(path: str | Path) -> "Run":
@@ -116,12 +116,7 @@ class Run:
     def load_weights(self, model: nn.Module, at: int | str = "final") -> nn.Module:
         """Load the weights that the run stored at a checkpoint into `model`."""
         step = self.step_of(at) if at != 0 else 0
-        if step not in self.checkpoints:
-            raise StoreError(
-                f"the run has no weights at step {step} (stored at steps {self.checkpoints}). Load your own copy of the "
-                f"model at step {step} and pass it to query(), or record with steps=…, checkpoints=K to store more."
-            )
-        tensors = self._store.load_tensors(f"checkpoint-{step:08d}")
+        tensors = self._store.load_checkpoint(step)
         load_weights(model, tensors)
         return model
 
@@ -424,9 +419,9 @@ class Run:
         self._store = RunStore.open(self.path)
         return gone
 
-    def content(self, ids: Iterable[int | str] | Tensor) -> dict[str, dict[str, Any]]:
-        """The stored content of these samples: id (as text) -> {text, image, label, source}."""
-        return {row["id"]: row for row in self._store.samples(as_text(ids)[0]).to_pylist()}
+    def content(self, ids: Iterable[int | str] | Tensor, columns: Sequence[str] = SHOWN) -> dict[str, dict[str, Any]]:
+        """The stored content of these samples: id (as text) -> {text, image, label, source}, or only these columns."""
+        return {row["id"]: row for row in self._store.samples(as_text(ids)[0], columns).to_pylist()}
 
     def add_queries(self, name: str, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Store a query set under a name: a tensor, a tuple of tensors, or a dict of tensors."""

@@ -19,7 +19,7 @@ from ..errors import NumericalError, StoreError, UsageError
 from ..maths import encoding as enc
 from .codec import encoded, read_vectors, vectors
 from .files import read_json, read_tensors, remove, write_json, write_tensors
-from .layout import check_readable
+from .layout import check_encoding
 from .schema import embeddings_schema
 from .tables import Table, commit_overwrite, write_fragment
 
@@ -133,7 +133,7 @@ class Embeddings:
         if at not in facts:
             known = [x[0] if len(x) == 1 else x for x in sorted(facts)]
             raise StoreError(f"there are no embeddings for {self._of(at)} (stored: {known}). Run embed for it first.")
-        check_readable(self._paths(at)[0], facts[at]["encoding"])
+        check_encoding(self._paths(at)[0], facts[at]["encoding"])
         key = (at, facts[at]["version"])
         if key not in self._open:
             self._open[key] = Table(self._paths(at)[0], version=key[1])

@@ -92,11 +92,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} uses {', '.join(map(str, unknown))}, which this version of Backstory cannot read (it supports "
             f"{', '.join(FEATURES)}). Open it with a newer version."
         )
-    check_readable(folder, raw["encoding"])
+    check_encoding(folder, raw["encoding"])
     return raw
 
 
-def check_readable(path: Path, encoding: str) -> None:
+def check_encoding(path: Path, encoding: str) -> None:
     """Raise where numbers are stored in a way that only a newer version knows."""
     if encoding not in enc.DTYPES:
         raise FormatError(

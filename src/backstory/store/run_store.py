@@ -41,6 +41,7 @@ TIDY_EVERY = 500  # commits
 LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
 Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
 _CHECKPOINT = re.compile(r"(?:checkpoint|scale)-(\d+)")
+_BEGUN = re.compile(r"config\.json|lock|(rows|steps|samples)\.lance|spool|(basis|(checkpoint|scale)-\d+)\.safetensors")
 
 
 class HasPath(Protocol):
@@ -430,17 +431,17 @@ class RunStore:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no step, not even a spooled or a damaged one, no sample and no query set."""
-        damaged = self.messages or (self.path / "damaged").exists()
-        sets = [name for name in self.tensor_names() if name.startswith("queries-")]
-        return not (damaged or sets or self._steps.count() or self._samples.count() or self.spool.steps())
+        """Whether it has no step, not even a spooled or a damaged one, no sample, and nothing that recording did not put there."""
+        others = any(not _BEGUN.fullmatch(path.name) for path in self.path.iterdir())
+        return not (others or self.messages or self._steps.count() or self._samples.count() or self.spool.steps())
 
     def discard(self) -> None:
         """Delete the run if it is empty, but for what the next one in this folder replaces."""
         self._writable()
         if self.empty:
-            for path in (*self.path.glob("*.safetensors"), self.path / "config.json"):
-                files.remove(path)
+            for name in self.tensor_names():
+                self.delete_tensors(name)
+            files.remove(self.path / "config.json")
 
     # embeddings
 
@@ -523,6 +524,20 @@ class RunStore:
         """All names under which tensors are kept."""
         return sorted(path.name.removesuffix(".safetensors") for path in self.path.glob("*.safetensors"))
 
+    def save_checkpoint(self, step: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep the model's weights before update `step`."""
+        self.save_tensors(f"checkpoint-{step:08d}", weights)
+
+    def load_checkpoint(self, step: int) -> dict[str, Tensor]:
+        """The model's weights before update `step`."""
+        if step in (known := self.checkpoints()):
+            return self.load_tensors(f"checkpoint-{step:08d}")
+        reason = self.config.get("no_final_weights") if step == self.n_steps() else None
+        raise StoreError(
+            f"the run has no weights at step {step} ({reason or f'stored at steps {known}'}). Load your own copy of the "
+            f"model at step {step} and pass it to query(), or record with steps=…, checkpoints=K to store more."
+        )
+
     def checkpoints(self) -> list[int]:
         """Steps whose weights are kept."""
         names = [n.removeprefix("checkpoint-") for n in self.tensor_names() if n.startswith("checkpoint-")]
@@ -576,9 +591,9 @@ class RunStore:
         with self._mutex:
             samples.put(self._samples, ids, {"text": text, "image": image, "label": label, "source": source})
 
-    def samples(self, ids: Sequence[str] | None = None) -> pa.Table:
+    def samples(self, ids: Sequence[str] | None = None, columns: Sequence[str] = SAMPLE_COLUMNS[1:]) -> pa.Table:
         """The samples with these ids, in this order, or all; unknown ids are absent."""
-        return samples.get(self._samples, ids)
+        return samples.get(self._samples, ids, ("id", *columns))
 
     def erase_samples(self, ids: Sequence[str] | None) -> int:
         """Delete samples (None: all) so that their bytes leave the disk; how many."""

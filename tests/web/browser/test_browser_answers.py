@@ -74,7 +74,7 @@ def test_an_error_keeps_the_form_and_what_was_typed(visit: Visit) -> None:
     expect(page.locator(".problem")).to_contain_text("has only white space")
     again = page.get_by_role("form", name="What you sent")
     expect(again.get_by_label("Your text")).to_have_value("   ")
-    expect(again.get_by_label("How many samples")).to_have_value("10")
+    expect(again.get_by_label("Results per side")).to_have_value("10")
     again.get_by_label("Your text").fill("the court held the appeal")
     again.get_by_role("button", name="Send again").click()
     visitor.drawn()

@@ -40,7 +40,7 @@ def digits_8x8() -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("the 8 × 8 digits come with scikit-learn: pip install 'backstory[demo]'.") from None
+        raise DataError("the 8 × 8 digits come with scikit-learn: pip install '.[demo]' in the checkout.") from None
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     return Images("scikit-learn's digits, 8 × 8", x, torch.tensor(digits.target, dtype=torch.int64))
