@@ -28,7 +28,7 @@ class Queries:
     loss: LossFn
     batches: dict[str, Any]
     at: int
-    page: Presentation = Presentation()
+    page: Presentation
 
     def describe(self, selection: str) -> str:
         """The model's loss on a selection; of a single query also its label and the prediction, where the recipe's page has them."""
@@ -36,14 +36,11 @@ class Queries:
         losses = [float(x) for few in parts(batch, AT_ONCE) for x in evaluate(self.model, self.loss, few).reshape(-1)]
         if size(batch) > 1:
             return f"Query set {selection}: {size(batch):,} queries, mean loss {sum(losses) / len(losses):.3g}."
-        label = self.page.show(batch)[0].get("label") if self.page.show is not None else None
-        predict = self.page.predict
-        known = {
-            "label": label,
-            "predicted": None if predict is None else evaluate(self.model, predict, batch)[0],
-            "loss": f"{sum(losses):.3g}",
-        }
-        return f"Query {selection}: {', '.join(f'{name} {x}' for name, x in known.items() if x is not None)}."
+        show, predict = self.page.show, self.page.predict
+        label = None if show is None else show(batch)[0].get("label")
+        words = [] if label is None else [f"label {label}"]
+        words += [] if predict is None else [f"predicted {evaluate(self.model, predict, batch)[0]}"]
+        return f"Query {selection}: {', '.join([*words, f'loss {sum(losses):.3g}'])}."
 
 
 def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int | str = "final") -> Queries:
