@@ -158,6 +158,7 @@ def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path) -
     assert f"{run.n_occurrences:,}, {run._store.bytes_per_row:,} bytes each" in printed
     assert "projection learned" in printed
     assert "4.weight 10 × 1024 →" in printed
+    assert f"{', '.join(map(str, run.checkpoints))}; 1 between start and end" in printed
     assert "not checked: pass --verify" in printed
     assert "every file matches its checksum" in call("inspect", digits_run, "--verify")
     quality = run.quality()

@@ -137,7 +137,11 @@ def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path
     assert values("overwriting", run, *args)["steps"] == [int(other.step[0])]
     with pytest.raises(UsageError, match="was not used at step 0"):
         call("overwriting", run, *args[:-1], "0", *TRUST)
-    text = call("overwriting", run, "--queries", "few", "--sample", str(sample), "--step", "0", "--top", "3", *TRUST)
+    text = call("overwriting", run, str(sample), "--queries", "few", "--step", "0", "--top", "3", *TRUST)
+    for both in ((), (str(sample), "--sample", str(sample))):
+        with pytest.raises(UsageError, match="name one sample to follow"):
+            call("overwriting", run, *both, "--queries", "few", *TRUST)
+    assert f"influence of sample {sample}" in text
     assert "Overwritten by" in text
     assert "just after its own steps" in text
 

@@ -158,6 +158,7 @@ def test_it_serves_until_it_is_told_to_end_and_runs_nothing_of_its_folder_but_th
     )
     try:
         assert child.stdout is not None
+        assert next(child.stdout) == f"Loading {hostile.mine} …\n"
         line = next(line for line in child.stdout if "http://" in line)
         port = int(line.partition("127.0.0.1:")[2].split()[0])
         actual = {}

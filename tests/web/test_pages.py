@@ -136,6 +136,7 @@ def test_the_pattern_over_time_is_one_sentence_with_advice_only_from_phases(name
     shown = read(page(name, views[name])).text
     assert pattern.words in shown
     assert ("Where influence is high" in shown) == (present and name != "overview")
+    assert ("Coloured bands" in shown) == present
     assert "chance" not in shown
 
 

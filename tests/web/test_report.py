@@ -15,6 +15,7 @@ from tests.web.test_pages import Reader, read
 
 from backstory.demo import digits, texts
 from backstory.insight.groups import OTHERS
+from backstory.results.sign import HURT
 from backstory.web import report as made
 from backstory.web import views
 from backstory.web.app import make_app
@@ -24,8 +25,8 @@ from backstory.web.queries import parse_stored, show_influence
 from backstory.web.state import State
 
 FIGURES = (
-    "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences", "overwriters", "by_step", "places_hits",
-    "places_harmful", "compare",
+    "by_step", "places_hits", "places_harmful", "timeline", "loss", "sources", "matrix", "followed", "harmful", "occurrences",
+    "overwriters", "compare",
 )  # fmt: skip
 
 
@@ -75,7 +76,14 @@ def test_it_says_what_it_contains_and_how_reliable_it_is(
     text, data = words_of(plain(pages[name]).text), made.gather(runs[name]).data
     assert "This report contains training data." in text
     assert "The run was made on" in text
-    assert data["overview"]["sign"] in text
+    assert text.count(f"− {HURT}") == 1, "the sign is explained once"
+    titles = [
+        words_of(re.sub(r"<[^>]+>", "", x)) for x in re.findall(r"<h2>(.*?)</h2>", pages[name].read_text("utf-8"))
+    ]
+    assert titles[:3] == ["One prediction, traced", "The run", "How reliable is this?"]
+    quality = data["overview"]["quality"]
+    listed = plain(pages[name]).text.partition("How reliable is this?")[2].partition("When did data matter?")[0]
+    assert [words_of(listed).count(words_of(line)) for line in quality["words"]] == [1] * len(quality["words"])
     assert all(words_of(line) in text for line in (*data["overview"]["quality"]["words"], *data["timeline"]["caveats"]))
     assert data["timeline"]["phases"]["words"] in text
     last = data["results"][-1]
@@ -92,7 +100,7 @@ def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
     name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
     reader, data = plain(pages[name]), made.gather(runs[name]).data
-    judged = [x["quality"] for x in (data["overview"], data["sources"], data["harmful"], *data["results"])]
+    judged = [x["quality"] for x in (*data["results"], data["overview"], data["sources"], data["harmful"])]
     assert [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a] == [x["verdict"] for x in judged]
     text = words_of(reader.text)
     assert text.count("Early steps are understated") == len(judged)
@@ -116,7 +124,7 @@ def test_each_checkpoint_has_its_own_loss(name: str, pages: dict[str, Path], run
     losses = [written(x["input"]["loss"]) for x in made.gather(runs[name]).data["results"]]
     assert len(set(losses)) > 1
     raw = pages[name].read_text(encoding="utf-8")
-    part = raw[raw.index("<h2>One query, at every checkpoint</h2>") :].partition("<h2>Two queries compared</h2>")[0]
+    part = raw[raw.index("<h2>One prediction, traced</h2>") :].partition("<h2>The run</h2>")[0]
     card, *moments = part.split("<section data-moment=")
     assert "Loss:" not in card
     assert [re.findall(r"<li>Loss: (.+?)(?: over [\d,]+ tokens)?</li>", x) for x in moments] == [[x] for x in losses]

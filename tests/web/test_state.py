@@ -1,6 +1,7 @@
 """A run opened for a service: what can be queried, what is in memory, and that work in the background can be cancelled."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -81,6 +82,18 @@ def test_without_a_recipe_it_says_what_is_missing(untrusted: State) -> None:
         untrusted.named(None)
     assert error.value.code == 422
     assert "--trust-recipe" in error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_what_cannot_be_typed_or_uploaded_is_told_only_where_samples_are_such(
+    kind: str, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert state.recipe is not None
+    monkeypatch.setattr(state, "recipe", replace(state.recipe, page=backstory.Presentation()))
+    for has in ({"text": False, "image": False}, {"text": kind == "text", "image": kind == "image"}):
+        monkeypatch.setattr(state.catalogue, "has", has)
+        named = [line.split(":")[0] for line in state.missing()]
+        assert named == ([{"text": "Typed text", "image": "Uploaded images"}[kind]] if has[kind] else [])
 
 
 def test_without_embeddings_it_says_how_to_get_them(bare_run: Path) -> None:

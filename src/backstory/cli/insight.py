@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import UsageError
 from .options import (
     At,
     Contraction,
@@ -98,7 +99,8 @@ TERMS = {
 
 def overwriting(
     run: RunPath, queries: Queries,
-    sample: Annotated[str, typer.Option(help="ID of the sample to follow.")],
+    sample: Annotated[str | None, typer.Argument(help="ID of the sample to follow.")] = None,
+    option: Annotated[str | None, typer.Option("--sample", help="The same as an option.")] = None,
     step: Annotated[int | None, typer.Option(help="Only its occurrence at this step.")] = None,
     at: At = "final",
     top: Annotated[int, typer.Option(help="Results per table.", min=1)] = 10,
@@ -108,7 +110,9 @@ def overwriting(
     """Show which later samples and steps overwrote a sample."""
     from .. import insight
 
-    (name,) = parse_ids(run, [sample])
+    if (sample is None) == (option is None):
+        raise UsageError("name one sample to follow: `backstory overwriting RUN SAMPLE`, or --sample SAMPLE.")
+    (name,) = parse_ids(run, [str(option if sample is None else sample)])
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
     with request.opened("overwriting") as (q, options):
         result = insight.overwriting(q.run, q.model, q.loss, q.batches[queries], name, q.at, step=step, **options)

@@ -53,7 +53,7 @@ def _run(contents: Mapping[str, Any]) -> dict[str, str]:
         "On disk": f"{run['bytes'] / 1e6:,.1f} MB",
         "Recorded": f"{made.get('began', 'at an unknown time')}, on {made.get('device', 'an unknown device')}",
         "Versions": ", ".join(f"{name} {made[name]}" for name in ("backstory", "torch", "python") if name in made),
-        "Checkpoints": _some(run["checkpoints"]),
+        "Checkpoints": _checkpoints(run["checkpoints"], run["steps"]),
         "Embeddings": _some(run["embeddings"], "at step ") or "none: run `backstory embed`",
         "Segments": _some(run["segments"], "steps "),
         "Query sets": _some(run["query sets"]) or "none in the run",
@@ -90,6 +90,11 @@ def _damage(contents: Mapping[str, Any]) -> dict[str, str]:
     if "damage" not in contents:
         return {"Integrity": "not checked: pass --verify"}
     return {"Integrity": "; ".join(map(str, contents["damage"])) or "every file matches its checksum"}
+
+
+def _checkpoints(steps: Sequence[int], end: int) -> str:
+    """Where weights are stored; those that were requested lie between the start and the end."""
+    return f"{_some(steps)}; {sum(0 < step < end for step in steps):,} between start and end"
 
 
 def _some(items: Sequence[Any], before: str = "") -> str:

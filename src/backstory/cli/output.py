@@ -159,25 +159,21 @@ def binned(values: Sequence[float], width: int) -> list[float]:
 
 
 def scale(values: Sequence[float]) -> tuple[float, float]:
-    """The smallest and the largest value; without the outer ones where those lie so far out that they would flatten the rest."""
+    """The smallest and the largest value; without outer ones that lie so far out that they would flatten the rest."""
     ordered = sorted(values)
-    cut = math.ceil(OUTER * len(ordered))
-    inner = ordered[cut : len(ordered) - cut] if len(ordered) >= len(BLOCKS) else ordered
-    reach = FARTHEST * (inner[-1] - inner[0])
-    if ordered[-1] - ordered[0] > reach:
-        ordered = [x for x in ordered if inner[0] - reach <= x <= inner[-1] + reach]
-    return ordered[0], ordered[-1]
+    cut = math.ceil(OUTER * len(ordered)) if len(ordered) >= len(BLOCKS) else 0
+    low, high = ordered[cut], ordered[-1 - cut]
+    reach = FARTHEST * (high - low)
+    near = [x for x in ordered if low - reach <= x <= high + reach]
+    return near[0], near[-1]
 
 
 def sparkline(values: Sequence[float]) -> str:
     """A block for each value, a mark for one that is off the scale, a space where there is none."""
     low, high = scale([x for x in values if x == x])
     unit = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_block(x, low, high, unit) for x in values)
-
-
-def _block(x: float, low: float, high: float, unit: float) -> str:
-    return " " if x != x else ABOVE if x > high else BELOW if x < low else BLOCKS[round((x - low) * unit)]
+    blocks = [" " if x != x else BLOCKS[round((min(max(x, low), high) - low) * unit)] for x in values]
+    return "".join(ABOVE if x > high else BELOW if x < low else b for x, b in zip(values, blocks, strict=True))
 
 
 def _span(low: float, high: float) -> str:

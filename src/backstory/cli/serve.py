@@ -75,6 +75,7 @@ def serve(
     need the model are then not available.
     """
     output.need("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL", "plotly", extra="web")
+    output.line(f"Loading {run} …")
     import torch
 
     from ..run.run import Run

@@ -130,9 +130,7 @@ class Quality(Row):
             return Finding(GOOD, f"{words}.", "stable")
         count = len(self.expanding_steps)
         above = f"{count} of {self.steps} steps {'is' if count == 1 else 'are'} above it"
-        meaning = (
-            "Samples used up to then get less reliable scores; a lower or more slowly rising learning rate avoids it."
-        )
+        meaning = "Samples used up to then get less reliable scores; a lower or slower-rising learning rate avoids it."
         return Finding(FAIR, f"{words}; {above}. {meaning}", f"{count:,} unstable step{'s' * (count != 1)}")
 
 

@@ -37,7 +37,7 @@ STEP = "the step's samples"
 TIMELINE = (
     "Mean over the uses of a step of their influence on the query set's mean loss, divided by the step's learning rate: loss "
     f"per unit of learning rate. {describe_axis(STEP, 'they')} The dotted line is the mean |influence|. The "
-    "pattern over time is detected in it; coloured bands mark the three phases, if it has them."
+    "pattern over time is detected in it."
 )
 
 

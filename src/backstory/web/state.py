@@ -206,9 +206,10 @@ class State:
             out.append(
                 "The run has no final weights, so its model cannot be queried: record with steps=…, checkpoints=K."
             )
-        if self.recipe is not None and self.recipe.page.text is None:
+        has = self.catalogue.has
+        if self.recipe is not None and self.recipe.page.text is None and has["text"]:
             out.append("Typed text: the recipe's page has no text=, a function from text to a batch.")
-        if self.recipe is not None and self.recipe.page.image is None:
+        if self.recipe is not None and self.recipe.page.image is None and has["image"]:
             out.append("Uploaded images: the recipe's page has no image=, a function from a PNG file to a batch.")
         if self.final not in self.in_memory:
             stored = self.run.has_embeddings(self.final)
