@@ -6,6 +6,7 @@ equal parts of the run. Each has the replay in it, and is timed beside a plain t
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ def _costs(fresh: Callable[[], Recipe], texts: Tensor, repeats: int) -> dict[str
     sizes = [len(ids) for ids, _ in fresh().batches]
     groups = [Group({t: list(range(sizes[t])) for t in part}) for part in parts if part]
     work: dict[str, Callable[[], object]] = {"training": lambda: train(fresh())}
-    for n in QUERIES:
-        work[f"reverse {n}"] = lambda n=n: reverse(fresh, _losses(texts[:n]), dtype=None)
+    work |= {f"reverse {n}": partial(reverse, fresh, _losses(texts[:n]), dtype=None) for n in QUERIES}
     work[f"tangent {PARTS}"] = lambda: tangent(fresh, groups, dtype=None)
     times = interleave(work, repeats)
     plain = times["training"].cpu

@@ -15,68 +15,56 @@ with H r, of the step's own batch at the step's own weights, one of
 Exact unrolling also follows v. Nothing is written to disk; one sweep takes a few trainings for each query.
 
 Assumes: AdamW; next-token cross-entropy, summed over a sequence's tokens.
-Shapes:  Q queries, B sequences in a step, S tokens in each, V vocabulary, N occurrences; parameters keep their shapes, Q in front.
+Shapes:  Q queries, B sequences in a step, S tokens in each, V vocabulary, N occurrences; parameters keep their shapes.
 """
 
-from collections.abc import Sequence
+from contextlib import closing
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backstory.exact.losses import QueryLoss, gradients, step_gradient
-from backstory.exact.reverse import Moment, backward, boundaries, segments
+from backstory.exact.cache import ProgressFile
+from backstory.exact.derivative import Update
+from backstory.exact.losses import QueryLoss, StepGradient
+from backstory.exact.reverse import Sweep
+from backstory.exact.states import States
 from backstory.replay.tape import RecipeSource, Tape, own_randomness
 
 Curvature = Literal["none", "exact", "hessian"]
-Vector = list[Tensor]  # one tensor for each parameter
 
 
 def sweep(recipe: RecipeSource, query: QueryLoss, curvature: Curvature, *, dtype: torch.dtype | None) -> Tensor:
     """Influences (N, Q) of all occurrences on the queries, in the order of the run."""
-    with own_randomness():
-        tape = Tape(recipe, dtype=dtype)
-        bounds = boundaries(tape.length, None)
-        tape.record(bounds)
-        x = gradients(tape.recipe, query, tape.parameters)
-        m = [torch.zeros_like(y) for y in x]
-        result: list[Tensor] = []
-        for first, end in segments(bounds, tape.length):
-            for moment in backward(tape, first, end):
-                scores, x, m = _back(tape, moment, x, m, curvature)
-                result.insert(0, scores.T)
-    return torch.cat(result).double()
+    with own_randomness(), closing(States()) as states:
+        back = SecondMomentFrozen(Tape(recipe, dtype=dtype), states, curvature)
+        back.forward()
+        x, _ = back.start(query)
+        return back.back(x, ProgressFile(None, ""), None).T
 
 
-def _back(tape: Tape, moment: Moment, x: Vector, m: Vector, curvature: Curvature) -> tuple[Tensor, Vector, Vector]:
-    """`(influences (Q, B), x_θ, x_m)` before the step."""
-    t, steps = moment.step, tape.coefficients[moment.step]
-    tape.load(moment.before.theta)
-    P = [1 / ((v / k.root).sqrt() + k.eps) for v, k in zip(moment.after.v, steps, strict=True)]
-    u = [b - k.rate * k.a * p * a for a, b, p, k in zip(x, m, P, steps, strict=True)]
-    w = tape.weights(t).to(u[0])
-    gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
-    r = clipped([(1 - k.tau) * y for y, k in zip(u, steps, strict=True)], gradient.grads, tape.recipe.clip_norm)
-    dots, turned = gradient.pull(r) if curvature == "hessian" else gauss_newton(tape, t, r, w)
-    keep = 0.0 if curvature == "none" else 1.0
-    x = [(1 - k.rate * k.decay) * y + keep * h for y, h, k in zip(x, turned, steps, strict=True)]
-    return -w * dots, x, [k.mu * y for y, k in zip(u, steps, strict=True)]
+class SecondMomentFrozen(Sweep):
+    """The reverse sweep with P as it was in the run, and one of three curvatures."""
+
+    def __init__(self, tape: Tape, states: States, curvature: Curvature) -> None:
+        super().__init__(tape, [0], states)
+        self.curvature = curvature
+
+    def followed(self, step: Update) -> Update:
+        """Without what θ feels of a change of v."""
+        return step._replace(k=torch.zeros_like(step.k))
+
+    def products(self, t: int, gradient: StepGradient, r: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """`(⟨∇ℓ_z, r⟩ (B,), H r)` with the curvature that was chosen."""
+        if self.curvature == "hessian":
+            return gradient.pull(r)
+        dots, turned = gauss_newton(self.tape, t, r)
+        return dots, [torch.zeros_like(x) for x in turned] if self.curvature == "none" else turned
 
 
-def clipped(s: Vector, grads: Sequence[Tensor], limit: float | None) -> Vector:
-    """J s, of each of the Q in front: the derivative of clip_grad_norm_ at this gradient, which is symmetric."""
-    size = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
-    if limit is None or float(size) + 1e-6 <= limit:
-        return s
-    along = torch.stack([(y * g).flatten(1).sum(1) for y, g in zip(s, grads, strict=True)]).sum(0) / size  # (Q,)
-    c, rho = limit / (size + 1e-6), size / (size + 1e-6)
-    shares = [(rho * along / size).reshape(-1, *[1] * g.dim()) * g for g in grads]
-    return [c * (y - share) for y, share in zip(s, shares, strict=True)]
-
-
-def gauss_newton(tape: Tape, t: int, r: Vector, w: Tensor) -> tuple[Tensor, Vector]:
-    """`(⟨∇ℓ_z, r⟩ (Q, B), Jᶠᵀ w (diag(p) − ppᵀ) Jᶠ r)`; Jᶠ r is the derivative of u ↦ ⟨Jᶠᵀu, r⟩, which is linear."""
+def gauss_newton(tape: Tape, t: int, r: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """`(⟨∇ℓ_z, r⟩ (B,), Jᶠᵀ w (diag(p) − ppᵀ) Jᶠ r)`; Jᶠ r is the derivative of u ↦ ⟨Jᶠᵀu, r⟩, which is linear."""
     tokens = tape.recipe.batches[t][1]  # (B, S + 1)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no second derivative
         f = tape.recipe.model(tokens[:, :-1])  # (B, S, V)
@@ -84,10 +72,6 @@ def gauss_newton(tape: Tape, t: int, r: Vector, w: Tensor) -> tuple[Tensor, Vect
         pulled = torch.autograd.grad(f, tape.parameters, u, create_graph=True)
     p = f.detach().softmax(-1)
     slope = p.scatter_add(2, tokens[:, 1:, None], -torch.ones_like(p[..., :1]))  # ∂ℓ/∂f
-    dots, turned = [], []
-    for q in range(len(r[0])):
-        (along,) = torch.autograd.grad(pulled, u, [y[q] for y in r], retain_graph=True)
-        dots.append((slope * along).sum((1, 2)))
-        bent = w[:, None, None] * p * (along - (p * along).sum(-1, keepdim=True))
-        turned.append(torch.autograd.grad(f, tape.parameters, bent, retain_graph=True))
-    return torch.stack(dots), [torch.stack(column) for column in zip(*turned, strict=True)]
+    (along,) = torch.autograd.grad(pulled, u, r, retain_graph=True)
+    bent = tape.weights(t).to(p)[:, None, None] * p * (along - (p * along).sum(-1, keepdim=True))
+    return (slope * along).sum((1, 2)), list(torch.autograd.grad(f, tape.parameters, bent))

@@ -33,8 +33,8 @@ from ..replay.update import distance
 from ..results.influence import Influence
 from ..store.run_store import HasPath
 from .cache import ProgressFile, digest
-from .derivative import State, flat, pull, spans_of, split, take
-from .losses import QueryLoss, gradients, losses, step_gradient
+from .derivative import State, Update, flat, pull, spans_of, split, take
+from .losses import QueryLoss, StepGradient, gradients, losses, step_gradient
 from .states import States, affordable, flat_state
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
@@ -132,13 +132,21 @@ class Sweep:
         gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
         step = take(now, flat(gradient.grads), spans_of(self._sizes, tape.coefficients[t]), tape.recipe.clip_norm)
         _check(step.after.theta, self._state(t + 1).theta, now.theta, t)
-        x, r = pull(step, x)
+        x, r = pull(self.followed(step), x)
         out = []
         for q, one in enumerate(r):
-            dots, turned = gradient.pull(split(one, self._shapes))
+            dots, turned = self.products(t, gradient, split(one, self._shapes))
             x.theta[q] += flat(turned)
             out.append(-w.to(dots) * dots)
         return torch.stack(out), x
+
+    def followed(self, step: Update) -> Update:
+        """The update as it is differentiated: all of it; a study may leave parts out."""
+        return step
+
+    def products(self, t: int, gradient: StepGradient, r: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """`(⟨∇ℓ_z, r⟩ (B,), H r)` with the true Hessian of step t; a study may take another curvature."""
+        return gradient.pull(r)
 
     def _state(self, t: int) -> State:
         """The state before step t; its segment is replayed where it is not there."""
