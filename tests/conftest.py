@@ -79,6 +79,7 @@ REPEATS = re.compile("|".join((
     r"test_lora.*start_from_zero_is_recorded\[(learned-Llama|random-GPT-2)\]",
     r"test_resume\.py.*from_an_older_checkpoint\[(learned-5|full-5)\]",
     r"test_leave_out.*stacked_equals_plain_equals_by_hand\[(momentum|adam)-0.3-True\]",
+    r"test_tangent.*(whole_runs\[(sgd|decay|momentum|nesterov|adam)-None\]|sums_to_it\[(decay|nesterov|adam)\])",
 )))  # fmt: skip
 
 
