@@ -67,7 +67,7 @@ def test_a_stale_gradient_is_found(settings: dict[str, Any], tmp_path: Path) -> 
         one_step(rec, model, optimizer, ids_of(0))
         optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         with pytest.raises(
-            CoverageError, match=r"'\d.\w+' do not add up .* in step 1 .*zero_grad\(\) before each step\.$"
+            CoverageError, match=r"'\d.\w+' do not add up .* in step 1 .*zero_grad\(\) before each step\. To accumulate"
         ):
             one_step(rec, model, optimizer, ids_of(1))
 

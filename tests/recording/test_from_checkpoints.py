@@ -209,7 +209,7 @@ def test_curvature_that_needs_outputs_gets_them(tmp_path: Path) -> None:
     settings = {**LEARNED, "curvature": "exact:2"}
     run = record_checkpoints(make(), [every[6]], tmp_path / "made", outputs="cross-entropy", **settings)
     assert run._store.curvature_rows == 2
-    with pytest.raises(UsageError, match=r"needs the model's outputs.* step\.outputs_of\(model, 'cross-entropy'\)"):
+    with pytest.raises(UsageError, match=r"needs the model's outputs.* step\.outputs_of\(model, kind\)"):
         record_checkpoints(make(), [every[6]], tmp_path / "none", **settings)
 
 

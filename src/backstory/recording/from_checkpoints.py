@@ -86,6 +86,7 @@ def record_checkpoints(
             if progress is not None:
                 progress(t + 1, given[-1].step)
         still.load(len(given) - 1)
+        rec.know_weights()
     return Run(path)
 
 

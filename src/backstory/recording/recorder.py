@@ -224,7 +224,7 @@ class Recorder:
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
         self._at += 1
-        self._known_weights = self._versions()
+        self.know_weights()
         if self._at in self._boundaries:
             self._with_writer(self._writer.wait_made)  # a checkpoint of a step that is not recorded would be of no use
             self._checkpoint(self._at)
@@ -323,6 +323,10 @@ class Recorder:
         if last in self.store.checkpoints():
             self.store.delete_tensors(f"checkpoint-{last:08d}")
         self.store.update_config(final_weights=None, no_final_weights=None)
+
+    def know_weights(self) -> None:
+        """The model as it is now is what the last step left."""
+        self._known_weights = self._versions()
 
     def _versions(self) -> int:
         """A number that changes when a weight does."""

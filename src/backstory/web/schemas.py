@@ -63,7 +63,7 @@ def _fields(kind: type[Any], names: Any) -> dict[str, Any]:
 def _sent(hint: Any) -> Any:
     """A type as JSON has it: lists for tuples and arrays, and null for what is not a finite number."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is np.ndarray:
+    if np.ndarray in (origin, get_origin(getattr(origin, "__value__", None))):  # NumPy 2.5 has a named alias
         return list[Number]
     if origin is ClassVar:
         return _sent(args[0])
