@@ -19,7 +19,7 @@ from backstory.insight.tokens import CAVEAT, TokenInfluence, tokens
 from backstory.replay.recipe import take_step
 
 S, STEPS, SIZE, RATE = 5, 6, 3, 0.3
-NAME = "tests.exact.test_tokens:make"
+NAME = "tests.insight.test_tokens:make"
 LENGTHS = [5, 3, 4, 5, 2, 5, 4, 5, 3]
 CAUSES = (
     "A ratio of the number of samples: weights not divided out. Scattered: other positions in one layer than another."

@@ -45,7 +45,7 @@ def embed(
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Compute data value embeddings (Algorithms 1 and 2)."""
+    """Compute data value embeddings (Algorithms 1 and 2 of Wang et al., ICLR 2025)."""
     from ..run.run import Run
 
     with output.one_bar("embed") as progress:

@@ -24,7 +24,7 @@ def exact(
     ],
     each: Annotated[bool, typer.Option("--each", help="Every query of the set by itself, instead of the mean.")] = False,
     at: At = "final",
-    since: Annotated[int, typer.Option(help="Leave earlier steps out: the last third of a run costs a third.", min=0)] = 0,
+    since: Annotated[int, typer.Option(help="Score only steps from this one on: a shorter backward sweep; the run is still replayed whole.", min=0)] = 0,
     precision: Annotated[
         str | None, typer.Option(help=f"Compute in {' or '.join(PRECISIONS)} (default: the recipe's own precision).")
     ] = None,

@@ -42,12 +42,12 @@ Top = Annotated[int, typer.Option(help="Results per side.", min=1)]
 Per = Annotated[
     Literal["sample", "occurrence"], typer.Option(help="Rank samples (their occurrences summed) or single occurrences.")
 ]
-PerLayer = Annotated[bool, typer.Option("--per-layer", help="Treat parameters as independent, as the paper does.")]
+PerLayer = Annotated[bool, typer.Option("--per-layer", help="Treat each parameter tensor as independent of the others, as Wang et al. (ICLR 2025) do.")]
 Contraction = Annotated[
     Any,
     typer.Option(
         parser=parse_contraction, metavar=f"{'|'.join(CONTRACTIONS)}|NUMBER",
-        help="Contraction of each step; never is the paper's recursion, which noisy curvature can make diverge.",
+        help="Contraction of each step; never is the recursion of Wang et al. (ICLR 2025), which noisy curvature can make diverge.",
     ),
 ]  # fmt: skip
 Encoding = Annotated[str, typer.Option(help="Number format of vectors: float16, int8, float32 or float64.")]
