@@ -66,7 +66,11 @@ def test_fidelity_in_the_readme_is_that_of_the_measured_page(row: str) -> None:
 
 def test_cost_in_the_readme_is_that_of_the_measured_page() -> None:
     bench = (RESULTS / "benchmarks.md").read_text(encoding="utf-8")
-    for cell, name in zip(cells("Time per step after the warm-up, GPT with 2 layers of width 768")[1:], ("default", "sampled:1/6"), strict=True):
+    for cell, name in zip(
+        cells("Time per step after the warm-up, GPT with 2 layers of width 768")[1:],
+        ("default", "sampled:1/6"),
+        strict=True,
+    ):
         line = re.findall(rf"^\| C: [^|]*\| {re.escape(name)} \|.*$", bench, flags=re.M)[0]
         assert cell.startswith(f"{line.split('|')[6].strip()} ×")
 

@@ -42,7 +42,12 @@ Top = Annotated[int, typer.Option(help="Results per side.", min=1)]
 Per = Annotated[
     Literal["sample", "occurrence"], typer.Option(help="Rank samples (their occurrences summed) or single occurrences.")
 ]
-PerLayer = Annotated[bool, typer.Option("--per-layer", help="Treat each parameter tensor as independent of the others, as Wang et al. (ICLR 2025) do.")]
+PerLayer = Annotated[
+    bool,
+    typer.Option(
+        "--per-layer", help="Treat each parameter tensor as independent of the others, as Wang et al. (ICLR 2025) do."
+    ),
+]
 Contraction = Annotated[
     Any,
     typer.Option(
