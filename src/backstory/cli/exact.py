@@ -33,7 +33,7 @@ def exact(
 ) -> None:  # fmt: skip
     """Compute exact influence by replaying the training run.
 
-    The recipe is trained again and differentiated through every step: about four training runs for one query. The result is stored
+    The recipe is trained again and differentiated through every step: a few training runs for one query, less for each further one. The result is stored
     in the run; an interrupted command continues where it stopped.
     """
     if precision not in (None, *PRECISIONS):

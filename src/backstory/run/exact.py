@@ -8,9 +8,9 @@ Shapes:  Q queries, N occurrences.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -148,7 +148,9 @@ def _compute(
             )
             metadata = {"about": json.dumps(asdict(about))}
             writable.save_tensors(result_name(store, q, spec), {"scores": scores}, metadata)
-    shutil.rmtree(work, ignore_errors=True)
+    (work / f"reverse-{key}.safetensors").unlink(missing_ok=True)
+    with suppress(OSError):  # another sweep is on its way there
+        work.rmdir()
 
 
 def result_name(store: RunStore, query: Query, spec: Spec) -> str:

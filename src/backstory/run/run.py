@@ -320,7 +320,7 @@ class Run:
         """The exact first-order influence of every occurrence on queries: NAME is the mean loss of a query set, NAME:INDEX one query.
 
         The recipe is replayed, checked against the run's stored weights (`check=False` skips this and adds a caveat) and
-        differentiated through every step: a few times the training's cost for one query, about two for each further one. Results are
+        differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
         stored in the run, and a second call reads them; one that was interrupted goes on. `each` computes every query of a set
         instead of the mean, `since` leaves earlier steps out, which shortens the backward sweep, `dtype` is another precision than the recipe's.
         If the recipe is the one named in the run, `args` default to the run's.
