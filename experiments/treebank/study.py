@@ -17,11 +17,11 @@ import torch
 from backstory.demo.gpt_model import counts
 from backstory.demo.stages import prepare_folder
 from backstory.insight import Evolution, Phases, Timeline, evolution, phases, timeline
-from backstory.insight.groups import grouped
 from backstory.insight.mean import mean_influence
 from backstory.insight.phases import Curve
 from backstory.recording.recorder import record
 from backstory.replay.recipe import Recipe, take_step
+from backstory.run.groups import grouped
 from backstory.run.run import Run
 from experiments.treebank.copies import Asked, Ranks, copies, draw_copies, examples
 from experiments.treebank.proofs import PROOFS, Proof, proofs, summary
@@ -117,7 +117,7 @@ def _recorded(setup: TreebankSetup, plan: Recipe, path: Path, say: Say) -> Run:
 def sizes_by_third(run: Run, plan: Recipe) -> Curve:
     """Mean |influence| on the unseen sequences' mean loss of one occurrence of each third of the steps, at every checkpoint, (3, C)."""
     columns = []
-    _, third = grouped(run, "steps")
+    _, third, *_ = grouped(run, "steps")
     for c in run.checkpoints[1:]:
         answer = mean_influence(run, run.load_weights(plan.model, c), per_word, plan.queries["valid"], c)
         sizes, own = answer.scores[0].abs().numpy(), third[: len(answer)]

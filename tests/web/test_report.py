@@ -14,8 +14,8 @@ from tests.web.browsing import FITS, Visitor, chromium
 from tests.web.test_pages import Reader, read
 
 from backstory.demo import digits, texts
-from backstory.insight.groups import OTHERS
 from backstory.results.sign import HURT
+from backstory.run.groups import OTHERS
 from backstory.web import report as made
 from backstory.web import views
 from backstory.web.app import make_app

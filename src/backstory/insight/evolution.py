@@ -19,8 +19,8 @@ from ..results.influence import Influence
 from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
+from ..run.groups import OTHERS, By, grouped
 from ..run.run import Run
-from .groups import OTHERS, Ids, grouped
 from .mean import Options, mean_influence
 from .phases import Curve
 
@@ -85,12 +85,13 @@ def evolution(
     batch: Any,
     at: int | str = "final",
     *,
-    by: str | Ids = "thirds",
+    by: By = "thirds",
     **options: Unpack[Options],
 ) -> Evolution:
     """How the mean influence of each group changes over the checkpoints up to `at`.
 
-    `by` is "thirds" (samples by first use), "steps" (occurrences by step), "source", "label" or {name: ids}. `model` gets the
+    `by` is "thirds" (samples by first use), "steps" (occurrences by step), "source", "label", "epoch", "parts:K", several of these
+    with commas, or {name: ids}. `model` gets the
     weights of each checkpoint in turn, and its own again at the end.
     """
     checkpoints = [c for c in run.checkpoints if 0 < c <= run.step_of(at)]
@@ -105,10 +106,10 @@ def evolution(
     return evolution_of(run, influences, by=by)
 
 
-def evolution_of(run: Run, influences: Sequence[Influence], *, by: str | Ids = "thirds") -> Evolution:
+def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds") -> Evolution:
     """Like `evolution`, from the influence on one query at each checkpoint."""
     last = influences[-1]
-    names, group = grouped(run, by)
+    names, group, *_ = grouped(run, by)
     means, counts = [], []
     for influence in influences:
         of = group[: len(influence)]

@@ -21,8 +21,8 @@ from ..results.result import Result
 from ..results.row import Row
 from ..results.words import name_label
 from ..run.gradients import LossFn
+from ..run.groups import column
 from ..run.run import Run
-from .groups import column
 from .mean import Options
 from .phases import Curve
 
