@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import NumericalError, UnsupportedError, UsageError
-from backstory.exact.leave_out import MOST, at_once, leave_out, obstacle
+from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet
-from backstory.replay import update
 from backstory.replay.tape import Removal, Tape
 
 D = torch.float64
@@ -304,54 +302,3 @@ def test_no_removals_give_no_rows() -> None:
 
 def test_the_positional_form_stays() -> None:
     assert list(inspect.signature(leave_out).parameters)[:4] == ["recipe", "removals", "query_loss", "progress"]
-
-
-def recorded(recipe: Recipe) -> Tape:
-    tape = Tape(lambda: recipe)
-    tape.record([0])
-    tape.rewind(0)
-    return tape
-
-
-def with_model(model: nn.Module) -> Recipe:
-    return replace(examples.make(), model=model.double(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_batch_norm_is_not_stacked() -> None:
-    tape = recorded(with_model(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))))
-    assert "torch.func" in (obstacle(tape, ({0: [1]}, 1.0), 0) or "")
-
-
-def test_an_error_without_a_message_is_an_obstacle_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(job, "Replicas", fail)
-    assert "NotImplementedError" in (obstacle(recorded(examples.make()), ({0: [1]}, 1.0), 0) or "")
-
-
-def test_layer_norm_and_tied_weights_are_stacked() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3), nn.Linear(3, 2))
-    model[2].weight = model[0].weight
-    assert obstacle(recorded(with_model(model)), ({0: [1]}, 1.0), 0) is None
-
-
-def test_a_wrong_update_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = recorded(examples.make("momentum"))
-    right = update.update
-
-    def wrong(now, grads, steps, max_norm, lead=0):  # type: ignore[no-untyped-def]
-        return right(now, grads, [c._replace(mu=0.5) for c in steps], max_norm, lead)
-
-    monkeypatch.setattr(update, "update", wrong)
-    assert "differ" in (obstacle(tape, ({0: [1]}, 1.0), 0) or "")
-
-
-def test_bounds_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = recorded(examples.make())
-    assert at_once(tape) == MOST
-    size = sum(p.numel() for p in tape.parameters) * 8
-    monkeypatch.setattr(job, "STACK_BYTES", 5 * size)
-    assert at_once(tape) == 5
-    monkeypatch.setattr(job, "SAVED_BYTES", 1)
-    assert at_once(tape) == 1

@@ -169,7 +169,7 @@ def judge(
         return Reproduction(tuple(t for t in fingerprints(run) if t < step), undecided=(step,))
     with own_randomness():
         tape, twin = (Tape(recipe, args=args, length=end) for _ in range(2))
-        _shift(twin.parameters)
+        shift(twin.parameters)
         start = weights_of(tape.recipe.model)
         gaps = dict[int, Gap]()
         for t in _side_by_side((tape, twin), progress):
@@ -197,9 +197,9 @@ def _side_by_side(tapes: Sequence[Tape], progress: Progress | None) -> Iterator[
     yield tapes[0].length
 
 
-def _shift(parameters: Sequence[Tensor]) -> None:
-    """Move every weight by one unit of the last place, up or down as a seeded coin says."""
-    coin = torch.Generator().manual_seed(0)
+def shift(parameters: Sequence[Tensor], twin: int = 0) -> None:
+    """Move every weight by one unit of the last place, up or down as a coin says that is seeded by the twin's number."""
+    coin = torch.Generator().manual_seed(twin)
     with torch.no_grad():
         for p in parameters:
             up = torch.randint(0, 2, p.shape, generator=coin).to(p)

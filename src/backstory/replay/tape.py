@@ -196,6 +196,11 @@ class Tape:
         seed(self.generators[t])
         take_step(self.recipe, t, w)
 
+    def skip(self) -> None:
+        """A step that is not taken: the schedule goes on, and nothing else changes."""
+        if self.recipe.schedule is not None:
+            self.recipe.schedule.step()
+
     def losses(self, t: int) -> Tensor:
         """The losses (B,) of step t at the model's present weights, with the draws of the run."""
         seed(self.generators[t])
