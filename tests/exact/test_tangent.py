@@ -1,6 +1,7 @@
 """Tangents, against central differences of whole runs with torch's own optimizer, and against the reverse sweep."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from tests.exact.test_reverse import CAUSES, language
 from tests.support import examples
-from tests.support.oracles import assert_close
+from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 from backstory import Recipe
 from backstory.errors import UnsupportedError, UsageError
 from backstory.exact.reverse import reverse
-from backstory.exact.tangent import Group, tangent
+from backstory.exact.tangent import Group, Tangents, tangent
 
 D = torch.float64
 CLIP = 0.15
@@ -93,6 +94,29 @@ def test_a_sample_can_come_later() -> None:
     actual = tangent(fresh, [later, Group(into={6: [(1, 2)]}), Group({1: [2]})])[examples.STEPS]
     assert_close(actual[0], difference(fresh, later), rtol=1e-6, causes=CAUSES)
     assert_close(actual[0], actual[1] + actual[2], rtol=1e-10)
+
+
+def test_a_killed_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, original = partial(examples.make, "adamw", CLIP, dropout=0.4), Tangents.over
+    for stop in (1, 4, 7):
+        expected, folder, steps = tangent(fresh, GROUPS, [0, 3, 8]), tmp_path / str(stop), list[int]()
+
+        def over(carried: Tangents, t: int, stop: int = stop, steps: list[int] = steps) -> None:
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+            steps.append(t)
+            original(carried, t)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Tangents, "over", over)
+            tangent(fresh, GROUPS, [0, 3, 8], cache=folder, key="k")
+        del steps[:]
+        with monkeypatch.context() as patch:
+            patch.setattr(Tangents, "over", lambda carried, t, over=over: over(carried, t, stop=99))
+            actual = tangent(fresh, GROUPS, [0, 3, 8], cache=folder, key="k")
+        assert steps == list(range(stop, 8)), "it did not continue where it was"
+        for t in (0, 3, 8):
+            assert_same(actual[t], expected[t], 3 * examples.TERMS, size=1.0)
 
 
 def test_attention_and_tied_weights_are_followed() -> None:

@@ -13,6 +13,7 @@ import backstory
 from backstory.errors import MismatchError, StoreError, UsageError
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import Sweep, reverse
+from backstory.run import pieces
 from backstory.run.run import Run
 
 
@@ -93,6 +94,24 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(run.path.glob("exact-work*"))
 
 
+def test_pieces_of_workers_make_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in one process: how the queries are cut, and that each block has some."""
+    blocks = list[int]()
+
+    def spread(work: Any, jobs: list[Any], workers: int) -> Any:
+        blocks.extend(len(job[3]) for job in jobs)
+        return ((i, work(*job)) for i, job in enumerate(jobs))
+
+    monkeypatch.setattr(pieces, "spread", spread)
+    run = recorded(tmp_path / "run")
+    actual = run.exact("q", examples.NAME, each=True, workers=2)
+    assert blocks == [2, 1]
+    expected = reverse(examples.NAME, "q", args=run.config["recipe_args"]).scores
+    assert_same(actual.scores, expected, 3 * examples.TERMS, size=1.0)
+    with pytest.raises(UsageError, match="as 'package"):
+        run.exact("q", examples.make, each=True, since=1, workers=2, check=False)
+
+
 def test_what_cannot_be_computed_is_refused(run: Run) -> None:
     with pytest.raises(UsageError, match="no query set 'other'"):
         run.exact("other", examples.NAME)
@@ -110,6 +129,6 @@ def test_a_damaged_result_is_refused(tmp_path: Path) -> None:
     (file,) = run.path.glob("exact-*.safetensors")
     from backstory.store.files import read_metadata, read_tensors, write_tensors
 
-    write_tensors(file, {"scores": read_tensors(file)["scores"][:-1]}, read_metadata(file))
+    write_tensors(file, {"scores": read_tensors(file)["scores"][:-1]}, read_metadata(file), checked=True)
     with pytest.raises(StoreError, match="one score for each"):
         backstory.open(run.path).exact("q:0", examples.NAME)

@@ -1,4 +1,4 @@
-"""What exact jobs cache on disk: the results of `leave_out`, one small file per removal, and the progress of `reverse`.
+"""What exact jobs cache on disk: the results of `leave_out`, one small file per removal; the progress of `reverse` and `tangent`.
 
 A file's name is a hash of what decides its content: the weights before and after the run, the query losses after it, the removed
 occurrences and their share. A recipe that changes in anything that matters therefore never meets an old file. Nor does one
@@ -69,14 +69,14 @@ class ProgressFile:
             self._path = Path(folder) / f"{name}.safetensors"
 
     def load(self) -> Saved | None:
-        """`(the step that is done, adjoint before it, scores)`, or None."""
+        """`(the step where it stands, adjoint or tangents before it, rows)`, or None."""
         if self._path is None or not self._path.exists():
             return None
         tensors = read_tensors(self._path)
         step = int(read_metadata(self._path)["step"])
-        return step, State(*(tensors[part] for part in State._fields)), tensors["scores"]
+        return step, State(*(tensors[part] for part in State._fields)), tensors["rows"]
 
-    def save(self, step: int, x: State, scores: Tensor) -> None:
+    def save(self, step: int, x: State, rows: Tensor) -> None:
         """Replace what was saved."""
         if self._path is not None:
-            write_tensors(self._path, {**x._asdict(), "scores": scores}, {"step": str(step)})
+            write_tensors(self._path, {**x._asdict(), "rows": rows}, {"step": str(step)})

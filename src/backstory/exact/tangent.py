@@ -14,6 +14,7 @@ Shapes:  G groups, n numbers in all parameters.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..replay import update
 from ..replay.queries import part
 from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
+from .cache import ProgressFile
 from .derivative import State, flat, push, spans_of, split, take
 from .losses import StepGradient, or_zeros, step_gradient
 from .states import flat_state
 
 HOW = "exact tangents"
+SAVES = 8  # times that tangents are saved on their way
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,34 @@ def tangent(
     *,
     args: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = torch.float64,
+    cache: Path | None = None,
+    key: str = "",
     progress: Progress | None = None,
 ) -> dict[int, Tensor]:
-    """θ̇ (G, n) of the groups before each of these steps (default: after the last), the parameters in the optimizer's order."""
+    """θ̇ (G, n) of the groups before each of these steps (default: after the last), the parameters in the optimizer's order.
+
+    With `cache`, what is computed is saved on the way, and a second call with the same `key` continues from there.
+    """
     with own_randomness():
         tape = Tape(recipe, args=args, dtype=dtype)
-        wanted = {tape.length} if steps is None else set(steps)
-        if not wanted or not 0 <= min(wanted) <= max(wanted) <= tape.length:
+        wanted = sorted({tape.length} if steps is None else set(steps))
+        if not wanted or not 0 <= wanted[0] <= wanted[-1] <= tape.length:
             raise UsageError(
                 f"steps must be between 0 and {tape.length}, the number of steps of the recipe, got {steps}."
             )
+        tape.length = max(1, wanted[-1])
         carried = Tangents(tape, groups)
-        out: dict[int, Tensor] = {}
+        file = ProgressFile(cache, f"tangent-{key}")
+        done, out = carried.resume(file, wanted)
+        every = -(-tape.length // SAVES)
 
         def watch(t: int) -> None:
+            if t < done:
+                return
             if t in wanted:
                 out[t] = carried.theta()
+            if t % every == 0 and t > done:
+                file.save(t, carried.stacked(), torch.stack([*out.values()] or [carried.theta()[:0]]))
             if t < tape.length:
                 carried.over(t)
 
@@ -89,6 +104,22 @@ class Tangents:
         """θ̇ (G, n) before the step where the training stands."""
         none = flat([torch.zeros_like(p) for p in self.tape.parameters])
         return torch.stack([self.states[i].theta if i in self.states else none for i in range(len(self.groups))])
+
+    def stacked(self) -> State:
+        """(θ̇, ṁ, v̇), (G, n) each; zeros for groups that have not begun."""
+        none = flat([torch.zeros_like(p) for p in self.tape.parameters])
+        states = [self.states.get(i, State(none, none, none)) for i in range(len(self.groups))]
+        return State(*(torch.stack(part) for part in zip(*states, strict=True)))
+
+    def resume(self, file: ProgressFile, wanted: Sequence[int]) -> tuple[int, dict[int, Tensor]]:
+        """`(the step from which to go on, θ̇ at the steps that are done)`, from what was saved."""
+        saved = file.load()
+        if saved is None:
+            return 0, {}
+        step, x, rows = saved
+        first = [min((*group.out, *group.into)) for group in self.groups]
+        self.states = {i: State(*(part[i] for part in x)) for i, t in enumerate(first) if t < step}
+        return step, dict(zip([t for t in wanted if t <= step], rows, strict=True))
 
     def over(self, t: int) -> None:
         """Carry the tangents over step t, which the training is about to take."""

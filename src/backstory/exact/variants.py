@@ -26,7 +26,7 @@ from ..errors import UnsupportedError, UsageError, check_one_of
 from ..replay import update
 from ..replay.recipe import Recipe
 from ..replay.reproduction import shift
-from ..replay.tape import Places, Tape, seed
+from ..replay.tape import Places, Progress, Tape, seed, tell
 from ..replay.update import Slots, distance
 
 OTHERS, EMPTY = ("keep", "renormalise"), ("coast", "skip")
@@ -94,37 +94,42 @@ def check_choices(others: str, empty: str, reduction: str) -> None:
 
 
 def train_variants(
-    tape: Tape, variants: Sequence[Variant], steps: Collection[int], visit: Callable[[int, int], None]
+    tape: Tape,
+    variants: Sequence[Variant],
+    steps: Collection[int],
+    visit: Callable[[int, int], None],
+    progress: Progress | None = None,
 ) -> None:
     """Train one variant, or several stacked; `visit(i, t)` sees the tape's model with the weights of variant i before step t of `steps`."""
     start = tape.rewind(min(v.first for v in variants))
-    if len(variants) == 1:
-        _train_alone(tape, variants[0], start, steps, visit)
-        return
-    stack = Replicas(tape, variants)
+    trained: Replicas | Alone = Alone(tape, variants[0]) if len(variants) == 1 else Replicas(tape, variants)
     for t in range(start, tape.length + 1):
         if t in steps:
             for r in range(len(variants)):
-                tape.load(stack.theta(r))
+                trained.show(r)
                 visit(r, t)
         if t < tape.length:
-            stack.step(t)
+            trained.step(t)
+        tell(progress, t, tape.length)
 
 
-def _train_alone(
-    tape: Tape, variant: Variant, start: int, steps: Collection[int], visit: Callable[[int, int], None]
-) -> None:
-    if variant.twin is not None:
-        shift(tape.parameters, variant.twin)
-    for t in range(start, tape.length + 1):
-        if t in steps:
-            visit(0, t)
-        if t == tape.length:
-            return
-        if variant.skips(tape, t):
-            tape.skip()
+class Alone:
+    """The tape's own model as one variant, from the state where the tape stands."""
+
+    def __init__(self, tape: Tape, variant: Variant) -> None:
+        self.tape, self.variant = tape, variant
+        if variant.twin is not None:
+            shift(tape.parameters, variant.twin)
+
+    def step(self, t: int) -> None:
+        """Step t, or none."""
+        if self.variant.skips(self.tape, t):
+            self.tape.skip()
         else:
-            tape.step(t, variant.weights(tape, t))
+            self.tape.step(t, self.variant.weights(self.tape, t))
+
+    def show(self, r: int) -> None:
+        """The tape's model has its weights."""
 
 
 def stacks(tape: Tape, variants: Sequence[Variant], vectorised: bool | None = None) -> Iterator[list[int]]:
@@ -185,6 +190,10 @@ class Replicas:
         with torch.no_grad():
             known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
             self.slots = update.update(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+
+    def show(self, r: int) -> None:
+        """Put the weights of replica r into the tape's model."""
+        self.tape.load(self.theta(r))
 
     def theta(self, r: int) -> Theta:
         """The parameters of replica r."""

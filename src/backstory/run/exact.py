@@ -10,8 +10,8 @@ Shapes:  Q queries, N occurrences.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from ..replay.recipe import Recipe, stored_args
 from ..replay.tape import Progress, RecipeSource, build_recipe, convert
 from ..results.influence import Influence
 from ..store import RunStore
+from ..store.files import write_tensors
+from .pieces import Piece, compute, split_evenly, take_in, work_folder
 
 BLOCK = 16  # queries whose sweeps share one replay
 NOT_CHECKED = "the replay was not checked against the run (check=False)"
 PREFIX = "exact-"
-WORK = "exact-work"  # sweeps that are on their way
 
 
 @dataclass(frozen=True)
@@ -99,38 +100,40 @@ def exact(
     each: bool = False,
     args: Mapping[str, Any] | None = None,
     check: bool = True,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Influence:
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
     args = stored_args(store.config, recipe) if args is None else args
     queries = select(store, build_recipe(recipe, args), names, each)
+    take_in(store)
     known = set(store.tensor_names())
-    missing = [q for q in queries if result_name(store, q, spec) not in known]
-    if missing:
+    files = {q.name: result_name(store, q, spec) for q in queries}
+    blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
+    if any(blocks):
         replay = check_replay(store, recipe, args, spec.at, "check") if check else NOT_CHECKED
-        blocks = [missing[k : k + BLOCK] for k in range(0, len(missing), BLOCK)]
-        for done, block in enumerate(blocks):
-            _compute(store, recipe, args, block, spec, replay, _within(progress, done, len(blocks)))
+        pieces = [
+            Piece((store.path, recipe, args, block, spec, replay), tuple(files[name] for name in block))
+            for block in blocks
+            if block
+        ]
+        compute(store, sweep_block, pieces, workers, recipe, progress)
     return read(store, queries, spec)
 
 
-def _within(progress: Progress | None, done: int, blocks: int) -> Progress | None:
-    """Progress of one block among several."""
-    return None if progress is None else lambda a, b: progress(done * b + a, blocks * b)
-
-
-def _compute(
-    store: RunStore,
+def sweep_block(
+    path: Path,
     recipe: RecipeSource,
     args: Mapping[str, Any] | None,
-    block: Sequence[Query],
+    names: Sequence[str],
     spec: Spec,
     replay: str,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> None:
-    """One sweep for a block of queries, each stored as soon as the sweep is done; then its work file goes."""
-    began, work = time.perf_counter(), store.path / WORK
+    """One sweep for a block of queries, each written when the sweep is done; then its work file goes."""
+    began, work, store = time.perf_counter(), work_folder(path), RunStore.open(path)
     made = build_recipe(recipe, args)
+    block = select(store, made, names, False)
 
     def losses(model: nn.Module) -> Tensor:
         dtype = next(model.parameters()).dtype
@@ -141,16 +144,11 @@ def _compute(
         recipe, losses, args=args, at=spec.at, since=spec.since, dtype=spec.dtype, cache=work, key=key, progress=progress
     )  # fmt: skip
     seconds = (time.perf_counter() - began) / len(block)
-    with RunStore.open(store.path, write=True) as writable:
-        for q, scores in zip(block, result.scores, strict=True):
-            about = Stored(
-                q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats
-            )
-            metadata = {"about": json.dumps(asdict(about))}
-            writable.save_tensors(result_name(store, q, spec), {"scores": scores}, metadata)
+    for q, scores in zip(block, result.scores, strict=True):
+        about = Stored(q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats)
+        file = work / f"{result_name(store, q, spec)}.safetensors"
+        write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
     (work / f"reverse-{key}.safetensors").unlink(missing_ok=True)
-    with suppress(OSError):  # another sweep is on its way there
-        work.rmdir()
 
 
 def result_name(store: RunStore, query: Query, spec: Spec) -> str:

@@ -41,7 +41,7 @@ def query_rows(
     """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates."""
     sides = [None] * len(bases) if scales is None else scales
     where = [_Place(*x) for x in zip(blocks.blocks, bases, sides, strict=True)]
-    with _mode(model, mode, [b.parameter for b in blocks.blocks]), torch.enable_grad():
+    with in_query_mode(model, mode, [b.parameter for b in blocks.blocks]), torch.enable_grad():
         rows = _together(model, loss, batch, blocks, where)
         if rows is None:
             rows = _one_by_one(_losses(loss, model, batch), where)
@@ -193,7 +193,7 @@ def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
 
 
 @contextmanager
-def _mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[None]:
+def in_query_mode(model: nn.Module, mode: str, leaves: Sequence[Tensor]) -> Iterator[None]:
     """The model in eval or train mode, or as it is, with gradients on; every flag is put back afterwards."""
     if mode not in ("eval", "train", "as-is"):
         raise UsageError(f"mode must be 'eval', 'train' or 'as-is', got {mode!r}.")

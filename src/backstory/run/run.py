@@ -22,20 +22,25 @@ from ..errors import UnsupportedError, UsageError
 from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
 from ..replay.tape import RecipeSource
+from ..results.effects import FIRST_ORDER, MOVED
 from ..results.influence import Influence
 from ..results.quality import Quality
 from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from . import exact as exactly
+from .changes import About, WeightChanges, stored_changes
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
 from .gradients import LossFn, ModelAt
+from .groups import By
+from .left_out import leave_out
 from .memory import Memory, embedding_bytes
 from .quality import Watch, quality, without
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
+from .tangents import carry, moved, tangents_of
 
 METHODS, SHOWN = ("auto", "adjoint", "embeddings"), ("text", "image", "label", "source")
 
@@ -315,6 +320,7 @@ class Run:
         args: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         check: bool = True,
+        workers: int = 1,
         progress: Progress | None = None,
     ) -> Influence:
         """The exact first-order influence of every occurrence on queries: NAME is the mean loss of a query set, NAME:INDEX one query.
@@ -323,16 +329,87 @@ class Run:
         differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
         stored in the run, and a second call reads them; one that was interrupted goes on. `each` computes every query of a set
         instead of the mean, `since` leaves earlier steps out, which shortens the backward sweep, `dtype` is another precision than the recipe's.
-        If the recipe is the one named in the run, `args` default to the run's.
+        `workers` processes share the queries. If the recipe is the one named in the run, `args` default to the run's.
         """
         names = [queries] if isinstance(queries, str) else list(queries)
         spec = exactly.Spec(self.step_of(at), since, dtype)
-        result = exactly.exact(self._store, recipe, names, spec, each=each, args=args, check=check, progress=progress)
+        result = exactly.exact(
+            self._store, recipe, names, spec, each=each, args=args, check=check, workers=workers, progress=progress
+        )
         return replace(result, lookup=self.content)
 
     def exact_results(self) -> list[exactly.Stored]:
         """The exact results that are stored in the run."""
         return exactly.stored_results(self._store)
+
+    def leave_out(
+        self,
+        groups: By,
+        recipe: RecipeSource | None = None,
+        *,
+        others: str = "keep",
+        empty: str = "coast",
+        twins: int = 3,
+        workers: int = 1,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> WeightChanges:
+        """Train again without each of the groups; `.effects(…)` of the result gives what that does to any query.
+
+        `groups` is "source", "label", "epoch", "parts:K", several of these with commas, or {name: ids}. Each group takes at most
+        one training, from the state before its first use; all else is equal. The other samples keep their weights (`others="keep"`) or are
+        scaled so that a step's weights add up to what they did ("renormalise"). A step without samples takes an optimizer step with gradient 0
+        (`empty="coast"`, the definition that tangents are the derivative of) or none ("skip"). `twins` trainings that start one
+        rounding unit away measure what rounding does. The weights at the run's checkpoints are stored in the run, as differences: a
+        second call reads them, without a recipe; one that was interrupted goes on. `workers` processes share the groups.
+        """
+        return leave_out(
+            self, self._store, groups, recipe, others=others, empty=empty, twins=twins, workers=workers, args=args, dtype=dtype,
+            check=check, progress=progress,
+        )  # fmt: skip
+
+    def tangents(
+        self,
+        groups: By,
+        recipe: RecipeSource | None = None,
+        *,
+        workers: int = 1,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> WeightChanges:
+        """The exact derivative of the weights as each group's are lowered, at every checkpoint; `.effects(…)` gives any query's.
+
+        First order, and groups add up: those of "source,parts:8" are totals by source and time. Stored and read as by `leave_out`.
+        """
+        how: dict[str, Any] = {"args": args, "dtype": dtype, "check": check, "progress": progress}
+        return carry(self._store, FIRST_ORDER, *tangents_of(self, groups), recipe, workers=workers, **how)
+
+    def move(
+        self,
+        samples: Iterable[int | str],
+        to: int,
+        recipe: RecipeSource | None = None,
+        *,
+        steps: Sequence[int] | None = None,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> WeightChanges:
+        """What if these samples had come at step `to` instead of at their own (or instead of at these `steps` only)? To first order.
+
+        They are left out there, and put into the batch of step `to` with the weights they had.
+        """
+        how: dict[str, Any] = {"args": args, "dtype": dtype, "check": check, "progress": progress}
+        return carry(self._store, MOVED, *moved(self, samples, to, steps), recipe, workers=1, **how)
+
+    def weight_changes(self) -> list[About]:
+        """What is stored of `leave_out` (twins included), `tangents` and `move`."""
+        return stored_changes(self._store)
 
     def predict_removal(
         self,

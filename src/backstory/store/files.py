@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,11 +19,13 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ..errors import DiskError, LockedError, StoreError, UsageError
 
 TEMPORARY = ".tmp"
+CHECKS = "crc32"  # of each tensor, in a file's metadata
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _SPOOLED = re.compile(r"step-(\d{8,})\.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -90,6 +93,13 @@ def remove(path: Path) -> None:
         fsync(path.parent)
 
 
+def move(file: Path, path: Path) -> None:
+    """Put a finished file in the place of `path`, on the same disk."""
+    with writing(path):
+        os.replace(file, path)
+        fsync(path.parent)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """`value` as readable JSON."""
     text = json.dumps(dict(value), indent=2, ensure_ascii=False) + "\n"
@@ -109,10 +119,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> None:
-    """`tensors` (tied ones are written twice) as a safetensors file."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, *, checked: bool = False
+) -> None:
+    """`tensors` (tied ones are written twice) as a safetensors file; `checked` adds a checksum of each."""
     flat = _independent(tensors)
-    meta = dict(metadata) if metadata else None
+    checks = {CHECKS: json.dumps({name: _checksum(x) for name, x in flat.items()})} if checked else {}
+    meta = {**(metadata or {}), **checks} or None
     write_atomic(path, lambda temporary: safetensors.torch.save_file(flat, temporary, metadata=meta))
 
 
@@ -128,10 +141,23 @@ def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU."""
-    with _reading_tensors(path):
-        return safetensors.torch.load_file(path)
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose names begin so, on the CPU; an error where a checksum does not fit."""
+    with _reading_tensors(path), safetensors.safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}
+        checks = json.loads((file.metadata() or {}).get(CHECKS, "{}"))
+    for name, x in tensors.items():
+        if name in checks and _checksum(x) != checks[name]:
+            raise StoreError(
+                f"{path} has changed since it was written (checksum mismatch in {name!r}). Delete it: what it has can "
+                "be computed again."
+            )
+    return tensors
+
+
+def _checksum(x: Tensor) -> int:
+    """The crc32 of its bytes."""
+    return zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data) if x.numel() else 0
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -512,9 +512,14 @@ class RunStore:
         self._writable()
         files.write_tensors(self._file(name), tensors, metadata)
 
-    def load_tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors kept under `name`."""
-        return files.read_tensors(self._file(name))
+    def adopt_tensors(self, file: Path) -> None:
+        """Take a finished file of tensors into the run, under its own name."""
+        self._writable()
+        files.move(file, self._file(file.name.removesuffix(".safetensors")))
+
+    def load_tensors(self, name: str, prefix: str = "") -> dict[str, Tensor]:
+        """The tensors kept under `name`, or those of them whose names begin so."""
+        return files.read_tensors(self._file(name), prefix)
 
     def tensor_metadata(self, name: str) -> dict[str, str]:
         """The text kept beside the tensors."""
