@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError
+from .leave_out import BY, parse_groups
 from .options import (
     At,
     Contraction,
@@ -58,10 +59,10 @@ def timeline(
 
 def evolution(
     run: RunPath, queries: Queries, at: At = "final",
-    by: Annotated[
-        str, typer.Option(help="Groups: thirds (of samples, by first use), steps (of occurrences), source or label.")
-    ] = "thirds",
-    ids: Annotated[str | None, typer.Option(help="Comma-separated sample IDs to compare with the rest.")] = None,
+    by: Annotated[str, typer.Option(help=BY)] = "thirds",
+    ids: Annotated[
+        str | None, typer.Option(help="Comma-separated sample IDs, or a file with one ID per line, to compare with the rest.")
+    ] = None,
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
@@ -71,7 +72,7 @@ def evolution(
     """
     from .. import insight
 
-    groups = by if ids is None else {"named": parse_ids(run, [x.strip() for x in ids.split(",") if x.strip()])}
+    groups = parse_groups(run, by, ids)
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
     with request.opened("evolution") as (q, options):
         result = insight.evolution(q.run, q.model, q.loss, q.batches[queries], q.at, by=groups, **options)

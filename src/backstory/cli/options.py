@@ -58,6 +58,7 @@ Contraction = Annotated[
 Encoding = Annotated[str, typer.Option(help="Number format of vectors: float16, int8, float32 or float64.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", help="Recipe to use: package.module:function.")]
 TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the run's recipe without a prompt.")]
+Workers = Annotated[int, typer.Option(help="Parallel processes.", min=1)]
 Plot = Annotated[Path | None, typer.Option(help="Write the figures to this HTML file.")]
 Notes = Annotated[bool, typer.Option("--notes", help="Show all notes on the result: sign, unit, caveats, quality.")]
 Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..replay.queries import QuerySets, parts, size
 from ..replay.recipe import Presentation, load_recipe, stored_args
+from ..results.effects import GroupEffects
+from .changes import WeightChanges
 from .gradients import LossFn, evaluate
 from .run import Run
 
@@ -40,6 +43,14 @@ class Queries:
         predicted = None if self.page.predict is None else evaluate(self.model, self.page.predict, batch)[0]
         known = {"label": label, "predicted": predicted, "loss": f"{sum(losses):.3g}"}
         return f"Query {selection}: {', '.join(f'{name} {x}' for name, x in known.items() if x is not None)}."
+
+    def effects(self, changes: WeightChanges, at: int | str = "final") -> GroupEffects:
+        """What groups do to the mean loss of each selection."""
+
+        def means(model: nn.Module, batches: list[Any]) -> Tensor:
+            return torch.stack([self.loss(model, batch).mean() for batch in batches])
+
+        return changes.effects(self.model, means, list(self.batches.values()), at, queries=list(self.batches))
 
 
 def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int | str = "final") -> Queries:
