@@ -23,6 +23,7 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..replay import update
 from ..replay.queries import part
 from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
+from ..store import RunStore
 from .derivative import State, flat, push, spans_of, split, take
 from .losses import StepGradient, or_zeros, step_gradient
 from .states import flat_state
@@ -51,11 +52,12 @@ def tangent(
     *,
     args: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = torch.float64,
+    run: RunStore | None = None,
     progress: Progress | None = None,
 ) -> dict[int, Tensor]:
     """θ̇ (G, n) of the groups before each of these steps (default: after the last), the parameters in the optimizer's order."""
     with own_randomness():
-        tape = Tape(recipe, args=args, dtype=dtype)
+        tape = Tape(recipe, args=args, dtype=dtype, run=run)
         wanted = {tape.length} if steps is None else set(steps)
         if not wanted or not 0 <= min(wanted) <= max(wanted) <= tape.length:
             raise UsageError(
