@@ -95,11 +95,11 @@ def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     for name in ("curvature", "kappa", "hdot"):
         assert_same(getattr(two, name), getattr(one, name), terms, dtype=dtype)
     more = set(second.tensor_names()) - set(first.tensor_names())
-    assert more <= (set() if ended is None else {f"scale-{ended:08d}", f"checkpoint-{ended:08d}"})
-    for name in first.tensor_names():  # basis, checkpoints, scales
+    assert more <= (set() if ended is None else {f"{x}-{ended:08d}" for x in ("scale", "checkpoint", "state")})
+    for name in first.tensor_names():  # basis, checkpoints, states, scales
         x, y = first.load_tensors(name), second.load_tensors(name)
         assert x.keys() == y.keys()
-        for k in x:
+        for k in (k for k in x if not k.startswith("random/")):  # the user does not save these here
             assert_same(
                 y[k], x[k], CORE if name == "basis" else TERMS, dtype=torch.float32 if name == "basis" else None
             )

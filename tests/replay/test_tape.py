@@ -32,7 +32,8 @@ def test_steps_without_draws_share_one_generator_state() -> None:
         with own_randomness():
             tape = Tape(lambda p=dropout: examples.make(dropout=p))  # type: ignore[misc]
             tape.record(())
-        assert len({id(x) for x in tape.generators}) == count
+        assert len({id(x) for x in tape.generators.values()}) == count
+        assert len({id(x["numpy"]) for x in tape.generators.values()}) == 1, "of what was not drawn from"
 
 
 def test_a_recipe_that_does_not_seed_is_the_same_at_each_call() -> None:

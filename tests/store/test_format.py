@@ -27,6 +27,7 @@ def test_the_version_and_the_columns_are_those_of_format_1() -> None:
         "step: int32", "row_start: int64", "rows: int32", "clip: double", "norm: double", "coverage: double", "size: double",
         "drift: double", "trained: double", "crc: int64",
         *(f"{key}: fixed_size_list<item: double>[3]" for key in ("rate", "l2", "decay", "momentum", "tau", "a", "n")),
+        "batch: int64", "generators: fixed_size_list<item: int64>[4]", "random: binary",
     ]  # fmt: skip
     assert text(rows_schema([5, 7], "int8", 2, split=True))[5:7] == [
         "gdot: double",

@@ -27,6 +27,7 @@ from ..replay.tape import (
     tell,
     thin_out,
 )
+from ..store import RunStore
 from ..workers import spread
 from .cache import Rows
 from .losses import QueryLoss, QuerySet, losses
@@ -44,6 +45,7 @@ def leave_out(
     workers: int = 1,
     vectorised: bool | None = None,
     dtype: torch.dtype | None = None,
+    run: RunStore | None = None,
 ) -> Tensor:
     """Retrain without each removal: differences of the query losses (removals, Q), float64.
 
@@ -51,15 +53,16 @@ def leave_out(
     a string names one of the recipe's query sets. With `cache`, each result is stored in that folder as soon as it is known
     and reused by the next call. `workers` > 1 needs `recipe` as "package.module:function" (and `args`) and a query that can
     be imported by name. `vectorised=None` runs several replays at once (torch.func) if that works; True requires it. `dtype`
-    replays in that precision, batches included.
+    replays in that precision, batches included. With `run`, the replay follows its recording, up to the first removed step.
     """
     if workers > 1 and len(removals) > 1:
-        options = {"args": args, "cache": cache, "vectorised": vectorised, "dtype": dtype}
+        options = {"args": args, "cache": cache, "vectorised": vectorised, "dtype": dtype, "run": run and run.path}
         return _in_processes(recipe, removals, query_loss, progress, workers, options)
     with own_randomness():
-        tape = Tape(recipe, args=args, dtype=dtype)
+        tape = Tape(recipe, args=args, dtype=dtype, run=run)
         occurrences = index(tape.ids)
         variants = [Variant(places(removal, occurrences), removal.share) for removal in removals]
+        tape.let_go(min((v.first for v in variants), default=tape.length))
         tape.record(thin_out([v.first for v in variants], tape.affordable()))
         base = losses(tape.recipe, query_loss)
         rows = Rows(cache, (tape.start, tape.end), base)
@@ -116,7 +119,8 @@ def _in_processes(
 
 def _piece(recipe: str, removals: Sequence[Removal], query: QueryLoss, options: Mapping[str, Any]) -> list[list[float]]:
     """What one worker does."""
-    return [[float(x) for x in row] for row in leave_out(recipe, removals, query, **options)]
+    run = None if options["run"] is None else RunStore.open(options["run"])
+    return [[float(x) for x in row] for row in leave_out(recipe, removals, query, **{**options, "run": run})]
 
 
 def _check_importable(recipe: RecipeSource, query: QueryLoss) -> None:

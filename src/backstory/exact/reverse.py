@@ -31,7 +31,7 @@ from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, tell
 from ..replay.update import distance
 from ..results.influence import Influence
-from ..store.run_store import HasPath
+from ..store.run_store import HasPath, RunStore
 from .cache import ProgressFile, digest
 from .derivative import State, Update, flat, pull, spans_of, split, take
 from .losses import QueryLoss, StepGradient, gradients, losses, step_gradient
@@ -57,16 +57,18 @@ def reverse(
     segments: int | None = None,
     cache: Path | None = None,
     key: str | None = None,
+    run: RunStore | None = None,
     progress: Progress | None = None,
 ) -> Influence:
     """The exact first-order influence of every occurrence from step `since` to before `at` (default: all) on the queries.
 
     `query_loss` is as in `leave_out`. States wait on disk, before every step if it has the room; else, or with `segments`, the run is
     replayed once more in so many segments. With `cache`, the sweep is saved on its way, and a second call continues from there or
-    reads the result: one with the same `key`, by default the bits of the weights and of the query losses.
+    reads the result: one with the same `key`, by default the bits of the weights and of the query losses. With `run`, the replay
+    follows its recording: learning rates, random states, and the whole state at stored checkpoints.
     """
     with own_randomness(), closing(States()) as whole, closing(States()) as states:
-        tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole)
+        tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole, run=run)
         if tape.obstacle is not None:
             raise UnsupportedError(f"{HOW} differentiates the optimizer's steps, but {tape.obstacle}.")
         if not 0 <= since < tape.length:
@@ -131,7 +133,8 @@ class Sweep:
         w = tape.weights(t)
         gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
         step = take(now, flat(gradient.grads), spans_of(self._sizes, tape.coefficients[t]), tape.recipe.clip_norm)
-        _check(step.after.theta, self._state(t + 1).theta, now.theta, t)
+        if t + 1 not in tape.anchored:  # there the run's own state follows, not the one that this step leads to
+            _check(step.after.theta, self._state(t + 1).theta, now.theta, t)
         x, r = pull(self.followed(step), x)
         out = []
         for q, one in enumerate(r):

@@ -24,6 +24,7 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..replay import update
 from ..replay.queries import part
 from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
+from ..store import RunStore
 from .cache import ProgressFile
 from .derivative import State, flat, push, spans_of, split, take
 from .losses import StepGradient, or_zeros, step_gradient
@@ -54,6 +55,7 @@ def tangent(
     *,
     args: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = torch.float64,
+    run: RunStore | None = None,
     cache: Path | None = None,
     key: str = "",
     progress: Progress | None = None,
@@ -63,7 +65,7 @@ def tangent(
     With `cache`, what is computed is saved on the way, and a second call with the same `key` continues from there.
     """
     with own_randomness():
-        tape = Tape(recipe, args=args, dtype=dtype)
+        tape = Tape(recipe, args=args, dtype=dtype, run=run)
         wanted = sorted({tape.length} if steps is None else set(steps))
         if not wanted or not 0 <= wanted[0] <= wanted[-1] <= tape.length:
             raise UsageError(

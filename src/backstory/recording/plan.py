@@ -140,11 +140,14 @@ class _Costs:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights at the end, the start and the boundaries; the optimizer's coordinates at the boundaries (the trial has the end's)."""
+        """Weights at the end; with checkpoints those and the state of training at the start, the boundaries and the end.
+
+        The optimizer's coordinates at the boundaries come with them (the trial has the end's).
+        """
         if self.checkpoints is None:
             return self.trial.model_bytes
-        count = min(self.checkpoints, max(0, self.steps - 1))
-        return (count + 2) * self.trial.model_bytes + count * self.trial.scale_bytes
+        count, each = min(self.checkpoints, max(0, self.steps - 1)), self.trial.model_bytes + self.trial.state_bytes
+        return (count + 2) * each + count * self.trial.scale_bytes
 
     @cached_property
     def store_bytes(self) -> int:

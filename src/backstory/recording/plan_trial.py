@@ -29,6 +29,7 @@ from ..replay.recipe import Recipe, take_step
 from ..store import RunStore
 from ..store.bases import is_preconditioned
 from .recorder import Recorder, record
+from .replays import checkpoint_bytes
 from .settings import Settings
 
 BATCHES = 64  # of the recipe's, kept in memory so that loading them is not timed, and taken again and again
@@ -51,6 +52,7 @@ class Trial(NamedTuple):
     scale_bytes: int  # the optimizer's coordinates at one checkpoint
     other_bytes: float  # config, and what tables cost whatever their length
     model_bytes: int  # the weights of one checkpoint
+    state_bytes: int  # the state of training that lies beside them
     closed_bytes: int  # of the trial's own run, with its final weights
     momentum: bool
     adaptive: bool  # a second moment is followed
@@ -187,7 +189,9 @@ def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any)
     """What the closed run holds."""
     store = RunStore.open(path)
     table, n_steps, n_rows, size = store.steps(), store.n_steps(), store.n_rows(), store.size_bytes(("checkpoint-",))
-    each = {name: _each(size, first[name]) for name, size in _tables(store).items()}
+    tables, drawn = _tables(store), sum(map(len, store.random_states(0, 1).values()))
+    tables["steps"] = tables["steps"]._replace(bytes=tables["steps"].bytes - drawn)  # the first step's random states
+    each = {name: _each(size, first[name]) for name, size in tables.items()}
     basis, own_coordinates = (path / "basis.safetensors").stat().st_size, is_preconditioned(store)
     return Trial(
         settings=rec.settings,
@@ -200,7 +204,8 @@ def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any)
         basis_bytes=basis,
         scale_bytes=max((file.stat().st_size for file in path.glob("scale-*.safetensors")), default=0),
         other_bytes=max(0.0, size - each["rows"] * n_rows - each["steps"] * n_steps - basis),
-        model_bytes=sum(x.nbytes for x in rec.model.state_dict().values()),
+        model_bytes=(weights := sum(x.nbytes for x in rec.model.state_dict().values())),
+        state_bytes=checkpoint_bytes(rec.model, rec.watcher.reader.optimizer) - weights,
         closed_bytes=store.size_bytes(),
         momentum=bool(table.groups["momentum"].any()),
         adaptive=store.config["diagonal"] or own_coordinates,

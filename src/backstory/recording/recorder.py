@@ -37,6 +37,7 @@ from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
 from .projecting import fixed_bases
+from .replays import Draws, Stopwatch, checkpoint_bytes, known_draws, random_state, training_state
 from .resume import open_store
 from .settings import Settings, auto_rank, settings_of
 from .step import Ids, StepScope, TakenStep
@@ -119,6 +120,7 @@ class Recorder:
         self._drop_final()
         self._known_weights: int | None = None  # what they were after the last step
         self._budget = Budget(store, self._at, steps, max_bytes)
+        self._draws, self._watch = Draws(known_draws(store, self._at)), Stopwatch()
         self._factored = [b for b, stored in enumerate(store.blocks) if not isinstance(stored, int)]
         self._sound = True  # the model is where the last recorded step left it
         self._open = False
@@ -140,6 +142,7 @@ class Recorder:
         self.watcher.attach()
         self._open = True
         if self._at == 0:
+            self._draws = Draws(None)
             self._checkpoint(0)
         return self
 
@@ -156,11 +159,14 @@ class Recorder:
     def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
         """One optimizer update: forward, backward and `optimizer.step()` go inside."""
         self._check_ready()
+        self._watch.begin()
         scope = self.watcher.begin(self._at, self.store.config.get("ids"), whole=self._warming_up)
+        scope.random = self._draws.before()
         try:
             if ids is not None:
                 scope.batch(ids, weights, tokens)
             yield scope
+            scope.seconds, scope.generators = self._watch.stop(), self._draws.after()
             with own_precision(self.watcher.device):
                 self._end(scope)
         except BaseException:
@@ -168,6 +174,7 @@ class Recorder:
             raise
         finally:
             self.watcher.forget()
+            self._watch.over()
 
     @property
     def _warming_up(self) -> bool:
@@ -216,7 +223,7 @@ class Recorder:
             self.skipped += 1
             return
         self._settle_factors(taken)
-        self._budget.spend(self._at, len(scope.ids))
+        self._budget.spend(self._at, len(scope.ids), *self._bytes_beside(scope))
         if self._warming_up:
             self._keep_for_warmup(taken)
         else:
@@ -224,6 +231,8 @@ class Recorder:
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
         self._at += 1
+        self._draws.keep(scope.generators)
+        self._watch.keep(scope.seconds)
         self.know_weights()
         if self._at in self._boundaries:
             self._with_writer(self._writer.wait_made)  # a checkpoint of a step that is not recorded would be of no use
@@ -291,9 +300,20 @@ class Recorder:
         self.store.spool.clear()
         self.watcher.project_with(self._bases)
 
+    def _bytes_beside(self, scope: StepScope) -> tuple[int, int]:
+        """What a step takes beside its rows, and the checkpoints that are planned after it."""
+        own, after = len(scope.random or b""), [t for t in self._boundaries if t > scope.number]
+        each = checkpoint_bytes(self.model, self.watcher.reader.optimizer) if after else 0
+        return own + each * (scope.number + 1 in after), own + each * len(after)
+
     def _checkpoint(self, step: int) -> None:
         if self._boundaries:
+            state = training_state(self.model, self.watcher.reader.optimizer, self._draws.states)
+            if state is not None:
+                self.store.save_state(step, state)
             self.store.save_checkpoint(step, weights_of(self.model))
+        elif step == 0:  # what the first batch is fetched with
+            self.store.save_state(0, random_state(self._draws.states))
         known = dict(self.store.config.get("fingerprints", {}))
         if self.watcher.adaptive.scales is not None:
             save_scales(self.store, step, [b.name for b in self.blocks], self.watcher.adaptive.scales)
@@ -322,6 +342,7 @@ class Recorder:
         last = self.store.config.get("final_weights")
         if last in self.store.checkpoints():
             self.store.delete_tensors(f"checkpoint-{last:08d}")
+            self.store.delete_tensors(f"state-{last:08d}")
         self.store.update_config(final_weights=None, no_final_weights=None)
 
     def know_weights(self) -> None:
@@ -343,7 +364,8 @@ class Recorder:
                 else:
                     self._checkpoint(self._at)
                     self._store_final(failed)
-            self.store.update_config(skipped=self.skipped, closed=not failed)
+            timed = {} if self._watch.median is None else {"training": {"seconds_per_step": self._watch.median}}
+            self.store.update_config(skipped=self.skipped, closed=not failed, **timed)
         finally:
             self._writer.close()
             self.store.close()
@@ -373,9 +395,13 @@ class Budget:
         self._known = auto_rank(store.config["settings"]["rank"]) is None  # how wide a row is
         self._checked = False
 
-    def spend(self, step: int, batch: int) -> None:
-        """Before the rows of `step` are kept: would the planned run fit, and is there room for these?"""
+    def spend(self, step: int, batch: int, own: int = 0, later: int = 0) -> None:
+        """Before the rows of `step` are kept: would the planned run fit, and is there room for these?
+
+        `own` bytes lie beside its rows, `later` in it and in the checkpoints that are planned after it.
+        """
         self._waiting += batch
+        self._spent += own
         self._known = self._known or "basis" in self._store.tensor_names()
         if not self._known:
             return
@@ -387,15 +413,15 @@ class Budget:
                 f"{step} earlier steps are safe. Raise max_bytes, lower rank=, or choose a smaller encoding=."
             )
         if not self._checked and self._planned:
-            self._check_plan(step, batch, self._planned)
+            self._check_plan(step, batch, self._planned, later)
         self._checked = True
 
     def has_room(self, extra: int) -> bool:
         """Whether the run stays within `max_bytes` with so many bytes more."""
         return self._max_bytes is None or self._store.size_bytes() + extra <= self._max_bytes
 
-    def _check_plan(self, step: int, batch: int, planned: int) -> None:
-        need = batch * self._store.bytes_per_row * max(0, planned - step)
+    def _check_plan(self, step: int, batch: int, planned: int, later: int) -> None:
+        need = batch * self._store.bytes_per_row * max(0, planned - step) + later
         free = shutil.disk_usage(self._store.path).free
         limit = free if self._max_bytes is None else min(free, self._max_bytes)
         if need > limit:

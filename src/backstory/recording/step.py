@@ -8,6 +8,7 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 """
 
 import math
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 OUTPUT_KINDS = (*KINDS, "other")
 # facts that records hold as they are
-PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P")
+PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P", "batch", "generators")
 Ids = Iterable[int | str] | Tensor
 Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
@@ -74,6 +75,11 @@ class StepScope:
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
         self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
+        # for replays, filled in by the recorder: checksums of the batch and of the random states after the step, and the states before
+        self.digest: int | None = None
+        self.generators: Sequence[int] = ()
+        self.random: bytes | None = None
+        self.seconds = 0.0  # that the step's own work took
 
     def batch(
         self, ids: Ids, weights: Tensor | Sequence[float] | None = None, tokens: Tensor | Sequence[int] | None = None
@@ -276,6 +282,9 @@ class TakenStep(NamedTuple):
             "kappa": _listed(self._kappa()),
             "gradient_rows": scope.gradients.groups,
             "own_rows": self.form.rows if scope.curvature is not None else 0,
+            "batch": scope.digest,
+            "generators": list(scope.generators),
+            "random": None if scope.random is None else b64encode(scope.random).decode(),
             **({} if scope.after.P is None else {"P": scope.after.P}),
         }
 
@@ -310,6 +319,7 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
         curvature=curvature,
         kappa=None if curvature is None else torch.tensor(facts["kappa"], dtype=torch.float64),
         hdot=hdot,
+        random=None if facts["random"] is None else b64decode(facts["random"]),
         **plain,
     )
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..capture import OptimizerReader, Tap
+from ..capture.batches import BatchDigest
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
 from ..capture.updates import Reading
@@ -47,6 +48,7 @@ class StepWatcher:
         self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
         self._seed, self._loss_reduction = settings.seed, loss_reduction
         self._tap = Tap(model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups)
+        self._digest = BatchDigest(model)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._taken = 0  # steps so far
@@ -77,11 +79,13 @@ class StepWatcher:
     def attach(self) -> None:
         """Install the hooks."""
         self._tap.attach()
+        self._digest.attach()
         self.reader.attach()
 
     def detach(self) -> None:
         """Remove the hooks."""
         self._tap.detach()
+        self._digest.detach()
         self.reader.detach()
 
     def reshape(self, shapes: Sequence[Shape]) -> None:
@@ -96,6 +100,7 @@ class StepWatcher:
         """A step begins; with `whole` its contributions are not projected."""
         self.reader.begin()
         self._tap.begin()
+        self._digest.begin()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
@@ -112,6 +117,7 @@ class StepWatcher:
         """The step is complete; None where the optimizer has not stepped."""
         scope, reading = self._scope, self.reader.reading
         assert scope is not None
+        scope.digest = self._digest.end()
         if reading is None:
             return None
         if not self._taken:
@@ -125,6 +131,7 @@ class StepWatcher:
     def forget(self) -> None:
         """Let go of the step, complete or not."""
         self._tap.begin()
+        self._digest.end()
         self.reader.end()
         self._scope = None
 

@@ -1,17 +1,18 @@
 r"""One pass over a recipe that records what a later replay needs to be identical except for the removal.
 
-Of each step the state of torch's generators before it (dropout draws the same masks again) and the coefficients of
+Of each step the states of the random generators before it (dropout draws the same masks again) and the coefficients of
 the update; of chosen steps the whole state of training. The recipe is made, and the run begins, with torch's generator
 at a fixed seed; a recipe that draws (dropout) seeds the generator itself, as its training did. A replay may leave occurrences
 out, and may run in another floating-point precision.
-Assumes: other generators (numpy, random) are not drawn from while training.
+
+With the run that the recipe rebuilds, the replay follows its recording (`anchors`): learning rates and random states are the recorded
+ones, and at every stored checkpoint it starts anew from there.
 """
 
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +20,14 @@ import torch
 from torch import Tensor
 
 from ..capture import fingerprint
+from ..capture.randomness import Generators, after
+from ..capture.randomness import generators as generators
+from ..capture.randomness import own_randomness as own_randomness
+from ..capture.randomness import seed as seed
 from ..errors import UsageError
+from ..store import RunStore
 from . import update
+from .anchors import Anchors, Fetched
 from .recipe import Recipe, load_recipe, take_step, weights
 
 Id = int | str
@@ -28,7 +35,6 @@ Places = dict[int, list[int]]  # step -> positions in its batch
 RecipeSource = Callable[[], Recipe] | str  # a function, or "package.module:function"
 Progress = Callable[[int, int], None]
 State = dict[str, Any]
-Generators = tuple[Tensor, ...]
 STATE_BYTES = 1 << 30  # what the states in memory may take together
 
 
@@ -131,17 +137,22 @@ class Tape:
         dtype: torch.dtype | None = None,
         length: int | None = None,
         states: MutableMapping[int, State] | None = None,
+        run: RunStore | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.recipe = in_precision(build_recipe(recipe, args), dtype)
         self.parameters = update.trained_parameters(self.recipe.optimizer)
         self.obstacle = update.obstacle(self.recipe.optimizer)
         steps = len(self.recipe.batches)
-        self.length = steps if length is None else length
-        if not 0 < self.length <= steps:
-            raise UsageError(f"at must be between 1 and {steps}, the number of steps of the recipe, got {length}.")
+        self.length = _length(steps, length, run)
+        self.ends: dict[int, Generators] = {}  # random states after the step before, where the batch is fetched
+        self.generators: dict[int, Generators] = {}  # random states before each step's forward pass
+        self._anchors = None if run is None else Anchors(run, self.optimizer, self.length)
+        self.anchored: set[int] = set() if self._anchors is None else set(self._anchors.steps)
+        if self._anchors is not None:
+            self.recipe = replace(self.recipe, batches=Fetched(self.recipe.batches, self.ends.get))
+        self._note(0, self._anchor(0))
         self.start, self.end = fingerprint(self.recipe.model), ""
-        self.generators: list[Generators] = [generators()]  # before each step
         self.ids: list[list[Id]] = [list(self.recipe.batches[t][0]) for t in range(self.length)]
         self.coefficients: list[tuple[update.Coefficients, ...]] = []  # of each step; none where not modelled
         self.states: MutableMapping[int, State] = {} if states is None else states
@@ -151,20 +162,17 @@ class Tape:
         self, keep: Collection[int], progress: Progress | None = None, watch: Callable[[int], None] | None = None
     ) -> None:
         """Play the run once; `keep` names the steps before which the state is kept, `watch(t)` runs before step t."""
-        seed(self.generators[0])
         known: dict[Any, Any] = {}
         for t in range(self.length):
             if t in keep:
                 self.states[t] = save(self.recipe)
+            self._set_rates(t)
             if watch is not None:
                 watch(t)
-                seed(self.generators[t])  # it may have drawn
             if self.obstacle is None:
                 self.coefficients.append(tuple(known.setdefault(c, c) for c in update.coefficients(self.optimizer)))
-            take_step(self.recipe, t)
-            now, before = generators(), self.generators[-1]
-            drawn = not all(map(torch.equal, now, before))
-            self.generators.append(now if drawn else before)  # a thousand steps without draws share one state
+            self.take(t)
+            self.arrive(t + 1)
             tell(progress, t + 1, self.length)
         if watch is not None:
             watch(self.length)
@@ -192,9 +200,39 @@ class Tape:
         return at
 
     def step(self, t: int, w: Tensor | None = None) -> None:
-        """Step t as the run took it, with the same random draws; `w` replaces the weights."""
+        """Step t as the run took it, with the same random draws, and on to where the run was; `w` replaces the weights."""
+        self.take(t, w)
+        self._anchor(t + 1)
+
+    def take(self, t: int, w: Tensor | None = None) -> Tensor:
+        """Step t by itself; returns the losses (B,)."""
+        self._set_rates(t)
         seed(self.generators[t])
-        take_step(self.recipe, t, w)
+        return take_step(self.recipe, t, w)
+
+    def arrive(self, t: int) -> None:
+        """After step t − 1, for the first time: where the run kept its state, the replay starts anew from it."""
+        self._note(t, self._anchor(t))
+
+    def let_go(self, step: int) -> None:
+        """From `step` on the replay is not the run's any more: it starts anew at no later checkpoint."""
+        self.anchored = {t for t in self.anchored if t <= step}
+
+    def _set_rates(self, t: int) -> None:
+        if self._anchors is not None:
+            self._anchors.set_rates(t, self.optimizer)
+
+    def _anchor(self, t: int) -> Generators:
+        """Start anew where the run kept its state before step t; the random states then, as far as they are known."""
+        if self._anchors is not None and t in self.anchored:
+            return self._anchors.restore(t, self.recipe)
+        return self._anchors.first() if self._anchors is not None and t == 0 else {}
+
+    def _note(self, t: int, known: Generators) -> None:
+        """The random states before step t: those of the run, or those that the replay has."""
+        now = {**generators(), **known}
+        self.ends[t] = end = after(self.ends[t - 1], now) if t else now
+        self.generators[t] = end if self._anchors is None or t == self.length else self._anchors.before(t, end)
 
     def skip(self) -> None:
         """A step that is not taken: the schedule goes on, and nothing else changes."""
@@ -224,34 +262,11 @@ def tell(progress: Progress | None, done: int, total: int) -> None:
         progress(done, total)
 
 
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Whatever is drawn inside, torch's generators are afterwards as they were."""
-    before = generators()
-    try:
-        yield
-    finally:
-        seed(before)
-
-
 def build_recipe(recipe: RecipeSource, args: Mapping[str, Any] | None) -> Recipe:
     """The recipe, fresh."""
     if isinstance(recipe, str):
         return load_recipe(recipe, args)
     return recipe(**(args or {}))
-
-
-def generators() -> Generators:
-    """The states of torch's generators."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return (torch.get_rng_state(), *cuda)
-
-
-def seed(states: Generators) -> None:
-    """Put torch's generators into these states."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 def save(recipe: Recipe) -> State:
@@ -275,6 +290,18 @@ def thin_out(steps: Collection[int], count: int) -> list[int]:
     ordered = sorted(set(steps))
     count = min(count, len(ordered))
     return [ordered[i * len(ordered) // count] for i in range(count)]
+
+
+def _length(steps: int, wanted: int | None, run: RunStore | None) -> int:
+    """How many of a recipe's steps are replayed: as many as the run has, if there is one, or all."""
+    if wanted is None and run is not None:
+        wanted = run.n_steps()
+        if steps < wanted:
+            raise UsageError(f"the recipe has {steps} steps, but the run has {wanted}. Pass the run's own recipe.")
+    length = steps if wanted is None else wanted
+    if not 0 < length <= steps:
+        raise UsageError(f"at must be between 1 and {steps}, the number of steps of the recipe, got {wanted}.")
+    return length
 
 
 def _check_clipping(recipe: Recipe, parameters: list[Tensor]) -> None:

@@ -179,13 +179,18 @@ def smallest(step: Step) -> Tensor:
 def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
     """The steps of a chunk as they are, without curvature rows."""
     lo, hi = chunk.first_step, chunk.first_step + len(chunk.steps)
-    table, P, at = store.steps(lo, hi), store.diagonal(lo, hi), 0
+    table, P, drawn, at = store.steps(lo, hi), store.diagonal(lo, hi), store.random_states(lo, hi), 0
     for i, step in enumerate(chunk.steps):
         rows = slice(at, at + len(step.w))
         of_rows = {name: getattr(chunk.block, name)[rows] for name in ("samples", "weight", "loss", "gdot", "rows")}
         numbers: dict[str, Any] = {name: float(getattr(table, name)[i]) for name in (*STEP_NUMBERS, "trained")}
         groups = {k: table.groups[k][i].tolist() for k in NAMES}
-        yield StepRecord(lo + i, groups=groups, P=None if P is None else P[i], **of_rows, **numbers)
+        replays = {
+            "batch": int(table.batch[i]),
+            "generators": table.generators[i].tolist(),
+            "random": drawn.get(lo + i),
+        }
+        yield StepRecord(lo + i, groups=groups, P=None if P is None else P[i], **of_rows, **numbers, **replays)
         at = rows.stop
 
 

@@ -141,7 +141,8 @@ def sweep_block(
 
     key = digest([result_name(store, q, spec) for q in block])
     result = reverse(
-        recipe, losses, args=args, at=spec.at, since=spec.since, dtype=spec.dtype, cache=work, key=key, progress=progress
+        recipe, losses, args=args, at=spec.at, since=spec.since, dtype=spec.dtype, cache=work, key=key, run=store,
+        progress=progress,
     )  # fmt: skip
     seconds = (time.perf_counter() - began) / len(block)
     for q, scores in zip(block, result.scores, strict=True):

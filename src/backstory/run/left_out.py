@@ -142,7 +142,8 @@ def train_block(
     store, variants = RunStore.open(path), [job.what for job in jobs]
     steps = steps_of(store)
     with own_randomness(), closing(States()) as states, closing(States()) as base, closing(States()) as changes:
-        tape = Tape(recipe, args=args, dtype=dtype, length=store.n_steps(), states=states)
+        tape = Tape(recipe, args=args, dtype=dtype, length=store.n_steps(), states=states, run=store)
+        tape.let_go(min(v.first for v in variants))
         trainings = len(jobs) + 1
 
         def keep(t: int) -> None:

@@ -24,6 +24,7 @@ from .schema import GROUP_KEYS, STEP_NUMBERS, RowBlock, StepRecord, StepTable, r
 from .tables import Table
 
 SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once
+UNKNOWN = -1  # the checksum of a batch that was not seen
 _NUMBERS = ("step", "pos", "weight", "loss", "gdot")
 SUMMED = ("g", "s", "weight", "loss", "gdot", "h", "hs", "kappa", "hdot")  # columns under the checksum, in order
 
@@ -135,6 +136,8 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
     columns |= {name: [float(getattr(r, name)) for r in records] for name in STEP_NUMBERS}
     columns["trained"] = [float(r.coverage if r.trained is None else r.trained) for r in records]
     columns |= {key: [[float(x) for x in r.groups[key]] for r in records] for key in GROUP_KEYS}
+    columns["batch"] = [UNKNOWN if r.batch is None else r.batch for r in records]
+    columns |= {"generators": [list(r.generators) for r in records], "random": [r.random for r in records]}
     diagonals = [r.P.float() for r in records if r.P is not None]
     if diagonals:
         columns["P"] = vectors(torch.stack(diagonals))
@@ -144,11 +147,18 @@ def steps_table(records: Sequence[StepRecord], row_start: int, crcs: Sequence[in
 def read_steps(table: Table, lo: int, hi: int) -> StepTable:
     """Steps `lo` to `hi`."""
     numbers = (*STEP_NUMBERS, "trained")
-    columns = table.table(["step", "row_start", "rows", "crc", *numbers, *GROUP_KEYS], lo, hi)
-    ints = {name: columns[name].to_numpy().astype(np.int64) for name in ("step", "row_start", "rows", "crc")}
+    whole = ("step", "row_start", "rows", "crc", "batch")
+    columns = table.table([*whole, *numbers, *GROUP_KEYS, "generators"], lo, hi)
+    ints = {name: columns[name].to_numpy().astype(np.int64) for name in whole}
     floats = {name: columns[name].to_numpy().copy() for name in numbers}
     groups = {key: tensor(columns[key]).numpy().copy() for key in GROUP_KEYS}
-    return StepTable(**ints, **floats, groups=groups)
+    return StepTable(**ints, **floats, groups=groups, generators=tensor(columns["generators"]).numpy().copy())
+
+
+def read_random(table: Table, lo: int, hi: int) -> dict[int, bytes]:
+    """Step -> the random states before it, of steps `lo` to `hi`, where something was drawn since the step before."""
+    values = table.table(["random"], lo, hi)["random"].to_pylist()
+    return {t: value for t, value in enumerate(values, lo) if value is not None}
 
 
 def read_diagonal(table: Table, lo: int, hi: int) -> Tensor | None:

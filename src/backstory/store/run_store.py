@@ -40,8 +40,10 @@ FRAGMENT = 256 << 20  # bytes of rows in one compacted fragment
 TIDY_EVERY = 500  # commits
 LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
 Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
-_CHECKPOINT = re.compile(r"(?:checkpoint|scale)-(\d+)")
-_BEGUN = re.compile(r"config\.json|lock|(rows|steps|samples)\.lance|spool|(basis|(checkpoint|scale)-\d+)\.safetensors")
+_CHECKPOINT = re.compile(r"(?:checkpoint|scale|state)-(\d+)")
+_BEGUN = re.compile(
+    r"config\.json|lock|(rows|steps|samples)\.lance|spool|(basis|(checkpoint|scale|state)-\d+)\.safetensors"
+)
 
 
 class HasPath(Protocol):
@@ -352,6 +354,12 @@ class RunStore:
         self._within(lo, hi, self.n_steps(), "steps")
         return codec.read_diagonal(self._steps, lo, hi)
 
+    def random_states(self, lo: int = 0, hi: int | None = None) -> dict[int, bytes]:
+        """Step -> the packed random states before it, where something was drawn since the step before."""
+        hi = self.n_steps() if hi is None else hi
+        self._within(lo, hi, self.n_steps(), "steps")
+        return codec.read_random(self._steps, lo, hi)
+
     def _within(self, lo: int, hi: int, n: int, what: str) -> None:
         if not 0 <= lo <= hi <= n:
             raise UsageError(f"{what} {lo} to {hi} are out of range: {self.path} has {n} {what}.")
@@ -545,8 +553,23 @@ class RunStore:
 
     def checkpoints(self) -> list[int]:
         """Steps whose weights are kept."""
-        names = [n.removeprefix("checkpoint-") for n in self.tensor_names() if n.startswith("checkpoint-")]
-        return sorted(map(int, names))
+        return self._steps_of("checkpoint-")
+
+    def save_state(self, step: int, state: Mapping[str, Tensor]) -> None:
+        """Keep what training has beside the weights before update `step`: the optimizer's state and the random states."""
+        self.save_tensors(f"state-{step:08d}", state)
+
+    def load_state(self, step: int) -> dict[str, Tensor]:
+        """What `save_state` was given."""
+        return self.load_tensors(f"state-{step:08d}")
+
+    def restarts(self) -> list[int]:
+        """Steps of the run from which training can start anew: weights and state are kept."""
+        n, weights = self.n_steps(), set(self.checkpoints())
+        return [step for step in self._steps_of("state-") if step in weights and step <= n]
+
+    def _steps_of(self, prefix: str) -> list[int]:
+        return sorted(int(n.removeprefix(prefix)) for n in self.tensor_names() if n.startswith(prefix))
 
     def query_sets(self) -> list[str]:
         """Names of the stored query sets."""
@@ -632,7 +655,7 @@ class RunStore:
         if table == "rows":
             return self._rows.scan(ROW_SCALARS, 0, self.n_rows())
         if table == "steps":
-            names = [name for name in self._steps.schema.names if name != "P"]
+            names = [name for name in self._steps.schema.names if name not in ("P", "random", "generators")]
             return codec.flat(self._steps.table(names, 0, self.n_steps()), GROUP_KEYS).to_reader()
         if table == "samples":
             return self._samples.scan(SAMPLE_COLUMNS)

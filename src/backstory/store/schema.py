@@ -4,7 +4,9 @@
              and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];
              split runs have no g and s: there the gradient is the sum of the curvature rows
     steps    step, row_start, rows, clip, norm, coverage, size, drift, trained, crc, and one list over parameter groups
-             each for rate, l2, decay, momentum, tau, a, n; P[Σp], the optimizer's diagonal, where it is kept
+             each for rate, l2, decay, momentum, tau, a, n; P[Σp], the optimizer's diagonal, where it is kept;
+             for replays batch, a checksum of its data, generators[4], those of the random states after it, and random,
+             the states before it where something was drawn since the step before
     samples  id, text, image, label, source
     emb-*    step, pos, e[Σp] codes, se[L] scales
 
@@ -29,6 +31,7 @@ from ..maths.encoding import Block, parts
 GROUP_KEYS = ("rate", "l2", "decay", "momentum", "tau", "a", "n")
 STEP_NUMBERS = ("clip", "norm", "coverage", "size", "drift")
 ROW_SCALARS = ("step", "pos", "sample", "weight", "loss", "gdot")
+GENERATORS = 4  # kinds of random states: torch, python, numpy, cuda
 SAMPLE_COLUMNS = ("id", "text", "image", "label", "source")
 
 
@@ -53,11 +56,14 @@ class StepRecord:
     curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
     kappa: Tensor | None = None  # (B, R) float64, their scales κ
     hdot: Tensor | None = None  # (B, R) float64, ⟨h, ∇L⟩
+    batch: int | None = None  # checksum of the tensors that reached the model
+    generators: Sequence[int] = (0,) * GENERATORS  # checksums of the random states after the step
+    random: bytes | None = None  # the random states before the step, packed; None: as after the step before
 
     @property
     def nbytes(self) -> int:
         """Memory that the record holds, about."""
-        more = sum(0 if x is None else x.nbytes for x in (self.curvature, self.P))
+        more = sum(0 if x is None else x.nbytes for x in (self.curvature, self.P)) + len(self.random or b"")
         return self.rows.nbytes + more + 100 * len(self.samples) + 1000
 
 
@@ -75,6 +81,8 @@ class StepTable(NamedTuple):
     trained: NDArray[np.float64]  # (T,)
     groups: dict[str, NDArray[np.float64]]  # (T, n_groups) each
     crc: NDArray[np.int64]  # (T,)
+    batch: NDArray[np.int64]  # (T,) −1 where it is not known
+    generators: NDArray[np.int64]  # (T, 4)
 
     def spans(self, most_rows: int) -> list[tuple[int, int]]:
         """Whole steps (from, to), counted from the first one here, with at most so many rows; the latest first."""
@@ -135,6 +143,7 @@ def steps_schema(n_groups: int, diagonal: int = 0) -> pa.Schema:
     fields += [(name, pa.float64()) for name in STEP_NUMBERS]
     fields += [("trained", pa.float64()), ("crc", pa.int64())]
     fields += [(key, pa.list_(pa.float64(), n_groups)) for key in GROUP_KEYS]
+    fields += [("batch", pa.int64()), ("generators", pa.list_(pa.int64(), GENERATORS)), ("random", pa.binary())]
     fields += [("P", pa.list_(pa.float32(), diagonal))] if diagonal else []
     return pa.schema(fields)
 
