@@ -261,6 +261,15 @@ def _(scope: Scope, printed: str) -> None:
     assert "bit for bit" in printed
 
 
+@check("exact")
+def _(scope: Scope, printed: str) -> None:
+    values = scope["effects"].values
+    assert values.shape == (4, len(scope["run"].checkpoints) - 1, 1)
+    total = float(scope["reverse"].scores.sum())
+    assert abs(float(values[:, -1].sum()) - total) <= 1e-3 * float(scope["reverse"].scores.abs().sum())
+    assert "Change of the query's loss when training leaves out each group" in printed
+
+
 @check("serve")
 def _(scope: Scope, printed: str) -> None:
     answers = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
