@@ -129,7 +129,7 @@ def check(
     ids = influence.per_sample()[0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
     samples = (*ends, *[ids[i] for i in order if ids[i] not in ends][:random])
-    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
+    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given, run=store)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
     if retrained.shape != predicted.shape:
         raise UsageError(

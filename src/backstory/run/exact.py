@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..capture.fingerprint import batch_fingerprint
 from ..errors import StoreError, UsageError
 from ..exact.cache import digest
-from ..exact.reverse import HOW, check_replay, reverse
+from ..exact.reverse import HOW, check_replay, describe_replay, reverse
 from ..replay.queries import QuerySets, part, size
 from ..replay.recipe import Recipe, stored_args
 from ..replay.tape import Progress, RecipeSource, build_recipe, convert
@@ -28,7 +28,6 @@ from ..results.influence import Influence
 from ..store import RunStore
 
 BLOCK = 16  # queries whose sweeps share one replay
-NOT_CHECKED = "the replay was not checked against the run (check=False)"
 PREFIX = "exact-"
 WORK = "exact-work"  # sweeps that are on their way
 
@@ -107,7 +106,11 @@ def exact(
     known = set(store.tensor_names())
     missing = [q for q in queries if result_name(store, q, spec) not in known]
     if missing:
-        replay = check_replay(store, recipe, args, spec.at, "check") if check else NOT_CHECKED
+        replay = (
+            check_replay(store, recipe, args, spec.at, "check")
+            if check
+            else describe_replay(store, recipe, args, spec.at)
+        )
         blocks = [missing[k : k + BLOCK] for k in range(0, len(missing), BLOCK)]
         for done, block in enumerate(blocks):
             _compute(store, recipe, args, block, spec, replay, _within(progress, done, len(blocks)))
