@@ -1,5 +1,6 @@
 """Replays: bit for bit where nothing rounds differently, up to rounding elsewhere, and told from other recipes."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from backstory import Recipe, Run, record
 from backstory.errors import UsageError
 from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import losses
+from backstory.recording import record_checkpoints
 from backstory.replay.recipe import take_step
 from backstory.replay.reproduction import Gap, Reproduction, farthest, replay, reproduces, reproduction
 from backstory.replay.tape import Removal
@@ -64,51 +66,90 @@ def test_other_rounding_is_no_other_recipe(kind: str, tmp_path: Path) -> None:
     assert 0 < actual.gaps[8].replay <= actual.gaps[8].allowed < 1e-12
 
 
-def test_without_stored_weights_a_mismatch_stays_open(tmp_path: Path) -> None:
+def test_without_stored_weights_the_steps_tell(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", checkpoints=0)
     (tmp_path / "run" / "checkpoint-00000008.safetensors").unlink()
     with NoisyRounding():
         actual = reproduction(run, examples.NAME)
+    assert actual
+    assert (actual.steps, actual.near) == (8, ())
+    assert "up to rounding (compared at 8 steps" in str(actual)
+
+
+def test_without_steps_of_training_and_stored_weights_a_mismatch_stays_open(tmp_path: Path) -> None:
+    """A run from checkpoints has gradients at other weights than training's."""
+    made, kept = examples.make(), list[Any]()
+    for t in range(9):
+        kept.append((t, copy.deepcopy(made.model.state_dict()), None))
+        if t < 8:
+            take_step(made, t)
+    run = record_checkpoints(examples.make(), kept[::4], tmp_path / "run", projection="full")
+    (tmp_path / "run" / "checkpoint-00000008.safetensors").unlink()
+    with NoisyRounding():
+        actual = reproduction(run, examples.NAME)
     assert not actual
-    assert (actual.undecided, actual.different) == ((8,), ())
+    assert (actual.steps, actual.left, actual.undecided[-1]) == (0, (), 8)
     assert "not bit-identical to the run's" in str(actual)
     assert "A different processor" in str(actual)
     assert "checkpoints=K" in str(actual)
 
 
-@pytest.mark.parametrize("other", [{}, {"dropout": 0.4, "schedule": True}, {"dropout": 0.4, "seed": 1}])
-def test_another_recipe_is_told_apart(other: dict[str, Any], tmp_path: Path) -> None:
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "no dropout": ({"dropout": 0.0}, "at step 0: the gradient norm has a relative error"),
+    "data": ({"seed": 1}, "at step 0: the recipe has sample"),
+    "clipping": ({"clip": 0.2}, "at step 0: the clipping factor has a relative error"),
+    "sum": ({"reduction": "sum"}, "at step 0: the gradient norm has a relative error of 3.0e+00"),
+    "activation": ({"activation": "relu"}, "at step 0: the gradient norm has a relative error"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_recipe_is_told_apart(other: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", optimizer="momentum", dropout=0.4)
-    args = {"optimizer": "momentum", **other}
+    changed, sentence = OTHERS[other]
+    args = {"optimizer": "momentum", "dropout": 0.4, **changed}
     actual = reproduction(run, examples.NAME, args=args)
     assert not actual
-    assert "differs from the run at step" in str(actual)
+    assert sentence in str(actual)
+    assert "rounding explains" in str(actual) or other == "data"
     assert not reproduces(run, examples.NAME, args=args)
 
 
-def test_a_millionth_of_the_rate_is_told_apart(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run")
+def test_rates_and_seeds_are_those_of_the_recording(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", optimizer="momentum", dropout=0.4, schedule=True)
 
-    def faster() -> Any:
-        recipe = examples.make()
-        recipe.optimizer.param_groups[0]["lr"] *= 1 + 1e-6
+    def faster() -> Recipe:
+        recipe = examples.make("momentum", dropout=0.4)
+        recipe.optimizer.param_groups[0]["lr"] *= 2
+        torch.manual_seed(77)
         return recipe
 
-    actual = reproduction(run, faster)
-    assert actual.different
-    assert actual.gaps[actual.different[0]].replay < 1e-5
+    assert reproduction(run, faster)
 
 
-@pytest.mark.parametrize("other", [0.0, 1.0, 2.0], ids=["no training", "itself", "twice the rate"])
+def test_a_millionth_of_the_loss_is_told_apart_at_the_first_step(tmp_path: Path) -> None:
+    def more() -> Recipe:
+        return dataclasses.replace(examples.make(), loss=lambda m, b: examples.loss(m, b) * (1 + 1e-6))
+
+    actual = reproduction(recorded(tmp_path / "run"), more)
+    assert [x.step for x in actual.left] == [0]
+    assert "the gradient norm has a relative error of 1.0e-06" in str(actual)
+
+
+@pytest.mark.parametrize("other", [0.0, 1.0, 2.0], ids=["less", "itself", "more"])
 def test_coarse_weights_cannot_tell_recipes_apart(other: float, tmp_path: Path) -> None:
     """Rounding of bfloat16 explains more than a little training does: only what is the same bit for bit is met."""
 
-    def coarse(rate: float = 1.0) -> Recipe:
+    def coarse(share: float = 1.0) -> Recipe:
         made = examples.make()
         model = made.model.bfloat16()
         batches = [(ids, (x.bfloat16(), y)) for ids, (x, y) in made.batches]
         return dataclasses.replace(
-            made, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01 * rate), batches=batches
+            made,
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+            batches=batches,
+            loss=lambda m, b: examples.loss(m, b) * (1 + 0.02 * (share - 1)),
         )
 
     actual = reproduction(recorded(tmp_path / "run", make=coarse), lambda: coarse(other))

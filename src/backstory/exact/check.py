@@ -119,7 +119,7 @@ def check(
     if (steps := len(build_recipe(recipe, given).batches)) != influence.at:
         raise MismatchError(f"the recipe has {steps} steps, but the run has {influence.at}. Pass the run's own recipe.")
     replay = (
-        check_replay(run, recipe, given, influence.at, "verify")
+        check_replay(run, recipe, given, influence.at, option="verify")
         if verify
         else "the replay was not checked (verify=False)"
     )
@@ -129,7 +129,7 @@ def check(
     ids = influence.per_sample()[0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
     samples = (*ends, *[ids[i] for i in order if ids[i] not in ends][:random])
-    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given)
+    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given, run=store)
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
     if retrained.shape != predicted.shape:
         raise UsageError(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..capture.ids import as_text
-from ..errors import MismatchError, NumericalError, UnsupportedError, UsageError
+from ..errors import BackstoryError, MismatchError, NumericalError, UnsupportedError, UsageError
 from ..replay import update
 from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, tell
@@ -191,9 +191,25 @@ def boundaries(since: int, end: int, count: int | None, most: int) -> list[int]:
     return [since + i * steps // chosen for i in range(chosen)]
 
 
-def check_replay(run: HasPath, recipe: RecipeSource, args: Mapping[str, Any] | None, step: int, option: str) -> str:
-    """How well the recipe reproduces the run's stored weights up to `step`, in words; raises where it does not, naming the option that skips this."""
-    result = reproduction(run, recipe, args=args, until=step)
-    if not result:
+def check_replay(
+    run: HasPath,
+    recipe: RecipeSource,
+    args: Mapping[str, Any] | None,
+    step: int,
+    *,
+    check: bool = True,
+    option: str = "check",
+) -> str:
+    """How well the recipe reproduces the run up to `step`, in words; raises where it does not, naming the option that goes on all the same.
+
+    With `check=False` nothing is raised: the words then say at which step the replay leaves the run, by how much, and where it starts anew.
+    """
+    try:
+        result = reproduction(run, recipe, args=args, until=step, stop=check)
+    except BackstoryError as error:
+        if check:
+            raise
+        return f"the replay could not be compared with the run ({error})"
+    if check and not result:
         raise MismatchError(f"{result}. To use the recipe anyway, pass {option}=False.")
     return str(result)

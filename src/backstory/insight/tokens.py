@@ -14,14 +14,14 @@ Shapes:  Q queries, S positions, n occurrences of one step, p kept coordinates.
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import OptimizerReader, Tap, fingerprint
+from ..capture import OptimizerReader, Tap
 from ..capture.hooks import by_position
 from ..capture.ids import as_text
 from ..capture.modules import Blocks
@@ -35,7 +35,7 @@ from ..recording.contributions import Gathered
 from ..recording.projecting import basis_like
 from ..recording.step import safe_inverse
 from ..replay.recipe import stored_args
-from ..replay.reproduction import Reproduction, fingerprints, judge
+from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness
 from ..results import figures
 from ..results.influence import Hit
@@ -145,10 +145,12 @@ def tokens(
     pairs = _pairs(hits, step)
     args = stored_args(run.config, recipe) if args is None else args
     with own_randomness():
-        tape = Tape(recipe, args=args, length=step if vectors is None else max(t for _, t in pairs) + 1)
+        length = step if vectors is None else max(t for _, t in pairs) + 1
+        tape = Tape(recipe, args=args, length=length, run=RunStore.open(run.path))
+        tape.let_go(0)  # what a step left is read after it
         watcher = _Positions(run, tape, _places(tape, pairs), positions)
-        if check:
-            watcher.compare(run, lambda t: judge(run, recipe, t, args=args, until=tape.length))
+        if check and not (result := reproduction(run, recipe, args=args, until=length)):
+            raise MismatchError(f"{result}. To check only the gradients of these occurrences, pass check=False.")
         tape.record((), progress, watcher.watch)
         v = vectors
         if v is None:
@@ -200,23 +202,14 @@ class _Positions:
         self.blocks, self.bases = blocks_of(store, tape.recipe.model), bases_of(store)
         self._tape, self._positions = tape, positions
         self._settings = run.config["settings"]
-        self._fingerprints: dict[int, str] = {}
         self._wanted: dict[int, list[int]] = defaultdict(list)
         for t, place in dict.fromkeys(order):
             self._wanted[t].append(place)
         self._tap: Tap | None = None
         self._gathered: Gathered | None = None
 
-    def compare(self, run: Run, judge: Callable[[int], Reproduction]) -> None:
-        """From now on refuse a replay whose weights are not the run's; `judge(t)` says why they are not, bit for bit."""
-        self._fingerprints, self._judge = fingerprints(run), judge
-
     def watch(self, t: int) -> None:
         """Before step t: what step t − 1 left is read, and the hooks are put in place for step t."""
-        if t in self._fingerprints and fingerprint(self._tape.recipe.model) != self._fingerprints[t]:
-            self._fingerprints = {}  # this answers for the later ones too
-            if not (result := self._judge(t)):
-                raise MismatchError(f"{result}. To check only the gradients of these occurrences, pass check=False.")
         if self._tap is not None:
             self._tap.detach()
             self._take(t - 1)

@@ -231,7 +231,7 @@ class Tape:
     def _note(self, t: int, known: Generators) -> None:
         """The random states before step t: those of the run, or those that the replay has."""
         now = {**generators(), **known}
-        self.ends[t] = end = after(self.ends[t - 1], now) if t else now
+        self.ends[t] = end = after(self.ends.get(t - 1, {}), now)
         self.generators[t] = end if self._anchors is None or t == self.length else self._anchors.before(t, end)
 
     def skip(self) -> None:

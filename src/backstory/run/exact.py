@@ -30,7 +30,6 @@ from ..store.files import write_tensors
 from .pieces import Piece, compute, split_evenly, take_in, work_folder
 
 BLOCK = 16  # queries whose sweeps share one replay
-NOT_CHECKED = "the replay was not checked against the run (check=False)"
 PREFIX = "exact-"
 
 
@@ -111,7 +110,7 @@ def exact(
     files = {q.name: result_name(store, q, spec) for q in queries}
     blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
     if any(blocks):
-        replay = check_replay(store, recipe, args, spec.at, "check") if check else NOT_CHECKED
+        replay = check_replay(store, recipe, args, spec.at, check=check)
         pieces = [
             Piece((store.path, recipe, args, block, spec, replay), tuple(files[name] for name in block))
             for block in blocks

@@ -37,7 +37,6 @@ from .changes import (
     steps_of,
     write_change,
 )
-from .exact import NOT_CHECKED
 from .groups import By, grouped
 from .pieces import Piece, compute, take_in, within
 
@@ -121,7 +120,7 @@ def _compute(
     made = build_recipe(recipe, args)
     check_choices(others, empty, made.loss_reduction)
     check_order(store, made)
-    replay = check_replay(store, recipe, args, store.n_steps(), "check") if check else NOT_CHECKED
+    replay = check_replay(store, recipe, args, store.n_steps(), check=check)
     done = [job._replace(about=replace(job.about, replay=replay)) for job in jobs]
     ordered = sorted(done, key=lambda job: job.what.first)
     count = max(1, min(workers, len(jobs)))

@@ -36,7 +36,6 @@ from .changes import (
     steps_of,
     write_change,
 )
-from .exact import NOT_CHECKED
 from .groups import By, grouped, places_of
 from .pieces import Piece, compute, split_evenly, take_in, work_folder
 
@@ -115,7 +114,7 @@ def _compute(
     args = stored_args(store.config, recipe) if args is None else args
     made = build_recipe(recipe, args)
     check_order(store, made)
-    replay = check_replay(store, recipe, args, store.n_steps(), "check") if check else NOT_CHECKED
+    replay = check_replay(store, recipe, args, store.n_steps(), check=check)
     notes = (STATISTICS,) if _has_statistics(store, made.model) else ()
     full = [job._replace(about=replace(job.about, replay=replay, caveats=notes)) for job in jobs]
     known = set(store.tensor_names())
