@@ -114,11 +114,13 @@ class Problem:
         parts = rows.split([len(gone) for gone in self.removals.values()])
         return dict(zip(self.removals, parts, strict=True))
 
-    def exact(self) -> Influence:
-        """Every occurrence's influence by exact unrolling."""
-        return reverse(
-            self.make, self._query(), cache=self.cache, dtype=self.dtype, progress=self._progress("unroll")
-        )  # fmt: skip
+    def exact(self, dtype: torch.dtype | None = None) -> Influence:
+        """Every occurrence's influence by exact unrolling, in the precision of exact replays or another one; computed once."""
+        dtype, say = dtype or self.dtype, self._progress("unroll")
+        made: Influence = self.once(
+            f"exact {dtype}", lambda: reverse(self.make, self._query(), cache=self.cache, dtype=dtype, progress=say)
+        )
+        return made
 
     def of(self, answer: Influence, *, timeless: bool = False) -> Table:
         """Sums over what each removal takes away; `timeless`: over all occurrences of its samples."""

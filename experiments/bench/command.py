@@ -54,16 +54,7 @@ def query(repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> No
 @bench.command()
 def exact(repeats: Repeats = 2, scale: Scale = "full", json: Json = False) -> None:
     """Exact results, in multiples of the plain training's CPU time."""
-    from experiments.bench.exact import bench_exact
-
-    _one_thread()
-    result = bench_exact(scale=scale, repeats=repeats, say=_say)
-    if json:
-        output.emit(result)
-        return
-    for name, part in (("the study's GPT", result), ("GPT 4 × 128", result["large"])):
-        rows = [(way, n, f"{x:.1f} ×") for way in ("reverse", "tangent") for n, x in part[way].items()]
-        output.table(f"{name}: CPU time in plain trainings", ("way", "queries or groups", "cost"), rows)
+    _finish("exact", _exact(scale, repeats), json)
 
 
 @bench.command()
@@ -140,6 +131,7 @@ def everything(
         "record": lambda: _record(scale, "ABC", study),
         "embed": lambda: _embed(scale, 3, 1024),
         "query": lambda: _query(scale, 3),
+        "exact": lambda: _exact(scale, 2),
         "store": lambda: _store(scale),
         "peers": lambda: _peers(scale, 1, venvs),  # `query` has the same with more repeats
         "serve": lambda: _serve(scale),
@@ -188,6 +180,13 @@ def _query(scale: str, repeats: int) -> dict[str, Any]:
 
     _one_thread()
     return bench_query(scale=scale, repeats=repeats, say=_say)
+
+
+def _exact(scale: str, repeats: int) -> dict[str, Any]:
+    from experiments.bench.exact import bench_exact
+
+    _one_thread()
+    return bench_exact(scale=scale, repeats=repeats, say=_say)
 
 
 def _store(scale: str) -> dict[str, Any]:

@@ -56,6 +56,11 @@ PEERS: Columns = (
     ("adjoint_s", "by adjoint, no index, s"), ("adjoint_cpu_s", "its CPU s"),
     ("store_bytes", "store, bytes"), ("kept", "kept"), ("failed", "no figures because"),
 )  # fmt: skip
+EXACT: Columns = (
+    ("model", "model"), ("steps", "steps"), ("training_s", "a training, CPU s"), ("reverse 1", "reverse, 1 query"),
+    ("reverse 4", "4 queries"), ("reverse 16", "16 queries"), ("leave_out 8", "8 sources left out"),
+    ("tangent 8", "tangents of 8 parts"), ("memory", "memory"), ("load", "load"),
+)  # fmt: skip
 SERVE: Columns = (
     ("occurrences", "occurrences"), ("dims", "dims"), ("start_s", "start, s"), ("starts", "starts"),
     ("cold_median_s", "cold, s"), ("cold_p95_s", "cold p95, s"), ("questions", "questions"), ("warm_median_s", "warm, s"),
@@ -89,6 +94,10 @@ WORDS = {
     "start, median of the starts. `warm`: queries one after the other. `with them`: all clients at once, "
     "each sending its next query as soon as it has a result. `memory growth`: from the first tenth of that "
     "time to its end.",
+    "exact": "CPU time of exact results in multiples of a plain training's, the replay included, float32: medians of the repeats, each divided "
+    "by the mean of the plain trainings before and after it. Groups are left out beside three twins that start one rounding unit apart. "
+    "`memory`: of a reverse sweep of one query, beyond what the two derivatives of one step take, in multiples of parameters and "
+    "optimizer state. `load`: processes that wanted to run at the end, on this many cores; CPU time is worth ±25 % on a busy machine.",
     "device": "Small runs on the device compared with the same runs on the CPU, then plain and recorded training in "
     "turns.",
 }
@@ -100,6 +109,7 @@ TABLES: dict[str, dict[str, Columns]] = {
     "store": {"rows": STORE, "efficiency": EFFICIENCY},
     "peers": {"rows": PEERS},
     "serve": {"rows": SERVE},
+    "exact": {"rows": EXACT},
     "device": {"checks": CHECKS, "recording": RECORD},
 }
 

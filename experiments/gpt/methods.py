@@ -49,8 +49,16 @@ def recording(problem: Problem, settings: Settings) -> Recording:
 
 
 def methods() -> list[Row]:
-    """All rows, the paper's own method first."""
-    return [*_full_rows(), *_replayed_rows(), *_learned_rows(), *_other_rows(), *_post_hoc_rows()]
+    """All rows: exact ones first, then the paper's own method."""
+    return [*_exact_rows(), *_full_rows(), *_replayed_rows(), *_learned_rows(), *_other_rows(), *_post_hoc_rows()]
+
+
+def _exact_rows() -> list[Row]:
+    """The reverse sweep in float64 (the ceiling, as a row), and in the precision of training."""
+    return [
+        Row("exact", lambda p: exact(p, torch.float64)),
+        Row("exact-float32", lambda p: exact(p, torch.float32)),
+    ]
 
 
 def _full_rows() -> list[Row]:
@@ -191,6 +199,15 @@ def replayed(problem: Problem, curvature: Curvature) -> Scores:
     scores = sweep(problem.make, lambda model: problem.loss(model, problem.queries), curvature, dtype=problem.dtype)
     values = {name: torch.cat([problem.of_occurrences(q)[name] for q in scores.T], 1) for name in problem.removals}
     return replace(_plain(problem, Scores(values), None, curvature, "adamw, literal"), occurrences=scores)
+
+
+def exact(problem: Problem, dtype: torch.dtype) -> Scores:
+    """Scores of every occurrence by exact unrolling in this precision."""
+    answer = problem.exact(dtype)
+    form = f"adamw, unrolled in {str(dtype).removeprefix('torch.')}"
+    return replace(
+        _plain(problem, Scores(problem.of(answer)), None, "hessian", form), occurrences=answer.scores.T
+    )  # fmt: skip
 
 
 def swept(problem: Problem) -> Scores:

@@ -4,6 +4,8 @@ For each seed: retrain without each removed sequence (truth), unroll exactly (ce
 on each domain and take the mean of the four. A swept setting is chosen on the even-numbered removals and scored on the
 odd-numbered ones.
 
+The rows `exact` and `exact-float32` are the reverse sweep in two precisions: the first is the ceiling, and the second against it says what rounding costs.
+
 By thirds of the run (`experiments.thirds`): every row that scores single occurrences is compared with exact unrolling over all of
 them, in ranks and in sizes; and every row with retraining over the removals of each third. A sequence is used once, so that
 a removal lies in the third of that step.

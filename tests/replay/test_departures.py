@@ -125,7 +125,7 @@ def test_a_wrong_recipe_is_refused_with_the_step(which: str, run: RunStore, bare
             assert words in str(actual)
         assert ("steps 0 to 3 agree" if step else "no earlier step agrees") in str(actual)
         with pytest.raises(MismatchError, match=rf"(?s)at step {step}: .*pass check=False"):
-            check_replay(store, recipe, None, 8, "check")
+            check_replay(store, recipe, None, 8)
 
 
 def test_it_goes_on_from_the_next_checkpoint(run: RunStore, bare: RunStore) -> None:

@@ -80,59 +80,68 @@ def take(now: State, g: Tensor, spans: tuple[Span, ...], max_norm: float | None)
         if (c := max_norm / (norm + 1e-6)) < 1:
             clip, slope = c, c / (norm + 1e-6) / norm
     u, P, k = clip * g, torch.ones_like(g), torch.zeros_like(g)
-    theta, m, v = (torch.empty_like(g) for _ in range(3))
+    theta, m, v = (torch.zeros_like(g) for _ in range(3))
     for first, last, by in spans:
         at = slice(first, last)
         if by.l2:
             u[at] += by.l2 * now.theta[at]
-        m[at] = torch.add(by.mu * now.m[at], u[at], alpha=1 - by.tau) if by.momentum else 0.0
-        move = by.a * m[at] + by.n * u[at]
-        v[at] = 0.0
+        if by.momentum:
+            torch.add(by.mu * now.m[at], u[at], alpha=1 - by.tau, out=m[at])
+        move = by.rate * by.a * m[at]
+        if by.n:
+            move += by.rate * by.n * u[at]
         if by.beta2 is not None:
-            v[at] = torch.addcmul(by.beta2 * now.v[at], u[at], u[at], value=1 - by.beta2)
-            root = (v[at] / by.root).sqrt()
-            P[at] = 1 / (root + by.eps)
-            bend = by.rate * move * P[at].square() / (2 * by.root * root)
-            k[at] = torch.where(root > 0, bend, torch.zeros_like(bend))
-        theta[at] = (1 - by.rate * by.decay) * now.theta[at] - by.rate * P[at] * move
+            torch.addcmul(by.beta2 * now.v[at], u[at], u[at], value=1 - by.beta2, out=v[at])
+            root = (v[at] / by.root).sqrt_()
+            torch.reciprocal(root + by.eps, out=P[at])
+            move *= P[at]
+            bend = (move * P[at]).div_(root).mul_(0.5 / by.root)
+            k[at] = bend.masked_fill_(root == 0, 0.0)
+        torch.sub((1 - by.rate * by.decay) * now.theta[at], move, out=theta[at])
     return Update(State(theta, m, v), g, u, P, k, clip, slope, spans)
 
 
 def pull(step: Update, x: State) -> tuple[State, Tensor]:
     """`(the adjoint before the step but for H x_g, x_g)`, from the adjoint after it."""
-    s, theta, m, v = (torch.empty_like(x.theta) for _ in range(4))
+    s, theta, m, v = (torch.zeros_like(x.theta) for _ in range(4))
     for first, last, by in step.spans:
         at = slice(first, last)
-        u, y = step.u[at], x.theta[..., at]
-        xm = x.m[..., at] - by.rate * by.a * step.P[at] * y
-        s[..., at] = (1 - by.tau) * xm if by.momentum else 0.0
-        m[..., at] = by.mu * xm if by.momentum else 0.0
+        y = x.theta[..., at]
+        move = by.rate * step.P[at] * y
+        if by.momentum:
+            xm = torch.sub(x.m[..., at], move, alpha=by.a)
+            torch.mul(xm, 1 - by.tau, out=s[..., at])
+            torch.mul(xm, by.mu, out=m[..., at])
         if by.n:
-            s[..., at] -= by.rate * by.n * step.P[at] * y
-        v[..., at] = 0.0
+            s[..., at].sub_(move, alpha=by.n)
         if by.beta2 is not None:
-            xv = x.v[..., at] + step.k[at] * y
-            s[..., at] += 2 * (1 - by.beta2) * u * xv
-            v[..., at] = by.beta2 * xv
-        theta[..., at] = (1 - by.rate * by.decay) * y + by.l2 * s[..., at]
+            xv = torch.addcmul(x.v[..., at], step.k[at], y)
+            s[..., at].addcmul_(step.u[at], xv, value=2 * (1 - by.beta2))
+            torch.mul(xv, by.beta2, out=v[..., at])
+        torch.mul(y, 1 - by.rate * by.decay, out=theta[..., at])
+        if by.l2:
+            theta[..., at].add_(s[..., at], alpha=by.l2)
     return State(theta, m, v), clipped(step, s)
 
 
 def push(step: Update, dot: State, g: Tensor) -> State:
     """The change of the state after the step, from its change before it and that of the gradient, ġ."""
     u = clipped(step, g)
-    theta, m, v = (torch.empty_like(u) for _ in range(3))
+    theta, m, v = (torch.zeros_like(u) for _ in range(3))
     for first, last, by in step.spans:
         at = slice(first, last)
         if by.l2:
-            u[..., at] += by.l2 * dot.theta[..., at]
-        m[..., at] = by.mu * dot.m[..., at] + (1 - by.tau) * u[..., at] if by.momentum else 0.0
-        move = by.a * m[..., at] + by.n * u[..., at]
-        theta[..., at] = (1 - by.rate * by.decay) * dot.theta[..., at] - by.rate * step.P[at] * move
-        v[..., at] = 0.0
+            u[..., at].add_(dot.theta[..., at], alpha=by.l2)
+        if by.momentum:
+            torch.add(by.mu * dot.m[..., at], u[..., at], alpha=1 - by.tau, out=m[..., at])
+        move = by.rate * by.a * m[..., at]
+        if by.n:
+            move.add_(u[..., at], alpha=by.rate * by.n)
+        torch.sub((1 - by.rate * by.decay) * dot.theta[..., at], move.mul_(step.P[at]), out=theta[..., at])
         if by.beta2 is not None:
-            v[..., at] = by.beta2 * dot.v[..., at] + 2 * (1 - by.beta2) * step.u[at] * u[..., at]
-            theta[..., at] += step.k[at] * v[..., at]
+            moved = (2 * (1 - by.beta2)) * step.u[at] * u[..., at]
+            torch.add(moved, dot.v[..., at], alpha=by.beta2, out=v[..., at])
+            theta[..., at].addcmul_(step.k[at], v[..., at])
     return State(theta, m, v)
 
 
@@ -140,7 +149,7 @@ def clipped(step: Update, g: Tensor) -> Tensor:
     """J g, the derivative of clipping in the direction g; J is symmetric."""
     if not step.slope:
         return step.clip * g
-    return step.clip * g - step.slope * (g @ step.g)[..., None] * step.g
+    return torch.addcmul(step.clip * g, (g @ step.g)[..., None], step.g, value=-step.slope)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..capture.model_state import in_mode
 from ..errors import NumericalError, UsageError
 from ..replay.recipe import Recipe
+from .attention import differentiable_attention
 
 Pull = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
@@ -34,7 +34,7 @@ class StepGradient(NamedTuple):
 
 def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[Tensor]) -> StepGradient:
     """∇ Σ w ℓ at the parameters' present values; `losses()` gives (B,)."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no second derivative
+    with torch.enable_grad(), differentiable_attention():
         each = losses()
         weights = w.to(each).detach().requires_grad_()
         grads = torch.autograd.grad((each * weights).sum(), parameters, create_graph=True, allow_unused=True)

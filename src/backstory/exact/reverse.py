@@ -29,12 +29,12 @@ from ..errors import BackstoryError, MismatchError, NumericalError, UnsupportedE
 from ..replay import update
 from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, tell
-from ..replay.update import distance
 from ..results.influence import Influence
 from ..store.run_store import HasPath, RunStore
 from .cache import ProgressFile, digest
 from .derivative import State, Update, flat, pull, spans_of, split, take
 from .losses import QueryLoss, StepGradient, gradients, losses, step_gradient
+from .memory import keep_freed_memory
 from .states import States, affordable, flat_state
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
@@ -67,6 +67,7 @@ def reverse(
     reads the result: one with the same `key`, by default the bits of the weights and of the query losses. With `run`, the replay
     follows its recording: learning rates, random states, and the whole state at stored checkpoints.
     """
+    keep_freed_memory()
     with own_randomness(), closing(States()) as whole, closing(States()) as states:
         tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole, run=run)
         if tape.obstacle is not None:
@@ -93,16 +94,18 @@ class Sweep:
         self.tape, self.bounds, self.states = tape, list(bounds), states
         self._shapes = [p.shape for p in tape.parameters]
         self._sizes = [p.numel() for p in tape.parameters]
+        self._later = -1, torch.empty(0)  # the step that was differentiated last, and θ before it
 
     def forward(self) -> tuple[str, ...]:
         """Play the run; states before the steps of the last segment, and at the beginning of the others. Returns caveats."""
         before = _buffers(self.tape)
         self.tape.record(self.bounds[:-1], watch=self._keep)
+        self.tape.optimizer.zero_grad()  # frees the gradients
         return () if all(map(torch.equal, before, _buffers(self.tape))) else (STATISTICS,)
 
     def _keep(self, t: int) -> None:
         if t >= self.bounds[-1]:
-            self.states[t] = flat_state(update.slots(self.tape.optimizer))
+            self.states[t] = flat_state(update.slots(self.tape.optimizer, copy=False))
 
     def start(self, query: QueryLoss) -> tuple[State, Tensor]:
         """The adjoint after the last step, (Q, n) each, and the query losses (Q,)."""
@@ -128,20 +131,29 @@ class Sweep:
 
     def _step_back(self, t: int, x: State) -> tuple[Tensor, State]:
         """`(scores (Q, B) of the step's occurrences, the adjoint before it)`."""
+        w = self.tape.weights(t)
+        step, gradient = self._taken(t, w)
+        x, r = pull(self.followed(step), x)
+        del step  # what it holds is not needed beside the products, which take most memory
+        out = []
+        for theta, one in zip(x.theta, r, strict=True):
+            dots, turned = self.products(t, gradient, split(one, self._shapes))
+            for part, change in zip(split(theta, self._shapes), turned, strict=True):
+                part += change
+            out.append(-w.to(dots) * dots)
+        return torch.stack(out), x
+
+    def _taken(self, t: int, w: Tensor) -> tuple[Update, StepGradient]:
+        """Step t as the run took it, and its gradient."""
         tape, now = self.tape, self._state(t)
         tape.load(tuple(split(now.theta, self._shapes)))
-        w = tape.weights(t)
         gradient = step_gradient(lambda: tape.losses(t), w, tape.parameters)
         step = take(now, flat(gradient.grads), spans_of(self._sizes, tape.coefficients[t]), tape.recipe.clip_norm)
         if t + 1 not in tape.anchored:  # there the run's own state follows, not the one that this step leads to
-            _check(step.after.theta, self._state(t + 1).theta, now.theta, t)
-        x, r = pull(self.followed(step), x)
-        out = []
-        for q, one in enumerate(r):
-            dots, turned = self.products(t, gradient, split(one, self._shapes))
-            x.theta[q] += flat(turned)
-            out.append(-w.to(dots) * dots)
-        return torch.stack(out), x
+            after = self._later[1] if self._later[0] == t + 1 else self._state(t + 1).theta
+            _check(step.after.theta, after, now.theta, t)
+        self._later = t, now.theta
+        return step, gradient
 
     def followed(self, step: Update) -> Update:
         """The update as it is differentiated: all of it; a study may leave parts out."""
@@ -157,16 +169,17 @@ class Sweep:
             end = min(b for b in [*self.bounds[1:], self.tape.length] if b > t)
             self.states.clear()
             for step in range(self.tape.rewind(t), end):
-                self.states[step] = flat_state(update.slots(self.tape.optimizer))
+                self.states[step] = flat_state(update.slots(self.tape.optimizer, copy=False))
                 self.tape.step(step)
-            self.states[end] = flat_state(update.slots(self.tape.optimizer))
+            self.states[end] = flat_state(update.slots(self.tape.optimizer, copy=False))
+            self.tape.optimizer.zero_grad()
         state: State = self.states[t]
         return state
 
 
 def _check(after: Tensor, taken: Tensor, before: Tensor, t: int) -> None:
     """The step that is differentiated must be the step that torch took; θ after it by both, and before it."""
-    wrong, size = distance((after,), (taken,)), distance((taken,), (before,))
+    wrong, size = float(torch.dist(after, taken)), float(torch.dist(taken, before))
     if wrong > TOLERANCE.get(after.dtype, 1e-1) * size + 1e-300:
         raise NumericalError(
             f"step {t} as differentiated differs from the step that the optimizer took by "

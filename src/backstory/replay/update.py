@@ -75,21 +75,24 @@ def coefficients(optimizer: Optimizer) -> tuple[Coefficients, ...]:
     )
 
 
-def slots(optimizer: Optimizer) -> Slots:
-    """Detached copies of θ, m and v."""
+def slots(optimizer: Optimizer, *, copy: bool = True) -> Slots:
+    """Detached copies of θ, m and v; without `copy` the optimizer's own tensors, which its next step changes."""
     names = ("momentum_buffer", "") if isinstance(optimizer, SGD) else ("exp_avg", "exp_avg_sq")
     first = [c.momentum for c in coefficients(optimizer)]
     parameters = trained_parameters(optimizer)
 
+    def own(x: Tensor) -> Tensor:
+        return x.detach().clone() if copy else x.detach()
+
     def read(name: str, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
         states = [optimizer.state.get(p, {}).get(name) for p in parameters]
         return tuple(
-            x.detach().clone() if x is not None else torch.zeros_like(p) if wants else p.new_zeros(())
+            own(x) if x is not None else torch.zeros_like(p) if wants else p.new_zeros(())
             for x, p, wants in zip(states, (p.detach() for p in parameters), wanted, strict=True)
         )
 
     second = [not isinstance(optimizer, SGD)] * len(parameters)
-    return Slots(tuple(p.detach().clone() for p in parameters), read(names[0], first), read(names[1], second))
+    return Slots(tuple(map(own, parameters)), read(names[0], first), read(names[1], second))
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

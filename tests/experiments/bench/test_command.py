@@ -78,6 +78,7 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(embedding, "bench_in_memory", lambda **_: [{"p": 1024, "samples_per_s": 12.5}])
     monkeypatch.setattr(sweeping, "bench_sweep", lambda **_: {"disk": [], "slopes": []})
     monkeypatch.setattr("experiments.bench.asking.bench_query", lambda **_: {"rows": [{"index_s": 0.25}]})
+    monkeypatch.setattr("experiments.bench.exact.bench_exact", lambda **_: {"rows": [{"reverse 1": 4.25}]})
     monkeypatch.setattr(storing, "bench_store", lambda **_: [{"times_smaller": 16.0}])
     monkeypatch.setattr(efficiency, "bench_efficiency", lambda **_: [{"method": "M", "samples_per_s": 2.5}])
     monkeypatch.setattr(ours, "bench_ours", lambda **_: [])
@@ -93,7 +94,7 @@ def test_bench_all_writes_markdown_and_tables(tmp_path: Path, monkeypatch: pytes
     assert "| 1,024 | 12.5 |" in text
     assert "| A | X | it sleeps |" in text
     assert "| 32 | 0 |" in text
-    assert text.count("\n## ") == 6
+    assert text.count("\n## ") == 7
     tables = json.loads(file.with_suffix(".json").read_text())["tables"]
     assert ["B: GPT", "default", "1.5"] in [row for table in tables for row in table["rows"]]
 

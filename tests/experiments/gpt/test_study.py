@@ -22,7 +22,7 @@ from backstory.exact.reverse import reverse
 from backstory.replay.recipe import take_step
 from backstory.replay.tape import Removal
 
-FEW = ["paper", "full-empirical", "default", "gradient-dot", "influence-swept"]
+FEW = ["exact", "exact-float32", "paper", "full-empirical", "default", "gradient-dot", "influence-swept"]
 KEYS = {
     "method", "projection", "curvature", "groups", "optimizer_model", "dims", "mean", "seeds", "interval", "against_paper",
     "recording_ratio", "bytes_per_occurrence", "seconds", "default", "against_exact", "against_exact_seeds",
@@ -64,10 +64,19 @@ def test_the_ceiling_has_the_sign_of_the_truth(actual: dict[str, Any]) -> None:
 
 def test_rows_that_score_every_use_are_compared_with_exact_unrolling(actual: dict[str, Any]) -> None:
     timed = {r["method"] for r in actual["rows"] if r["against_exact"]}
-    assert timed == {"paper", "full-empirical", "default"}
+    assert timed == {"exact", "exact-float32", "paper", "full-empirical", "default"}
     for r in actual["rows"]:
         assert (r["size_against_exact"] is None) == (r["method"] not in timed)
         assert r["thirds"] == {"early": None, "middle": None, "late": None}, "eight removals are too few by thirds"
+
+
+def test_exact_rows_are_the_ceiling_in_two_precisions(actual: dict[str, Any]) -> None:
+    whole, half = row(actual, "exact"), row(actual, "exact-float32")
+    assert {k: whole[k] for k in actual["ceiling"]} == actual["ceiling"]
+    assert whole["against_exact"] == {"early": 1.0, "middle": 1.0, "late": 1.0, "all": 1.0}
+    assert 0.995 < half["against_exact"]["all"]
+    assert all(0.99 < size < 1.01 for size in half["size_against_exact"].values())
+    assert half["size_against_exact"]["all"] != 1.0, "rounding of float32 would show"
 
 
 def test_thirds_are_those_of_the_steps(text: None, tmp_path: Path) -> None:
