@@ -24,3 +24,12 @@ def leave_out(groups: int, share: float = 1.0) -> float:
 def tangent(groups: int) -> float:
     """The first-order effect of each group, forward, beside one replay."""
     return 1 + TANGENT * groups
+
+
+def exact_costs() -> dict[str, dict[int, float]]:
+    """Of each way for some numbers of queries or groups: what a plan shows."""
+    return {
+        "reverse": {queries: reverse(queries) for queries in (1, 4, 16)},
+        "leave_out": {8: leave_out(8)},
+        "tangent": {8: tangent(8)},
+    }

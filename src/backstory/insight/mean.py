@@ -19,7 +19,6 @@ from ..run.lookup import Lookup
 from ..run.methods import seeks_exact
 from ..run.run import Run
 
-
 FORM = ("method", "per_layer", "contraction")  # options that decide whether exact values are used
 
 

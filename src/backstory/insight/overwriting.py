@@ -30,7 +30,7 @@ Shapes:  B occurrences and R curvature rows of a step, p projected coordinates; 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from ..run.gradients import LossFn
 from ..run.run import Run
 from ..run.sweep import backward, cut, refuse_compressed, slices
 from ..store import RunStore
-from .mean import CheckedOptions, find_exact, mean_gradient, sweep_options
+from .mean import CheckedOptions, Options, find_exact, mean_gradient, sweep_options
 from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
@@ -180,7 +180,7 @@ def overwriting(
     result = overwriting_of(
         run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )
-    found = find_exact(run, model, loss, batch, until, {**options}, mean=True)
+    found = find_exact(run, model, loss, batch, until, cast(Options, options), mean=True)
     if found.result is None:
         told = (*result.caveats, *found.notes)
         return replace(result, caveats=told, remedy=run.remedy(batch, until))

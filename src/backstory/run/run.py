@@ -63,8 +63,9 @@ class Run:
         return Run(self.path, self._memory, self._named)
 
     def name_queries(self, sets: Mapping[str, Any]) -> None:
-        """Query sets by name that results may call by it, beside those that the run stores: a recipe's."""
-        self._named = {**sets, **QuerySets(self._store)}
+        """Query sets that results may call by name, after those that the run stores: a recipe's."""
+        stored = dict(QuerySets(self._store))
+        self._named = {**stored, **sets, **stored}
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.n_occurrences:,} occurrences, {self.width:,}"
