@@ -1,7 +1,9 @@
 """One answer: Python, `--json` on the command line and the JSON of the service give the same numbers, words, caveats and order."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,13 @@ from backstory.cli.app import app
 from backstory.demo import digits
 from backstory.replay.queries import part
 from backstory.replay.recipe import load_recipe
+from backstory.results.origin import BY_REPLAY, EXACT, IN_PART
+from backstory.store import RunStore
 from backstory.web.app import make_app
 from backstory.web.state import State
 
 ROUNDING = 1e-4  # of float32, of sums over a whole training run
-SAID = ("headline", "words", "sign", "unit", "caveats", "quality", "at")
+SAID = ("headline", "words", "sign", "unit", "origin", "caveats", "quality", "to_exact", "method", "at")
 
 
 class Faces(NamedTuple):
@@ -35,6 +39,24 @@ class Faces(NamedTuple):
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faces]:
     path = digits_run(tmp_path_factory.mktemp("one") / "run")
+    with RunStore.open(path, write=True) as store:
+        store.update_config(training={"seconds_per_step": 2.0})
+    with faced(path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def exact_faces(faces: Faces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faces]:
+    """The same run with exact results: of the mean of the set and of one query."""
+    path = tmp_path_factory.mktemp("exact") / "run"
+    shutil.copytree(faces.path, path)
+    backstory.open(path).exact(["demo", "demo:1"], digits.RECIPE)
+    with faced(path) as made:
+        yield made
+
+
+@contextmanager
+def faced(path: Path) -> Iterator[Faces]:
     run = backstory.open(path)
     made = load_recipe(digits.RECIPE, run.config["recipe_args"])
     sets = {"demo": run.queries("demo"), "test": made.queries["test"]}
@@ -106,7 +128,46 @@ def command_line(path: Path, command: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
-    case = CASES[name]
+    result = compared(CASES[name], faces)
+    assert "backstory exact RUN --queries demo" in result["to_exact"]
+    assert " minute" in result["to_exact"]
+    assert result["origin"].startswith("From the recording")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_and_where_exact_results_are_stored(name: str, exact_faces: Faces) -> None:
+    result = compared(CASES[name], exact_faces)
+    if name == "overwriting":
+        assert result["exact"] is not None
+        return
+    methods = [result["method"]] if isinstance(result["method"], str) else result["method"]
+    assert methods[-1] == EXACT
+    assert result["origin"] == (BY_REPLAY if set(methods) == {EXACT} else IN_PART)
+    assert (result["quality"] is None) == (set(methods) == {EXACT})
+
+
+def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
+    for path in (
+        "/timeline?queries=demo",
+        "/harmful?queries=demo",
+        "/queries/demo/1",
+        "/sources?queries=demo&by=label",
+    ):
+        page = exact_faces.service.get(path, headers={"accept": "text/html"}).text
+        assert 'data-verdict="exact"' in page, path
+        assert "understated" not in page, path
+        assert "To get exact values" not in page, path
+    recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
+    assert "understated" in recorded
+    assert "To get exact values: `backstory exact RUN --queries demo:2`" in recorded
+    mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text
+    assert "backstory exact RUN --queries test`" in mean
+    again = exact_faces.service.get("/harmful?queries=demo&top=3", headers={"accept": "text/html"}).text
+    assert 'data-verdict="exact"' in again, "another set's sweep has the recorded mean of this one too"
+
+
+def compared(case: Case, faces: Faces) -> dict[str, Any]:
+    """The result, once all three faces have given it."""
     python = json.loads(json.dumps(case.python(*faces.python), allow_nan=False))
     command = command_line(faces.path, case.command)
     response = faces.service.get(case.path)
@@ -118,6 +179,8 @@ def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
         for key in SAID:
             assert face[key] == python[key], key
         assert_alike({k: face[k] for k in python}, python, rel=ROUNDING, abs=ROUNDING * largest(python))
+    out: dict[str, Any] = python
+    return out
 
 
 def largest(value: Any) -> float:

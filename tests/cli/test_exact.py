@@ -39,6 +39,25 @@ def test_it_computes_prints_and_stores_what_the_library_gives(run: Path) -> None
     assert max(map(len, table.stdout.splitlines())) <= 80
 
 
+def test_other_commands_use_what_is_stored_and_a_method_can_be_chosen(run: Path) -> None:
+    assert call(run, "--queries", "few:1", "--trust-recipe").exit_code == 0
+
+    def method(command: str, *args: str) -> Any:
+        options = [command, str(run), "--queries", "few:1", "--json", "--trust-recipe", *args]
+        printed = CliRunner().invoke(app, options)
+        return json.loads(printed.stdout)["method"] if printed.exit_code == 0 else str(printed.exception)
+
+    assert method("query") == method("timeline") == method("harmful") == "exact unrolling"
+    assert method("query", "--method", "adjoint") == method("timeline", "--method", "adjoint") == "adjoint"
+    assert method("evolution")[-1] == "exact unrolling"
+    assert "has no exact result" in " ".join(method("evolution", "--method", "exact").split())
+    table = CliRunner().invoke(app, ["query", str(run), "--queries", "few:1", "--trust-recipe"], env={"COLUMNS": "80"})
+    assert "(method: exact unrolling)" in " ".join(table.stdout.split())
+    assert table.stdout.strip().splitlines()[-1].startswith("+ helped, − hurt. Exact, through the replayed training.")
+    shown = CliRunner().invoke(app, ["inspect", str(run)], env={"COLUMNS": "100"}).stdout
+    assert "few:1 at step" in " ".join(shown.split())
+
+
 def test_another_precision_is_another_result(run: Path) -> None:
     assert call(run, "--queries", "test:0", "--since", "25", "--precision", "float64", "--trust-recipe").exit_code == 0
     result = backstory.open(run).exact("test:0", RECIPE, since=25, dtype=torch.float64)

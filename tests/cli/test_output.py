@@ -142,7 +142,8 @@ def test_long_work_prints_a_line_every_few_seconds_without_a_terminal(stream: io
         clock.now += 5
         report("query", 1, 2)
     assert stream.getvalue().splitlines() == [
-        "embed: 200/1,200 (17%)", "embed: 700/1,200 (58%)", "embed: 1,200/1,200 (100%)", "query: 1/2 (50%)",
+        "embed: 200/1,200 (17%, about 10 seconds left)", "embed: 700/1,200 (58%, about 5 seconds left)",
+        "embed: 1,200/1,200 (100%)", "query: 1/2 (50%)",
     ]  # fmt: skip
 
 

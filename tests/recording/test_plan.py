@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import UsageError
+from backstory.exact import costs
 from backstory.recording.plan import _Costs
 from backstory.recording.plan_trial import Trial, _each, _Size, trial
 from backstory.replay.recipe import Recipe, take_step
@@ -346,6 +347,13 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     assert p.warmup_seconds == pytest.approx(5.0 - 20 * 0.1)
     assert p.slowdown == pytest.approx((0.5 + 5.0 + 80 * 0.12) / 10.0)
     assert "1.51 × over the whole run: a step takes 120 ms instead of 100 ms (1.20 ×)" in str(p)
+    assert p.exact_seconds["reverse"] == pytest.approx({n: 10.0 * costs.reverse(n) for n in (1, 4, 16)})
+    assert (p.exact_seconds["leave_out"][8], p.exact_seconds["tangent"][8]) == pytest.approx((120.0, 130.0))
+    assert (
+        "exact         1 query about 38 seconds, 4 queries about 2 minutes, 16 queries about 5 minutes: influence"
+        in str(p)
+    )
+    assert "8 groups about 2 minutes: training again without each group" in str(p)
     assert p.once_seconds == pytest.approx(0.5)
     assert "3 s to learn the projection in the first 20 steps, 500 ms to open and close the run (35 ms per step" in str(
         p
@@ -391,7 +399,8 @@ def test_curvature_that_needs_outputs() -> None:
 def test_every_number_has_its_unit() -> None:
     p = backstory.plan(mlp, max_bytes=10**9, **QUICK)
     report = str(p)
-    units = r"(?: steps| samples| occurrences| dimensions| parameters|%| bytes| [kMGT]B| ms| s\b| ×|, float16)"
+    units = r"(?: steps| samples| occurrences| dimensions| parameters|%| bytes| [kMGT]B| ms| s\b| ×|, float16"
+    units += r"| quer(?:y|ies)| groups| (?:second|minute|hour)s?\b)"
     allowed = r"rank \d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
     bare = re.findall(rf"(?<![\w.,])\d[\d,.]*(?!{units})(?![\w.,])", re.sub(allowed, "", report))
     assert bare == [], f"without a unit: {bare} in\n{report}"

@@ -162,7 +162,7 @@ def result(replayed: bool = False, **more: Any) -> View:
     places = [Ranking(a, (*IDS[k:3], *IDS[:k]), tuple(IDS[3:6])) for k, a in enumerate(CHECKPOINTS)]
     known: dict[str, Any] = {
         "headline": "Influence", "words": [], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
-        "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
+        "origin": "From the recording, by embedded segments.", "to_exact": None, "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
         "harmful": worst, "input": shown_input(), "by_step": {"steps": steps, "influence": values, "size": [0.01] * 120}, "checkpoints": CHECKPOINTS,
         "rankings": plain(places) if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from .options import (
     At,
     Contraction,
     Json,
+    Method,
     Notes,
     PerLayer,
     Plot,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def timeline(
     run: RunPath, queries: Queries, at: At = "final",
-    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    method: Method = "auto", per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Show when training data mattered.
@@ -38,7 +39,7 @@ def timeline(
     """
     from .. import insight
 
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json, method)
     with request.opened("timeline") as (q, options):
         result = insight.timeline(q.run, q.model, q.loss, q.batches[queries], q.at, **options)
 
@@ -63,7 +64,7 @@ def evolution(
     ids: Annotated[
         str | None, typer.Option(help="Comma-separated sample IDs, or a file with one ID per line, to compare with the rest.")
     ] = None,
-    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    method: Method = "auto", per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Show how the influence of groups of samples changes.
@@ -73,7 +74,7 @@ def evolution(
     from .. import insight
 
     groups = parse_groups(run, by, ids)
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json, method)
     with request.opened("evolution") as (q, options):
         result = insight.evolution(q.run, q.model, q.loss, q.batches[queries], q.at, by=groups, **options)
 
@@ -108,7 +109,10 @@ def overwriting(
     per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show which later samples and steps overwrote a sample."""
+    """Show which later samples and steps overwrote a sample.
+
+    The terms are the recording's; the sample's exact influence is beside them if it is stored.
+    """
     from .. import insight
 
     if (sample is None) == (option is None):
@@ -120,6 +124,7 @@ def overwriting(
 
     def print_tables() -> None:
         terms = [(words, number(getattr(result, term))) for term, words in TERMS.items()]
+        terms += [] if result.exact is None else [("exact influence", number(result.exact))]
         table("", (f"influence of sample {name}", ""), terms)
         samples = [(x.sample, number(x.overwritten), x.step, x.occurrences) for x in result.overwritten_by[:top]]
         table("Overwritten by", ("sample", "overwritten", "most at step", "later occurrences"), samples)
@@ -137,7 +142,7 @@ def sources(
     ],
     by: Annotated[str, typer.Option(help="Group samples by source or label.")] = "source",
     at: At = "final",
-    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    method: Method = "auto", per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Value each data source, with 95 % intervals.
@@ -146,7 +151,7 @@ def sources(
     """
     from .. import insight
 
-    request = Request(run, queries, at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    request = Request(run, queries, at, per_layer, contraction, recipe, trust_recipe, plot, notes, json, method)
     with request.opened("sources") as (q, options):
         result = insight.sources(q.run, q.model, q.loss, q.batches, q.at, by=by, **options)
 
@@ -172,13 +177,13 @@ def harmful(
     run: RunPath, queries: Queries, at: At = "final",
     top: Top = 10,
     without_last: Annotated[int, typer.Option(help="Ignore uses in this many of the last steps.", min=0)] = 0,
-    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    method: Method = "auto", per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Rank the samples that hurt a whole query set most."""
     from .. import insight
 
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json, method)
     with request.opened("harmful") as (q, options):
         batch = q.batches[queries]
         result = insight.harmful(q.run, q.model, q.loss, batch, q.at, top=top, without_last=without_last, **options)

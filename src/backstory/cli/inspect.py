@@ -57,6 +57,7 @@ def _run(contents: Mapping[str, Any]) -> dict[str, str]:
         "Embeddings": _some(run["embeddings"], "at step ") or "none: run `backstory embed`",
         "Segments": _some(run["segments"], "steps "),
         "Query sets": _some(run["query sets"]) or "none in the run",
+        "Exact results": _some(run["exact results"]),
         "Recipe": run["recipe"] or "none",
     }
 

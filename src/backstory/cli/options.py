@@ -56,6 +56,12 @@ Contraction = Annotated[
     ),
 ]  # fmt: skip
 Encoding = Annotated[str, typer.Option(help="Number format of vectors: float16, int8, float32 or float64.")]
+Method = Annotated[
+    Literal["auto", "exact", "adjoint", "embeddings"],
+    typer.Option(
+        help="auto: the exact result if it is stored, else from the recording; exact; adjoint: a reverse sweep over the recording; embeddings."
+    ),
+]
 RecipeName = Annotated[str | None, typer.Option("--recipe", help="Recipe to use: package.module:function.")]
 TrustRecipe = Annotated[bool, typer.Option("--trust-recipe", help="Import the run's recipe without a prompt.")]
 Workers = Annotated[int, typer.Option(help="Parallel processes.", min=1)]

@@ -185,11 +185,13 @@ def _span(low: float, high: float) -> str:
 
 
 def remarks(result: "Result", everything: bool) -> None:
-    """What a result shows in sentences, then its sign and quality in one line; with everything: all its notes instead."""
+    """What a result shows in sentences, how to make it exact, then its sign and quality in one line; with everything: all its notes instead."""
     words = result.words if everything else result.words[:SENTENCES]
     out.print()
     for text in words:
         sentence(text)
+    if result.to_exact is not None and not everything:
+        sentence(result.to_exact)
     notes(result.brief, (*result.words[len(words) :], *result.remarks), everything)
 
 
@@ -249,18 +251,27 @@ def _bars(clock: Callable[[], float]) -> Iterator[Callable[[str, int, int], None
 def _lines(clock: Callable[[], float]) -> Iterator[Callable[[str, int, int], None]]:
     """One line every few seconds, and one at the end of a stage that had others."""
     began, last, shown = clock(), float("-inf"), set[str]()
+    first: dict[str, tuple[float, int]] = {}  # of each stage: when it was first heard of, and how much was done
 
     def report(stage: str, done: int, total: int) -> None:
         nonlocal last
         now, ended = clock(), done >= total and stage in shown
+        start, before = first.setdefault(stage, (now, done))
         if now - began < QUIET or (now - last < EVERY and not ended):
             return
         last = now
         shown.discard(stage) if ended else shown.add(stage)
-        text = f"{stage}: {done:,}/{total:,} ({done / max(1, total):.0%})"
+        left = (now - start) * (total - done) / (done - before) if done > before else 0.0
+        text = f"{stage}: {done:,}/{total:,} ({done / max(1, total):.0%}{_time_left(left)})"
         err.print(text, soft_wrap=True, highlight=False, markup=False)
 
     yield report
+
+
+def _time_left(seconds: float) -> str:
+    from ..results.words import describe_duration
+
+    return f", about {describe_duration(seconds)} left" if seconds else ""
 
 
 @contextmanager

@@ -6,7 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import output, recipes
-from .options import At, Contraction, Json, Notes, Per, PerLayer, Plot, Queries, RecipeName, RunPath, Top, TrustRecipe
+from .options import (
+    At,
+    Contraction,
+    Json,
+    Method,
+    Notes,
+    Per,
+    PerLayer,
+    Plot,
+    Queries,
+    RecipeName,
+    RunPath,
+    Top,
+    TrustRecipe,
+)
 
 if TYPE_CHECKING:
     from ..results.result import Result
@@ -26,6 +40,7 @@ class Request(NamedTuple):
     plot: Path | None
     notes: bool
     json: bool
+    method: str | None = None  # None: the command has no choice
 
     @contextmanager
     def opened(self, stage: str) -> "Iterator[tuple[OpenQueries, dict[str, Any]]]":
@@ -36,7 +51,8 @@ class Request(NamedTuple):
         name = recipes.confirm(self.run, self.recipe, self.trust_recipe)  # a prompt and a bar do not share a terminal
         queries = open_queries(self.run, self.queries, name, self.at)
         with output.one_bar(stage) as progress:
-            yield queries, {"per_layer": self.per_layer, "contraction": self.contraction, "progress": progress}
+            options = {"per_layer": self.per_layer, "contraction": self.contraction, "progress": progress}
+            yield queries, options | ({} if self.method is None else {"method": self.method})
 
     def finish(
         self, result: "Result", print_tables: Callable[[], None], values: Callable[[], dict[str, Any]] | None = None
@@ -56,11 +72,11 @@ class Request(NamedTuple):
 
 def query(
     run: RunPath, queries: Queries, at: At = "final", top: Top = 5, per: Per = "sample",
-    per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
+    method: Method = "auto", per_layer: PerLayer = False, contraction: Contraction = "auto", recipe: RecipeName = None,
     trust_recipe: TrustRecipe = False, plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Rank the training samples that helped and hurt a query."""
-    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
+    request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json, method)
     with request.opened("query") as (q, options):
         result = q.run.query(q.model, q.loss, q.batches[queries], q.at, **options)
 

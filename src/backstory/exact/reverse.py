@@ -30,6 +30,7 @@ from ..replay import update
 from ..replay.reproduction import reproduction
 from ..replay.tape import Progress, RecipeSource, Tape, own_randomness, tell
 from ..results.influence import Influence
+from ..results.origin import EXACT
 from ..store.run_store import HasPath, RunStore
 from .cache import ProgressFile, digest
 from .derivative import State, Update, flat, pull, spans_of, split, take
@@ -38,7 +39,7 @@ from .memory import keep_freed_memory
 from .states import States, affordable, flat_state
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
-HOW = "exact unrolling"
+HOW = EXACT
 SAVES = 16  # times that a sweep is saved on its way
 QUERY = " query"  # a name that no recipe gives
 STATISTICS = (

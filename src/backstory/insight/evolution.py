@@ -1,8 +1,8 @@
 """How the influence of groups of samples grows and fades from checkpoint to checkpoint (the paper's saturation figure).
 
 At each stored checkpoint c, the queries' mean loss is evaluated on the model at c, and the influence on it of all occurrences before c is averaged
-over the samples of each group that were used by then. From segments where the run is embedded in them (`run.embed(segments=K)`),
-else by one reverse sweep for each checkpoint.
+over the samples of each group that were used by then. Exact where an exact result of c is stored; else from segments where the run is
+embedded in them (`run.embed(segments=K)`), or by one reverse sweep for each checkpoint.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ..results.words import describe_change
 from ..run.gradients import LossFn
 from ..run.groups import OTHERS, By, grouped
 from ..run.run import Run
-from .mean import Options, mean_influence
+from .mean import Options, about_all, mean_influence
 from .phases import Curve
 
 
@@ -33,7 +33,9 @@ class Evolution(Result):
     groups: tuple[str, ...]
     mean: Curve  # (G, C); NaN where no sample of the group had been used
     samples: Curve  # (G, C) how many samples the mean is over
-    method: tuple[str, ...]  # of each checkpoint: "segments", "embeddings" or "adjoint" (a reverse sweep)
+    method: tuple[
+        str, ...
+    ]  # of each checkpoint: "exact unrolling", "segments", "embeddings" or "adjoint" (a reverse sweep)
     unit = "mean influence per sample of the group (its occurrences so far summed), in units of the queries' mean loss"
     shown = ("checkpoints", "mean", "samples", "method")
 
@@ -108,7 +110,6 @@ def evolution(
 
 def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds") -> Evolution:
     """Like `evolution`, from the influence on one query at each checkpoint."""
-    last = influences[-1]
     names, group, *_ = grouped(run, by)
     means, counts = [], []
     for influence in influences:
@@ -118,4 +119,5 @@ def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds"
         means.append(np.divide(sums, count, out=np.full(len(names), np.nan), where=count > 0))
         counts.append(count)
     steps, methods = tuple(x.at for x in influences), tuple(x.method for x in influences)
-    return Evolution(steps, names, np.stack(means, 1), np.stack(counts, 1), methods, **last.about)
+    about = about_all(influences, [f"step {c}" for c in steps], "Checkpoints")
+    return Evolution(steps, names, np.stack(means, 1), np.stack(counts, 1), methods, **about)

@@ -1,6 +1,6 @@
 """The most harmful and the most helpful samples, with their stored content."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from torch import nn
@@ -22,8 +22,9 @@ class Harmful(Result):
     harmful: tuple[RankedSample, ...]  # those that hurt, lowest influence first
     helpful: tuple[RankedSample, ...]  # those that helped, highest first
     without_last: int = 0  # uses in so many of the last steps are left out
+    method: str = field(default="", kw_only=True)  # of the influence
     unit = "influence of a sample (its occurrences summed), in units of the queries' mean loss"
-    shown = ("harmful", "helpful", "without_last", "late", "late_from")
+    shown = ("harmful", "helpful", "without_last", "late", "late_from", "method")
 
     @property
     def headline(self) -> str:
@@ -104,4 +105,4 @@ def harmful_of(run: Run, influence: Influence, *, top: int = 10, without_last: i
     known = influence if influence.lookup is not None else replace(influence, lookup=run.content)
     part = known.between(0, at - without_last) if without_last else known
     best, worst = part.hits(top)
-    return Harmful(tuple(worst), tuple(best), without_last, **part.about)
+    return Harmful(tuple(worst), tuple(best), without_last, method=part.method, **part.about)

@@ -1,6 +1,7 @@
 """The basis of every insight: influence on the mean loss of a query set, and their common options.
 
-The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that the mean costs one query, however large the set.
+The mean over a query set of ⟨v_q, e⟩ is ⟨mean v, e⟩, so that the mean costs one query, however large the set. Exact values are used
+where the run has them stored (`run.exact`), and every insight says which values it shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..results.influence import Influence
+from ..results.origin import describe_mixture, join_remedies
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
+from ..run.lookup import Lookup
+from ..run.methods import seeks_exact
 from ..run.run import Run
+
+FORM = ("method", "per_layer", "contraction")  # options that decide whether exact values are used
 
 
 class SweepOptions(TypedDict, total=False):
@@ -24,15 +30,21 @@ class SweepOptions(TypedDict, total=False):
     progress: Progress | None
 
 
-class Options(SweepOptions, total=False):
-    """What every insight takes beside what it is about."""
+class CheckedOptions(SweepOptions, total=False):
+    """The same for a model whose weights are compared with the run's."""
 
     unverified: bool  # allows a model whose weights the run does not know
 
 
-def sweep_options(options: Options) -> SweepOptions:
+class Options(CheckedOptions, total=False):
+    """What every insight takes beside what it is about."""
+
+    method: str  # "auto" (exact values where they are stored), "exact", "adjoint" (a reverse sweep) or "embeddings"
+
+
+def sweep_options(options: CheckedOptions) -> SweepOptions:
     """Those that a ready query gradient takes too."""
-    return cast(SweepOptions, {k: v for k, v in options.items() if k != "unverified"})
+    return cast(SweepOptions, {k: v for k, v in options.items() if k not in ("unverified", "method")})
 
 
 def mean_gradient(
@@ -50,22 +62,54 @@ def _about_mean(queries: int) -> str:
 def mean_influence(
     run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int | str = "final", **options: Unpack[Options]
 ) -> Influence:
-    """Influence of every occurrence before `at` on the queries' mean loss: one query."""
+    """Influence of every occurrence before `at` on the queries' mean loss, one query: exact where that is stored."""
     step = run.step_of(at)
+    found = find_exact(run, model, loss, batch, step, options, mean=True)
+    if found.result is not None:
+        return found.result
     v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
-    return run.query_gradients(v, step, caveats=caveats, **sweep_options(options))
+    method, notes = options.get("method", "auto"), (*caveats, *found.notes)
+    result = run.query_gradients(v, step, method=method, caveats=notes, **sweep_options(options))
+    return replace(result, remedy=run.remedy(batch, step))
+
+
+def find_exact(
+    run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, options: Options, *, mean: bool
+) -> Lookup:
+    """The stored exact result of the queries or of their mean loss, where the options allow one."""
+    form, unverified = cast(Any, {k: v for k, v in options.items() if k in FORM}), options.get("unverified", False)
+    if not seeks_exact(**form):
+        return Lookup()
+    return run.find_exact(
+        model, loss, batch, at, mean=mean, method=options.get("method", "auto"), unverified=unverified
+    )
 
 
 def mean_influences(
     run: Run,
     gradients: Mapping[str, tuple[Tensor, Sequence[str]]],
+    batches: Mapping[str, Any],
     at: int | str = "final",
     **options: Unpack[SweepOptions],
 ) -> dict[str, Influence]:
-    """The same for several query sets by name, each given by its queries' gradients (Q, p) and their caveats: one sweep for all."""
-    means = [v.mean(0, keepdim=True) for v, _ in gradients.values()]
-    every = run.query_gradients(torch.cat(means), at, **options)
+    """From the recording for several query sets by name, each given by its queries' gradients (Q, p) and their caveats: one sweep for all."""
+    step, means = run.step_of(at), [v.mean(0, keepdim=True) for v, _ in gradients.values()]
+    every = run.query_gradients(torch.cat(means), step, **options)
     out = {}
     for i, (name, (v, caveats)) in enumerate(gradients.items()):
-        out[name] = replace(every.only(i), caveats=(*caveats, _about_mean(len(v)), *every.caveats))
+        told = (*caveats, _about_mean(len(v)), *every.caveats)
+        out[name] = replace(every.only(i), caveats=told, remedy=run.remedy(batches[name], step))
     return out
+
+
+def about_all(influences: Sequence[Influence], names: Sequence[str], what: str) -> dict[str, Any]:
+    """What a result has that is made from several influences, by name: also which of them are exact, where not all are."""
+    recorded = [x.quality for x in influences if x.quality is not None]
+    mixture = describe_mixture([x.method for x in influences], names, what)
+    caveats = dict.fromkeys((*mixture, *(text for x in influences for text in x.caveats)))
+    return {
+        "at": influences[-1].at,
+        "caveats": tuple(caveats),
+        "quality": recorded[-1] if recorded else None,
+        "remedy": join_remedies(x.remedy for x in influences),
+    }

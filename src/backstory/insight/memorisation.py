@@ -5,7 +5,7 @@ A sample that the model has memorised ranks first; one whose effect other sample
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
@@ -31,8 +31,9 @@ class Memorisation(Result):
     rank: Curve  # (Q,) 1: no sample has more influence on the query than its own
     influence: Curve  # (Q,) self-influence, in units of the query's loss
     samples: int  # that were ranked
+    method: str = field(default="", kw_only=True)  # of the influence
     unit = "self-influence in units of the query's loss; rank 1: no sample has more influence on the query"
-    shown = ("ids", "rank", "influence", "samples", "share_first", "median_rank")
+    shown = ("ids", "rank", "influence", "samples", "share_first", "median_rank", "method")
 
     @property
     def share_first(self) -> float:
@@ -87,6 +88,7 @@ def memorisation_of(influence: Influence, ids: Iterable[int | str] | Tensor) -> 
         )
     self_influence = scores.gather(1, torch.tensor([[place[x]] for x in names]))  # (Q, 1)
     rank = (1 + (scores > self_influence).sum(1)).double().numpy()
+    values = self_influence[:, 0].double().numpy()
     return Memorisation(
-        tuple(restore(names, kind)), rank, self_influence[:, 0].double().numpy(), len(known), **influence.about
+        tuple(restore(names, kind)), rank, values, len(known), method=influence.method, **influence.about
     )

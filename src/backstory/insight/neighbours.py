@@ -7,7 +7,7 @@ Shapes:  N occurrences, M samples, p dimensions, Q queries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,8 @@ class OnQueries(Result):
     queries: int  # of how many
     helped: tuple[QueryInfluence, ...]  # most first
     hurt: tuple[QueryInfluence, ...]  # most first
-    shown = ("sample", "queries", "helped", "hurt")
+    method: str = field(default="", kw_only=True)  # of the influence
+    shown = ("sample", "queries", "helped", "hurt", "method")
 
     @property
     def headline(self) -> str:
@@ -141,12 +142,13 @@ def on_queries(
     if E is None:
         return on_queries_of(run.query_gradients(v, step, caveats=caveats, progress=progress), sample, top=top)
     values = (v.float() @ E.sum(0)).double()  # (Q,)
-    return _ends(sample, values, top, at=step, caveats=(*caveats, *run.caveats()), quality=run.quality(step))
+    about = {"at": step, "caveats": (*caveats, *run.caveats()), "quality": run.quality(step)}
+    return _ends(sample, values, top, method="embeddings", **about)
 
 
 def on_queries_of(influence: Influence, sample: int | str, *, top: int = 10) -> OnQueries:
     """Like `on_queries`, from the influence on these queries."""
-    return _ends(sample, influence.sum_over([sample]), top, **influence.about)
+    return _ends(sample, influence.sum_over([sample]), top, method=influence.method, **influence.about)
 
 
 def _ends(sample: int | str, values: Tensor, top: int, **about: Any) -> OnQueries:

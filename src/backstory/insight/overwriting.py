@@ -29,8 +29,8 @@ Shapes:  B occurrences and R curvature rows of a step, p projected coordinates; 
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
@@ -43,12 +43,13 @@ from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradient
 from ..results import figures
 from ..results.result import Result
 from ..results.row import Row
+from ..results.words import signed
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
 from ..run.run import Run
 from ..run.sweep import backward, cut, refuse_compressed, slices
 from ..store import RunStore
-from .mean import Options, mean_gradient, sweep_options
+from .mean import CheckedOptions, Options, find_exact, mean_gradient, sweep_options
 from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
@@ -86,12 +87,14 @@ class Overwriting(Result):
     influence: float  # what is left at `at`
     overwritten_by: tuple[Overwriter, ...]  # samples, largest first
     by_step: Curve  # (T,) overwritten at each step, decay included; 0 up to its first own step
+    exact: float | None = field(default=None, kw_only=True)  # its exact influence, where one is stored
+    method: str = field(default="adjoint", kw_only=True)  # of the terms: a reverse sweep
     unit = (
         "units of the query's loss; overwritten is positive where influence was taken away, negative where it was added"
     )
     shown = (
         "sample", "steps", "just_after", "momentum", "overwritten", "decay", "influence", "lost", "unexplained", "overwritten_by",
-        "by_step", "top_steps",
+        "by_step", "top_steps", "exact", "method",
     )  # fmt: skip
 
     @property
@@ -99,6 +102,16 @@ class Overwriting(Result):
         """The influence right after its own steps, and now."""
         change = f"{self.just_after:+.4g} right after its own steps, {self.influence:+.4g} at step {self.at}"
         return f"What overwrote the influence of sample {self.sample}: {change}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How the recording's terms compare with the exact influence, where that is known."""
+        if self.exact is None:
+            return ()
+        return (
+            f"Its exact influence is {signed(self.exact)}. The terms are the recording's, and add up to "
+            f"{signed(self.influence)}.",
+        )
 
     @property
     def lost(self) -> float:
@@ -156,14 +169,22 @@ def overwriting(
     at: int | str = "final",
     *,
     step: int | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CheckedOptions],
 ) -> Overwriting:
-    """What overwrote the influence of `sample` (all its occurrences, or the one of `step`) on the queries' mean loss."""
+    """What overwrote the influence of `sample` (all its occurrences, or the one of `step`) on the queries' mean loss.
+
+    The terms are the recording's; the sample's exact influence is beside them where one is stored.
+    """
     until = run.step_of(at)
     v, caveats = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
-    return overwriting_of(
+    result = overwriting_of(
         run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )
+    found = find_exact(run, model, loss, batch, until, cast(Options, options), mean=True)
+    if found.result is None:
+        told = (*result.caveats, *found.notes)
+        return replace(result, caveats=told, remedy=run.remedy(batch, until))
+    return replace(result, exact=float(found.result.sum_over([sample], steps=result.steps)[0]))
 
 
 def overwriting_of(

@@ -2,13 +2,13 @@
 
 The value of a source is the sum of the influences of its samples on the mean loss of the queries: a first-order estimate of what
 removing the whole source would do. It understates sources whose samples stand in for each other. The 95 % interval is that
-of a bootstrap: samples are drawn anew inside each source, and queries inside each domain.
+of a bootstrap: samples are drawn anew inside each source, and queries inside each domain. Exact values are used where they are stored.
 
 Shapes:  S sources, D domains, Q queries of a domain, M samples.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -23,12 +23,13 @@ from ..results.words import name_label
 from ..run.gradients import LossFn
 from ..run.groups import column
 from ..run.run import Run
-from .mean import Options
+from .mean import Options, about_all, find_exact
 from .phases import Curve
 
 DRAWS = 1000
 AT_ONCE = 1 << 24  # numbers of the bootstrap that are held at once
 ALL = "all queries"
+ONE_MEAN = "exact for the mean of its queries, so that its intervals cover chance in the samples alone"
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ class Sources(Result):
     domains: tuple[str, ...]
     total: tuple[Value, ...]  # (S) every domain's mean loss counts alike
     cells: tuple[tuple[Value, ...], ...]  # (S, D)
+    method: tuple[str, ...] = field(default=(), kw_only=True)  # of each domain
     unit = "summed influence of the source's samples, in units of the queries' mean loss"
     interval: ClassVar[str] = "95 %"
-    shown = ("by", "sources", "domains", "total", "cells", "matrix", "clear", "interval")
+    shown = ("by", "sources", "domains", "total", "cells", "matrix", "clear", "interval", "method")
 
     @property
     def matrix(self) -> Curve:
@@ -118,8 +120,20 @@ def sources(
             f"draws={draws}."
         )
     step = run.step_of(at)
-    each = {domain: run.query(model, loss, batch, step, **options) for domain, batch in batches.items()}
+    each = {domain: _influence(run, model, loss, batch, step, domain, options) for domain, batch in batches.items()}
     return sources_of(run, each, by=by, draws=draws, seed=seed)
+
+
+def _influence(
+    run: Run, model: nn.Module, loss: LossFn, batch: Any, step: int, domain: str, options: Options
+) -> Influence:
+    """On each query; on the mean of the set where only that is stored as an exact result."""
+    quiet: Options = {**options, "method": "auto"} if options.get("method") == "exact" else options
+    if find_exact(run, model, loss, batch, step, quiet, mean=False).result is None:
+        mean = find_exact(run, model, loss, batch, step, options, mean=True).result
+        if mean is not None:
+            return replace(mean, caveats=(f"{domain}: {ONE_MEAN}", *mean.caveats))
+    return run.query(model, loss, batch, step, **options)
 
 
 def sources_of(
@@ -145,8 +159,9 @@ def sources_of(
         tuple(value(s, name, len(scores[d]), values[d, s], low[d, s], high[d, s]) for d, name in enumerate(influences))
         for s in order
     ]
-    named = tuple(str(names[s]) for s in order)
-    return Sources(by, named, tuple(influences), tuple(total), tuple(cells), **first.about)
+    named, methods = tuple(str(names[s]) for s in order), tuple(x.method for x in influences.values())
+    about = about_all(list(influences.values()), list(influences), "Query sets")
+    return Sources(by, named, tuple(influences), tuple(total), tuple(cells), method=methods, **about)
 
 
 def bootstraps(scores: Sequence[Curve], group: Any, draws: int, seed: int, *, at_once: int = AT_ONCE) -> Curve:

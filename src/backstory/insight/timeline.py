@@ -9,7 +9,7 @@ cancel, and drowns in its own noise where they are largest. η_t is the largest 
 a step's effect also depends on later rates; dividing by its own is then a convention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
@@ -40,10 +40,11 @@ class Timeline(Result):
     size: Curve  # (T,) mean |influence| of an occurrence over the rate; NaN where the rate was 0
     loss: Curve  # (T,) Σ w ℓ of the step; NaN where losses were not recorded
     phases: Phases  # of `size`
+    method: str = field(default="", kw_only=True)  # of the influence
     unit = (
         "influence of one occurrence in units of the queries' mean loss; per_rate: the same per unit of learning rate"
     )
-    shown = (*CURVES, "phases")
+    shown = (*CURVES, "phases", "method")
 
     @property
     def headline(self) -> str:
@@ -91,7 +92,7 @@ def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     left_out = [f"{clipped.sum()} of {len(clipped)} steps were clipped: {CLIPPED}"] if clipped.any() else []
     caveats = (*influence.caveats, *left_out, SOUGHT)
     curves = mean, rate, per_rate, size, losses(run, step)
-    return Timeline(*curves, pattern, **{**influence.about, "caveats": caveats})
+    return Timeline(*curves, pattern, method=influence.method, **{**influence.about, "caveats": caveats})
 
 
 def losses(run: Run, at: int) -> Curve:

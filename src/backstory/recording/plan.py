@@ -7,6 +7,7 @@ With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`p
                                                       o to open and to close the run
     embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
+    exact     = c T p                                 c multiples of the plain training (`exact.costs`)
 
 Another rank is not tried: of its store differ the vectors of rows, the optimizer's diagonal of steps, and the basis, whose bytes are
 known (`docs/reference/format.md`); everything else is the trial's.
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 from ..capture import find_blocks
 from ..capture.modules import Blocks
 from ..errors import CoverageError, UsageError
+from ..exact.costs import exact_costs
 from ..maths.blocked import chunk_rows
 from ..maths.encoding import parts, row_bytes
 from ..maths.projection import Shape, widen
@@ -115,6 +117,10 @@ def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: in
         warmup_seconds=max(0.0, t.learning_seconds - t.warmup_steps * t.plain_seconds),
         once_seconds=once,
         slowdown=in_all / (steps * t.plain_seconds),
+        exact_seconds={
+            way: {n: multiple * steps * t.plain_seconds for n, multiple in multiples.items()}
+            for way, multiples in exact_costs().items()
+        },
         max_bytes=max_bytes,
         suggested_rank=None if max_bytes is None else costs.largest_rank(max_bytes),
     )

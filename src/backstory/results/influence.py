@@ -103,8 +103,9 @@ class Occurrences(Result):
     sample: int | str
     steps: tuple[int, ...]
     influence: tuple[float, ...]
+    method: str = field(default="", kw_only=True)
     unit = "influence of one occurrence, in units of the query's loss"
-    shown = ("sample", "steps", "influence")
+    shown = ("sample", "steps", "influence", "method")
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -134,7 +135,7 @@ class Influence(Result):
     sample_ids: np.ndarray[Any, Any]  # (N,) or (Q, N) ids as text
     steps: np.ndarray[Any, Any]  # same shape
     id_kind: str
-    method: str  # "adjoint" (a reverse sweep), "embeddings" or "segments"; of a baseline, its name
+    method: str  # "exact unrolling", or "adjoint" (a reverse sweep), "embeddings", "segments"; of a baseline, its name
     complete: bool = True  # False: only the highest and lowest occurrences of each query are there
     lookup: Lookup | None = None
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
@@ -268,7 +269,7 @@ class Influence(Result):
         one = self.only(query)
         rows = np.flatnonzero(one._index.inverse == self._numbers(as_text([sample])[0])[0])
         steps, values = one.steps[rows].tolist(), one.scores[0, torch.from_numpy(rows)].tolist()
-        return Occurrences(sample, tuple(steps), tuple(values), **self.about)
+        return Occurrences(sample, tuple(steps), tuple(values), method=self.method, **self.about)
 
     def _numbers(self, wanted: Sequence[str]) -> Ints:
         """The numbers of these samples, all of which occurred."""

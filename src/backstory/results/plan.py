@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..capture.modules import taken_as_frozen
+from .words import describe_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Plan:
     warmup_seconds: float  # once, beyond what these steps take anyway
     once_seconds: float  # to open the run and to close it
     slowdown: float  # of the whole run
+    exact_seconds: dict[str, dict[int, float]]  # "reverse": by queries; "leave_out", "tangent": by groups
     max_bytes: int | None
     suggested_rank: int | None  # the largest that fits into max_bytes with the other settings as they are
 
@@ -90,6 +92,7 @@ def _lines(p: Plan) -> Iterator[str]:
         f"  one-off     {warmup if p.warmup_steps else ''}{_time(p.once_seconds)} to open and close the run "
         f"({share} per step over the whole run)"
     )
+    yield from _exact_lines(p)
     yield f"recorded      {p.coverage:.1%} of the gradient (squared norm); left out: {', '.join(p.left_out) or 'nothing'}"
     if p.elsewhere:
         yield f"              {taken_as_frozen(p.elsewhere)}"
@@ -99,6 +102,21 @@ def _lines(p: Plan) -> Iterator[str]:
         verdict = "fits into" if p.store_bytes <= p.max_bytes else "does not fit into"
         rank = "no rank fits" if p.suggested_rank is None else f"the largest rank that fits is {p.suggested_rank}"
         yield f"budget        {verdict} {_size(p.max_bytes)}; {rank}"
+
+
+WAYS = {
+    "reverse": ("query", "queries", "influence of every use on so many queries (a reverse sweep)"),
+    "leave_out": ("group", "groups", "training again without each group"),
+    "tangent": ("group", "groups", "first-order effect of each group on any query (tangents)"),
+}
+
+
+def _exact_lines(p: Plan) -> Iterator[str]:
+    """What exact results would cost later, by replaying the training."""
+    for k, (way, times) in enumerate(p.exact_seconds.items()):
+        one, many, what = WAYS[way]
+        costs = ", ".join(f"{n} {one if n == 1 else many} about {describe_duration(x)}" for n, x in times.items())
+        yield f"{'' if k else 'exact':<14}{costs}: {what}"
 
 
 def _rank(rank: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from ..errors import BackstoryError, UnsupportedError, UsageError
 from . import figures
+from .origin import BY_REPLAY, IN_SHORT, Remedy, describe_origin
 from .quality import Quality
 from .row import plain
 from .sign import SHORT, SIGN
@@ -29,7 +30,8 @@ class Result:
 
     at: int  # the step whose model was queried
     caveats: tuple[str, ...] = ()
-    quality: Quality | None = None  # of the recording, where it was measured
+    quality: Quality | None = None  # of the recording, where it was measured; exact values have none
+    remedy: Remedy | None = None  # what would make recorded values exact
     unit: ClassVar[str] = "units of the query's loss"
     sign: ClassVar[str] = SIGN
     shown: ClassVar[tuple[str, ...]] = ()  # fields, properties and methods that are its own in `as_dict()`
@@ -50,22 +52,34 @@ class Result:
         return ()
 
     @property
+    def origin(self) -> str:
+        """Whether the values are exact or from the recording, in one sentence; empty where neither is meant."""
+        methods: str | Sequence[str] = getattr(self, "method", ())
+        return describe_origin([methods] if isinstance(methods, str) else methods)
+
+    @property
+    def to_exact(self) -> str | None:
+        """The command that would make recorded values exact, and how long it takes."""
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader must know with the numbers: sign, unit, caveats and recording quality."""
+        """What a reader must know with the numbers: sign, unit, origin, caveats and recording quality."""
         q = self.quality
         judged = () if q is None else (f"Recording quality: {q.verdict}. {q.reason}", *q.words, q.early)
-        return self.sign, self.unit, *self.caveats, *(x for x in judged if q is None or x != q.reason)
+        notes = (self.origin, *self.caveats, *(x for x in judged if q is None or x != q.reason), self.to_exact)
+        return self.sign, self.unit, *(x for x in notes if x)
 
     @property
     def brief(self) -> str:
-        """The sign and the recording's quality, in one line."""
+        """The sign and the recording's quality, or that the values are exact, in one line."""
         quality = "" if self.quality is None else f" Recording quality: {self.quality.in_short()}."
-        return f"{SHORT}.{quality}"
+        return f"{SHORT}. {IN_SHORT}" if self.origin == BY_REPLAY else f"{SHORT}.{quality}"
 
     @property
     def about(self) -> dict[str, Any]:
         """What a result that is made from this one has too."""
-        return {"at": self.at, "caveats": self.caveats, "quality": self.quality}
+        return {"at": self.at, "caveats": self.caveats, "quality": self.quality, "remedy": self.remedy}
 
     def lines(self) -> tuple[str, ...]:
         """The most important numbers as lines, for `repr`."""
@@ -91,7 +105,8 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: what is not a finite number is None."""
         quality = None if self.quality is None else self.quality.as_dict()
-        common = {"at": self.at, "sign": self.sign, "unit": self.unit, "caveats": self.caveats, "quality": quality}
+        common = {"at": self.at, "sign": self.sign, "unit": self.unit, "origin": self.origin, "caveats": self.caveats}
+        common |= {"quality": quality, "to_exact": self.to_exact}
         out: dict[str, Any] = plain({**self.numbers(), "headline": self.headline, "words": self.words, **common})
         return out
 

@@ -60,6 +60,13 @@ def name_method(method: str) -> str:
     return METHODS.get(method, method)
 
 
+def describe_duration(seconds: float) -> str:
+    """A time to wait, in the unit that people would use; never less than a second."""
+    unit, size = next((x for x in (("hour", 3600), ("minute", 60)) if seconds >= x[1]), ("second", 1))
+    count = max(1, round(seconds / size))
+    return f"{count:,} {unit}{'s' * (count > 1)}"
+
+
 def late_from(at: int) -> int:
     """The first step of the last tenth of the steps before `at`: nothing much came after to overwrite what was used there."""
     return at - max(1, at // LATE)

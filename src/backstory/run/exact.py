@@ -2,7 +2,7 @@
 
 A query is one of a query set, or the mean loss of a set. Its scores are one file of the run, named by a hash of what decides them: the
 run, the query's own bytes, the steps and the precision. So a second call reads what the first computed, queries that are new are
-computed in blocks, and each block goes on where it was interrupted.
+computed in blocks, and each block goes on where it was interrupted. `lookup` finds results for a batch and a loss.
 
 Shapes:  Q queries, N occurrences.
 """
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.fingerprint import batch_fingerprint
+from ..capture.model_state import load_weights
 from ..errors import StoreError, UsageError
 from ..exact.cache import digest
+from ..exact.costs import BLOCK
 from ..exact.reverse import HOW, check_replay, reverse
 from ..replay.queries import QuerySets, part, size
 from ..replay.recipe import Recipe, stored_args
@@ -27,9 +29,9 @@ from ..replay.tape import Progress, RecipeSource, build_recipe, convert
 from ..results.influence import Influence
 from ..store import RunStore
 from ..store.files import write_tensors
+from .gradients import evaluate
 from .pieces import Piece, compute, split_evenly, take_in, work_folder
 
-BLOCK = 16  # queries whose sweeps share one replay
 PREFIX = "exact-"
 
 
@@ -57,7 +59,7 @@ class Spec:
     @property
     def precision(self) -> str:
         """The precision by name; "" for that of the recipe."""
-        return "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return "" if self.dtype is None else name_dtype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ class Stored:
     """What a run says of one of its exact results."""
 
     query: str  # as it was selected
+    batch: str  # its fingerprint
     losses: int  # of which it is the mean
+    loss: float  # that mean at step `at`: the stored weights', or else the replay's
     at: int
     since: int
-    precision: str
+    precision: str  # that was chosen; "" for the recipe's own
+    computed_in: str
     replay: str  # how well the recipe reproduced the run
     seconds: float
     caveats: tuple[str, ...] = ()
@@ -117,7 +122,7 @@ def exact(
             if block
         ]
         compute(store, sweep_block, pieces, workers, recipe, progress)
-    return read(store, queries, spec)
+    return read(store, [*files.values()])
 
 
 def sweep_block(
@@ -134,61 +139,86 @@ def sweep_block(
     made = build_recipe(recipe, args)
     block = select(store, made, names, False)
 
+    seen = torch.zeros(len(block))
+
     def losses(model: nn.Module) -> Tensor:
+        nonlocal seen
         dtype = next(model.parameters()).dtype
-        return torch.stack([made.loss(model, convert(q.batch, dtype)).mean() for q in block])
+        values = torch.stack([made.loss(model, convert(q.batch, dtype)).mean() for q in block])
+        seen = values.detach()
+        return values
 
     key = digest([result_name(store, q, spec) for q in block])
     result = reverse(
         recipe, losses, args=args, at=spec.at, since=spec.since, dtype=spec.dtype, cache=work, key=key, run=store,
         progress=progress,
     )  # fmt: skip
-    seconds = (time.perf_counter() - began) / len(block)
-    for q, scores in zip(block, result.scores, strict=True):
-        about = Stored(q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats)
+    seconds = round((time.perf_counter() - began) / len(block), 3)
+    values, dtype = _losses_at(store, made, block, spec.at, seen), name_dtype(seen.dtype)
+    for q, scores, loss in zip(block, result.scores, values.tolist(), strict=True):
+        mark, chosen = batch_fingerprint(q.batch), (spec.at, spec.since, spec.precision, dtype)
+        about = Stored(q.name, mark, q.count, loss, *chosen, replay, seconds, result.caveats)
         file = work / f"{result_name(store, q, spec)}.safetensors"
         write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
     (work / f"reverse-{key}.safetensors").unlink(missing_ok=True)
 
 
+def _losses_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int, replayed: Tensor) -> Tensor:
+    """The queries' mean losses (Q,) on the weights that the run stores of this step; else on the replay's, as they were."""
+    if at not in store.checkpoints():
+        return replayed.double()
+    load_weights(recipe.model, store.load_checkpoint(at))
+    return torch.stack([evaluate(recipe.model, recipe.loss, q.batch).double().mean() for q in block])
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    """A precision as a run stores it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def result_name(store: RunStore, query: Query, spec: Spec) -> str:
-    """The name of a result's file: a hash of what decides it."""
-    marks = store.config.get("fingerprints", {})
-    what = [marks, batch_fingerprint(query.batch), spec.at, spec.since, spec.precision]
-    return f"{PREFIX}{digest(what)}"
+    """The name of a query's result."""
+    return name_result(store, batch_fingerprint(query.batch), spec.at, spec.since, spec.precision)
+
+
+def name_result(store: RunStore, batch: str, at: int, since: int, precision: str) -> str:
+    """The name of a result's file: a hash of what decides it; of a run that was resumed since, another one."""
+    return f"{PREFIX}{digest([store.config.get('fingerprints', {}), batch, at, since, precision])}"
 
 
 def stored_results(store: RunStore) -> list[Stored]:
-    """The exact results that a run has."""
+    """The exact results that a run has; those of steps that were recorded anew since are not its own any more."""
+    store.read_config()
     names = [name for name in store.tensor_names() if name.startswith(PREFIX)]
-    return [_about(store, name) for name in names]
+    every = {name: read_about(store, name) for name in names}
+    return [x for name, x in every.items() if name == name_result(store, x.batch, x.at, x.since, x.precision)]
 
 
-def _about(store: RunStore, name: str) -> Stored:
+def read_about(store: RunStore, name: str) -> Stored:
+    """What a run says of one result."""
     about = json.loads(store.tensor_metadata(name)["about"])
     return Stored(**{**about, "caveats": tuple(about["caveats"])})
 
 
-def read(store: RunStore, queries: Sequence[Query], spec: Spec) -> Influence:
-    """Stored results as one, a row for each query."""
-    names = [result_name(store, q, spec) for q in queries]
+def read(store: RunStore, names: Sequence[str]) -> Influence:
+    """Stored results of one step as one, a row for each."""
+    about = [read_about(store, name) for name in names]
     rows = [store.load_tensors(name)["scores"] for name in names]
-    first, last = (store.rows_before(step) for step in (spec.since, spec.at))
+    since, at = about[0].since, about[0].at
+    first, last = (store.rows_before(step) for step in (since, at))
     ids, steps = store.occurrences(last)
     if any(row.shape != (last - first,) for row in rows):
         raise StoreError(
             f"an exact result of {store.path} has not one score for each of its {last - first:,} occurrences: it is "
             "damaged, or of another run. Delete its exact-*.safetensors files and compute them again."
         )
-    about = [_about(store, name) for name in names]
     caveats = [*dict.fromkeys(x for one in about for x in (one.replay, *one.caveats))]
-    if spec.dtype is not None:
-        caveats.append(f"computed in {spec.precision}")
-    if len(queries) == 1 and queries[0].count > 1:
-        caveats.append(f"influence on the mean loss of {queries[0].count} queries")
-    if spec.since:
-        caveats.append(f"steps {spec.since} to {spec.at - 1} only")
+    caveats += [f"computed in {x}" for x in dict.fromkeys(one.precision for one in about) if x]
+    if len(about) == 1 and about[0].losses > 1:
+        caveats.append(f"influence on the mean loss of {about[0].losses} queries")
+    if since:
+        caveats.append(f"steps {since} to {at - 1} only")
     return Influence(
-        torch.stack(rows), ids[first:], steps[first:], store.config.get("ids", "str"), HOW, at=spec.at,
+        torch.stack(rows), ids[first:], steps[first:], store.config.get("ids", "str"), HOW, at=at,
         caveats=(*caveats, "evaluated in eval mode"),
     )  # fmt: skip

@@ -10,6 +10,7 @@ import pyarrow.parquet
 from ..errors import UsageError
 from ..maths.projection import Shape
 from ..store import RunStore, StepTable
+from .exact import Stored
 from .run import Run
 
 FORMATS = ("parquet", "csv")
@@ -69,6 +70,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "embeddings": sorted(store.embeddings()),
             "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],
             "query sets": run.query_sets,
+            "exact results": [_describe_exact(x) for x in run.exact_results()] if run.n_steps else [],
             "recipe": config.get("recipe"),
         },
         "settings": config["settings"],
@@ -92,6 +94,12 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
     if verify:
         out["damage"] = store.verify()
     return out
+
+
+def _describe_exact(result: Stored) -> str:
+    """Its queries, the model, the first step where that is not 0, and the precision where it is not the recipe's."""
+    since = f", from step {result.since} on" if result.since else ""
+    return f"{result.query} at step {result.at}{since}{f' in {result.precision}' if result.precision else ''}"
 
 
 def _ranges(table: StepTable) -> dict[str, str]:

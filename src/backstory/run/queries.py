@@ -63,5 +63,6 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     if len(set(queries)) < len(queries):
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
     sets = QuerySets(run, made)
+    run.name_queries(made.queries)
     batches = {selection: sets.select(selection) for selection in queries}
     return Queries(run, run.load_weights(made.model, step), made.loss, batches, step, made.page)

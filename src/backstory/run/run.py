@@ -16,33 +16,37 @@ from torch import Tensor, nn
 
 from ..capture.ids import as_text, restore
 from ..capture.model_state import load_weights
-from ..capture.modules import taken_as_frozen
 from ..capture.precision import own_precision
 from ..errors import UnsupportedError, UsageError
-from ..maths.blocked import ALGORITHM
 from ..maths.steps import Contraction
+from ..replay.queries import QuerySets
 from ..replay.tape import RecipeSource
 from ..results.effects import FIRST_ORDER, MOVED
 from ..results.influence import Influence
+from ..results.origin import Remedy
 from ..results.quality import Quality
 from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from . import exact as exactly
+from .caveats import caveats_of
 from .changes import About, WeightChanges, stored_changes
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
-from .gradients import LossFn, ModelAt
+from .gradients import LossFn, ModelAt, check_model, evaluate, evaluate_loss
 from .groups import By
 from .left_out import leave_out
+from .lookup import Lookup, find, keep_ends
 from .memory import Memory, embedding_bytes
-from .quality import Watch, quality, without
+from .methods import choose_method, seeks_exact
+from .quality import Watch, quality
+from .remedy import not_stored, remedy
 from .removal import RemovalEffect, corrected
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 from .tangents import carry, moved, tangents_of
 
-METHODS, SHOWN = ("auto", "adjoint", "embeddings"), ("text", "image", "label", "source")
+SHOWN = ("text", "image", "label", "source")
 
 
 def open_run(path: str | Path) -> "Run":
@@ -53,14 +57,20 @@ def open_run(path: str | Path) -> "Run":
 class Run:
     """A run on disk. Reading never changes the recording; `embed` and `describe` take its write lock."""
 
-    def __init__(self, path: str | Path, memory: Memory | None = None) -> None:
+    def __init__(self, path: str | Path, memory: Memory | None = None, named: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
         self._store = RunStore.open(self.path)
         self._memory = Memory() if memory is None else memory
+        self._named: Mapping[str, Any] = QuerySets(self._store) if named is None else named
 
     def reopen(self) -> "Run":
         """The same run opened again, for another thread: it shares the embeddings that are in memory."""
-        return Run(self.path, self._memory)
+        return Run(self.path, self._memory, self._named)
+
+    def name_queries(self, sets: Mapping[str, Any]) -> None:
+        """Query sets that results may call by name, after those that the run stores: a recipe's."""
+        stored = dict(QuerySets(self._store))
+        self._named = {**stored, **sets, **stored}
 
     def __repr__(self) -> str:
         size = f"{self.n_steps:,} steps, {self.n_occurrences:,} occurrences, {self.width:,}"
@@ -164,7 +174,7 @@ class Run:
     ) -> Tensor:
         """The embeddings (N, dims) of all occurrences before `at`, on the model at `at`, from what `embed` has stored."""
         step, contraction = self.step_of(at), self.form(contraction)
-        how = self._method("embeddings", step, per_layer, contraction)
+        how = choose_method(self._store, "embeddings", step, per_layer, contraction)
         if how == "embeddings":
             embedded = self._memory.get(self._store, step)
             rows = self._store.rows_before(step)
@@ -174,7 +184,7 @@ class Run:
 
     def has_embeddings(self, at: int | str = "final") -> bool:
         """Whether queries at `at` use stored embeddings or segments, without a sweep."""
-        return self._method("auto", self.step_of(at), False, self.form()) != "adjoint"
+        return choose_method(self._store, "auto", self.step_of(at), False, self.form()) != "adjoint"
 
     def sample_embeddings(self, sample: int | str, at: int | str = "final") -> Tensor | None:
         """The embeddings (n, dims) of a sample's occurrences before `at`, if `load_embeddings` has loaded them; else None."""
@@ -188,7 +198,7 @@ class Run:
 
     def _has_default_embeddings(self, step: int) -> bool:
         """Whether the embeddings that are stored for a step are those that a query without further arguments uses."""
-        return self._method("auto", step, False, self.form()) == "embeddings"
+        return choose_method(self._store, "auto", step, False, self.form()) == "embeddings"
 
     def model_at(
         self, model: nn.Module, at: int | str = "final", *, unverified: bool = False, like: ModelAt | None = None
@@ -247,13 +257,49 @@ class Run:
 
         A loss vector (Q,) is Q queries, a scalar is one. `model` must be the model at `at`: its fingerprint is checked
         (`unverified=True` allows a step of which the run has no fingerprint). `keep=k` returns only the k highest and lowest
-        occurrences of each query.
+        occurrences of each query. `method` is "auto" (the exact result if it is stored, else from the recording), "exact"
+        (stored by `run.exact`), "adjoint" (a reverse sweep over the recording) or "embeddings".
         """
         step = self.step_of(at)
+        _check_keep(keep)
+        exact = seeks_exact(method, per_layer, contraction, mode)
+        found = self.find_exact(model, loss, batch, step, method=method, unverified=unverified) if exact else Lookup()
+        if found.result is not None:
+            return found.result if keep is None else keep_ends(found.result, keep)
         v, caveats = self.model_at(model, step, unverified=unverified).gradients(loss, batch, mode)
-        return self.query_gradients(
-            v, step, method=method, per_layer=per_layer, contraction=contraction, keep=keep, progress=progress, caveats=caveats
+        result = self.query_gradients(
+            v, step, method=method, per_layer=per_layer, contraction=contraction, keep=keep, progress=progress, caveats=(*caveats, *found.notes)
         )  # fmt: skip
+        return replace(result, remedy=self.remedy(batch, step, len(v)))
+
+    def find_exact(
+        self,
+        model: nn.Module,
+        loss: LossFn,
+        batch: Any,
+        at: int | str = "final",
+        *,
+        mean: bool = False,
+        method: str = "auto",
+        unverified: bool = False,
+    ) -> Lookup:
+        """The stored exact result of a query, or with `mean` of the queries' mean loss; method="exact" raises where there is none."""
+        step, checked = self.step_of(at), list[str]()
+
+        def losses() -> Tensor:
+            checked.extend(check_model(self._store, model, step, unverified))
+            return evaluate(model, lambda m, b: evaluate_loss(loss, m, b), batch)
+
+        found = find(self._store, batch, step, losses, mean=mean)
+        if found.result is not None:
+            return Lookup(replace(found.result, caveats=(*checked, *found.result.caveats), lookup=self.content))
+        if method == "exact":
+            raise UsageError(not_stored(self.remedy(batch, step), step, found.notes))
+        return found
+
+    def remedy(self, batch: Any, at: int | str = "final", queries: int = 1) -> Remedy | None:
+        """What would make results for the mean of a batch, or for so many queries of it, exact: a command, and its time."""
+        return remedy(self._store, self._named, batch, self.step_of(at), queries)
 
     @own_precision()
     def query_gradients(
@@ -274,10 +320,9 @@ class Run:
             raise UsageError(
                 f"query vectors must be finite and of shape (Q, {self._store.width}), got {tuple(v.shape)}."
             )
-        if keep is not None and keep < 1:
-            raise UsageError(f"keep must be at least 1, or None to keep all occurrences, got {keep}.")
+        _check_keep(keep)
         contraction = self.form(contraction)
-        how = self._method(method, step, per_layer, contraction)
+        how = choose_method(self._store, method, step, per_layer, contraction)
         n_rows, embedded = self._store.rows_before(step), self._memory.get(self._store, step)
         v = v if v.dtype == torch.float64 else v.float()
         watch = Watch(self._store, step) if how == "adjoint" else None
@@ -447,31 +492,8 @@ class Run:
         return self._stored_quality(step) or quality(self._store, step)
 
     def caveats(self) -> tuple[str, ...]:
-        """Caveats that every result of this run carries."""
-        out = [*self._store.messages, *self.config.get("from_checkpoints", {}).get("assumed", ())]
-        if dropped := without(self.config["optimizer"]):
-            name = self.config["optimizer"]["class"]
-            cost = "weaker results" if name == "SGD" else "poor agreement with retraining"
-            out.append(f"{name}'s steps are treated as plain SGD (the paper's proxy), without {dropped}: expect {cost}")
-        if joins := self.config.get("unverified_joins"):
-            where = ", ".join(map(str, joins))
-            out.append(
-                f"recording was resumed at step {where} without verifying the weights: the run has no fingerprint of them"
-            )
-        if compressed := self.config.get("compressed"):
-            count, energy = len(compressed["windows"]), compressed["energy"]
-            out.append(
-                f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its trace"
-            )
-        if self.config.get("left_out"):
-            share = float(self._store.steps().trained.mean()) if self.n_steps else 1.0
-            count = len(self.config["left_out"])
-            out.append(
-                f"{count} parameters are not recorded; the recorded ones cover {share:.1%} of the gradient (squared norm)"
-            )
-        if elsewhere := self.config.get("elsewhere"):
-            out.append(taken_as_frozen(elsewhere))
-        return tuple(out)
+        """Caveats that every result from this recording carries."""
+        return caveats_of(self._store, self.config)
 
     def describe(self, ids: Iterable[int | str] | Tensor, **content: Sequence[Any] | None) -> None:
         """Store text, image (PNG bytes), label or source of samples after recording."""
@@ -514,21 +536,10 @@ class Run:
         """A stored query set, as it was given."""
         return self._store.queries(name)
 
-    # -- inside --------------------------------------------------------------------------------------------------
 
-    def _method(self, method: str, step: int, per_layer: bool, contraction: Contraction) -> str:
-        if method not in METHODS:
-            raise UsageError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}.")
-        settings = self._store.embeddings().get(step)
-        wanted = {"per_layer": per_layer, "contraction": contraction, "algorithm": ALGORITHM}
-        fits = settings is not None and all(settings.get(k) == v for k, v in wanted.items())
-        stored = "embeddings" if fits else "segments" if path_to(self._store, step, per_layer, contraction) else None
-        if method == "embeddings" and stored is None:
-            raise UsageError(
-                f"there are no embeddings for step {step} with per_layer={per_layer}, contraction={contraction!r}. "
-                "Call run.embed(...) with these arguments first, or query a step where a segment ends."
-            )
-        return stored if stored is not None and method != "adjoint" else "adjoint"
+def _check_keep(keep: int | None) -> None:
+    if keep is not None and keep < 1:
+        raise UsageError(f"keep must be at least 1, or None to keep all occurrences, got {keep}.")
 
 
 def _facts(run: Run) -> dict[str, list[str]]:

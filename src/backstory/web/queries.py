@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -138,8 +138,13 @@ def gradient(state: State, query: Query, step: int) -> tuple[Any, list[str]]:
 
 
 def influence_of(state: State, query: Query, step: int) -> Influence:
-    """The influence on a query at a checkpoint."""
-    return state.influence(query.key, *gradient(state, query, step), step)
+    """The influence on a query at a checkpoint: exact where stored."""
+    batch = query.batch if query.row is None else part(state.sets[query.input["set"]], query.row, query.row + 1)
+    single = batch is not None and size(batch) == 1  # the losses of several rows add up
+    if single and (exact := state.find_exact(batch, step)) is not None:
+        return exact
+    result = state.influence(query.key, *gradient(state, query, step), step)
+    return replace(result, remedy=state.run.remedy(batch, step)) if single else result
 
 
 def show_influence(state: State, query: Query, at: int | None, top: int, replay: bool = False) -> View:

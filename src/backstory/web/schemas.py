@@ -21,7 +21,17 @@ from ..results import Row
 
 MOST_HITS, MOST_A_PAGE, LONGEST_TEXT, LONGEST_NAME = 200, 200, 4_000, 1_000
 MOST_PIECES = 64  # how many times a typed text may fill the model's context
-COMMON = ("headline", "words", "at", "sign", "unit", "caveats", "quality")  # what every result has
+COMMON = (
+    "headline",
+    "words",
+    "at",
+    "sign",
+    "unit",
+    "origin",
+    "caveats",
+    "quality",
+    "to_exact",
+)  # what every result has
 Number = float | None
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from ..insight.evolution import evolution_of
 from ..insight.mean import mean_influences
 from ..insight.sources import domains
 from ..insight.timeline import timeline_of
-from ..replay.queries import QuerySets, parts, size
+from ..replay.queries import QuerySets, part, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
 from ..results.influence import Influence
 from ..results.quality import Quality
@@ -89,6 +89,11 @@ class Cache(Generic[V]):
                     total -= self._size(self._values.pop(key).result())
 
 
+def _alone(influence: Influence | None) -> dict[str, Influence]:
+    """As the cache of influences has them."""
+    return {} if influence is None else {"": influence}
+
+
 class Evaluation(NamedTuple):
     """What the model itself makes of some queries: its losses, and its predictions where the recipe can tell."""
 
@@ -125,6 +130,11 @@ class Checkpoint:
         with self._lock:
             return self.ready.total_gradient(self._recipe.loss, pieces())
 
+    def find_exact(self, run: Run, batch: Any, step: int, mean: bool) -> Influence | None:
+        """The stored exact influence on the queries of a batch, or on their mean."""
+        with self._lock:
+            return run.find_exact(self.model, self._recipe.loss, batch, step, mean=mean).result
+
     def evaluate(self, batch: Any) -> Evaluation:
         """The model's own losses and predictions."""
         predict = self._recipe.page.predict
@@ -148,6 +158,8 @@ class State:
         self.sets, self._chosen = dict(sets.items()), queries
         if queries is not None:  # NAME[:INDEX], checked before anything is loaded
             self.sets[queries] = sets.select(queries)
+        for run in (self._first, self.run):
+            run.name_queries(self.sets)
         self.catalogue = Catalogue(self.run)
         stored = self.run.checkpoints
         self.checkpoints = sorted({c for c in stored if c > 0} | {self.final})
@@ -286,13 +298,27 @@ class State:
             return query()
         return self._influences.get(("one", key, step), lambda: {"": query(progress=self.proceed)})[""]
 
+    def find_exact(self, batch: Any, step: int, *, mean: bool = False) -> Influence | None:
+        """The stored exact influence on the queries of a batch, or on their mean, at a checkpoint."""
+        return self.checkpoint(step).find_exact(self.run, batch, step, mean)
+
+    def _exact(self, key: tuple[Hashable, ...], find: Callable[[], Influence | None]) -> Influence | None:
+        """What `find` gives, in the cache; what is not stored is looked for again."""
+        found = None if key in self._influences else find()
+        if found is None and key not in self._influences:
+            return None
+        return self._influences.get(key, lambda: _alone(found or find())).get("")
+
     def mean(self, name: str, step: int) -> Influence:
-        """Influence of every occurrence on the mean loss of a query set; a sweep is made for all sets at once."""
+        """Influence of every occurrence on the mean loss of a query set: exact where stored; else a sweep is made for all sets at once."""
+        exact = self._exact(("exact", name, step), lambda: self.find_exact(self.sets[name], step, mean=True))
+        if exact is not None:
+            return exact
         names = [name] if step in self.embedded else list(self.sets)
 
         def compute() -> dict[str, Influence]:
             gradients = {n: self.checkpoint(step).gradients(self.sets[n]) for n in names}
-            return mean_influences(self.run, gradients, step, progress=self.proceed)
+            return mean_influences(self.run, gradients, self.sets, step, progress=self.proceed)
 
         return self._influences.get(("mean", *names, step), compute)[name]
 
@@ -336,8 +362,12 @@ class State:
 
     def on_queries(self, name: str, sample: str, top: int) -> insight.OnQueries:
         """The first queries of a set that a sample helped and hurt most."""
+        who, queries = self.catalogue.recorded_id(sample), part(self.sets[name], 0, MOST_EACH)
+        exact = self._exact(("exact each", name), lambda: self.find_exact(queries, self.final))
+        if exact is not None:
+            return insight.on_queries_of(exact, who, top=top)
         v, caveats = self.gradients(name, self.final)
-        first, who = v[:MOST_EACH], self.catalogue.recorded_id(sample)
+        first = v[:MOST_EACH]
         if self.final in self.in_memory:
             return insight.on_queries(self.run, first, who, self.final, top=top, caveats=caveats)
 
@@ -362,8 +392,9 @@ class State:
 
     def mean_known(self, name: str | None, at: int | None) -> bool:
         """Whether the mean of a query set is known at a checkpoint."""
-        step = at or self.final
-        return any(("mean", *names, step) in self._influences for names in ([name or self.default], self.sets))
+        step, one = at or self.final, name or self.default
+        keys = (("exact", one, step), ("mean", one, step), ("mean", *self.sets, step))
+        return any(key in self._influences for key in keys)
 
     def means_known(self, name: str | None) -> bool:
         """Whether the means of a query set are known at every checkpoint, or can never be."""
@@ -373,7 +404,8 @@ class State:
         """Whether influence on the single queries of a set takes no sweep and no pass through the model."""
         queries = name or self.default
         ready = self.final in self.in_memory and (queries, self.final) in self._vectors
-        return not self.has_model or ready or ("each", queries) in self._influences
+        swept = any((kind, queries) in self._influences for kind in ("each", "exact each"))
+        return not self.has_model or ready or swept
 
     def evaluations_known(self) -> bool:
         """Whether what the model predicts for every query set is known, or can never be."""

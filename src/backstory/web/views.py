@@ -204,10 +204,14 @@ def samples(state: State, chosen: SampleFilter) -> View:
         "items": [{**show_sample(state, x), "value": values.get(x)} for x in shown],
         "sources": state.catalogue.values("source"),
         "labels": state.catalogue.values("label"),
-        "caveats": [] if name is None else list(state.mean(name, state.final).caveats),
+        "caveats": [] if name is None else _caveats(state.mean(name, state.final)),
         "sign": Influence.sign,
     }
     return View(data)
+
+
+def _caveats(influence: Influence) -> list[str]:
+    return [influence.origin, *influence.caveats]
 
 
 def _need_bounds(chosen: SampleFilter) -> None:

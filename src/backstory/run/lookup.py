@@ -1,0 +1,119 @@
+"""Find the stored exact result of what is queried: of the mean loss of a batch, or of each of its queries.
+
+A result belongs to the run as it is, to a batch and a step (its name is a hash of them), and to one loss. Whether the loss that is queried
+is that one is told by its value at this step, which is stored with the result. So a result is used where the batch is the same to the
+byte and its loss the same up to rounding; the highest precision wins. Results of later steps alone (`since`) do not count.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..capture.fingerprint import batch_fingerprint
+from ..replay.queries import part, size
+from ..results.influence import Influence
+from ..store import RunStore
+from .exact import PREFIX, Stored, name_dtype, name_result, read, read_about
+from .scoring import collect_best
+
+PRECISIONS = (
+    "float64",
+    "float32",
+    "",
+    "bfloat16",
+    "float16",
+)  # that a result may have been computed in; "": the recipe's own
+ROUNDING = {"float64": 1e-8, "float32": 1e-4}  # of a loss, relative; a hundredth of it where the loss is 0
+COARSE = 2e-2  # of half precision
+
+
+class Lookup(NamedTuple):
+    """What was found, and what is to be said where something was found but not used."""
+
+    result: Influence | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Known(NamedTuple):
+    """The name of a stored result, and what the run says of it."""
+
+    name: str
+    about: Stored
+
+
+def find(store: RunStore, batch: Any, at: int, evaluate: Callable[[], Tensor], *, mean: bool = False) -> Lookup:
+    """The exact influence on the queries of a batch, or on their mean; `evaluate` gives their losses at `at`, where it comes to that."""
+    names = {name for name in store.tensor_names() if name.startswith(PREFIX)}
+    if not names or not (count := _count(batch)):
+        return Lookup()
+    store.read_config()
+    whole, each = _best(store, names, batch, at), _each(store, names, batch, at, count)
+    if whole is None and not each:
+        return Lookup()
+    losses = evaluate().detach().reshape(-1)
+    notes: tuple[str, ...] = ()
+    if whole is not None and (mean or len(losses) == 1):
+        if not (notes := _differences([whole], losses.mean()[None])):
+            return Lookup(read(store, [whole.name]))
+    if each and len(losses) == count and not (notes := _differences(each, losses)):
+        result = read(store, [x.name for x in each])
+        return Lookup(_averaged(result) if mean else result)
+    return Lookup(None, notes)
+
+
+def _count(batch: Any) -> int:
+    """How many queries a batch has; 0 for what is no batch."""
+    with suppress(TypeError, StopIteration, IndexError, KeyError):
+        return size(batch)
+    return 0
+
+
+def _best(store: RunStore, names: set[str], batch: Any, at: int) -> Known | None:
+    """The stored result of the mean of a batch, in the highest precision."""
+    mark = batch_fingerprint(batch)
+    made = [name_result(store, mark, at, 0, precision) for precision in PRECISIONS]
+    known = [Known(name, read_about(store, name)) for name in made if name in names]
+    return min(known, key=lambda x: _rounding(x.about.computed_in), default=None)
+
+
+def _each(store: RunStore, names: set[str], batch: Any, at: int, count: int) -> list[Known]:
+    """The stored results of all its queries; none where one is missing."""
+    out: list[Known] = []
+    for i in range(count):
+        one = _best(store, names, part(batch, i, i + 1), at)
+        if one is None:
+            return []
+        out.append(one)
+    return out
+
+
+def _rounding(precision: str) -> float:
+    return ROUNDING.get(precision, COARSE)
+
+
+def _differences(known: Sequence[Known], losses: Tensor) -> tuple[str, ...]:
+    """What to say where a loss is not the one whose result is stored."""
+    evaluated = name_dtype(losses.dtype)
+    for x, loss in zip(known, losses.tolist(), strict=True):
+        allowed = max(_rounding(evaluated), _rounding(x.about.computed_in))
+        if not abs(loss - x.about.loss) <= allowed * (max(abs(loss), abs(x.about.loss)) + 0.01):
+            values = f"{x.about.loss:.4g} there, {loss:.4g} here"
+            return (f"an exact result of the same batch is stored, but of another loss ({values}); it is not used",)
+    return ()
+
+
+def _averaged(result: Influence) -> Influence:
+    """The mean of all queries as one."""
+    told = f"influence on the mean loss of {result.n_queries} queries"
+    return replace(result.only("mean"), caveats=(*result.caveats[:-1], told, result.caveats[-1]))
+
+
+def keep_ends(result: Influence, keep: int) -> Influence:
+    """The `keep` highest and lowest occurrences of each query alone."""
+    values, rows = collect_best(iter([(0, result.scores)]), result.n_queries, keep)
+    best = keep if values.shape[1] < len(result) else None
+    ids, steps = (x[rows.numpy()] for x in (result.sample_ids, result.steps))
+    return replace(result, scores=values, sample_ids=ids, steps=steps, complete=False, best=best, index=None)
