@@ -131,6 +131,29 @@ def test_the_question_shows_the_call_and_where_it_is_found(hostile: Hostile, her
     assert sys.path == before
 
 
+def test_the_question_shows_the_classes_that_a_callbacks_recipe_imports(hostile: Hostile, here: Path) -> None:
+    """The function is ours, the classes are the run's: naming the function does not trust them."""
+    run = renamed(hostile.mine, here / "run", "backstory.integrations.written:recipe")
+    (here / "made_up.py").write_text("raise RuntimeError")
+    model = {"class": "made_up:Net", "arguments": {}}
+    (run / "recipe.json").write_text(
+        json.dumps({"model": model, "optimizer": {"class": "nowhere.at:All", "groups": []}})
+    )
+    classes = f"made_up:Net (found in {here / 'made_up.py'}), nowhere.at:All (which Python cannot find)"
+    shown, error = asked(run, "n\n")
+    assert f"its training callback wrote, with the classes {classes}. Import and run it? [y/N]: " in shown
+    assert "was not imported. If you trust this code, pass --trust-recipe." in str(error)
+    named = ["query", str(run), "--queries", "test", "--recipe", "backstory.integrations.written:recipe"]
+    assert "Import and run it?" in CliRunner().invoke(app, named, input="n\n").output
+
+
+def test_why_a_callback_wrote_no_recipe_is_known_later(hostile: Hostile, here: Path) -> None:
+    run = renamed(hostile.bare, here / "run", None)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "no_recipe": "Net is defined in a function"}))
+    assert "names none (none was written, because Net is defined in a function)" in str(asked(run)[1])
+
+
 def test_a_recipe_that_somebody_agrees_to_is_found_in_the_folder(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:

@@ -119,7 +119,13 @@ def test_weights_of_a_batch() -> None:
     assert torch.equal(weights(listed, 0), weights(counted, 0))
     with pytest.raises(UsageError, match="needs tokens="):
         weights(recipe(loss_reduction="token-mean"), 0)
-    with pytest.raises(UsageError, match="must be one of 'mean', 'sum', 'token-mean', got 'median'"):
+    given = recipe(loss_reduction="weights", weights=lambda step: torch.full((n,), step + 0.5))
+    assert weights(given, 1).tolist() == [1.5] * n
+    with pytest.raises(UsageError, match="needs weights="):
+        weights(recipe(loss_reduction="weights"), 0)
+    with pytest.raises(UsageError, match=f"got 1 for {n} samples"):
+        weights(recipe(loss_reduction="weights", weights=lambda step: torch.ones(1)), 0)
+    with pytest.raises(UsageError, match="must be one of 'mean', 'sum', 'token-mean', 'weights', got 'median'"):
         weights(recipe(loss_reduction="median"), 0)
 
 

@@ -42,14 +42,16 @@ def confirm(run: Path, recipe: str | None, trusted: bool) -> str:
     config = _config(run)
     name = config.get("recipe") if recipe is None else recipe
     if name is None:
+        why = f" (none was written, because {config['no_recipe']})" if config.get("no_recipe") else ""
         raise UsageError(
-            "this command needs a recipe, a function that gives model, loss and data, and the run names none. "
+            f"this command needs a recipe, a function that gives model, loss and data, and the run names none{why}. "
             "Pass --recipe package.module:function."
         )
     if shipped(str(name)):
         return str(name)
-    if recipe is None and not trusted and not _agreed(f"This run names {described(config)}. Import and run it?"):
-        raise UsageError(f"{described(config)}, was not imported. If you trust this code, pass --trust-recipe.")
+    foreign = recipe is None or written(recipe)  # what the run names, not what the user did
+    if foreign and not trusted and not _agreed(f"This run names {described(run)}. Import and run it?"):
+        raise UsageError(f"{described(run)}, was not imported. If you trust this code, pass --trust-recipe.")
     look_here()
     return str(name)
 
@@ -74,18 +76,43 @@ def shipped(name: str) -> bool:
         return False
 
 
-def described(config: Mapping[str, Any]) -> str:
+def written(name: str) -> bool:
+    """Whether a recipe is the one that reads what a trainer's callback wrote: it imports the classes that the run names."""
+    from ..replay.recipe import WRITTEN
+
+    return name == WRITTEN
+
+
+def described(run: Path) -> str:
     """The recipe that a run names, as the call that it is, and where Python would find it: in one line."""
+    config = _config(run)
+    name = str(config.get("recipe"))
+    if written(name):
+        return _written(run)
+    return f"the recipe {call(name, config.get('recipe_args'))}, {_where(name)}"
+
+
+def _written(run: Path) -> str:
+    """What the callback's recipe would import, class by class."""
+    from ..integrations.written import class_paths
+    from ..store import RunStore
+
+    paths = class_paths(RunStore.open(run).recipe() or {})
+    classes = ", ".join(f"{_short(_name(path))} ({_where(path)})" for path in paths[:MOST])
+    return f"the recipe that its training callback wrote, with the classes {classes}"
+
+
+def _where(name: str) -> str:
+    """Where Python would find a module."""
     from ..replay.recipe import place
 
-    name, before = str(config.get("recipe")), list(sys.path)
+    before = list(sys.path)
     look_here()
     try:
         path = place(name.partition(":")[0])
     finally:
         sys.path[:] = before
-    where = "which Python cannot find" if path is None else f"found in {_plain(path)}"
-    return f"the recipe {call(name, config.get('recipe_args'))}, {where}"
+    return "which Python cannot find" if path is None else f"found in {_plain(path)}"
 
 
 def call(name: str, args: Any) -> str:

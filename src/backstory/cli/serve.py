@@ -88,7 +88,7 @@ def serve(
             "(such as `openssl rand -hex 32`), or listen on 127.0.0.1."
         )
     required = recipe is not None or trust_recipe
-    name = recipes.confirm(run, recipe, True) if required else recipes.shipped_recipe(run)
+    name = recipes.confirm(run, recipe, trust_recipe) if required else recipes.shipped_recipe(run)
     torch.set_num_threads(1)  # several requests at once; replays repeat bit for bit
     Run(run)  # a path that is no run is refused before anything is loaded
     limits = Limits(token=token, most_bytes=max_bytes, any_host=token is not None)
@@ -125,13 +125,13 @@ def _open(run: Path, recipe: str | None, required: bool, room: int) -> "State":
 
     config = Run(run).config
     if recipe is None and config.get("recipe") is not None:
-        output.line(f"note: {recipes.described(config)}, was not imported.")
+        output.line(f"note: {recipes.described(run)}, was not imported.")
     try:
         return State(run, recipe, room=room)
     except BackstoryError as error:
         if required or recipe is None:
             raise
-        output.line(f"note: {recipes.described(config)}, cannot be used: {error}")
+        output.line(f"note: {recipes.described(run)}, cannot be used: {error}")
         return State(run, None, room=room)
 
 

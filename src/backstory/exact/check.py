@@ -115,7 +115,7 @@ def check(
         raise UsageError(
             f"the result must be at the final step, {store.step_of('final')}, which retraining ends at, got one at step {influence.at}."
         )
-    given = stored_args(store.config, recipe) if args is None else args
+    given = stored_args(store, recipe) if args is None else args
     if (steps := len(build_recipe(recipe, given).batches)) != influence.at:
         raise MismatchError(f"the recipe has {steps} steps, but the run has {influence.at}. Pass the run's own recipe.")
     replay = (

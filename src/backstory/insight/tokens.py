@@ -143,7 +143,7 @@ def tokens(
     if (batch is None) == (vectors is None):
         raise UsageError("pass either a query batch, or batch=None and vectors=.")
     pairs = _pairs(hits, step)
-    args = stored_args(run.config, recipe) if args is None else args
+    args = stored_args(run, recipe) if args is None else args
     with own_randomness():
         length = step if vectors is None else max(t for _, t in pairs) + 1
         tape = Tape(recipe, args=args, length=length, run=RunStore.open(run.path))

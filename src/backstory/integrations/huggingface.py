@@ -8,6 +8,9 @@ not assumed: the model's loss is compared with the sum of its samples' losses, w
 multiplied it (accumulation, the loss scale of a GradScaler).
 """
 
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,14 @@ from ..capture.ids import ID_KEY
 from ..errors import UnsupportedError, UsageError
 from ..maths.steps import loss_divisor
 from ..store import RunStore
+from . import written
 from .carry import Ids, carry, decoded
 from .losses import IGNORED, Part, Scored, counts, field, fitting, scored, shifts, targets, weight
 from .recording import RecordingCallback, Tokens
+from .writing import BATCH_BYTES, NotWritable, as_json, check_rebuilt, class_path, describe
 
 try:
-    from transformers import TrainerCallback, __version__
+    from transformers import PreTrainedModel, TrainerCallback, __version__
 except ImportError as error:
     raise UnsupportedError(
         f"transformers cannot be imported ({error}). Install it with: pip install '.[hf]' in the checkout"
@@ -38,13 +43,27 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
     of the training data, or is the name of a column; the default is the item's `sample_id`, else its index. `tokens` is needed
     for models that are not from transformers: a function of the model's inputs that counts the tokens with a loss in each
     sample. All other arguments are those of `backstory.record`. If training resumes from a checkpoint, the recording continues in the same run.
+
+    A recipe is written into the run (class and configuration of the model, start weights, the batches), so that commands and exact
+    results work in another process; what cannot be written is reported when training begins. `recipe=False` writes none, a name
+    `"package.module:function"` is that of your own. `batch_bytes` limits the room for batches. `queries` are query sets to
+    store: name -> a batch of tensors, or a data set.
     """
 
     def __init__(
-        self, path: str | Path, *, loss_reduction: str, ids: Ids = None, tokens: Tokens | None = None, **arguments: Any
+        self,
+        path: str | Path,
+        *,
+        loss_reduction: str,
+        ids: Ids = None,
+        tokens: Tokens | None = None,
+        recipe: str | bool = True,
+        batch_bytes: int = BATCH_BYTES,
+        queries: Mapping[str, Any] | None = None,
+        **arguments: Any,
     ) -> None:
         _check_version(__version__)
-        super().__init__(path, loss_reduction, ids, tokens, arguments)
+        super().__init__(path, loss_reduction, ids, tokens, arguments, recipe, batch_bytes, queries)
         self._shifted: bool | None = None
         self._scaler: Any = None
         self._scale = 1.0  # by which it multiplies the loss of this step
@@ -69,10 +88,15 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
                 f"training batches must come from torch's DataLoader, got {type(loader).__name__}. Return a "
                 "DataLoader from get_train_dataloader, or write the loop yourself with backstory.record."
             )
+        collate = _query_collator(model, inner.collate_fn)
         self._undo.append(carry(inner, self._ids))
-        start = self._start(state.global_step)
+        start, steps, plain = self._start(state.global_step), state.max_steps or None, _plain(optimizer)
         try:
-            self._run.open(model, _plain(optimizer), start=start, steps=state.max_steps or None, scaler=self._scaler)
+            self._run.open(model, plain, start=start, steps=steps, scaler=self._scaler)
+            assert self._run.recorder is not None
+            self._recipe.begin(
+                self._run.recorder, lambda: _described(model, plain, args, self._shifted), collate, steps
+            )
         except BaseException:
             self._finish(failed=True)
             raise
@@ -104,7 +128,7 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         """An update begins."""
         self._parts = []
         self._scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
-        self._run.begin()
+        self._begin_step()
 
     def _before(self, model: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """Take the ids out of the inputs, and declare the micro-batch."""
@@ -117,6 +141,9 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
             items = inputs.get("num_items_in_batch")
             self._parts.append(Part(None if items is None else int(items), self._micro_batch_divisor(inputs, len(ids))))
             self._run.batch(ids)
+            if args and self._recipe.replays:
+                self._recipe.refuse_replay("the model's inputs must be passed by name")
+            self._recipe.add({name: value for name, value in inputs.items() if name != "num_items_in_batch"})
         return args, inputs
 
     def _micro_batch_divisor(self, inputs: dict[str, Any], samples: int) -> int | None:
@@ -142,7 +169,9 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         labelled = None if self._shifted is None else scored(inputs, outputs, self._shifted)
         if labelled is not None:
             divisors = self._take(labelled, loss, divisors)
-        elif self._shifted:
+        elif self._recipe.active:
+            self._recipe.refuse("the model's loss is not a cross-entropy of its logits and labels")
+        if labelled is None and self._shifted:
             divisors = divisors[:1]  # no logits, as from fused losses: language models divide by what they are given
         if isinstance(loss, Tensor) and loss.requires_grad:
             loss.register_hook(lambda factor: self._weigh(slot, float(factor.sum()), divisors))
@@ -187,11 +216,16 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
                 "smoothing or a custom compute_loss), so its micro-batches' weights are unknown. Let the model compute "
                 "the loss, use gradient_accumulation_steps=1, or write the loop yourself with backstory.record."
             )
+        if self._recipe.active:
+            self._recipe.refuse(
+                "the Trainer differentiates another loss than the one that the model returns (compute_loss, "
+                "compute_loss_func or label smoothing)"
+            )
         self._run.weigh(0, 1.0 / self._parts[0].divisors()[-1])  # a loss of one's own is what loss_reduction says
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The update has been made."""
-        self._run.end()
+        self._end_step()
         if control.should_save:
             self._keep(state)
 
@@ -217,6 +251,64 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
         known, step = recorder.store.config.get("trainer_steps", {}), str(state.global_step)
         if known.get(step, state.global_step) != self._run.at:
             recorder.store.update_config(trainer_steps={**known, step: self._run.at})
+
+
+def _described(model: nn.Module, optimizer: Any, args: Any, shifted: bool | None) -> dict[str, Any]:
+    """What recipe.json says of this training."""
+    if shifted is None:
+        raise NotWritable("the model's loss is not one of transformers' cross-entropies")
+    adapted: Any = model
+    base = adapted.get_base_model() if hasattr(model, "peft_config") else adapted
+    needs_labels = bool(getattr(base.config, "is_encoder_decoder", False))
+    loss = {"kind": "cross-entropy", "shifted": shifted, "labels": needs_labels}
+    about = describe(model, optimizer, _made(adapted, base), loss)
+    with torch.device("meta"):
+        check_rebuilt(model, written.build_model(about), "its configuration")
+    obstacles = {
+        "mixed precision (fp16, bf16) is not replayed": args.fp16 or args.bf16,
+        "noise on embeddings (neftune_noise_alpha) is not replayed": args.neftune_noise_alpha,
+    }
+    reasons = [reason for reason, there in obstacles.items() if there]
+    about["clip_norm"] = float(args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None
+    about["no_replay"] = about["no_replay"] or next(iter(reasons), None)
+    return about
+
+
+def _made(model: Any, base: Any) -> dict[str, Any]:
+    """How the model is built: its class and its configuration, and those of its adapter."""
+    if not isinstance(base, PreTrainedModel):
+        raise NotWritable(f"{type(base).__name__} is not a model of transformers, so how it is built is not known")
+    values = as_json(json.loads(base.config.to_json_string(use_diff=False)), "the model's configuration")
+    config = {"class": class_path(type(base.config), "the configuration"), "values": values}
+    made = {
+        "class": class_path(type(base), "the model's class"),
+        "config": {**config, "attention": base.config._attn_implementation},
+    }
+    if model is base:
+        return made
+    if list(model.peft_config) != ["default"]:
+        raise NotWritable(
+            f"the model has the adapters {', '.join(model.peft_config)}, and only a single one, 'default', is written"
+        )
+    adapter = model.peft_config["default"]
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in adapter.to_dict().items()}
+    chosen = {
+        "class": class_path(type(adapter), "the adapter's class"),
+        "values": as_json(plain, "the adapter's settings"),
+    }
+    return {**made, "adapter": chosen}
+
+
+def _query_collator(model: nn.Module, collate: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
+    """The training's collator; columns that the model does not take are left out, as the Trainer does."""
+    adapted: Any = model
+    base = adapted.get_base_model() if hasattr(model, "peft_config") else adapted
+    taken = {*inspect.signature(base.forward).parameters, "label", "label_ids", "labels"}
+
+    def put_together(items: Sequence[Any]) -> Any:
+        return collate([{k: v for k, v in x.items() if k in taken} if isinstance(x, Mapping) else x for x in items])
+
+    return put_together
 
 
 def _plain(optimizer: Any) -> Any:

@@ -30,12 +30,17 @@ class Scored(NamedTuple):
     logits: Tensor  # (B, …, V)
     labels: Tensor  # (B, …), IGNORED where there is no loss
 
+    def each(self) -> Tensor:
+        """ℓ of each sample, (B,), in the graph of the logits."""
+        terms = _terms(self.logits.reshape(-1, self.logits.shape[-1]), self.labels.reshape(-1), "none")
+        return terms.reshape(len(self.labels), -1).sum(1)
+
     def losses(self) -> Tensor:
-        """ℓ of each sample, (B,), one sample at a time, since logits of a large vocabulary are large."""
+        """The same outside of the graph, one sample at a time, since logits of a large vocabulary are large."""
         with torch.no_grad():
             pairs = zip(self.logits.detach(), self.labels, strict=True)
             return torch.stack(
-                [_sum(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) for logits, labels in pairs]
+                [_terms(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), "sum") for logits, labels in pairs]
             )
 
 
@@ -88,9 +93,9 @@ def field(outputs: Any, name: str) -> Any:
     return getattr(outputs, name, None)
 
 
-def _sum(logits: Tensor, labels: Tensor) -> Tensor:
+def _terms(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, labels.to(wide.device), ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(wide, labels.to(wide.device), ignore_index=IGNORED, reduction=reduction)
 
 
 @dataclass

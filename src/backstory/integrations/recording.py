@@ -18,6 +18,7 @@ from ..recording.recorder import Recorder, record
 from ..recording.settings import NAMES, settings_of
 from ..recording.step import StepScope
 from .carry import Ids
+from .writing import RecipeWriter
 
 FILLED_IN = ("resume", "start", "scaler")  # by the trainer
 Tokens = Callable[[Any], Tensor]  # batch -> how many tokens of each sample have a loss (B,)
@@ -113,9 +114,19 @@ class RecordingCallback:
     """What the callbacks of all trainers share."""
 
     def __init__(
-        self, path: str | Path, loss_reduction: str, ids: Ids, tokens: Tokens | None, arguments: Mapping[str, Any]
+        self,
+        path: str | Path,
+        loss_reduction: str,
+        ids: Ids,
+        tokens: Tokens | None,
+        arguments: Mapping[str, Any],
+        recipe: str | bool,
+        batch_bytes: int,
+        queries: Mapping[str, Any] | None,
     ) -> None:
-        self._run = Recording(path, loss_reduction, tokens, arguments)
+        named = {"recipe": recipe} if isinstance(recipe, str) else {}
+        self._run = Recording(path, loss_reduction, tokens, {**arguments, **named})
+        self._recipe = RecipeWriter(recipe is True, batch_bytes, queries)
         self._ids = ids
         self._undo: list[Callable[[], Any]] = []  # what ends with the recording
 
@@ -127,7 +138,22 @@ class RecordingCallback:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of the model made while recording keeps its hooks
 
+    def _begin_step(self) -> None:
+        """An update begins."""
+        self._run.begin()
+        self._recipe.begin_step()
+
+    def _end_step(self) -> None:
+        """The update has been made."""
+        if self._run.scope is not None:
+            self._recipe.end_step(self._run.scope.number)
+        before = self._run.at
+        self._run.end()
+        if self._run.at > before:  # no GradScaler skipped it
+            self._recipe.settle()
+
     def _finish(self, *, failed: bool = False) -> None:
         while self._undo:
             self._undo.pop()()
+        self._recipe.end()
         self._run.close(failed=failed)

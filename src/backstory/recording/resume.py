@@ -122,6 +122,7 @@ def _go_on(
     else:  # still in the warm-up: there is no table to cut
         store.spool.clear(start)
         store.drop_checkpoints_after(start)
+        store.batches.truncate(start)
     joins = [t for t in store.config.get("unverified_joins", []) if t < start]
     joins += [] if str(start) in known else [start]
     earlier = {k: v for k, v in known.items() if int(k) <= start}

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from torch.optim import Optimizer
 
 from ..errors import UsageError, check_one_of
 from ..maths.steps import loss_divisor
+
+WRITTEN = "backstory.integrations.written:recipe"  # reads what a trainer's callback wrote into the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,11 @@ class Recipe:
     optimizer: Optimizer
     loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> one loss per sample (B,)
     batches: Sequence[tuple[Sequence[int | str], Any]]  # step t -> (ids, batch)
-    loss_reduction: str = "mean"  # or "sum"; "token-mean": `loss` is the sum over a sample's tokens
+    loss_reduction: str = (
+        "mean"  # or "sum"; "token-mean": `loss` is the sum over a sample's tokens; "weights": as `weights` says
+    )
     tokens: Callable[[Any], Tensor] | None = None  # batch -> how many tokens of each sample have a loss (B,)
+    weights: Callable[[int], Tensor] | None = None  # step -> the weight of each sample in the step's loss (B,)
     clip_norm: float | None = None
     schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
     queries: Mapping[str, Any] = field(default_factory=dict)  # name -> batch
@@ -70,9 +76,28 @@ def load_recipe(name: str, args: Mapping[str, Any] | None = None) -> Recipe:
     return made
 
 
-def stored_args(config: Mapping[str, Any], recipe: object) -> Mapping[str, Any] | None:
-    """The arguments that a run stores for its recipe; None for any other recipe."""
-    return config.get("recipe_args") if isinstance(recipe, str) and recipe == config.get("recipe") else None
+class StoresRecipe(Protocol):
+    """A run in a folder, and its config."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its `config.json`."""
+
+
+def stored_args(run: StoresRecipe, recipe: object) -> Mapping[str, Any] | None:
+    """The arguments that a run stores for its recipe; None for any other recipe.
+
+    A recipe that a trainer's callback wrote (WRITTEN) reads the run itself, wherever it lies now.
+    """
+    if not isinstance(recipe, str):
+        return None
+    if recipe == WRITTEN:
+        return {"run": str(run.path)}
+    return run.config.get("recipe_args") if recipe == run.config.get("recipe") else None
 
 
 def place(module: str) -> str | None:
@@ -111,13 +136,24 @@ def _place(spec: ModuleSpec) -> str:
 def weights(recipe: Recipe, step: int) -> Tensor:
     """w_z of the samples of one step, (B,) float64."""
     ids, batch = recipe.batches[step]
-    check_one_of("loss_reduction of a recipe", recipe.loss_reduction, ("mean", "sum", "token-mean"))
+    check_one_of("loss_reduction of a recipe", recipe.loss_reduction, ("mean", "sum", "token-mean", "weights"))
+    if recipe.loss_reduction == "weights":
+        return _given_weights(recipe, step, len(ids))
     if recipe.loss_reduction == "token-mean" and recipe.tokens is None:
         raise UsageError(
             "a recipe with loss_reduction='token-mean' needs tokens=, a function that counts each sample's tokens."
         )
     divisor = loss_divisor(recipe.loss_reduction, len(ids), None if recipe.tokens is None else recipe.tokens(batch))
     return torch.full((len(ids),), 1.0 / divisor, dtype=torch.float64)
+
+
+def _given_weights(recipe: Recipe, step: int, n: int) -> Tensor:
+    if recipe.weights is None:
+        raise UsageError("a recipe with loss_reduction='weights' needs weights=, a function of the step.")
+    w = torch.as_tensor(recipe.weights(step), dtype=torch.float64).reshape(-1).clone()
+    if len(w) != n:
+        raise UsageError(f"the recipe's weights of step {step} must be one per sample, got {len(w)} for {n} samples.")
+    return w
 
 
 def take_step(recipe: Recipe, step: int, w: Tensor | None = None) -> Tensor:

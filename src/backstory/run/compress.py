@@ -195,10 +195,13 @@ def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
 
 
 def _beside(store: RunStore, new: RunStore) -> None:
-    """What lies beside the rows: bases, checkpoints, query sets, samples."""
+    """What lies beside the rows: bases, checkpoints, query sets, the recipe and its batches, samples."""
     for name in store.tensor_names():
         if not name.startswith("seg-"):  # embeddings belong to the curvature that made them
             new.save_tensors(name, store.load_tensors(name), store.tensor_metadata(name))
+    if (recipe := store.recipe()) is not None:
+        new.put_recipe(recipe)
+        store.batches.copy_to(new.batches)
     content = store.samples()
     columns = {k: content[k].to_pylist() for k in ("text", "image", "label", "source")}
     if len(content):

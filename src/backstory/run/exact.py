@@ -108,7 +108,7 @@ def exact(
     progress: Progress | None = None,
 ) -> Influence:
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
-    args = stored_args(store.config, recipe) if args is None else args
+    args = stored_args(store, recipe) if args is None else args
     queries = select(store, build_recipe(recipe, args), names, each)
     take_in(store)
     known = set(store.tensor_names())

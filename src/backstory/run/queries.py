@@ -59,7 +59,7 @@ def open_queries(path: str | Path, queries: Sequence[str], recipe: str, at: int 
     step = run.step_of(at)
     if step not in run.checkpoints:
         run.load_weights(nn.Module(), step)  # which says why there are none
-    made = load_recipe(recipe, stored_args(run.config, recipe))
+    made = load_recipe(recipe, stored_args(run, recipe))
     if len(set(queries)) < len(queries):
         raise UsageError(f"query sets must be unique: one is listed twice in {', '.join(queries)}.")
     sets = QuerySets(run, made)

@@ -196,8 +196,11 @@ class Spool:
     One safetensors file a step, with its other facts as JSON in the file's metadata; a step is there or not.
     """
 
-    def __init__(self, folder: Path, check_writable: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, check_writable: Callable[[], None], before_put: Callable[[int], None] | None = None
+    ) -> None:
         self.folder, self._check_writable = folder, check_writable
+        self._before_put = before_put  # called with the number of the step after the one that is put
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
@@ -205,6 +208,8 @@ class Spool:
     def put(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Keep one step, durably; its size in bytes."""
         self._check_writable()
+        if self._before_put is not None:
+            self._before_put(step + 1)
         if not self.folder.exists():
             self.folder.mkdir()
             fsync(self.folder.parent)

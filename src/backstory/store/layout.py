@@ -15,7 +15,8 @@ FORMAT = 1
 FACTORS, COMPRESSED = "factors", "compressed"  # rows kept as two factors a matrix; curvature kept for windows of steps
 FEATURES = (FACTORS, COMPRESSED)  # what a reader must know beyond the format
 FIXED = ("format", "features", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
-_OURS = ("rows.lance", "steps.lance", "samples.lance", "spool", "lock", "damaged", "config.json" + TEMPORARY)
+_TABLES = ("rows.lance", "steps.lance", "samples.lance", "batches.lance")
+_OURS = (*_TABLES, "recipe.json", "spool", "lock", "damaged", "config.json" + TEMPORARY)
 
 
 def new_config(

@@ -2,7 +2,7 @@
 
 A step exists when `steps` says so: its rows are committed first, then its line in `steps`. Rows beyond
 the committed steps are ignored by readers and removed by the next writer. Beside the rows lie embeddings, tensors (bases, checkpoints),
-samples, and the warm-up spool.
+samples, the batches of the steps and the recipe that reads them, and the warm-up spool.
 """
 
 import re
@@ -21,6 +21,7 @@ from ..errors import DiskError, StoreError, UsageError
 from ..maths import encoding as enc
 from ..maths.encoding import Block, parts
 from . import codec, files, layout, samples, tables, verify
+from .batches import Batches
 from .embeddings import Embeddings
 from .files import RunLock, Spool
 from .schema import (
@@ -42,7 +43,7 @@ LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
 Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
 _CHECKPOINT = re.compile(r"(?:checkpoint|scale|state)-(\d+)")
 _BEGUN = re.compile(
-    r"config\.json|lock|(rows|steps|samples)\.lance|spool|(basis|(checkpoint|scale|state)-\d+)\.safetensors"
+    r"config\.json|lock|(rows|steps|samples|batches)\.lance|spool|(basis|(checkpoint|scale|state)-\d+)\.safetensors"
 )
 
 
@@ -68,7 +69,8 @@ class RunStore:
         self._committed = self._tail()
         if lock is not None:
             self._repair()
-        self.spool = Spool(path / "spool", self._writable)  # steps that wait for their projection
+        self.batches = Batches(path, self._writable, self._mutex)
+        self.spool = Spool(path / "spool", self._writable, self.batches.commit)  # steps that wait for their projection
         self._embeddings, self._segments = (
             Embeddings(path, lambda: self.dims, self._keys, kind) for kind in ("emb", "seg")
         )
@@ -156,6 +158,7 @@ class RunStore:
         self._rows.compact(max(1024, FRAGMENT // self.bytes_per_row), least=8)
         self._steps.compact(1 << 20)
         self._samples.compact(1 << 20, least=8)
+        self.batches.tidy()
         for table in (self._rows, self._steps, self._samples):
             table.cleanup()
 
@@ -325,6 +328,7 @@ class RunStore:
     def _append(self, records: list[StepRecord], n: int, start: int) -> None:
         try:
             self._drop_orphans()
+            self.batches.commit(n + len(records))
             rows, crcs = codec.rows_table(
                 records, self.blocks, self.config["encoding"], self.curvature_rows, self.split
             )
@@ -426,6 +430,7 @@ class RunStore:
             self._embeddings.drop_after(step)
             self._segments.drop_after(step)
             self.drop_checkpoints_after(step)
+            self.batches.truncate(step)
             self.spool.clear(step)
             self._steps.delete(f"step >= {step}")
             self._committed = self._tail()
@@ -603,6 +608,18 @@ class RunStore:
         self._writable()
         files.remove(self._file(name))
 
+    # what a trainer's callback wrote of the training
+
+    def put_recipe(self, recipe: Mapping[str, Any]) -> None:
+        """Keep what a training was made of as `recipe.json`."""
+        self._writable()
+        files.write_json(self.path / "recipe.json", recipe)
+
+    def recipe(self) -> dict[str, Any] | None:
+        """What `put_recipe` was given; None where there is none."""
+        path = self.path / "recipe.json"
+        return files.read_json(path) if path.exists() else None
+
     # samples
 
     def put_samples(
@@ -624,9 +641,10 @@ class RunStore:
         return samples.get(self._samples, ids, ("id", *columns))
 
     def erase_samples(self, ids: Sequence[str] | None) -> int:
-        """Delete samples (None: all) so that their bytes leave the disk; how many."""
+        """Delete samples (None: all) so that their bytes leave the disk, and the batches that hold them too; how many samples."""
         self._writable()
         with self._mutex:
+            self.batches.drop()
             return samples.erase(self._samples, ids)
 
     # the whole
@@ -644,6 +662,7 @@ class RunStore:
         windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
         damage += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]
         damage += verify.check_readable(self.load_tensors, self.tensor_names())
+        damage += self.batches.damage(self.n_steps())
         return damage + list(verify.check_readable(self.spool.get, self.spool.steps()))
 
     def size_bytes(self, without: tuple[str, ...] = ()) -> int:

@@ -150,10 +150,10 @@ class State:
         self, path: str | Path, recipe: str | None = None, *, room: int = ROOM, queries: str | None = None
     ) -> None:
         self._first, self._local = Run(path), threading.local()
-        config, folder = self.run.config, self.run.path.resolve()
+        folder = self.run.path.resolve()
         self.name = folder.parent.name if folder.name == "run" and folder.parent.name else folder.name
         self.recipe_name, self.final = recipe, self.run.step_of("final")
-        self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, stored_args(config, recipe))
+        self.recipe: Recipe | None = None if recipe is None else load_recipe(recipe, stored_args(self.run, recipe))
         sets = QuerySets(self.run, self.recipe)
         self.sets, self._chosen = dict(sets.items()), queries
         if queries is not None:  # NAME[:INDEX], checked before anything is loaded
