@@ -20,7 +20,7 @@ def test_a_recipe_is_checked_against_its_run(digits_run: Path) -> None:
     assert printed.exit_code == 0, printed.output
     assert "passed  the first steps are those of the run" in printed.stdout
     assert max(map(len, printed.stdout.splitlines())) <= 80
-    actual = json.loads(call(RECIPE, "--run", digits_run, "--steps", 2, "--json").stdout)
+    actual = json.loads(call(RECIPE, "--run", digits_run, "--steps", "2", "--json").stdout)
     assert actual["passed"] is True
     assert "compared at 2 steps" in actual["lines"][-1]["detail"]
 
