@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ class Masked(nn.Module):
     def forward(self, x: Tensor, mask: Any = None) -> Tensor:
         out: Tensor = self.inner(x)
         return out
+
+
+def called(x: Tensor, mask: Tensor | None, model: Masked) -> object:
+    return model(x, mask)
 
 
 def digest(calls: Callable[[Masked], object]) -> int | None:
@@ -47,7 +52,8 @@ def test_micro_batches_are_the_whole_batch_and_names_do_not_count() -> None:
 
 def test_other_data_and_another_order_are_seen() -> None:
     whole = digest(lambda m: m(X, MASK))
-    others = [digest(lambda m, x=x, y=y: m(x, y)) for x, y in ((X.flip(0), MASK), (X + 1, MASK), (X, ~MASK), (X, None))]
+    pairs = [(X.flip(0), MASK), (X + 1, MASK), (X, ~MASK), (X, None)]
+    others = [digest(partial(called, x, y)) for x, y in pairs]
     assert len({whole, *others}) == 5
 
 

@@ -47,7 +47,7 @@ def train(
     if given is not None:
         restore(given[0], model, optimizer)
         seed(given[1])
-    resumed = {"resume": True, "start": start} if start or given is not None else {}
+    resumed: dict[str, Any] = {"resume": True, "start": start} if start or given is not None else {}
     with backstory.record(model, optimizer, path, loss_reduction="mean", steps=STEPS, **settings, **resumed) as rec:
         for t in range(start, steps):
             kept[t] = snapshot(model, optimizer), generators()

@@ -166,19 +166,13 @@ def test_exact_results_tell_where_the_replay_left(run: RunStore) -> None:
 def test_another_call_of_the_model_is_no_other_data(run: RunStore, bare: RunStore) -> None:
     """Where losses of all samples are met; where there are none, it cannot be told from another order of a batch."""
 
-    class Wrapped(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
     def spread() -> Recipe:
         made = augmented.make()
 
         def loss(model: nn.Module, batch: Any) -> Tensor:
             assert isinstance(model, nn.Sequential)
             x: Tensor = batch[0]
-            seen = []
-            handle = model.register_forward_pre_hook(lambda m, args: seen.append(args) or (x,))
+            handle = model.register_forward_pre_hook(lambda m, args: (x,))
             try:
                 return nn.functional.cross_entropy(model(x.clone() + 1), batch[1], reduction="none")
             finally:
@@ -210,7 +204,7 @@ def chaotic(scale: float = 1.0) -> Recipe:
     model = Logistic()
 
     def loss(m: nn.Module, x: Tensor) -> Tensor:
-        w = m(x)
+        w: Tensor = m(x)
         return scale * (w.square() * -1.45 + w.pow(3) * 1.3).sum(1)  # w − loss' = 3.9 w − 3.9 w²
 
     batches = [([t], torch.ones(1, 1)) for t in range(60)]

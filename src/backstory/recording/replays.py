@@ -67,7 +67,7 @@ def random_state(random: Generators) -> dict[str, Tensor]:
 
 def checkpoint_bytes(model: nn.Module, optimizer: Optimizer) -> int:
     """What one checkpoint takes: weights, the optimizer's state, random states."""
-    weights = sum(x.nbytes for x in model.state_dict().values())
+    weights: int = sum(x.nbytes for x in model.state_dict().values())
     return weights + optimizer_bytes(optimizer) + sum(x.nbytes for x in generators().values())
 
 

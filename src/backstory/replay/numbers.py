@@ -11,6 +11,7 @@ from ..capture import OptimizerReader
 from ..capture.batches import BatchDigest
 from ..capture.ids import as_text
 from ..store import RunStore
+from ..store.schema import RowBlock
 from .tape import Tape
 
 LOSS, NORM, CLIP = "the loss of its samples", "the gradient norm", "the clipping factor"
@@ -45,7 +46,8 @@ class Recorded:
     """The steps of a run."""
 
     def __init__(self, store: RunStore, length: int) -> None:
-        self._store, self._table, self._from, self._block = store, store.steps(0, length), -AT_ONCE, None
+        self._store, self._table, self._from = store, store.steps(0, length), -1
+        self._block: RowBlock | None = None
 
     def __getitem__(self, t: int) -> Numbers:
         table, first = self._table, t - t % AT_ONCE

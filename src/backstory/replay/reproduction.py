@@ -312,8 +312,8 @@ class _Comparison:
             )
             return f"the recipe has {here}, the run used {there}. The data or their order differ"
         if run.decays != replay.decays and self.store.config["optimizer"].get("modelled_as") != "sgd":
-            here, there = next((a, b) for a, b in zip(replay.decays, run.decays, strict=True) if a != b)
-            return f"weight decay is {here:g} in the recipe, and was {there:g} in the run"
+            now, then = next((a, b) for a, b in zip(replay.decays, run.decays, strict=True) if a != b)
+            return f"weight decay is {now:g} in the recipe, and was {then:g} in the run"
         return None
 
     def _what(self, run: Numbers, replay: Numbers, data: bool, wrong: Sequence[str]) -> str:
