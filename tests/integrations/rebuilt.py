@@ -28,9 +28,11 @@ VOCABULARY, SAMPLES, BATCH, RATE, WARMUP, MAX_NORM = 19, 12, 3, 5e-3, 2, 1.0
 
 def gpt(dropout: float = 0.0) -> nn.Module:
     sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    rates: dict[str, Any] = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0))
+    kind: Any = GPT2LMHeadModel
+    model: nn.Module = kind(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0))
+    return model
 
 
 def bert() -> nn.Module:
@@ -41,9 +43,11 @@ def bert() -> nn.Module:
         "num_attention_heads": 2,
     }
     more: dict[str, Any] = {"intermediate_size": 12, "max_position_embeddings": 8, "num_labels": 3, "pad_token_id": 0}
-    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    rates: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(**sizes, **more, **rates))
+    kind: Any = BertForSequenceClassification
+    model: nn.Module = kind(BertConfig(**sizes, **more, **rates))
+    return model
 
 
 def texts() -> Tensor:
@@ -164,7 +168,8 @@ class Attached(Classifier):
     """Uses its Trainer."""
 
     def training_step(self, batch: Item, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (1 + 0 * self.trainer.max_epochs)
+        loss: Tensor = super().training_step(batch, batch_idx) * (1 + 0 * self.trainer.max_epochs)
+        return loss
 
 
 def net_by_hand(run: Path, data: Any, max_norm: float) -> Callable[[], backstory.Recipe]:

@@ -110,7 +110,7 @@ def _from_config(kind: Any, made: Mapping[str, Any]) -> nn.Module:
     import peft
 
     adapter = load_class(made["adapter"]["class"], peft.PeftConfig)
-    adapted: nn.Module = peft.get_peft_model(model, adapter(**made["adapter"]["values"]))  # type: ignore[arg-type]
+    adapted: nn.Module = peft.get_peft_model(model, adapter(**made["adapter"]["values"]))
     return adapted
 
 
