@@ -27,7 +27,7 @@ from ..replay.tape import Progress, RecipeSource, build_recipe, convert
 from ..results.influence import Influence
 from ..store import RunStore
 from ..store.files import write_tensors
-from .pieces import Piece, compute, split_evenly, take_in, work_folder
+from .pieces import Piece, compute, settle, split_evenly, work_folder
 
 BLOCK = 16  # queries whose sweeps share one replay
 NOT_CHECKED = "the replay was not checked against the run (check=False)"
@@ -106,19 +106,23 @@ def exact(
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
     args = stored_args(store.config, recipe) if args is None else args
     queries = select(store, build_recipe(recipe, args), names, each)
-    take_in(store)
+    settle(store)
     known = set(store.tensor_names())
     files = {q.name: result_name(store, q, spec) for q in queries}
     blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
     if any(blocks):
         replay = check_replay(store, recipe, args, spec.at, "check") if check else NOT_CHECKED
         pieces = [
-            Piece((store.path, recipe, args, block, spec, replay), tuple(files[name] for name in block))
+            _piece((store.path, recipe, args, block, spec, replay), [files[name] for name in block])
             for block in blocks
             if block
         ]
         compute(store, sweep_block, pieces, workers, recipe, progress)
     return read(store, queries, spec)
+
+
+def _piece(args: tuple[Any, ...], files: list[str]) -> Piece:
+    return Piece(args, tuple(files), f"reverse-{digest(files)}")
 
 
 def sweep_block(
@@ -130,7 +134,7 @@ def sweep_block(
     replay: str,
     progress: Progress | None = None,
 ) -> None:
-    """One sweep for a block of queries, each written when the sweep is done; then its work file goes."""
+    """One sweep for a block of queries, each written when the sweep is done."""
     began, work, store = time.perf_counter(), work_folder(path), RunStore.open(path)
     made = build_recipe(recipe, args)
     block = select(store, made, names, False)
@@ -148,7 +152,6 @@ def sweep_block(
         about = Stored(q.name, q.count, spec.at, spec.since, spec.precision, replay, round(seconds, 3), result.caveats)
         file = work / f"{result_name(store, q, spec)}.safetensors"
         write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
-    (work / f"reverse-{key}.safetensors").unlink(missing_ok=True)
 
 
 def result_name(store: RunStore, query: Query, spec: Spec) -> str:
