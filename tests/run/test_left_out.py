@@ -247,6 +247,7 @@ class Running(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.mean: Tensor
+        self.count: Tensor
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 

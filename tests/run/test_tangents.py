@@ -128,7 +128,7 @@ def test_an_interrupted_call_goes_on(tmp_path: Path, run: Run, monkeypatch: pyte
         other.tangents("source", examples.NAME)
     work = other.path / pieces.WORK
     assert len(list(work.glob("tangent-*.safetensors"))) == 1
-    (work / f"{next(work.iterdir()).name}.tmp").write_bytes(b"half of a file")
+    (work / f"{next(work.glob('tangent-*')).name}.tmp").write_bytes(b"half of a file")
     steps = [-1] * 99
     monkeypatch.setattr(Tangents, "over", over)
     actual = effects(other.tangents("source", examples.NAME))

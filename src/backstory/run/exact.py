@@ -30,7 +30,7 @@ from ..results.influence import Influence
 from ..store import RunStore
 from ..store.files import write_tensors
 from .gradients import evaluate
-from .pieces import Piece, compute, split_evenly, take_in, work_folder
+from .pieces import Piece, compute, settle, split_evenly, work_folder
 
 PREFIX = "exact-"
 
@@ -110,19 +110,23 @@ def exact(
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
     args = stored_args(store, recipe) if args is None else args
     queries = select(store, build_recipe(recipe, args), names, each)
-    take_in(store)
+    settle(store)
     known = set(store.tensor_names())
     files = {q.name: result_name(store, q, spec) for q in queries}
     blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
     if any(blocks):
         replay = check_replay(store, recipe, args, spec.at, check=check)
         pieces = [
-            Piece((store.path, recipe, args, block, spec, replay), tuple(files[name] for name in block))
+            _piece((store.path, recipe, args, block, spec, replay), [files[name] for name in block])
             for block in blocks
             if block
         ]
         compute(store, sweep_block, pieces, workers, recipe, progress)
     return read(store, [*files.values()])
+
+
+def _piece(args: tuple[Any, ...], files: list[str]) -> Piece:
+    return Piece(args, tuple(files), f"reverse-{digest(files)}")
 
 
 def sweep_block(
@@ -134,7 +138,7 @@ def sweep_block(
     replay: str,
     progress: Progress | None = None,
 ) -> None:
-    """One sweep for a block of queries, each written when the sweep is done; then its work file goes."""
+    """One sweep for a block of queries, each written when the sweep is done."""
     began, work, store = time.perf_counter(), work_folder(path), RunStore.open(path)
     made = build_recipe(recipe, args)
     block = select(store, made, names, False)
@@ -160,7 +164,6 @@ def sweep_block(
         about = Stored(q.name, mark, q.count, loss, *chosen, replay, seconds, result.caveats)
         file = work / f"{result_name(store, q, spec)}.safetensors"
         write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
-    (work / f"reverse-{key}.safetensors").unlink(missing_ok=True)
 
 
 def _losses_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int, replayed: Tensor) -> Tensor:

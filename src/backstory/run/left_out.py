@@ -38,7 +38,7 @@ from .changes import (
     write_change,
 )
 from .groups import By, grouped
-from .pieces import Piece, compute, take_in, within
+from .pieces import Piece, compute, settle, within
 
 if TYPE_CHECKING:
     from .run import Run
@@ -78,7 +78,7 @@ def leave_out(
     sizes = store.steps().rows
     jobs = [_job(store, part, others, empty, dtype, sizes) for part in parts]
     jobs += [_twin(store, k, dtype) for k in range(twins)]
-    take_in(store)
+    settle(store)
     known = set(store.tensor_names())
     if missing := [job for job in jobs if job.name not in known]:
         given = missing_recipe([job.about.group for job in missing], recipe)

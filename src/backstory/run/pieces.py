@@ -2,7 +2,7 @@
 
 A piece is a function with plain arguments, so that it can run in another process. Its results lie in the folder `exact-work` of the
 run under their final names until the run takes them in; so what was finished before a kill is there for the next call. What a
-killed write left (`.tmp`) is removed by the call that computes the same file again.
+killed process left (progress, halves of files) is named in a note, and goes when its results are there, whoever computed them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
+from ..exact.cache import digest
 from ..replay.tape import Progress, RecipeSource, tell
 from ..store import RunStore
-from ..store.files import TEMPORARY
+from ..store.files import TEMPORARY, read_json, write_json
 from ..workers import spread
 
 WORK = "exact-work"  # what is on its way
@@ -21,10 +22,16 @@ RESULTS = ("exact-", "change-")  # how the names of results begin
 
 
 class Piece(NamedTuple):
-    """One piece of work: what its function gets, and the files that it writes there."""
+    """One piece of work: what its function gets, and the names of the files that it writes, without the ending."""
 
     args: tuple[Any, ...]
-    files: tuple[str, ...]  # without the ending
+    results: tuple[str, ...]
+    progress: str = ""  # where it is saved on its way
+
+    @property
+    def note(self) -> str:
+        """The file that says which results the piece gives, while some of them are missing."""
+        return f"piece-{digest([self.results, self.progress])}.json"
 
 
 def work_folder(path: Path) -> Path:
@@ -45,29 +52,42 @@ def compute(
     """Compute the pieces and take what they give into the run, in this process or in `workers` others."""
     if workers > 1 and not isinstance(recipe, str):
         raise UsageError("workers > 1 imports the recipe in each process. Pass it as 'package.module:function'.")
-    folder = work_folder(store.path)
-    for name in (name for piece in pieces for name in piece.files):
-        (folder / f"{name}.safetensors{TEMPORARY}").unlink(missing_ok=True)
+    for piece in pieces:
+        write_json(work_folder(store.path) / piece.note, {"results": piece.results, "progress": piece.progress})
     if workers > 1 and len(pieces) > 1:
         for done, _ in enumerate(spread(work, [piece.args for piece in pieces], workers), 1):
-            take_in(store)
+            settle(store)
             tell(progress, done, len(pieces))
     else:
         for done, piece in enumerate(pieces):
             work(*piece.args, progress=within(progress, done, len(pieces)))
-            take_in(store)
-    with suppress(OSError):  # other work is on its way there
+            settle(store)
+
+
+def settle(store: RunStore) -> None:
+    """Take finished files into the run, and remove what pieces left behind whose results are all there."""
+    folder = store.path / WORK
+    done = [file for file in sorted(folder.glob("*.safetensors")) if file.name.startswith(RESULTS)]
+    if done:
+        with RunStore.open(store.path, write=True) as writable:
+            for file in filter(Path.exists, done):  # another call may have taken it in
+                writable.adopt_tensors(file)
+    known = set(store.tensor_names())
+    for note in folder.glob("piece-*.json"):
+        about = read_json(note)
+        if known.issuperset(about["results"]):
+            _remove_rest(folder, note, [*about["results"], about["progress"]])
+    with suppress(OSError):  # there is none, or other work is on its way there
         folder.rmdir()
 
 
-def take_in(store: RunStore) -> None:
-    """Take finished files into the run."""
-    done = [file for file in sorted((store.path / WORK).glob("*.safetensors")) if file.name.startswith(RESULTS)]
-    if done:
-        with RunStore.open(store.path, write=True) as writable:
-            for file in done:
-                with suppress(FileNotFoundError):  # another call took it in
-                    writable.adopt_tensors(file)
+def _remove_rest(folder: Path, note: Path, names: Sequence[str]) -> None:
+    """Remove the progress of a piece, halves of its files, and its note last."""
+    for name in filter(None, names):
+        for ending in (".safetensors", f".safetensors{TEMPORARY}"):
+            (folder / f"{name}{ending}").unlink(missing_ok=True)
+    note.with_name(note.name + TEMPORARY).unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
 
 
 def within(progress: Progress | None, done: int, pieces: int) -> Progress | None:

@@ -37,7 +37,7 @@ from .changes import (
     write_change,
 )
 from .groups import By, grouped, places_of
-from .pieces import Piece, compute, split_evenly, take_in, work_folder
+from .pieces import Piece, compute, settle, split_evenly, work_folder
 
 if TYPE_CHECKING:
     from .run import Run
@@ -88,7 +88,7 @@ def carry(
     """The tangents of the groups; what is not stored is computed, then stored."""
     spec = Spec(FIRST_ORDER, steps_of(store), dtype)  # whether occurrences are moved is in the group's key
     jobs = [_job(store, spec, part, kind) for part in parts]
-    take_in(store)
+    settle(store)
     known = set(store.tensor_names())
     if missing := [job.about.group for job in jobs if job.name not in known]:
         _compute(store, missing_recipe(missing, recipe), jobs, workers, args, dtype, check, progress)
@@ -122,7 +122,7 @@ def _compute(
         [job for job in block if job.name not in known] for block in split_evenly(full, _most(made, dtype), workers)
     ]
     pieces = [
-        Piece((store.path, recipe, args, block, dtype), (*(job.name for job in block), f"tangent-{block_key(block)}"))
+        Piece((store.path, recipe, args, block, dtype), tuple(job.name for job in block), f"tangent-{block_key(block)}")
         for block in blocks
         if block
     ]
@@ -173,7 +173,6 @@ def carry_block(
     for i, job in enumerate(jobs):
         own = {t: dict(zip(names, split(result[t][i], shapes), strict=True)) for t in steps if t > job.about.first}
         write_change(store, job, own, seconds)
-    (work / f"tangent-{key}.safetensors").unlink(missing_ok=True)
 
 
 def _names(recipe: Recipe) -> list[str]:
