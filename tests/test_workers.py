@@ -1,13 +1,16 @@
 """Work done ahead: the same items, one ahead and no more, errors in their place, and an end that leaves no thread."""
 
 import os
+import platform
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 import pytest
 
-from backstory.workers import ahead, spread
+from backstory.workers import ahead, keep_freed_memory, spread
 
 T = TypeVar("T")
 
@@ -89,3 +92,36 @@ def test_work_is_done_elsewhere_with_one_thread() -> None:
     actual = dict(spread(os.getenv, [("OMP_NUM_THREADS",), ("MKL_NUM_THREADS",)], 2))
     assert actual == {0: "1", 1: "1"}
     assert dict(os.environ) == before
+
+
+CHURN = """
+import resource, torch
+from backstory.workers import keep_freed_memory
+keep = {keep}
+if keep:
+    keep_freed_memory()
+def churn():
+    blocks = [torch.zeros(1 << 20) + 1 for _ in range(24)]  # 4 MB each
+for _ in range(3):
+    churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    churn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(keep: bool) -> int:
+    done = subprocess.run([sys.executable, "-c", CHURN.format(keep=keep)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_not_faulted_in_again() -> None:
+    assert faults(True) < faults(False) / 4
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not keep_freed_memory.__wrapped__()

@@ -2,7 +2,7 @@
 
 The GPT of the study from scratch, and as `large` the GPT of workload B. Reverse sweeps are of 1, 4 and 16 single sequences; eight sources
 (two sequences of every batch each) are left out, beside three twins that start one rounding unit apart; tangents are of 8 equal parts
-of the run. Each has the replay in it. Every way is timed between two plain trainings, and divided by their mean.
+of the run. Each has the replay in it. As in the commands, freed memory stays with the process. Every way is timed between two plain trainings, and divided by their mean.
 
 Memory is of a reverse sweep of one query with its states on disk: the highest number of bytes in tensors, less what the two
 derivatives of one step take by themselves, in multiples of parameters and optimizer state.
@@ -25,6 +25,7 @@ from backstory.exact.reverse import reverse
 from backstory.exact.tangent import Group, tangent
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.tape import Removal
+from backstory.workers import keep_freed_memory
 from experiments.bench.live import peak_of
 from experiments.bench.recording import Say, quiet
 from experiments.bench.timing import timed
@@ -40,6 +41,7 @@ Work = Mapping[str, Callable[[], object]]
 
 def bench_exact(*, scale: str = "full", repeats: int = 2, say: Say = quiet) -> dict[str, Any]:
     """`{"reverse": {"1", "4", "16"}, "leave_out": {"8"}, "tangent": {"8"}, "memory", "training_s", "large": the same}`."""
+    keep_freed_memory()
     small = replace(SETUPS["scratch"], steps=STEPS)
     if scale != "full":
         small = replace(small, steps=8, length=8, width=8, layers=1)

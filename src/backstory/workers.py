@@ -1,14 +1,17 @@
-"""Background work: prepare the next item in a thread while the current one is used, and spread jobs over processes.
+"""Background work: prepare the next item in a thread while the current one is used, and spread jobs over processes of our own.
 
 Reading waits for the disk and decodes, writing encodes and waits again; between them the propagator computes. torch and the tables
 let go of Python while they work, so the three can run side by side.
 """
 
+import ctypes
 import multiprocessing
 import os
+import platform
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import cache
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -49,7 +52,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def spread(work: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], workers: int) -> Iterator[tuple[int, Any]]:
     """`(number of the job, work(*job))` as they are done; `work` and its arguments must be importable by name."""
     context = multiprocessing.get_context("spawn")
-    with _one_thread(), ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+    size = min(workers, len(jobs))
+    with _one_thread(), ProcessPoolExecutor(size, context, initializer=keep_freed_memory) as pool:
         waiting = {pool.submit(work, *job): i for i, job in enumerate(jobs)}
         try:
             for done in as_completed(waiting):
@@ -71,3 +75,21 @@ def _one_thread() -> Iterator[None]:
         for name in ONE_THREAD:
             del os.environ[name]
         os.environ.update(before)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the parameters of glibc's mallopt
+KEPT = 1 << 30  # bytes
+LARGEST = 1 << 25  # bytes of a block that old versions take from the heap
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """From now on at most 1 GiB that is freed stays with this process; False where that is not up to us. For processes of our own only.
+
+    By default glibc gives a freed stretch of more than some MB back to the system. The products of an exact sweep free and take the same
+    hundreds of MB at every step, so that each of them would be faulted in again page by page: a quarter of the time of a product for GPT 4 × 128.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool((mallopt(MMAP_THRESHOLD, KEPT) or mallopt(MMAP_THRESHOLD, LARGEST)) and mallopt(TRIM_THRESHOLD, KEPT))

@@ -48,7 +48,9 @@ def exact(
     import torch
 
     from ..run.run import Run
+    from ..workers import keep_freed_memory
 
+    keep_freed_memory()
     dtype = None if precision is None else getattr(torch, precision)
     if groups is not None:
         output.plotting(plot)

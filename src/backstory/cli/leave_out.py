@@ -61,7 +61,9 @@ def leave_out(
     group; an interrupted command continues where it stopped.
     """
     from ..run.run import Run
+    from ..workers import keep_freed_memory
 
+    keep_freed_memory()
     output.plotting(plot)
     groups = parse_groups(run, by, ids)
     name = recipes.confirm(run, recipe, trust_recipe)

@@ -35,7 +35,6 @@ from ..store.run_store import HasPath, RunStore
 from .cache import ProgressFile, digest
 from .derivative import State, Update, flat, pull, spans_of, split, take
 from .losses import QueryLoss, StepGradient, gradients, losses, step_gradient
-from .memory import keep_freed_memory
 from .states import States, affordable, flat_state
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
@@ -68,7 +67,6 @@ def reverse(
     reads the result: one with the same `key`, by default the bits of the weights and of the query losses. With `run`, the replay
     follows its recording: learning rates, random states, and the whole state at stored checkpoints.
     """
-    keep_freed_memory()
     with own_randomness(), closing(States()) as whole, closing(States()) as states:
         tape = Tape(recipe, args=args, dtype=dtype, length=at, states=whole, run=run)
         if tape.obstacle is not None:

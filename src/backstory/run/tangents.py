@@ -165,7 +165,15 @@ def carry_block(
     steps = steps_of(store)
     key = block_key(jobs)
     result = tangent(
-        recipe, [job.what for job in jobs], steps, args=args, dtype=dtype, run=store, cache=work, key=key, progress=progress
+        recipe,
+        [job.what for job in jobs],
+        steps,
+        args=args,
+        dtype=dtype,
+        run=store,
+        cache=work,
+        key=key,
+        progress=progress,
     )
     made = build_recipe(recipe, args)
     names, shapes = _names(made), [p.shape for p in update.trained_parameters(made.optimizer)]
