@@ -273,7 +273,7 @@ def test_methods(run: Pair) -> None:
         match=r"no embeddings for step 6 with per_layer=False, contraction='when_expanding'. Call run\.embed",
     ):
         opened.query(model, cross_entropy, QUERY, method="embeddings")
-    with pytest.raises(UsageError, match="method must be one of 'auto', 'adjoint', 'embeddings', got 'magic'"):
+    with pytest.raises(UsageError, match="method must be one of 'auto', 'exact', 'adjoint', 'embeddings', got 'magic'"):
         opened.query(model, cross_entropy, QUERY, method="magic")
     opened.embed(per_layer=True)
     assert opened.query(model, cross_entropy, QUERY).method == "adjoint", "embeddings of another form do not fit"
