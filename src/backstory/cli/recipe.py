@@ -40,7 +40,7 @@ def check(
     from ..run.run import Run
 
     build = load(recipe)
-    args = None if run is None else stored_args(Run(run).config, recipe)
+    args = None if run is None else stored_args(Run(run), recipe)
     result = check_recipe(
         partial(load_recipe, recipe, args) if args else build, run=None if run is None else Run(run), steps=steps
     )

@@ -116,7 +116,7 @@ def _compute(
     check: bool,
     progress: Progress | None,
 ) -> None:
-    args = stored_args(store.config, recipe) if args is None else args
+    args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
     check_choices(others, empty, made.loss_reduction)
     check_order(store, made)

@@ -111,7 +111,7 @@ def _compute(
     progress: Progress | None,
 ) -> None:
     """Blocks are cut from all groups, so that a second call has the same ones; a block leaves out what is stored."""
-    args = stored_args(store.config, recipe) if args is None else args
+    args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
     check_order(store, made)
     replay = check_replay(store, recipe, args, store.n_steps(), check=check)
