@@ -83,7 +83,7 @@ def tangent(
             if t in wanted:
                 out[t] = carried.theta()
             if t % every == 0 and t > done:
-                file.save(t, carried.stacked(), torch.stack([*out.values()] or [carried.theta()[:0]]))
+                file.save(t, carried.stacked(), carried.rows(out))
             if t < tape.length:
                 carried.over(t)
 
@@ -106,6 +106,10 @@ class Tangents:
         """θ̇ (G, n) before the step where the training stands."""
         none = flat([torch.zeros_like(p) for p in self.tape.parameters])
         return torch.stack([self.states[i].theta if i in self.states else none for i in range(len(self.groups))])
+
+    def rows(self, done: Mapping[int, Tensor]) -> Tensor:
+        """θ̇ at the steps that are done, (steps, G, n)."""
+        return torch.stack([*done.values()]) if done else self.theta()[None][:0]
 
     def stacked(self) -> State:
         """(θ̇, ṁ, v̇), (G, n) each; zeros for groups that have not begun."""
