@@ -125,7 +125,6 @@ def test_each_command_has_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(raises=MismatchError, reason="a replay does not draw from the recorded random states yet")
 def test_dropout_is_replayed(tmp_path: Path) -> None:
     trainer(gpt(0.1), "gpt", tmp_path / "run").train()
     result = backstory.open(tmp_path / "run").exact(["q"], WRITTEN)
