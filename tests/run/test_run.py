@@ -394,5 +394,5 @@ def test_embeddings_of_another_algorithm_are_not_used(run: Pair, monkeypatch: py
     opened, model = run
     opened.embed()
     assert opened.query(model, cross_entropy, QUERY).method == "embeddings"
-    monkeypatch.setattr("backstory.run.run.ALGORITHM", -1)
+    monkeypatch.setattr("backstory.run.methods.ALGORITHM", -1)
     assert opened.query(model, cross_entropy, QUERY).method == "adjoint"
