@@ -149,7 +149,7 @@ def test_one_wrong_step_is_left_behind(run: RunStore) -> None:
 
     actual = reproduction(run, once, stop=False)
     assert [(x.step, x.until) for x in actual.left] == [(4, 5)]
-    assert actual.near[-1:] + actual.same[-1:] >= (8,), "the end is met again"
+    assert 8 in actual.near + actual.same, "the end is met again"
 
 
 def test_exact_results_tell_where_the_replay_left(run: RunStore) -> None:
@@ -235,7 +235,7 @@ def test_where_rounding_takes_half_of_the_digits_nothing_can_be_told(tmp_path: P
     actual = reproduction(store, rounded)
     assert actual, str(actual)
     assert [hi for _, hi in actual.lost] == [30, 60]
-    assert all(lo > 5 for lo, _ in actual.lost[:1])
+    assert 5 < actual.lost[0][0] < 28, "every step loses about a bit, of 24"
     assert "Training is chaotic in steps" in str(actual)
     wrong = reproduction(store, partial(chaotic, 1.001))
     assert [x.step for x in wrong.left] == [0], "before chaos sets in, another recipe is seen"
