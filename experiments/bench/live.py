@@ -43,6 +43,7 @@ class Live(TorchDispatchMode):
 
 def peak_of(work: Callable[[], object]) -> int:
     """The highest number of bytes in tensors that were made by `work`."""
-    with Live() as live:
+    live = Live()
+    with live:
         work()
     return live.peak
