@@ -19,6 +19,7 @@ from backstory.cli.app import app
 from backstory.demo import digits
 from backstory.replay.queries import part
 from backstory.replay.recipe import load_recipe
+from backstory.results.effects import BY_TRAINING
 from backstory.results.origin import BY_REPLAY, EXACT, IN_PART
 from backstory.store import RunStore
 from backstory.web.app import make_app
@@ -118,7 +119,8 @@ CASES = {
 }
 
 LATE = {"named": [6, 7]}
-CASES["leave out"] = Case(
+GROUPS = {}
+GROUPS["leave out"] = Case(
     lambda run, model, loss, sets: (
         run.leave_out(LATE, digits.RECIPE, twins=1)
         .effects(model, mean_of(loss), sets["demo"], queries=["demo"])
@@ -127,7 +129,7 @@ CASES["leave out"] = Case(
     ["leave-out", "--ids", "6,7", "--twins", "1", "--queries", "demo"],
     None,
 )
-CASES["tangents"] = Case(
+GROUPS["tangents"] = Case(
     lambda run, model, loss, sets: (
         run.tangents("parts:2", digits.RECIPE).effects(model, mean_of(loss), sets["demo"], queries=["demo"]).as_dict()
     ),
@@ -166,6 +168,14 @@ def test_and_where_exact_results_are_stored(name: str, exact_faces: Faces) -> No
     assert methods[-1] == EXACT
     assert result["origin"] == (BY_REPLAY if set(methods) == {EXACT} else IN_PART)
     assert (result["quality"] is None) == (set(methods) == {EXACT})
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_effects_of_groups_are_never_from_the_recording(name: str, faces: Faces) -> None:
+    result = compared(GROUPS[name], faces)
+    assert result["origin"] == {"leave out": BY_TRAINING, "tangents": BY_REPLAY}[name]
+    assert result["quality"] is None
+    assert not result["to_exact"]
 
 
 def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from . import figures
+from .origin import BY_REPLAY
 from .result import Result
 from .row import Row
 from .sign import SIGN
@@ -23,6 +24,7 @@ HEADLINES = {
     MOVED: "First-order change of the query's loss if samples had come at another step (tangents)",
 }
 BELOW = "below rounding"
+BY_TRAINING = "Ground truth: trained again without each group."
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,19 @@ class GroupEffects(Result):
     twins: Tensor  # (K, C, Q) the same of trainings that started one rounding unit away; K may be 0
     sign = SIGN.replace("sample", "group")
     shown = (
-        "kind", "by", "groups", "keys", "samples", "occurrences", "first_steps", "checkpoints", "queries", "losses", "values",
+        "method", "by", "groups", "keys", "samples", "occurrences", "first_steps", "checkpoints", "queries", "losses", "values",
         "floor", "clear",
     )  # fmt: skip
+
+    @property
+    def method(self) -> str:
+        """How the effects were computed: its kind."""
+        return self.kind
+
+    @property
+    def origin(self) -> str:
+        """Where the values come from: never from the recording."""
+        return BY_TRAINING if self.kind == RETRAINED else BY_REPLAY
 
     @property
     def headline(self) -> str:
