@@ -80,6 +80,10 @@ REPEATS = re.compile("|".join((
     r"test_resume\.py.*from_an_older_checkpoint\[(learned-5|full-5)\]",
     r"test_leave_out.*stacked_equals_plain_equals_by_hand\[(momentum|adam)-0.3-True\]",
     r"test_tangent.*(whole_runs\[(sgd|decay|momentum|nesterov|adam)-None\]|sums_to_it\[(decay|nesterov|adam)\])",
+    r"test_exact_kill.*each_way_survives_a_kill",  # test_left_out and test_tangents go on after an interruption; ten kills are slow too
+    r"test_report\.py.*keys_lead_nowhere_in_a_file",
+    r"test_browser\.py.*(two_texts_are_compared_and_one|how_far_to_trust_it\[text\])",
+    r"test_plan\.py.*the_largest_rank_fills_the_budget\[from a share\]",
 )))  # fmt: skip
 
 

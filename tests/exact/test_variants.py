@@ -92,6 +92,14 @@ def test_token_means_are_renormalised_by_tokens() -> None:
     assert Variant({2: [1, 2]}).weights(tape, 2).tolist() == pytest.approx([1 / 10, 0, 0, 1 / 10])
 
 
+def test_a_step_whose_others_have_no_tokens_is_left_as_it_is() -> None:
+    def fresh() -> Recipe:
+        return replace(examples.make(), loss_reduction="token-mean", tokens=lambda batch: torch.tensor([3, 0, 0, 0]))
+
+    actual = Variant({2: [0]}, others="renormalise").weights(Tape(fresh), 2)
+    assert actual.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+
+
 def test_twins_start_one_rounding_unit_away_each_in_its_own_way() -> None:
     fresh = partial(examples.make, "momentum")
     twins = [Variant(twin=k) for k in range(3)]
@@ -110,6 +118,8 @@ def test_choices_that_do_not_exist_are_refused() -> None:
         check_choices("keep", "stop", "mean")
     with pytest.raises(UsageError, match="sums its losses"):
         check_choices("renormalise", "coast", "sum")
+    with pytest.raises(UsageError, match="what the loss is a mean over"):
+        check_choices("renormalise", "coast", "weights")
     check_choices("renormalise", "skip", "token-mean")
 
 

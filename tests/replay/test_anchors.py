@@ -17,7 +17,7 @@ from backstory.exact.leave_out import leave_out
 from backstory.exact.losses import QuerySet, losses
 from backstory.exact.reverse import reverse
 from backstory.exact.tangent import Group, tangent
-from backstory.replay.anchors import Fetched
+from backstory.replay.anchors import Anchors, Fetched
 from backstory.replay.tape import Removal, Tape, own_randomness
 from backstory.store import RunStore
 
@@ -160,3 +160,16 @@ def test_a_recipe_of_another_shape_is_refused(run: tuple[RunStore, Recipe]) -> N
             Tape(one_group, run=run[0])
         with pytest.raises(UsageError, match="5 steps, but the run has 8"):
             Tape(partial(augmented.make, order=range(5)), run=run[0])
+
+
+class Halved(torch.optim.SGD):
+    """Its steps are half as long as its learning rate says."""
+
+
+def test_rates_of_other_optimizers_are_the_recipes(run: tuple[RunStore, Recipe]) -> None:
+    store, made = run
+    groups = [{"params": group["params"], "lr": 7.0} for group in made.optimizer.param_groups]
+    for kind, expected in ((Halved, 7.0), (torch.optim.SGD, float(store.steps().groups["rate"][0, 0]))):
+        optimizer = kind(groups)
+        Anchors(store, optimizer, store.n_steps()).set_rates(0, optimizer)
+        assert optimizer.param_groups[0]["lr"] == expected

@@ -1,5 +1,6 @@
 """Groups left out of a recorded run: against ordinary loops, stored, read again, and continued."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_the_model_is_left_as_it_was(run: Run) -> None:
     changes.effects(recipe.model, recipe.loss, recipe.queries["q"])
     assert all(torch.equal(p, x) for p, x in zip(recipe.model.parameters(), before, strict=True))
     assert recipe.model.training
+
+
+def test_all_checkpoints_without_stored_final_weights(run: Run, tmp_path: Path) -> None:
+    path = shutil.copytree(run.path, tmp_path / "run")
+    changes = Run(path).leave_out("source", examples.NAME, twins=0)
+    expected, recipe = effects(changes), examples.make(**ARGS)
+    run.load_weights(recipe.model)
+    (path / f"checkpoint-{run.n_steps:08d}.safetensors").unlink()
+    assert run.n_steps not in Run(path).checkpoints
+    again = changes.effects(recipe.model, recipe.loss, recipe.queries["q"], "all")
+    assert_same(again.values, expected.values, examples.TERMS)
 
 
 def test_a_change_is_the_difference_of_the_weights(run: Run) -> None:

@@ -60,9 +60,8 @@ class Variant:
             return w
         left = w.clone()
         left[gone] *= 1 - self.share
-        if self.others == "renormalise" and left.any():
-            size = _sizes(tape.recipe, t)
-            left *= float(w @ size) / float(left @ size)
+        if self.others == "renormalise" and (rest := float(left @ (size := _sizes(tape.recipe, t)))):
+            left *= float(w @ size) / rest
         return left
 
     def skips(self, tape: Tape, t: int) -> bool:
@@ -86,6 +85,11 @@ def check_choices(others: str, empty: str, reduction: str) -> None:
     """Refuse what is no choice, or none for this reduction of the loss."""
     check_one_of("others", others, OTHERS)
     check_one_of("empty", empty, EMPTY)
+    if others == "renormalise" and reduction == "weights":
+        raise UsageError(
+            "others='renormalise' needs to know what the loss is a mean over, but the recipe gives each sample's weight "
+            "(loss_reduction='weights', as trainers' callbacks write it). Leave it at 'keep'."
+        )
     if others == "renormalise" and reduction == "sum":
         raise UsageError(
             "others='renormalise' is for mean losses, but the recipe sums its losses: leaving samples out does not "

@@ -232,6 +232,8 @@ def _obstacle(trainer: Any, module: Any) -> str | None:
     """Why the training cannot be replayed, if so."""
     if trainer.precision not in ("32-true", "64-true"):
         return f"precision={trainer.precision!r} is not replayed"
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm not in (None, "norm"):
+        return f"gradient_clip_algorithm={str(trainer.gradient_clip_algorithm)!r} is not replayed"
     own = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
     return "the module clips gradients by itself (configure_gradient_clipping)" if own else None
 

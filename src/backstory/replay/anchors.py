@@ -15,6 +15,7 @@ from ..capture.randomness import Generators, generators, seed, unpack
 from ..errors import MismatchError, UsageError
 from ..store import RunStore
 from .recipe import Recipe
+from .update import MODELLED
 
 RANDOM = "random/"  # names of random states in a stored state begin so
 
@@ -37,7 +38,12 @@ class Anchors:
         self.steps = {t for t in store.restarts() if t <= length}  # where the replay starts anew
 
     def set_rates(self, t: int, optimizer: Optimizer) -> None:
-        """The learning rates of step t as they were recorded, and the momenta where they are followed."""
+        """The learning rates of step t as they were recorded, and the momenta where they are followed.
+
+        Of torch's own optimizers only: what another one's reader calls its rate need not be its `lr`.
+        """
+        if type(optimizer) not in MODELLED:
+            return
         for group, rate, momentum in zip(optimizer.param_groups, self._rates[t], self._momenta[t], strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(float(rate))

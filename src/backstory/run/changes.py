@@ -236,11 +236,12 @@ class WeightChanges:
 
         `model` gets the weights of each checkpoint in turn, and its own again at the end. `queries` names the Q queries.
         """
-        steps = self._steps(at)
+        steps, given = self._steps(at), weights(model)
         losses, values, twins, notes = [], [], [], [*self.caveats]
         with _in_precision(model, self.spec.dtype) as (own, cast), restored_weights(own):
             query = Evaluation(own, loss, batch if cast is None else convert(batch, cast), mode)
             for step in steps:
+                load_weights(model, given)
                 base, unchecked = self._base(model, step, unverified)
                 notes += unchecked
                 load_weights(own, base)
