@@ -26,7 +26,7 @@ H = 3e-4  # of the five-point difference
 CAUSES = "A ratio of 1/(1−β₁) would mean the bias correction, −1 a wrong sign, a median of 1 with large errors a missing path (m, v, c)."
 GROUPS = [Group({0: [1]}), Group({2: [0]}), Group({5: [3]}), Group({0: [0], 1: [0, 1, 2, 3], 3: [2, 1], 4: [0]})]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
-SGD: Optimizer = partial(torch.optim.SGD, lr=0.3)
+SGD = partial(torch.optim.SGD, lr=0.3)
 ADAMW: Optimizer = partial(torch.optim.AdamW, lr=0.02, betas=(0.8, 0.9), weight_decay=0.3)
 
 

@@ -53,4 +53,5 @@ def _attention(
     q, k, v = (x.flatten(0, -3) for x in (query, key, value))
     alpha = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=alpha).softmax(-1)  # (…, L, S)
-    return (weights @ v).unflatten(0, lead)
+    mixed: Tensor = (weights @ v).unflatten(0, lead)
+    return mixed
