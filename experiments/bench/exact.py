@@ -123,12 +123,12 @@ def _ratios(
     """`(median CPU seconds of a training, median of each way's CPU time over that of the trainings before and after it)`."""
     training()  # warms up
     plain, ratios = [timed(training).cpu], {way: list[float]() for way in work}
-    for k in range(repeats):
+    for _ in range(repeats):
         for way, run in work.items():
-            say(f"{way}, repeat {k + 1} of {repeats}")
             used = timed(run).cpu
             plain.append(timed(training).cpu)
             ratios[way].append(used / statistics.mean(plain[-2:]))
+            say(f"{way}: {ratios[way][-1]:.2f} trainings")
     return statistics.median(plain), {way: statistics.median(each) for way, each in ratios.items()}
 
 
@@ -145,7 +145,7 @@ def _memory(fresh: Fresh, text: Tensor) -> float:
 
     activations = peak_of(differentiate) - size  # the gradient is none of them
     train_again(lambda: replace(plan, batches=plan.batches[:1]))
-    state = sum(x.numel() * x.element_size() for s in plan.optimizer.state.values() for x in s.values())
+    state: int = sum(x.numel() * x.element_size() for s in plan.optimizer.state.values() for x in s.values())
     sweep = peak_of(lambda: reverse(fresh, _losses(text), dtype=None, at=min(MEMORY_STEPS, len(plan.batches))))
     return float((sweep - activations) / (size + state))
 

@@ -16,8 +16,8 @@ class Live(TorchDispatchMode):
     """Counts the storages of what operations return, until they are freed."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now, self.peak = 0, 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:

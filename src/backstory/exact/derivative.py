@@ -102,26 +102,26 @@ def take(now: State, g: Tensor, spans: tuple[Span, ...], max_norm: float | None)
 
 
 def pull(step: Update, x: State) -> tuple[State, Tensor]:
-    """`(the adjoint before the step but for H x_g, x_g)`, from the adjoint after it."""
-    s, theta, m, v = (torch.zeros_like(x.theta) for _ in range(4))
+    """`(the adjoint before the step but for H x_g, x_g)`, from the adjoint after it, which is overwritten."""
+    s = torch.zeros_like(x.theta)
     for first, last, by in step.spans:
         at = slice(first, last)
-        y = x.theta[..., at]
+        y, xm, xv = (part[..., at] for part in x)
         move = by.rate * step.P[at] * y
         if by.momentum:
-            xm = torch.sub(x.m[..., at], move, alpha=by.a)
+            xm.sub_(move, alpha=by.a)
             torch.mul(xm, 1 - by.tau, out=s[..., at])
-            torch.mul(xm, by.mu, out=m[..., at])
+        xm.mul_(by.mu)  # μ = 0 where no m is kept
         if by.n:
             s[..., at].sub_(move, alpha=by.n)
         if by.beta2 is not None:
-            xv = torch.addcmul(x.v[..., at], step.k[at], y)
+            xv.addcmul_(step.k[at], y)
             s[..., at].addcmul_(step.u[at], xv, value=2 * (1 - by.beta2))
-            torch.mul(xv, by.beta2, out=v[..., at])
-        torch.mul(y, 1 - by.rate * by.decay, out=theta[..., at])
+        xv.mul_(by.beta2 or 0.0)
+        y.mul_(1 - by.rate * by.decay)
         if by.l2:
-            theta[..., at].add_(s[..., at], alpha=by.l2)
-    return State(theta, m, v), clipped(step, s)
+            y.add_(s[..., at], alpha=by.l2)
+    return x, clipped(step, s)
 
 
 def push(step: Update, dot: State, g: Tensor) -> State:
