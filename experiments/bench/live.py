@@ -16,7 +16,7 @@ class Live(TorchDispatchMode):
     """Counts the storages of what operations return, until they are freed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now, self.peak = 0, 0
         self._known: set[int] = set()
 
