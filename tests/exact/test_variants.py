@@ -111,6 +111,20 @@ def test_twins_start_one_rounding_unit_away_each_in_its_own_way() -> None:
         assert float((ends[0] - ends[1]).abs().max()) > 0
 
 
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_twins_of_weights_that_begin_at_zero_step_aside_after_the_first_update(vectorised: bool) -> None:
+    def fresh() -> Recipe:
+        model = nn.Linear(3, 2)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        return with_model(model)
+
+    base = by_hand(fresh(), "keep", "coast", {})
+    for one in trained(fresh, [Variant(twin=k) for k in range(2)], vectorised):
+        apart = [float((one[t] - base[t]).abs().max()) for t in AT]
+        assert 0 < max(apart) < 1e-12, "rounding may be gone at the end: the problem is convex"
+
+
 def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UsageError, match="others must be one of 'keep', 'renormalise'"):
         check_choices("scale", "coast", "mean")

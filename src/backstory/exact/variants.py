@@ -122,8 +122,7 @@ class Alone:
 
     def __init__(self, tape: Tape, variant: Variant) -> None:
         self.tape, self.variant = tape, variant
-        if variant.twin is not None:
-            shift(tape.parameters, variant.twin)
+        self._aside = variant.twin is None or shift(tape.parameters, variant.twin)
 
     def step(self, t: int) -> None:
         """Step t, or none."""
@@ -131,6 +130,7 @@ class Alone:
             self.tape.skip()
         else:
             self.tape.step(t, self.variant.weights(self.tape, t))
+        self._aside = self._aside or shift(self.tape.parameters, self.variant.twin or 0)
 
     def show(self, r: int) -> None:
         """The tape's model has its weights."""
@@ -173,9 +173,14 @@ class Replicas:
         self._names = [names[id(p)] for p in tape.parameters]
         now = update.slots(tape.optimizer)
         self.slots = Slots(*(tuple(x.expand(len(variants), *x.shape).clone() for x in part) for part in now))
-        for r, variant in enumerate(variants):
-            if variant.twin is not None:
-                shift([x[r] for x in self.slots.theta], variant.twin)
+        self._still = {r: v.twin for r, v in enumerate(variants) if v.twin is not None}
+        self._step_aside()
+
+    def _step_aside(self) -> None:
+        """Twins leave the run as soon as there is a weight that is not 0."""
+        for r, twin in [*self._still.items()]:
+            if shift([x[r] for x in self.slots.theta], twin):
+                del self._still[r]
 
     def step(self, t: int) -> None:
         """Step t of all replicas."""
@@ -194,6 +199,7 @@ class Replicas:
         with torch.no_grad():
             known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
             self.slots = update.update(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+        self._step_aside()
 
     def show(self, r: int) -> None:
         """Put the weights of replica r into the tape's model."""

@@ -207,6 +207,7 @@ class _Comparison:
         self._unit = max(torch.finfo(p.dtype).eps for p in tape.parameters)
         self._matched = False  # a checksum of a batch has been met: the recipe calls its model as training did
         self._so_far = Reproduction()
+        self._aside = False  # whether the twin has left the replay
         self._start: Mapping[str, Tensor] = {}  # weights where replay and twin last started
         self._spread: dict[str, float] = {}  # the twin's largest distances since then
 
@@ -262,6 +263,7 @@ class _Comparison:
         self._part(twin)
         for t in range(first, tape.length):
             now, beside = (meter.take(t) for meter in meters)
+            self._aside = self._aside or shift(twin.parameters)
             if not astray and self._recorded is not None:
                 self._judge_step(t, self._recorded[t], now, beside)
             astray = self._weigh(t + 1, twin, bool(self._left_at(t)) or astray)
@@ -276,7 +278,7 @@ class _Comparison:
 
     def _part(self, twin: Tape) -> None:
         """Replay and twin stand at one state of training: the twin takes a step aside."""
-        shift(twin.parameters)
+        self._aside = shift(twin.parameters)
         self._start, self._spread = weights_of(self.tape.recipe.model), {}
 
     def _left_at(self, t: int) -> bool:
@@ -364,13 +366,17 @@ def _sized(what: str, size: float, allowed: float) -> str:
     return f"{what} has a relative error of {size:.1e}, and rounding explains {allowed:.1e}"
 
 
-def shift(parameters: Sequence[Tensor], twin: int = 0) -> None:
-    """Move every weight by one unit of the last place, up or down as a coin says that is seeded by the twin's number."""
+def shift(parameters: Sequence[Tensor], twin: int = 0) -> bool:
+    """Move every weight by one unit of the last place, up or down as a coin says that is seeded by the twin's number.
+
+    False where all are 0 and stay so: then the twin must take its step aside after the first update.
+    """
     coin = torch.Generator().manual_seed(twin)
     with torch.no_grad():
         for p in parameters:
             up = torch.randint(0, 2, p.shape, generator=coin).to(p)
             p.mul_(1 + torch.finfo(p.dtype).eps * (2 * up - 1))
+        return any(bool(p.any()) for p in parameters)
 
 
 def _gap(store: RunStore, step: int, tape: Tape, twin: Tape, start: Mapping[str, Tensor]) -> Gap:
