@@ -13,7 +13,7 @@ from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
 from backstory import Recipe
-from backstory.errors import UnsupportedError, UsageError
+from backstory.errors import NumericalError, UnsupportedError, UsageError
 from backstory.exact.reverse import reverse
 from backstory.exact.tangent import Group, Tangents, tangent
 
@@ -146,6 +146,13 @@ def trained_language(group: Group, eps: float) -> nn.Module:
         nn.utils.clip_grad_norm_(recipe.model.parameters(), 0.5)
         recipe.optimizer.step()
     return recipe.model
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
+def test_a_parameter_without_a_gradient_in_some_step_is_refused(kind: str) -> None:
+    """The optimizer leaves it as it is, m, v and decay too; the update with gradient 0 would not."""
+    with pytest.raises(NumericalError, match=r"step 3 as differentiated .* every trained parameter"):
+        tangent(partial(examples.sometimes, kind), [Group({1: [2]})])
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

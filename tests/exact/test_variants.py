@@ -74,6 +74,17 @@ def test_choices_equal_an_ordinary_loop(kind: str) -> None:
     assert all(float((a - b).abs().max()) > 1e-4 for k, a in enumerate(last[:4]) for b in last[:k])
 
 
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
+def test_a_parameter_without_a_gradient_in_some_step_stays_as_it_is(kind: str) -> None:
+    """As torch's optimizers do it: no decay, no momentum, no count of steps."""
+    fresh = partial(examples.sometimes, kind)
+    those = [Variant({1: [k]}) for k in range(4)]
+    for vectorised in (False, True):
+        for k, one in enumerate(trained(fresh, those, vectorised)):
+            for t, expected in by_hand(fresh(), "keep", "coast", {1: [k]}).items():
+                assert_same(one[t], expected, examples.TERMS, size=1.0)
+
+
 def test_what_skips_steps_is_not_stacked() -> None:
     tape = Tape(examples.make)
     tape.record([0])

@@ -12,6 +12,7 @@ from backstory import Recipe
 
 D = torch.float64
 N, BATCH, STEPS = 12, 4, 8
+CLIP = 0.15  # most steps are longer
 NAME = "tests.support.examples:make"
 # The sums behind one number of a run: at each step inputs and hidden units of the forward products with their biases, the
 # softmax, the mean, outputs and twice the batch of the backward products, the 27 weights in a clipped norm.
@@ -69,6 +70,28 @@ def make(
         clip_norm=clip,
         schedule=torch.optim.lr_scheduler.StepLR(made, 3, 0.5) if schedule else None,
         queries={"q": (x[N:], y[N:])},
+    )
+
+
+def sometimes(optimizer: str = "adamw", used: tuple[int, ...] = (0, 1, 2, 5, 7)) -> Recipe:
+    """A run with a second layer that takes part in some of its steps only: in the others it gets no gradient."""
+    made = make(optimizer)
+    model = nn.ModuleList([made.model, nn.Linear(3, 2, dtype=D)])
+    with torch.no_grad():
+        for p in model[1].parameters():
+            p.fill_(0.1)
+
+    def each(m: Any, batch: tuple[Tensor, Tensor, bool]) -> Tensor:
+        x, y, both = batch
+        return F.cross_entropy(m[0](x) + m[1](x) if both else m[0](x), y, reduction="none")
+
+    return Recipe(
+        model=model,
+        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+        loss=each,
+        batches=[(ids, (*batch, t in used)) for t, (ids, batch) in enumerate(made.batches)],
+        clip_norm=CLIP,
+        queries={"q": (*made.queries["q"], True)},
     )
 
 

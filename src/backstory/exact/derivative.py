@@ -30,7 +30,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import NumericalError
 from ..replay.update import Coefficients
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of a step's own displacement
 
 
 class State(NamedTuple):
@@ -99,6 +102,17 @@ def take(now: State, g: Tensor, spans: tuple[Span, ...], max_norm: float | None)
             k[at] = bend.masked_fill_(root == 0, 0.0)
         torch.sub((1 - by.rate * by.decay) * now.theta[at], move, out=theta[at])
     return Update(State(theta, m, v), g, u, P, k, clip, slope, spans)
+
+
+def check_taken(after: Tensor, taken: Tensor, before: Tensor, t: int) -> None:
+    """The step that is differentiated must be the step that torch took; θ after it by both, and before it."""
+    wrong, size = float(torch.dist(after, taken)), float(torch.dist(taken, before))
+    if wrong > TOLERANCE.get(after.dtype, 1e-1) * size + 1e-300:
+        raise NumericalError(
+            f"step {t} as differentiated differs from the step that the optimizer took by "
+            f"{wrong / max(size, 1e-300):.1e} of its length. Check that every trained parameter gets a gradient in "
+            "each step, and that the loss depends only on the model, the batch and torch's generator."
+        )
 
 
 def pull(step: Update, x: State) -> tuple[State, Tensor]:

@@ -33,11 +33,10 @@ from ..results.influence import Influence
 from ..results.origin import EXACT
 from ..store.run_store import HasPath, RunStore
 from .cache import ProgressFile, digest
-from .derivative import State, Update, flat, pull, spans_of, split, take
+from .derivative import State, Update, check_taken, flat, pull, spans_of, split, take
 from .losses import QueryLoss, StepGradient, gradients, losses, step_gradient
 from .states import States, affordable, flat_state
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the step's own displacement
 HOW = EXACT
 SAVES = 16  # times that a sweep is saved on its way
 QUERY = " query"  # a name that no recipe gives
@@ -150,7 +149,7 @@ class Sweep:
         step = take(now, flat(gradient.grads), spans_of(self._sizes, tape.coefficients[t]), tape.recipe.clip_norm)
         if t + 1 not in tape.anchored:  # there the run's own state follows, not the one that this step leads to
             after = self._later[1] if self._later[0] == t + 1 else self._state(t + 1).theta
-            _check(step.after.theta, after, now.theta, t)
+            check_taken(step.after.theta, after, now.theta, t)
         self._later = t, now.theta
         return step, gradient
 
@@ -174,17 +173,6 @@ class Sweep:
             self.tape.optimizer.zero_grad()
         state: State = self.states[t]
         return state
-
-
-def _check(after: Tensor, taken: Tensor, before: Tensor, t: int) -> None:
-    """The step that is differentiated must be the step that torch took; θ after it by both, and before it."""
-    wrong, size = float(torch.dist(after, taken)), float(torch.dist(taken, before))
-    if wrong > TOLERANCE.get(after.dtype, 1e-1) * size + 1e-300:
-        raise NumericalError(
-            f"step {t} as differentiated differs from the step that the optimizer took by "
-            f"{wrong / max(size, 1e-300):.1e} of its length. Check that every trained parameter gets a gradient in "
-            "each step, and that the loss depends only on the model, the batch and torch's generator."
-        )
 
 
 def _buffers(tape: Tape) -> list[Tensor]:

@@ -26,7 +26,7 @@ from ..replay.queries import part
 from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
 from ..store import RunStore
 from .cache import ProgressFile
-from .derivative import State, flat, push, spans_of, split, take
+from .derivative import State, check_taken, flat, push, spans_of, split, take
 from .losses import StepGradient, or_zeros, step_gradient
 from .states import flat_state
 
@@ -80,6 +80,7 @@ def tangent(
         def watch(t: int) -> None:
             if t < done:
                 return
+            carried.check(t)
             if t in wanted:
                 out[t] = carried.theta()
             if t % every == 0 and t > done:
@@ -101,6 +102,9 @@ class Tangents:
         self._shapes = [p.shape for p in tape.parameters]
         self._sizes = [p.numel() for p in tape.parameters]
         self.states: dict[int, State] = {}  # of the groups that have begun
+        self._last: tuple[int, Tensor, Tensor] | None = (
+            None  # the step that was differentiated last, θ after and before it
+        )
 
     def theta(self) -> Tensor:
         """θ̇ (G, n) before the step where the training stands."""
@@ -127,6 +131,12 @@ class Tangents:
         self.states = {i: State(*(part[i] for part in x)) for i, t in enumerate(first) if t < step}
         return step, dict(zip([t for t in wanted if t <= step], rows, strict=True))
 
+    def check(self, t: int) -> None:
+        """Before step t: the step that led here must be the one that was differentiated."""
+        if self._last is not None and t not in self.tape.anchored:  # there the run's own state follows
+            step, after, before = self._last
+            check_taken(after, flat([p.detach() for p in self.tape.parameters]), before, step)
+
     def over(self, t: int) -> None:
         """Carry the tangents over step t, which the training is about to take."""
         begun = [i for i, group in enumerate(self.groups) if i in self.states or group.concerns(t)]
@@ -136,6 +146,7 @@ class Tangents:
         gradient = step_gradient(lambda: self.tape.losses(t), self.tape.weights(t), self.tape.parameters)
         by = spans_of(self._sizes, update.coefficients(self.tape.optimizer))
         step = take(now, flat(gradient.grads), by, self.tape.recipe.clip_norm)
+        self._last = t, step.after.theta, now.theta
         for i in begun:
             before = self.states.get(i)
             change = self._left_out(gradient, t, self.groups[i])

@@ -198,7 +198,8 @@ class Replicas:
             grads = torch.autograd.grad((stacked * W.to(stacked)).sum(), theta, allow_unused=True)
         with torch.no_grad():
             known = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, theta, strict=True)]
-            self.slots = update.update(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+            moved = update.update(self.slots, known, tape.coefficients[t], tape.recipe.clip_norm, lead=1)
+        self.slots = Slots(*(_with_gradient(grads, *parts) for parts in zip(self.slots, moved, strict=True)))
         self._step_aside()
 
     def show(self, r: int) -> None:
@@ -208,6 +209,11 @@ class Replicas:
     def theta(self, r: int) -> Theta:
         """The parameters of replica r."""
         return tuple(x[r].detach() for x in self.slots.theta)
+
+
+def _with_gradient(grads: Sequence[Tensor | None], before: Theta, after: Theta) -> Theta:
+    """`after`; what gets no gradient stays as it was, as torch's optimizers leave it."""
+    return tuple(old if g is None else new for g, old, new in zip(grads, before, after, strict=True))
 
 
 def at_once(tape: Tape) -> int:
