@@ -1,5 +1,6 @@
 """Tangents, against central differences of whole runs with torch's own optimizer, and against the reverse sweep."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.exact.test_reverse import CAUSES, language
-from tests.support import examples
+from tests.support import augmented, examples
 from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
 
@@ -16,6 +17,9 @@ from backstory import Recipe
 from backstory.errors import NumericalError, UnsupportedError, UsageError
 from backstory.exact.reverse import reverse
 from backstory.exact.tangent import Group, Tangents, tangent
+from backstory.replay.tape import Tape, own_randomness
+from backstory.store import RunStore
+from backstory.store.batches import MicroBatches
 
 D = torch.float64
 CLIP = 0.15
@@ -96,6 +100,37 @@ def test_a_sample_can_come_later() -> None:
     assert_close(actual[0], actual[1] + actual[2], rtol=1e-10)
 
 
+def test_a_sample_of_a_micro_batch_can_be_moved() -> None:
+    plain, groups = partial(examples.make, "adamw", CLIP), [Group(into={6: [(1, 1)]}), Group(into={6: [(1, 3)]})]
+
+    def each(model: nn.Module, batch: MicroBatches) -> Tensor:
+        return torch.cat([examples.loss(model, one) for one in batch])
+
+    def accumulated() -> Recipe:
+        made = plain()
+        batches = [(ids, MicroBatches([(x[:3], y[:3]), (x[3:], y[3:])])) for ids, (x, y) in made.batches]
+        return replace(made, batches=batches, loss=each, queries={})
+
+    actual, expected = (tangent(fresh, groups)[examples.STEPS] for fresh in (accumulated, plain))
+    assert_close(actual, expected, rtol=1e-10)
+
+
+def test_a_sample_that_comes_earlier_is_augmented_as_it_was_later(tmp_path: Path) -> None:
+    """Against the same run with its augmented batches as they were, in memory."""
+    with own_randomness():
+        augmented.trained(tmp_path / "run")
+        store, batches = RunStore.open(tmp_path / "run"), list[Any]()
+        tape = Tape(augmented.make, run=store)
+        tape.record((), watch=lambda t: batches.append(tape.recipe.batches[t]) if t < tape.length else None)
+    groups = [Group(into={1: [(6, 2)]}), Group(into={6: [(1, 2)]}), Group({3: [0]}, {0: [(3, 0)]})]
+    done = list[tuple[int, int]]()
+    actual = tangent(augmented.make, groups, [3, 8], run=store, progress=lambda *k: done.append(k))
+    expected = tangent(lambda: replace(augmented.make(), batches=batches), groups, [3, 8], run=store)
+    for t in (3, 8):
+        assert_close(actual[t], expected[t], rtol=1e-10)
+    assert done == [(k, 15) for k in range(1, 16)]
+
+
 def test_a_killed_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh, original = partial(examples.make, "adamw", CLIP, dropout=0.4), Tangents.over
     for stop in (1, 4, 7):
@@ -160,8 +195,6 @@ def test_what_cannot_be_followed_is_refused() -> None:
         tangent(examples.make, GROUPS, [9])
 
     def amsgrad() -> Recipe:
-        from dataclasses import replace
-
         recipe = examples.make()
         return replace(recipe, optimizer=torch.optim.AdamW(recipe.model.parameters(), amsgrad=True))
 

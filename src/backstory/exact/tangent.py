@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import NumericalError, UnsupportedError, UsageError
 from ..replay import update
-from ..replay.queries import part
+from ..replay.queries import sample
 from ..replay.tape import Places, Progress, RecipeSource, Tape, own_randomness
 from ..store import RunStore
 from .cache import ProgressFile
@@ -31,6 +31,7 @@ from .losses import StepGradient, or_zeros, step_gradient
 from .states import flat_state
 
 HOW = "exact tangents"
+Moved = tuple[Any, Tensor]  # the batch of one sample, and its weight
 SAVES = 8  # times that tangents are saved on their way
 
 
@@ -73,6 +74,10 @@ def tangent(
             )
         tape.length = max(1, wanted[-1])
         carried = Tangents(tape, groups)
+        if ahead := carried.ahead():
+            first = Tape(recipe, args=args, dtype=dtype, length=max(ahead)[0] + 1, run=run)
+            carried.moved = fetch(first, ahead, _part(progress, 0, first.length + tape.length))
+            progress = _part(progress, first.length, first.length + tape.length)
         file = ProgressFile(cache, f"tangent-{key}")
         done, out = carried.resume(file, wanted)
         every = -(-tape.length // SAVES)
@@ -92,6 +97,28 @@ def tangent(
     return out
 
 
+def fetch(
+    tape: Tape, occurrences: Collection[tuple[int, int]], progress: Progress | None
+) -> dict[tuple[int, int], Moved]:
+    """Occurrences `(step, position)` as the run had them, by a replay: their batch may depend on random draws."""
+    out: dict[tuple[int, int], Moved] = {}
+
+    def watch(t: int) -> None:
+        out.update({(step, i): _occurrence(tape, step, i) for step, i in occurrences if step == t})
+
+    tape.record((), progress, watch)
+    return out
+
+
+def _occurrence(tape: Tape, step: int, position: int) -> Moved:
+    return sample(tape.recipe.batches[step][1], position), tape.weights(step)[position]
+
+
+def _part(progress: Progress | None, done: int, total: int) -> Progress | None:
+    """Progress of one of several replays."""
+    return None if progress is None else lambda a, _: progress(done + a, total)
+
+
 class Tangents:
     """The tangents of G groups beside a training."""
 
@@ -102,6 +129,7 @@ class Tangents:
         self._shapes = [p.shape for p in tape.parameters]
         self._sizes = [p.numel() for p in tape.parameters]
         self.states: dict[int, State] = {}  # of the groups that have begun
+        self.moved: dict[tuple[int, int], Moved] = {}  # occurrences that were fetched before
         self._last: tuple[int, Tensor, Tensor] | None = (
             None  # the step that was differentiated last, θ after and before it
         )
@@ -130,6 +158,16 @@ class Tangents:
         first = [min((*group.out, *group.into)) for group in self.groups]
         self.states = {i: State(*(part[i] for part in x)) for i, t in enumerate(first) if t < step}
         return step, dict(zip([t for t in wanted if t <= step], rows, strict=True))
+
+    def ahead(self) -> set[tuple[int, int]]:
+        """The occurrences that are moved to earlier steps, where it is not known yet what random draws made of them."""
+        return {
+            (step, i)
+            for group in self.groups
+            for t, those in group.into.items()
+            for step, i in those
+            if t < min(step, self.tape.length) and self.tape.awaits(step)
+        }
 
     def check(self, t: int) -> None:
         """Before step t: the step that led here must be the one that was differentiated."""
@@ -170,9 +208,9 @@ class Tangents:
     def _moved(self, step: int, position: int) -> Tensor:
         """The gradient of one occurrence of another step, at the present weights."""
         recipe = self.tape.recipe
-        batch = part(recipe.batches[step][1], position, position + 1)
+        batch, w = self.moved.get((step, position)) or _occurrence(self.tape, step, position)
         with torch.enable_grad():
             (loss,) = recipe.loss(recipe.model, batch)
-            weighted = loss * self.tape.weights(step)[position].to(loss)
+            weighted = loss * w.to(loss)
             grads = torch.autograd.grad(weighted, self.tape.parameters, allow_unused=True)
         return flat(or_zeros(grads, self.tape.parameters))

@@ -58,6 +58,10 @@ class Anchors:
         """The random states before the forward pass of step t, where those after the step before are `end`."""
         return {**end, **unpack(self._drawn[t])} if t in self._drawn else end
 
+    def drew(self, t: int) -> bool:
+        """Whether something was drawn between step t and the one before."""
+        return t in self._drawn
+
     def first(self) -> Generators:
         """The random states before the first batch was fetched, where they are stored."""
         return _random(self._store.load_state(0)) if "state-00000000" in self._store.tensor_names() else {}

@@ -4,12 +4,15 @@ A query set is named as `NAME`, one query of it as `NAME:INDEX`. Names, indices 
 A batch of queries is a tensor, or a tuple, list or dict of tensors.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import UsageError
+from ..store.batches import MicroBatches
 from ..store.run_store import HasPath, store_of
 from .recipe import Recipe
 
@@ -64,6 +67,16 @@ def part(batch: Any, first: int, last: int) -> Any:
     if isinstance(batch, Mapping):
         return {k: part(v, first, last) for k, v in batch.items()}
     return tuple(part(x, first, last) for x in batch) if isinstance(batch, tuple | list) else batch
+
+
+def sample(batch: Any, position: int) -> Any:
+    """The batch of one sample of a step, whose batch may be several micro-batches."""
+    if not isinstance(batch, MicroBatches):
+        return part(batch, position, position + 1)
+    ends = list(accumulate(map(size, batch)))
+    which = bisect_right(ends, position)
+    begin = ends[which] - size(batch[which])
+    return MicroBatches([part(batch[which], position - begin, position - begin + 1)])
 
 
 def parts(batch: Any, most: int) -> Iterator[Any]:

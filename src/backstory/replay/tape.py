@@ -234,6 +234,10 @@ class Tape:
         self.ends[t] = end = after(self.ends.get(t - 1, {}), now)
         self.generators[t] = end if self._anchors is None or t == self.length else self._anchors.before(t, end)
 
+    def awaits(self, t: int) -> bool:
+        """Whether the batch of step t depends on random states that are known only when the replay comes there."""
+        return self._anchors is not None and t not in self.ends and self._anchors.drew(t)
+
     def skip(self) -> None:
         """A step that is not taken: the schedule goes on, and nothing else changes."""
         if self.recipe.schedule is not None:
