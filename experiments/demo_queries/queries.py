@@ -5,7 +5,10 @@ They were written before the demo was run on any of them, and are not to be chan
 
 QUERIES: tuple[tuple[str, str], ...] = (
     ("medicine", "Patients were randomly assigned to receive either the drug or a placebo for twelve weeks."),
-    ("medicine", "Serum levels of the protein were significantly higher in rats with induced diabetes than in controls."),
+    (
+        "medicine",
+        "Serum levels of the protein were significantly higher in rats with induced diabetes than in controls.",
+    ),
     ("film-reviews", "This movie was a complete waste of time: the acting is terrible and the plot makes no sense."),
     ("film-reviews", "I loved the film. The director gets wonderful performances from the whole cast."),
     ("code-sympy", "def simplify(expr):\n    x, y = symbols('x y')\n    return expr.subs(x, y).expand()\n"),
