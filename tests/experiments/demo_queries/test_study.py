@@ -16,7 +16,7 @@ from backstory.demo.texts import RECIPE, text_demo
 from backstory.run.queries import open_queries
 from experiments.demo_queries import queries
 
-TYPED = (("law", "abcdef fedcba abcabc"), ("poems", "ghijkl lkjihg " * 4))
+TYPED = (("law", "abcdef fedcba abcabc"), ("poems", "ghijkl lkjihg " * 4), ("nowhere", "mnopqr"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +51,7 @@ def test_totals_are_sums_over_the_source_s_passages(demo: Path) -> None:
         best = scores.argsort(descending=True)[:10].tolist()
         assert row["of_the_top"] == sum(str(influence.sample_ids[k]).startswith(row["domain"]) for k in best)
     assert result["leading"] == sum(row["leads"] == row["domain"] for row in result["queries"])
+    assert result["queries"][2]["of_the_top"] == 0
     assert result["half_of_the_top"] == sum(row["of_the_top"] >= 5 for row in result["queries"])
 
 
@@ -58,6 +59,6 @@ def test_the_command_prints_rows_and_counts(demo: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(queries, "QUERIES", TYPED)
     call = ["demo-queries", "--out", str(demo)]
     printed = CliRunner().invoke(app, call, catch_exceptions=False).stdout
-    assert "of 2 (wanted: 13 of 16)" in " ".join(printed.split())
+    assert "of 3 (wanted: 13 of 16)" in " ".join(printed.split())
     result = json.loads(CliRunner().invoke(app, [*call, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
-    assert [row["domain"] for row in result["queries"]] == ["law", "poems"]
+    assert [row["domain"] for row in result["queries"]] == ["law", "poems", "nowhere"]
