@@ -27,7 +27,6 @@ from tests.experiments.gpt.test_setups import without_network
 from tests.support.oracles import assert_same
 
 from backstory.exact.leave_out import leave_out
-from experiments.lds import study as lds_study
 
 TINY = LdsSetup(gpt=GPT, drops=5, share=0.1, queries=6)
 
@@ -124,7 +123,7 @@ def test_rows_are_stored_and_read_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_seconds_of_interrupted_work_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 5.0, 100.0, 102.0])
-    monkeypatch.setattr(lds_study.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr("experiments.lds.study.time.process_time", lambda: next(clock))
 
     def interrupted() -> None:
         with Meter(tmp_path / "s.json").measure("work") as note:
