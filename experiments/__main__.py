@@ -5,7 +5,19 @@ from importlib import import_module
 from backstory.cli.app import guarded
 from experiments.cli import app as app
 
-for study in ("fidelity", "gpt", "domains", "planted", "treebank", "stories", "small", "picture", "bench"):
+for study in (
+    "fidelity",
+    "gpt",
+    "domains",
+    "planted",
+    "treebank",
+    "stories",
+    "small",
+    "picture",
+    "bench",
+    "demo_queries",
+    "lds",
+):
     import_module(f"experiments.{study}.command")  # adds its commands to the app
 
 

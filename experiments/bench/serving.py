@@ -25,7 +25,7 @@ from backstory.replay.recipe import load_recipe, take_step
 from backstory.run.run import Run
 
 START = "import sys; from backstory.cli import main; main()"
-RECIPE = "backstory.demo.texts:recipe"
+RECIPE = "experiments.data.passages:recipe"
 SCALES: dict[str, dict[str, Any]] = {
     "full": {"steps": 1280, "batch_size": 16, "length": 48, "layers": 2, "width": 48},
     "tiny": {"steps": 12, "batch_size": 8, "length": 24, "layers": 1, "width": 16, "megabytes": 0.05},

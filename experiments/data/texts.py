@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from backstory.demo.gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, token_losses, warmup_cosine
-from backstory.demo.texts import Passages, passages
 from backstory.errors import UsageError
 from backstory.replay.recipe import Recipe, take_step
 from backstory.replay.tape import Removal
+from experiments.data.passages import Passages, passages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,14 @@ import backstory
 from backstory.cli import demo as command
 from backstory.cli.app import app
 from backstory.demo import texts
+from backstory.demo.pretrained import TextSetup
 from backstory.demo.stages import prepare_folder
-from backstory.demo.texts import CAUTION, RECIPE
+from backstory.demo.texts import RECIPE, scope
 from backstory.errors import StoreError, UsageError
 from backstory.insight import sources, timeline
 from backstory.run.queries import open_queries
+
+SCOPE = scope(TextSetup(**TINY))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,20 +39,22 @@ def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     assert done.exit_code == 0
     assert "helped by" in done.stdout
     assert "Value of each source" in done.stdout
-    assert f"- {CAUTION}" in " ".join(done.stdout.split())
+    assert SCOPE in " ".join(done.stdout.split())
     return json.loads(done.stdout.strip().splitlines()[-1]), out
 
 
 def test_a_run_is_left_that_can_be_queried_and_replayed(actual: tuple[dict[str, Any], Path]) -> None:
     result, out = actual
     run = backstory.open(out / "run")
-    assert (run.config["recipe"], run.config["recipe_args"]) == (RECIPE, TINY)
+    assert run.config["recipe"] == RECIPE
+    assert {k: v for k, v in run.config["recipe_args"].items() if k != "sha256"} == TINY
     assert len(run.checkpoints) > 2
     assert run.query_sets == ["code", "law", "passages", "poems"]
     assert run.config["settings"]["curvature"] == "empirical/6"
     assert [q["domain"] for q in result["queries"]] == ["code", "law", "poems"]
     assert all(q["hits"][0]["influence"] > q["harmful"][0]["influence"] for q in result["queries"])
-    assert all(q["caveats"][0] == CAUTION for q in result["queries"])
+    assert result["scope"] == SCOPE
+    assert result["loss"] < result["loss_before"]
     sample = result["queries"][0]["hits"][0]["sample"]
     assert run.content([sample])[sample]["source"] == sample.split("/")[0]
 
@@ -66,12 +71,12 @@ def test_sources_and_timeline_are_those_of_insight(actual: tuple[dict[str, Any],
     assert result["timeline"]["size"] == pytest.approx(when.size.tolist(), rel=1e-3)
 
 
-def test_the_report_is_the_run_s_own_and_has_the_caution(actual: tuple[dict[str, Any], Path]) -> None:
+def test_the_report_is_the_run_s_own_and_names_what_is_not_recorded(actual: tuple[dict[str, Any], Path]) -> None:
     page = (actual[1] / "report.html").read_text()
     outside = re.sub(r"<script.*?</script>", "", page, flags=re.S)
     assert "This report contains training data." in outside
     assert "For the query set passages." in outside
-    assert f"<li>{CAUTION}</li>" in outside
+    assert f"<li>{SCOPE}</li>" in outside
     assert "Checked by retraining" not in outside
     assert re.findall(r'(?:src|href)="(?!data:|#)([^"]+)"', outside) == []
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import backstory
 from backstory.demo.data import Bytes
+from backstory.demo.data.typed import encode_text, pieces, show_queries, text_of
 from backstory.demo.gpt_model import GPT, counts, loss
-from backstory.demo.texts import encode_text, pieces, show_queries, text_of
 from backstory.replay.recipe import Presentation, Recipe, take_step
 
 # What is behind one influence, in float32: width and letters for each token there and back, and the run's 136 numbers.
@@ -56,7 +56,10 @@ def recipe(seed: int = 0) -> Recipe:
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts,
         batches=[(some, tokens([TEXTS[name] for name in some])) for some in ids],
         queries={"law": tokens(["this court said", "that judge held"]), "poems": tokens(["red roses, sweet", "blue is sweet!!"])},
-        page=Presentation(text=partial(encode_text, length=LENGTH), image=encoded, show=show_queries, pieces=pieces),
+        page=Presentation(
+            text=partial(encode_text, tokenizer=Bytes(), length=LENGTH), image=encoded,
+            show=partial(show_queries, tokenizer=Bytes()), pieces=partial(pieces, tokenizer=Bytes()),
+        ),
     )  # fmt: skip
 
 
@@ -64,10 +67,10 @@ def told(seed: int = 0) -> Recipe:
     """The same, with queries that have a label and an image, and a model that answers with their first letter."""
 
     def label(batch: Tensor) -> list[dict[str, Any]]:
-        return [{"text": text_of(x), "label": "t", "image": b"\x89PNG small"} for x in batch]
+        return [{"text": text_of(x, Bytes()), "label": "t", "image": b"\x89PNG small"} for x in batch]
 
     made = recipe(seed)
-    page = replace(made.page, predict=lambda model, batch: [text_of(x)[:1] for x in batch], show=label)
+    page = replace(made.page, predict=lambda model, batch: [text_of(x, Bytes())[:1] for x in batch], show=label)
     return replace(made, page=page)
 
 
@@ -83,7 +86,7 @@ def recorded(path: Path, *, embed: bool = True, **settings: Any) -> Path:
                 s.losses(take_step(made, t))
         names = list(TEXTS)
         rec.describe(
-            names, text=[text_of(tokens([TEXTS[n]])[0]) for n in names], source=[SOURCES[n] for n in names],
+            names, text=[text_of(tokens([TEXTS[n]])[0], Bytes()) for n in names], source=[SOURCES[n] for n in names],
             label=[f"label {len(n) % 2}" for n in names],
             image=cast("list[bytes]", [b"\x89PNG\r\n\x1a\n" + n.encode() if n.startswith("law") else None for n in names]),
         )  # fmt: skip

@@ -1,22 +1,31 @@
 """Small real runs: digits with images, text in three made-up domains; and the demos' own, with their real data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.beginnings import replace_corpus
 from torch import Tensor
 
 import backstory
-from backstory.demo import digits, texts
+from backstory.demo import digits
 from backstory.demo.data import DataError, Document, fetch
 from backstory.demo.digits import image_demo, png
 from backstory.demo.texts import text_demo
 from backstory.replay.recipe import Recipe, take_step
 
 HOSTILE = "<script>document.title='taken'</script>"
-SMALL: dict[str, Any] = {"steps": 24, "batch_size": 8, "length": 48, "layers": 1, "width": 32}
+SMALL: dict[str, Any] = {
+    "steps": 24,
+    "pretraining": 8,
+    "batch_size": 8,
+    "length": 12,
+    "layers": 1,
+    "width": 32,
+    "vocabulary": 300,
+}
 WORDS = {
     "law": ("the court", "a witness", "this statute", "the tenant", "held", "denied", "the appeal", "the contract"),
     "poems": ("the moon", "a river", "my garden", "the swallow", "sang", "forgot", "the morning", "the harbour"),
@@ -24,27 +33,21 @@ WORDS = {
 }
 
 
-def corpus(sources: object = None, limit: int = 0) -> list[Document]:
+def corpus(sources: Sequence[str] | None = None, limit: int = 0) -> list[Document]:
     """Three domains with words of their own, and a tag in each: stands in for the corpus that is fetched."""
     out = []
-    for name, words in WORDS.items():
+    for name in WORDS if sources is None else sources:
+        words = WORDS[name]
         picked = (f"{words[k % 4]} {words[4 + k * k % 2]} {words[6 + k // 3 % 2]} {k}." for k in range(200))
         out.append(Document("0", name, f"{HOSTILE} " + " ".join(picked)))
     return out
 
 
 def without_network() -> Iterator[None]:
-    """`corpus` made up, and nothing remembered before or after."""
+    """`corpus` made up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "corpus", corpus)
-        _forget()
+        replace_corpus(patch, corpus, WORDS)
         yield
-    _forget()
-
-
-def _forget() -> None:
-    texts.passages.cache_clear()
-    texts._pool.cache_clear()
 
 
 def text_run(out: Path) -> Path:
@@ -62,12 +65,22 @@ def from_the_cache() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch, "download", refused)
+        replace_corpus(patch)
         yield
 
 
 def domains_demo(out: Path) -> Path:
     """The text demo with its real passages of eight domains, at a size that takes half a minute."""
-    text_demo(out, **{**SMALL, "steps": 160, "length": 64, "layers": 2, "width": 48, "megabytes": 0.2})
+    sizes = {
+        "steps": 160,
+        "pretraining": 80,
+        "length": 24,
+        "layers": 2,
+        "width": 48,
+        "vocabulary": 1024,
+        "megabytes": 0.2,
+    }
+    text_demo(out, **{**SMALL, **sizes})
     return out / "run"
 
 

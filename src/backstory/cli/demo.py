@@ -31,7 +31,8 @@ def demo(
 ) -> None:
     """Train a small model, record it, and trace its predictions to training samples.
 
-    images: a small model on digits; a few results are checked by retraining. text: a small GPT on text from eight sources, with AdamW.
+    images: a small model on digits; a few results are checked by retraining. text: a small GPT, pretrained and then fine-tuned
+    on text from eight sources with AdamW.
     """
     import torch
 
@@ -55,13 +56,13 @@ def _images(out: Path, source: str, json: bool) -> None:
 
 
 def _text(out: Path, json: bool) -> None:
-    output.need(*REPORT_NEEDS, extra="demo")
-    from ..demo.texts import CAUTION, text_demo
+    output.need(*REPORT_NEEDS, "tokenizers", extra="demo")
+    from ..demo.texts import text_demo
 
     with output.progress() as progress:
         result = text_demo(out, progress=progress)
     print_text(result)
-    _finish(result, out / "report.html", json, caveats=(CAUTION,))
+    _finish(result, out / "report.html", json, caveats=(result.scope,))
 
 
 def _finish(result: "ImageDemo | TextDemo", page: Path, json: bool, **more: Any) -> None:
@@ -100,9 +101,10 @@ def print_text(result: "TextDemo") -> None:
     """The passage that helped each query most, what each source is worth, when data mattered, and how reliable that is."""
     influence = result.influence
     output.line(
-        f"A GPT on text from {len(result.domains)} sources: {influence.at:,} steps, {len(influence):,} passages, "
-        f"{result.loss:.2f} nats per byte on unseen passages"
+        f"A pretrained GPT, fine-tuned on text from {len(result.domains)} sources: {influence.at:,} steps, {len(influence):,} passages; "
+        f"{result.before:.2f} nats per token on unseen passages before, {result.loss:.2f} after"
     )
+    output.line(result.scope)
     best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]
     rows = [
         (domain, output.shorten(text, 40), f"{hit.influence:+.4f}", hit.source, hit.step, output.shorten(hit.text, 40))

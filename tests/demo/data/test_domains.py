@@ -63,6 +63,22 @@ def test_cleaning_is_light() -> None:
     assert domains.clean("\r\n  a  \r\n\r\n\r\n\r\nb\tc\t\n\0") == "  a\n\nb\tc"
 
 
+@pytest.mark.parametrize(
+    ("broken", "whole"),
+    [
+        ("FÃ\x9cHRT, VERHÃ\x84LTNIS", "FÜHRT, VERHÄLTNIS"),
+        ("Copyright Â© 1991", "Copyright © 1991"),
+        ("butchering \x96 literally\x85", "butchering – literally…"),
+        ("it\xe2\x80\x99s", "it’s"),
+        ("a\x81b", "ab"),
+        ("naïve café, ¿qué?, Æneas — β ≥ 2", "naïve café, ¿qué?, Æneas — β ≥ 2"),
+    ],
+)
+def test_wrongly_read_letters_are_mended_and_others_left_alone(broken: str, whole: str) -> None:
+    assert domains.mend(broken) == whole
+    assert domains.mend(whole) == whole
+
+
 def test_lines_are_in_the_order_of_their_hash_without_repetitions() -> None:
     pairs = [(str(k), f"text {k}") for k in range(20)] + [("again", "text 3 \n"), ("none", "  \n"), ("0", "same id")]
     rows = [json.loads(line) for line in domains.as_lines("s", pairs).splitlines()]

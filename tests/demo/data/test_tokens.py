@@ -1,9 +1,9 @@
-"""Bytes, and sequences with stable ids."""
+"""Bytes, pieces of words, and sequences with stable ids."""
 
 import pytest
 import torch
 
-from backstory.demo.data.tokens import Bytes, Document, cut
+from backstory.demo.data.tokens import Bytes, Document, Pieces, cut, decode
 from backstory.errors import UsageError
 
 DOCUMENTS = [Document("a", "x", "abcdefg"), Document("b", "x", "hi"), Document("a", "y", "ä12")]
@@ -11,9 +11,18 @@ DOCUMENTS = [Document("a", "x", "abcdefg"), Document("b", "x", "hi"), Document("
 
 def test_bytes_round_trip() -> None:
     for text in ("", "plain", "Ä → 🙂\n"):
-        assert Bytes().decode(Bytes().encode(text)) == text
+        assert decode(Bytes().encode(text), Bytes()) == text
     assert Bytes().encode("ä") == [0xC3, 0xA4]
-    assert Bytes().decode([0xC3]) == "\ufffd"
+    assert decode([0xC3], Bytes()) == "\ufffd"
+
+
+def test_pieces_are_frequent_words_and_spell_any_text() -> None:
+    learned = Pieces.learn(["the court of the law "] * 9, 280)
+    again = Pieces(learned.as_json)
+    assert again.size == learned.size <= 280
+    assert [b" court"] == again.spell(again.encode(" court"))
+    for text in ("", "the court", "Ä → 🙂\n\t", "".join(map(chr, range(1, 300)))):
+        assert decode(again.encode(text), again) == text
 
 
 def test_documents_are_cut_and_tails_dropped() -> None:

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from experiments.data.passages import QUERIES
 from experiments.data.texts import DomainSetup, by_passage, drawn, recipe, removals, setup_named, source_of
 from experiments.gpt.setups import domain_losses
-from tests.demo.test_texts import HOSTILE, without_network
+from tests.demo.test_texts import HOSTILE
+from tests.experiments.data.test_passages import without_network
 
-from backstory.demo.texts import QUERIES, text_of
+from backstory.demo.data import Bytes
+from backstory.demo.data.typed import text_of
 from backstory.errors import UsageError
 
 TINY = DomainSetup(mode="finetune", steps=8, batch_size=6, length=12, layers=1, width=16, pretraining=2)
@@ -28,7 +31,7 @@ def test_ids_begin_with_the_source_of_their_text() -> None:
     letters = {"law": set("abcdef"), "poems": set("ghijkl"), "code": set("mnopqr")}
     for ids, tokens in recipe(TINY, 1).batches:
         for name, row in zip(ids, tokens, strict=True):
-            assert set(text_of(row)) - set(HOSTILE) <= letters[source_of(name)]
+            assert set(text_of(row, Bytes())) - set(HOSTILE) <= letters[source_of(name)]
 
 
 def test_whole_sources_are_all_passages_and_halves_are_drawn_from_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from experiments.__main__ import app
 from rich.console import Console
-from tests.demo.test_texts import without_network
+from tests.experiments.data.test_passages import without_network
 from tests.experiments.data.test_texts import TINY
 from typer.testing import CliRunner
 

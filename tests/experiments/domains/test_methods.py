@@ -15,7 +15,7 @@ from experiments.domains.methods import (
     tracin_of_groups,
 )
 from experiments.gpt.setups import domain_losses
-from tests.demo.test_texts import without_network
+from tests.experiments.data.test_passages import without_network
 from tests.experiments.data.test_texts import TINY
 from torch import Tensor
 

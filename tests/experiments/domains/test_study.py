@@ -20,7 +20,7 @@ from experiments.domains.study import (
 )
 from experiments.gpt.setups import domain_losses
 from experiments.harness import Method, Row, Scores, Seed, Table, select
-from tests.demo.test_texts import without_network
+from tests.experiments.data.test_passages import without_network
 from tests.experiments.data.test_texts import TINY
 
 from backstory.errors import NumericalError

@@ -7,7 +7,7 @@ import torch
 from experiments.harness import Scores
 from experiments.planted.methods import INFLUENCE, SUSPICION, influence_functions, methods
 from experiments.planted.setups import PlantedProblem, problem_of
-from tests.demo.test_texts import without_network
+from tests.experiments.data.test_passages import without_network
 from tests.experiments.data.test_texts import TINY
 from tests.experiments.planted.test_setups import DIGITS
 from torch import Tensor

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from experiments.planted.setups import SPOILS, mean_passage, problem_of
-from tests.demo.test_texts import without_network
+from tests.experiments.data.test_passages import without_network
 from tests.experiments.data.test_texts import TINY
 
 from backstory.errors import UsageError

@@ -27,17 +27,15 @@ SETS = {"mnist": "demo", "domains": "law"}
 
 
 @pytest.fixture(scope="session")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """The two recorded runs."""
     folder = tmp_path_factory.mktemp("demos")
-    try:
-        with recorded.from_the_cache():
-            return {
-                "mnist": recorded.mnist_demo(folder / "mnist"),
-                "domains": recorded.domains_demo(folder / "domains"),
-            }
-    except DataError as error:
-        pytest.skip(f"the demos' data cannot be had here: {error}")
+    with recorded.from_the_cache():
+        try:
+            mnist, domains = recorded.mnist_demo(folder / "mnist"), recorded.domains_demo(folder / "domains")
+        except DataError as error:
+            pytest.skip(f"the demos' data cannot be had here: {error}")
+        yield {"mnist": mnist, "domains": domains}
 
 
 @pytest.fixture(scope="module")

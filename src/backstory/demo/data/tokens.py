@@ -1,4 +1,4 @@
-"""Text as numbers: bytes, and sequences of one length with stable ids.
+"""Text as numbers: bytes or frequent pieces of words, and sequences of one length with stable ids.
 
 A sequence's id is source/document/offset, the offset counted in tokens from the document's start. Documents are never
 joined: what is left over at a document's end, shorter than a sequence, is dropped.
@@ -6,14 +6,16 @@ joined: what is left over at a document's end, shorter than a sequence, is dropp
 Shapes:  N sequences of `length` tokens.
 """
 
+import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...errors import UsageError
+from ...errors import UnsupportedError, UsageError
 
 
 class Document(NamedTuple):
@@ -30,6 +32,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The text's tokens."""
 
+    def spell(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of each token."""
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -41,9 +46,66 @@ class Bytes:
         """The text's bytes."""
         return list(text.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of bytes; a cut character becomes U+FFFD."""
-        return bytes(tokens).decode(errors="replace")
+    def spell(self, tokens: Sequence[int]) -> list[bytes]:
+        """Each token is a byte."""
+        return [bytes([token]) for token in tokens]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Frequent pieces of words, and all bytes, so that any text has tokens: byte-level BPE by the package `tokenizers`."""
+
+    as_json: str
+
+    @staticmethod
+    def learn(texts: Iterable[str], size: int) -> "Pieces":
+        """The `size` tokens that shorten these texts most."""
+        learner = _tokenizers().ByteLevelBPETokenizer()
+        learner.train_from_iterator(texts, vocab_size=size, min_frequency=2, show_progress=False)
+        return Pieces(learner.to_str())
+
+    @cached_property
+    def _inner(self) -> Any:
+        return _tokenizers().Tokenizer.from_str(self.as_json)
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return int(self._inner.get_vocab_size())
+
+    @cached_property
+    def _spelling(self) -> dict[int, bytes]:
+        letters = _byte_letters()
+        return {k: bytes(letters[c] for c in piece) for piece, k in self._inner.get_vocab().items()}
+
+    def encode(self, text: str) -> list[int]:
+        """The text's pieces."""
+        return [int(k) for k in self._inner.encode(text).ids]
+
+    def spell(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of each piece."""
+        return [self._spelling[token] for token in tokens]
+
+
+def _tokenizers() -> Any:
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UnsupportedError(
+            "the text demo needs the package 'tokenizers': pip install '.[demo]' in the checkout."
+        ) from error
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level BPE writes for each byte: itself where it can be seen, else the next one from 256 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    unseen = [k for k in range(256) if k not in set(seen)]
+    return {chr(k): k for k in seen} | {chr(256 + n): k for n, k in enumerate(unseen)}
+
+
+def decode(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of tokens; a cut character becomes U+FFFD."""
+    return b"".join(tokenizer.spell(tokens)).decode(errors="replace")
 
 
 @dataclass(frozen=True)

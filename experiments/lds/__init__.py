@@ -1,0 +1,1 @@
+"""The linear datamodeling score, as the leaderboard of bergson defines it."""
