@@ -1,5 +1,6 @@
 """Exact results of a recorded run: against the reverse sweep itself, stored, read again, and continued."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.support import examples
 from tests.support.oracles import assert_same
 
 import backstory
+from backstory import Recipe
 from backstory.errors import MismatchError, StoreError, UsageError
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import Sweep, reverse
@@ -132,3 +134,12 @@ def test_a_damaged_result_is_refused(tmp_path: Path) -> None:
     write_tensors(file, {"scores": read_tensors(file)["scores"][:-1]}, read_metadata(file), checked=True)
     with pytest.raises(StoreError, match="one score for each"):
         backstory.open(run.path).exact("q:0", examples.NAME)
+
+
+def test_a_recipe_of_another_order_is_refused_unchecked_too(run: Run) -> None:
+    def turned() -> Recipe:
+        made = examples.make(**run.config["recipe_args"])
+        return replace(made, batches=[(ids[::-1], tuple(x.flip(0) for x in data)) for ids, data in made.batches])
+
+    with pytest.raises(MismatchError, match="samples of step 0 in the recipe are not those that the run recorded"):
+        run.exact("q", turned, since=2, check=False)

@@ -132,14 +132,14 @@ def group_key(group: Group) -> list[Any]:
     return [out, sorted((t, list(map(list, pairs))) for t, pairs in group.into.items())]
 
 
-def check_order(store: RunStore, recipe: Recipe) -> None:
-    """The recipe's batches must have the samples of the run's steps in their order."""
+def check_order(store: RunStore, recipe: Recipe, until: int) -> None:
+    """The recipe's batches must have the samples of the run's steps before `until` in their order, in which scores are labelled."""
     ids, steps = store.occurrences(store.n_rows())
-    if len(recipe.batches) < store.n_steps():
+    if len(recipe.batches) < until:
         raise MismatchError(
-            f"the recipe has {len(recipe.batches)} steps, but the run has {store.n_steps()}. Pass the run's own recipe."
+            f"the recipe has {len(recipe.batches)} steps, but the run has {until}. Pass the run's own recipe."
         )
-    for t in range(store.n_steps()):
+    for t in range(until):
         lo, hi = np.searchsorted(steps, (t, t + 1))
         if list(as_text(recipe.batches[t][0])[0]) != ids[lo:hi].tolist():
             raise MismatchError(

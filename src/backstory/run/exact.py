@@ -29,6 +29,7 @@ from ..replay.tape import Progress, RecipeSource, build_recipe, convert
 from ..results.influence import Influence
 from ..store import RunStore
 from ..store.files import write_tensors
+from .changes import check_order
 from .gradients import evaluate
 from .pieces import Piece, compute, settle, split_evenly, work_folder
 
@@ -109,12 +110,14 @@ def exact(
 ) -> Influence:
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
     args = stored_args(store, recipe) if args is None else args
-    queries = select(store, build_recipe(recipe, args), names, each)
+    made = build_recipe(recipe, args)
+    queries = select(store, made, names, each)
     settle(store)
     known = set(store.tensor_names())
     files = {q.name: result_name(store, q, spec) for q in queries}
     blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
     if any(blocks):
+        check_order(store, made, spec.at)
         replay = check_replay(store, recipe, args, spec.at, check=check)
         pieces = [
             _piece((store.path, recipe, args, block, spec, replay), [files[name] for name in block])

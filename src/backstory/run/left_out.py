@@ -119,7 +119,7 @@ def _compute(
     args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
     check_choices(others, empty, made.loss_reduction)
-    check_order(store, made)
+    check_order(store, made, store.n_steps())
     replay = check_replay(store, recipe, args, store.n_steps(), check=check)
     done = [job._replace(about=replace(job.about, replay=replay)) for job in jobs]
     ordered = sorted(done, key=lambda job: job.what.first)
