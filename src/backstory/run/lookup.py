@@ -2,7 +2,8 @@
 
 A result belongs to the run as it is, to a batch and a step (its name is a hash of them), and to one loss. Whether the loss that is queried
 is that one is told by its value at this step, which is stored with the result. So a result is used where the batch is the same to the
-byte and its loss the same up to rounding; the highest precision wins. Results of later steps alone (`since`) do not count.
+byte and its loss the same up to rounding; the highest precision wins. Results of replays that did not have to agree with the run and results
+of later steps alone (`since`) do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from ..replay.queries import part, size
 from ..results.influence import Influence
 from ..store import RunStore
 from .exact import PREFIX, Stored, name_dtype, name_result, read, read_about
+from .same_loss import rounding, same_loss
 from .scoring import collect_best
 
 PRECISIONS = (
@@ -26,8 +28,6 @@ PRECISIONS = (
     "bfloat16",
     "float16",
 )  # that a result may have been computed in; "": the recipe's own
-ROUNDING = {"float64": 1e-8, "float32": 1e-4}  # of a loss, relative; a hundredth of it where the loss is 0
-COARSE = 2e-2  # of half precision
 
 
 class Lookup(NamedTuple):
@@ -74,9 +74,9 @@ def _count(batch: Any) -> int:
 def _best(store: RunStore, names: set[str], batch: Any, at: int) -> Known | None:
     """The stored result of the mean of a batch, in the highest precision."""
     mark = batch_fingerprint(batch)
-    made = [name_result(store, mark, at, 0, precision) for precision in PRECISIONS]
+    made = [name_result(store, mark, at, 0, precision, True) for precision in PRECISIONS]
     known = [Known(name, read_about(store, name)) for name in made if name in names]
-    return min(known, key=lambda x: _rounding(x.about.computed_in), default=None)
+    return min(known, key=lambda x: rounding(x.about.computed_in), default=None)
 
 
 def _each(store: RunStore, names: set[str], batch: Any, at: int, count: int) -> list[Known]:
@@ -90,16 +90,11 @@ def _each(store: RunStore, names: set[str], batch: Any, at: int, count: int) -> 
     return out
 
 
-def _rounding(precision: str) -> float:
-    return ROUNDING.get(precision, COARSE)
-
-
 def _differences(known: Sequence[Known], losses: Tensor) -> tuple[str, ...]:
     """What to say where a loss is not the one whose result is stored."""
     evaluated = name_dtype(losses.dtype)
     for x, loss in zip(known, losses.tolist(), strict=True):
-        allowed = max(_rounding(evaluated), _rounding(x.about.computed_in))
-        if not abs(loss - x.about.loss) <= allowed * (max(abs(loss), abs(x.about.loss)) + 0.01):
+        if not same_loss(loss, x.about.loss, evaluated, x.about.computed_in):
             values = f"{x.about.loss:.4g} there, {loss:.4g} here"
             return (f"an exact result of the same batch is stored, but of another loss ({values}); it is not used",)
     return ()

@@ -370,16 +370,16 @@ class Run:
     ) -> Influence:
         """The exact first-order influence of every occurrence on queries: NAME is the mean loss of a query set, NAME:INDEX one query.
 
-        The recipe is replayed, checked against the run's stored weights (`check=False` skips this and adds a caveat) and
-        differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
+        The recipe is replayed, checked against the run's stored weights (`check=False` goes on all the same, with a
+        caveat; only calls with `check=False` find what it stores) and differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
         stored in the run, and a second call reads them; one that was interrupted goes on. `each` computes every query of a set
         instead of the mean, `since` leaves earlier steps out, which shortens the backward sweep, `dtype` is another precision than the recipe's.
         `workers` processes share the queries. If the recipe is the one named in the run, `args` default to the run's.
         """
         names = [queries] if isinstance(queries, str) else list(queries)
-        spec = exactly.Spec(self.step_of(at), since, dtype)
+        spec = exactly.Spec(self.step_of(at), since, dtype, check)
         result = exactly.exact(
-            self._store, recipe, names, spec, each=each, args=args, check=check, workers=workers, progress=progress
+            self._store, recipe, names, spec, each=each, args=args, workers=workers, progress=progress
         )
         return replace(result, lookup=self.content)
 

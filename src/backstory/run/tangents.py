@@ -86,7 +86,7 @@ def carry(
     progress: Progress | None,
 ) -> WeightChanges:
     """The tangents of the groups; what is not stored is computed, then stored."""
-    spec = Spec(FIRST_ORDER, steps_of(store), dtype)  # whether occurrences are moved is in the group's key
+    spec = Spec(FIRST_ORDER, steps_of(store), dtype, check=check)  # whether occurrences are moved is in the group's key
     jobs = [_job(store, spec, part, kind) for part in parts]
     settle(store)
     known = set(store.tensor_names())
