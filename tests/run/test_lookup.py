@@ -187,3 +187,22 @@ def test_without_stored_weights_the_replays_loss_is_stored(stored: Run, tmp_path
         take_step(recipe, t)
     run.exact("q", examples.NAME, at=4)
     assert run.query(recipe.model, mean_loss, BATCH, at=4, unverified=True).method == EXACT
+
+
+def test_a_loss_of_the_same_value_with_another_gradient_is_another(stored: Run) -> None:
+    def steeper(model: nn.Module, batch: Any) -> Tensor:
+        losses = examples.loss(model, batch)
+        return 2 * losses - losses.detach()
+
+    for actual in (
+        query(stored, loss=lambda m, b: steeper(m, b).mean()),
+        query(stored, part(BATCH, 0, 2), steeper),
+        query(stored, part(BATCH, 0, 2), lambda m, b: torch.cat([examples.loss(m, b)[:1], steeper(m, b)[1:]])),
+    ):
+        assert actual.method == "adjoint"
+        assert any(
+            "is stored, but of another loss (the same value, but a gradient of norm" in x for x in actual.caveats
+        )
+    frozen = final(stored).requires_grad_(False)
+    assert stored.query(frozen, mean_loss, BATCH).method == EXACT
+    assert not any(p.requires_grad for p in frozen.parameters())

@@ -32,7 +32,7 @@ from ..store.files import write_tensors
 from .changes import check_order
 from .gradients import evaluate
 from .pieces import Piece, compute, settle, split_evenly, work_folder
-from .same_loss import same_loss
+from .same_loss import same_loss, slopes
 
 PREFIX = "exact-"
 
@@ -73,6 +73,7 @@ class Stored:
     batch: str  # its fingerprint
     losses: int  # of which it is the mean
     loss: float  # that mean at step `at`: the stored weights', or else the replay's
+    slope: float | None  # the norm of its gradient on the stored weights; None where there are none
     at: int
     since: int
     precision: str  # that was chosen; "" for the recipe's own
@@ -179,9 +180,10 @@ def sweep_block(
     )  # fmt: skip
     seconds = round((time.perf_counter() - began) / len(block), 3)
     values, dtype = _losses_at(store, made, block, spec.at, seen), name_dtype(seen.dtype)
-    for q, scores, loss in zip(block, result.scores, values.tolist(), strict=True):
+    steep = _slopes_at(store, made, block, spec.at)
+    for q, scores, loss, slope in zip(block, result.scores, values.tolist(), steep, strict=True):
         mark, chosen = batch_fingerprint(q.batch), (spec.at, spec.since, spec.precision, dtype, spec.check)
-        about = Stored(q.name, mark, q.count, loss, *chosen, replay, seconds, result.caveats)
+        about = Stored(q.name, mark, q.count, loss, slope, *chosen, replay, seconds, result.caveats)
         file = work / f"{result_name(store, q, spec)}.safetensors"
         write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
 
@@ -191,6 +193,14 @@ def _losses_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int,
     if at not in store.checkpoints():
         return replayed.double()
     return torch.stack(_stored_losses(store, recipe, block, at)).double()
+
+
+def _slopes_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int) -> list[float | None]:
+    """The norms of their gradients (Q,) on those weights; None where the run stores none."""
+    if at not in store.checkpoints():
+        return [None] * len(block)
+    load_weights(recipe.model, store.load_checkpoint(at))
+    return [slopes(store, recipe.model, lambda q=q: recipe.loss(recipe.model, q.batch).mean())[0] for q in block]
 
 
 def _stored_losses(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int) -> list[Tensor]:

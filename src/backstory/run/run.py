@@ -7,6 +7,7 @@ answer.top(5)
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from .methods import choose_method, seeks_exact
 from .quality import Watch, quality
 from .remedy import not_stored, remedy
 from .removal import RemovalEffect, corrected
+from .same_loss import slopes
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 from .tangents import carry, moved, tangents_of
@@ -290,7 +292,11 @@ class Run:
             checked.extend(check_model(self._store, model, step, unverified))
             return evaluate(model, lambda m, b: evaluate_loss(loss, m, b), batch)
 
-        found = find(self._store, batch, step, losses, mean=mean)
+        def measure(whole: bool) -> list[float]:
+            values = partial(evaluate_loss, loss, model, batch)
+            return slopes(self._store, model, (lambda: values().mean()) if whole else values)
+
+        found = find(self._store, batch, step, losses, measure, mean=mean)
         if found.result is not None:
             return Lookup(replace(found.result, caveats=(*checked, *found.result.caveats), lookup=self.content))
         if method == "exact":
