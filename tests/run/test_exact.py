@@ -1,5 +1,6 @@
 """Exact results of a recorded run: against the reverse sweep itself, stored, read again, and continued."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.support import examples
 from tests.support.oracles import assert_same
 
 import backstory
+from backstory import Recipe
 from backstory.errors import MismatchError, StoreError, UsageError
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import Sweep, reverse
@@ -132,3 +134,43 @@ def test_a_damaged_result_is_refused(tmp_path: Path) -> None:
     write_tensors(file, {"scores": read_tensors(file)["scores"][:-1]}, read_metadata(file), checked=True)
     with pytest.raises(StoreError, match="one score for each"):
         backstory.open(run.path).exact("q:0", examples.NAME)
+
+
+def test_a_recipe_of_another_order_is_refused_unchecked_too(run: Run) -> None:
+    def turned() -> Recipe:
+        made = examples.make(**run.config["recipe_args"])
+        return replace(made, batches=[(ids[::-1], tuple(x.flip(0) for x in data)) for ids, data in made.batches])
+
+    with pytest.raises(MismatchError, match="samples of step 0 in the recipe are not those that the run recorded"):
+        run.exact("q", turned, since=2, check=False)
+
+
+def test_what_was_not_checked_is_not_found_by_who_checks(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    wrong = {"optimizer": "decay"}
+    first = run.exact("q", examples.NAME, args=wrong, check=False)
+    run.tangents({"x": [1]}, examples.NAME, args=wrong, check=False)
+    run.leave_out({"x": [1]}, examples.NAME, args=wrong, twins=0, check=False)
+    with pytest.raises(UsageError, match="not stored in the run yet"):
+        run.tangents({"x": [1]})
+    with pytest.raises(UsageError, match="not stored in the run yet"):
+        run.leave_out({"x": [1]}, twins=0)
+    model = run.load_weights(examples.make().model)
+    mean = lambda m, b: examples.loss(m, b).mean()  # noqa: E731
+    assert run.query(model, mean, examples.make().queries["q"]).method == "adjoint"
+    expected = reverse(examples.NAME, QuerySet("q", mean=True)).scores
+    assert_same(run.exact("q", examples.NAME).scores, expected, 3 * examples.TERMS, size=1.0)
+    assert torch.equal(run.exact("q", examples.NAME, check=False).scores, first.scores)
+    assert sorted(x.checked for x in run.exact_results()) == [False, True]
+
+
+def test_a_stored_result_of_another_loss_is_refused(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    run.exact("q", examples.NAME)
+    (file,) = run.path.glob("exact-*.safetensors")
+
+    def doubled() -> Recipe:
+        return replace(examples.make(), loss=lambda m, b: 2 * examples.loss(m, b))
+
+    with pytest.raises(MismatchError, match=rf"of another loss.*{file.name}"):
+        run.exact("q", doubled)

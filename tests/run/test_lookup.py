@@ -181,8 +181,28 @@ def test_a_model_with_other_weights_is_refused_as_ever(stored: Run) -> None:
 
 
 def test_without_stored_weights_the_replays_loss_is_stored(stored: Run, tmp_path: Path) -> None:
-    run = copied(stored, tmp_path)
-    for file in [*run.path.glob("exact-*.safetensors"), run.path / "checkpoint-00000008.safetensors"]:
-        file.unlink()
-    run.exact("q", examples.NAME, check=False)
-    assert run.query(final(stored), mean_loss, BATCH).method == EXACT
+    run, recipe = copied(stored, tmp_path), examples.make(optimizer="momentum")
+    assert 4 not in run.checkpoints
+    for t in range(4):
+        take_step(recipe, t)
+    run.exact("q", examples.NAME, at=4)
+    assert run.query(recipe.model, mean_loss, BATCH, at=4, unverified=True).method == EXACT
+
+
+def test_a_loss_of_the_same_value_with_another_gradient_is_another(stored: Run) -> None:
+    def steeper(model: nn.Module, batch: Any) -> Tensor:
+        losses = examples.loss(model, batch)
+        return 2 * losses - losses.detach()
+
+    for actual in (
+        query(stored, loss=lambda m, b: steeper(m, b).mean()),
+        query(stored, part(BATCH, 0, 2), steeper),
+        query(stored, part(BATCH, 0, 2), lambda m, b: torch.cat([examples.loss(m, b)[:1], steeper(m, b)[1:]])),
+    ):
+        assert actual.method == "adjoint"
+        assert any(
+            "is stored, but of another loss (the same value, but a gradient of norm" in x for x in actual.caveats
+        )
+    frozen = final(stored).requires_grad_(False)
+    assert stored.query(frozen, mean_loss, BATCH).method == EXACT
+    assert not any(p.requires_grad for p in frozen.parameters())

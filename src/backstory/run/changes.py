@@ -1,7 +1,7 @@
 """How the weights of a run would differ without groups of samples, at every checkpoint: stored in the run, for any later query.
 
-A group's change is one file of the run, named by a hash of what decides it: the run, the group's occurrences, the choices and the
-precision. Its tensors are `<step>/<name of a weight>`, as differences from the run's weights before that step. By training again they
+A group's change is one file of the run, named by a hash of what decides it: the run, the group's occurrences, the choices, the
+precision and whether the replay had to agree with the run. Its tensors are `<step>/<name of a weight>`, as differences from the run's weights before that step. By training again they
 are the differences themselves, and a query is evaluated with and without them; tangents are θ̇, and the effect on a query is ⟨∇ℓ(θ_t, q), θ̇_t⟩.
 
 Shapes:  G groups, C checkpoints, Q queries, K twins.
@@ -89,6 +89,7 @@ class Spec:
     steps: tuple[int, ...]  # the checkpoints after the start, and the end
     dtype: torch.dtype | None
     choices: tuple[str, ...] = ()
+    check: bool = True  # whether the replay must agree with the run
 
     @property
     def precision(self) -> str:
@@ -123,7 +124,7 @@ def parts_of(groups: Groups, samples: Texts, steps: Any) -> list[Part]:
 def file_name(store: RunStore, spec: Spec, what: Any) -> str:
     """The name of a change's file: a hash of what decides it."""
     marks = store.config.get("fingerprints", {})
-    return f"{PREFIX}{digest([marks, spec.kind, spec.steps, spec.precision, spec.choices, what])}"
+    return f"{PREFIX}{digest([marks, spec.kind, spec.steps, spec.precision, spec.choices, spec.check, what])}"
 
 
 def group_key(group: Group) -> list[Any]:
@@ -132,14 +133,14 @@ def group_key(group: Group) -> list[Any]:
     return [out, sorted((t, list(map(list, pairs))) for t, pairs in group.into.items())]
 
 
-def check_order(store: RunStore, recipe: Recipe) -> None:
-    """The recipe's batches must have the samples of the run's steps in their order."""
+def check_order(store: RunStore, recipe: Recipe, until: int) -> None:
+    """The recipe's batches must have the samples of the run's steps before `until` in their order, in which scores are labelled."""
     ids, steps = store.occurrences(store.n_rows())
-    if len(recipe.batches) < store.n_steps():
+    if len(recipe.batches) < until:
         raise MismatchError(
-            f"the recipe has {len(recipe.batches)} steps, but the run has {store.n_steps()}. Pass the run's own recipe."
+            f"the recipe has {len(recipe.batches)} steps, but the run has {until}. Pass the run's own recipe."
         )
-    for t in range(store.n_steps()):
+    for t in range(until):
         lo, hi = np.searchsorted(steps, (t, t + 1))
         if list(as_text(recipe.batches[t][0])[0]) != ids[lo:hi].tolist():
             raise MismatchError(

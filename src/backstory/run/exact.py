@@ -1,7 +1,7 @@
 """Exact results of a recorded run: the recipe is replayed and differentiated step by step, and the scores are stored in the run.
 
 A query is one of a query set, or the mean loss of a set. Its scores are one file of the run, named by a hash of what decides them: the
-run, the query's own bytes, the steps and the precision. So a second call reads what the first computed, queries that are new are
+run, the query's own bytes, the steps, the precision and whether the replay had to agree with the run. So a second call reads what the first computed, queries that are new are
 computed in blocks, and each block goes on where it was interrupted. `lookup` finds results for a batch and a loss.
 
 Shapes:  Q queries, N occurrences.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..capture.fingerprint import batch_fingerprint
 from ..capture.model_state import load_weights
-from ..errors import StoreError, UsageError
+from ..errors import MismatchError, StoreError, UsageError
 from ..exact.cache import digest
 from ..exact.costs import BLOCK
 from ..exact.reverse import HOW, check_replay, reverse
@@ -29,8 +29,10 @@ from ..replay.tape import Progress, RecipeSource, build_recipe, convert
 from ..results.influence import Influence
 from ..store import RunStore
 from ..store.files import write_tensors
+from .changes import check_order
 from .gradients import evaluate
 from .pieces import Piece, compute, settle, split_evenly, work_folder
+from .same_loss import same_loss, slopes
 
 PREFIX = "exact-"
 
@@ -55,6 +57,7 @@ class Spec:
     at: int
     since: int
     dtype: torch.dtype | None
+    check: bool = True  # whether the replay must agree with the run
 
     @property
     def precision(self) -> str:
@@ -70,11 +73,13 @@ class Stored:
     batch: str  # its fingerprint
     losses: int  # of which it is the mean
     loss: float  # that mean at step `at`: the stored weights', or else the replay's
+    slope: float | None  # the norm of its gradient on the stored weights; None where there are none
     at: int
     since: int
     precision: str  # that was chosen; "" for the recipe's own
     computed_in: str
-    replay: str  # how well the recipe reproduced the run
+    checked: bool  # whether the recipe had to reproduce the run
+    replay: str  # how well it did
     seconds: float
     caveats: tuple[str, ...] = ()
 
@@ -103,19 +108,21 @@ def exact(
     *,
     each: bool = False,
     args: Mapping[str, Any] | None = None,
-    check: bool = True,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Influence:
     """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
     args = stored_args(store, recipe) if args is None else args
-    queries = select(store, build_recipe(recipe, args), names, each)
+    made = build_recipe(recipe, args)
+    queries = select(store, made, names, each)
     settle(store)
     known = set(store.tensor_names())
     files = {q.name: result_name(store, q, spec) for q in queries}
+    _check_losses(store, made, {files[q.name]: q for q in queries if files[q.name] in known}, spec.at)
     blocks = [[q.name for q in few if files[q.name] not in known] for few in split_evenly(queries, BLOCK, workers)]
     if any(blocks):
-        replay = check_replay(store, recipe, args, spec.at, check=check)
+        check_order(store, made, spec.at)
+        replay = check_replay(store, recipe, args, spec.at, check=spec.check)
         pieces = [
             _piece((store.path, recipe, args, block, spec, replay), [files[name] for name in block])
             for block in blocks
@@ -123,6 +130,20 @@ def exact(
         ]
         compute(store, sweep_block, pieces, workers, recipe, progress)
     return read(store, [*files.values()])
+
+
+def _check_losses(store: RunStore, recipe: Recipe, reused: Mapping[str, Query], at: int) -> None:
+    """What is stored must be of the recipe's loss; it is compared where the run stores the weights."""
+    if not reused or at not in store.checkpoints():
+        return
+    losses = _stored_losses(store, recipe, [*reused.values()], at)
+    for (name, query), loss in zip(reused.items(), losses, strict=True):
+        about = read_about(store, name)
+        if not same_loss(float(loss), about.loss, name_dtype(loss.dtype), about.computed_in):
+            raise MismatchError(
+                f"the stored exact result of {query.name} is of another loss than the recipe's ({about.loss:.4g} there, "
+                f"{float(loss):.4g} here). Pass the run's own recipe, or delete {name}.safetensors to compute it again."
+            )
 
 
 def _piece(args: tuple[Any, ...], files: list[str]) -> Piece:
@@ -159,9 +180,10 @@ def sweep_block(
     )  # fmt: skip
     seconds = round((time.perf_counter() - began) / len(block), 3)
     values, dtype = _losses_at(store, made, block, spec.at, seen), name_dtype(seen.dtype)
-    for q, scores, loss in zip(block, result.scores, values.tolist(), strict=True):
-        mark, chosen = batch_fingerprint(q.batch), (spec.at, spec.since, spec.precision, dtype)
-        about = Stored(q.name, mark, q.count, loss, *chosen, replay, seconds, result.caveats)
+    steep = _slopes_at(store, made, block, spec.at)
+    for q, scores, loss, slope in zip(block, result.scores, values.tolist(), steep, strict=True):
+        mark, chosen = batch_fingerprint(q.batch), (spec.at, spec.since, spec.precision, dtype, spec.check)
+        about = Stored(q.name, mark, q.count, loss, slope, *chosen, replay, seconds, result.caveats)
         file = work / f"{result_name(store, q, spec)}.safetensors"
         write_tensors(file, {"scores": scores}, {"about": json.dumps(asdict(about))}, checked=True)
 
@@ -170,8 +192,20 @@ def _losses_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int,
     """The queries' mean losses (Q,) on the weights that the run stores of this step; else on the replay's, as they were."""
     if at not in store.checkpoints():
         return replayed.double()
+    return torch.stack(_stored_losses(store, recipe, block, at)).double()
+
+
+def _slopes_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int) -> list[float | None]:
+    """The norms of their gradients (Q,) on those weights; None where the run stores none."""
+    if at not in store.checkpoints():
+        return [None] * len(block)
     load_weights(recipe.model, store.load_checkpoint(at))
-    return torch.stack([evaluate(recipe.model, recipe.loss, q.batch).double().mean() for q in block])
+    return [slopes(store, recipe.model, lambda q=q: recipe.loss(recipe.model, q.batch).mean())[0] for q in block]
+
+
+def _stored_losses(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int) -> list[Tensor]:
+    load_weights(recipe.model, store.load_checkpoint(at))
+    return [evaluate(recipe.model, recipe.loss, q.batch).mean() for q in block]
 
 
 def name_dtype(dtype: torch.dtype) -> str:
@@ -181,12 +215,12 @@ def name_dtype(dtype: torch.dtype) -> str:
 
 def result_name(store: RunStore, query: Query, spec: Spec) -> str:
     """The name of a query's result."""
-    return name_result(store, batch_fingerprint(query.batch), spec.at, spec.since, spec.precision)
+    return name_result(store, batch_fingerprint(query.batch), spec.at, spec.since, spec.precision, spec.check)
 
 
-def name_result(store: RunStore, batch: str, at: int, since: int, precision: str) -> str:
+def name_result(store: RunStore, batch: str, at: int, since: int, precision: str, checked: bool) -> str:
     """The name of a result's file: a hash of what decides it; of a run that was resumed since, another one."""
-    return f"{PREFIX}{digest([store.config.get('fingerprints', {}), batch, at, since, precision])}"
+    return f"{PREFIX}{digest([store.config.get('fingerprints', {}), batch, at, since, precision, checked])}"
 
 
 def stored_results(store: RunStore) -> list[Stored]:
@@ -194,7 +228,9 @@ def stored_results(store: RunStore) -> list[Stored]:
     store.read_config()
     names = [name for name in store.tensor_names() if name.startswith(PREFIX)]
     every = {name: read_about(store, name) for name in names}
-    return [x for name, x in every.items() if name == name_result(store, x.batch, x.at, x.since, x.precision)]
+    return [
+        x for name, x in every.items() if name == name_result(store, x.batch, x.at, x.since, x.precision, x.checked)
+    ]
 
 
 def read_about(store: RunStore, name: str) -> Stored:

@@ -97,9 +97,13 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
 
 
 def _describe_exact(result: Stored) -> str:
-    """Its queries, the model, the first step where that is not 0, and the precision where it is not the recipe's."""
+    """Its queries, the model, the first step where that is not 0, the precision where it is not the recipe's, and what was not checked."""
     since = f", from step {result.since} on" if result.since else ""
-    return f"{result.query} at step {result.at}{since}{f' in {result.precision}' if result.precision else ''}"
+    precision, unchecked = (
+        f" in {result.precision}" if result.precision else "",
+        "" if result.checked else ", not checked",
+    )
+    return f"{result.query} at step {result.at}{since}{precision}{unchecked}"
 
 
 def _ranges(table: StepTable) -> dict[str, str]:

@@ -76,30 +76,32 @@ def leave_out(
     ids, steps = run.occurrences()
     parts = parts_of(groups, ids, steps)
     sizes = store.steps().rows
-    jobs = [_job(store, part, others, empty, dtype, sizes) for part in parts]
-    jobs += [_twin(store, k, dtype) for k in range(twins)]
+    jobs = [_job(store, part, others, empty, dtype, check, sizes) for part in parts]
+    jobs += [_twin(store, k, dtype, check) for k in range(twins)]
     settle(store)
     known = set(store.tensor_names())
     if missing := [job for job in jobs if job.name not in known]:
         given = missing_recipe([job.about.group for job in missing], recipe)
         _compute(store, given, missing, others, empty, workers, args, dtype, check, progress)
-    spec = Spec(RETRAINED, steps_of(store), dtype, (others, empty))
+    spec = Spec(RETRAINED, steps_of(store), dtype, (others, empty), check)
     files = tuple(job.name for job in jobs)
     return WeightChanges(store, spec, groups.by, tuple(parts), files[: len(parts)], files[len(parts) :])
 
 
-def _job(store: RunStore, part: Part, others: str, empty: str, dtype: torch.dtype | None, sizes: Any) -> Job:
+def _job(
+    store: RunStore, part: Part, others: str, empty: str, dtype: torch.dtype | None, check: bool, sizes: Any
+) -> Job:
     """One group; what becomes of empty steps decides only where there are some."""
     emptied = sum(len(gone) == sizes[t] for t, gone in part.group.out.items())
-    spec = Spec(RETRAINED, steps_of(store), dtype, (others, empty if emptied else ""))
+    spec = Spec(RETRAINED, steps_of(store), dtype, (others, empty if emptied else ""), check)
     notes = [WEIGHTS[others], *([f"{emptied} steps that are left empty {EMPTIED[empty]}"] if emptied else [])]
     about = About(part.name, RETRAINED, part.samples, part.occurrences, part.first, spec.precision, "", tuple(notes))
     variant = Variant(part.group.out, others=others, empty=empty)
     return Job(file_name(store, spec, group_key(part.group)), about, variant)
 
 
-def _twin(store: RunStore, k: int, dtype: torch.dtype | None) -> Job:
-    spec = Spec(TWIN, steps_of(store), dtype)
+def _twin(store: RunStore, k: int, dtype: torch.dtype | None, check: bool) -> Job:
+    spec = Spec(TWIN, steps_of(store), dtype, check=check)
     about = About(f"twin {k}", TWIN, 0, 0, 0, spec.precision, "")
     return Job(file_name(store, spec, k), about, Variant(twin=k))
 
@@ -119,7 +121,7 @@ def _compute(
     args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
     check_choices(others, empty, made.loss_reduction)
-    check_order(store, made)
+    check_order(store, made, store.n_steps())
     replay = check_replay(store, recipe, args, store.n_steps(), check=check)
     done = [job._replace(about=replace(job.about, replay=replay)) for job in jobs]
     ordered = sorted(done, key=lambda job: job.what.first)

@@ -1,8 +1,9 @@
 """Find the stored exact result of what is queried: of the mean loss of a batch, or of each of its queries.
 
 A result belongs to the run as it is, to a batch and a step (its name is a hash of them), and to one loss. Whether the loss that is queried
-is that one is told by its value at this step, which is stored with the result. So a result is used where the batch is the same to the
-byte and its loss the same up to rounding; the highest precision wins. Results of later steps alone (`since`) do not count.
+is that one is told by its value and its gradient's norm at this step, which are stored with the result. So a result is used where the
+batch is the same to the byte and these two are the same up to rounding; the highest precision wins. Results of replays that did not have to agree with the run and results
+of later steps alone (`since`) do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from ..replay.queries import part, size
 from ..results.influence import Influence
 from ..store import RunStore
 from .exact import PREFIX, Stored, name_dtype, name_result, read, read_about
+from .same_loss import rounding, same_loss, same_slope
 from .scoring import collect_best
 
 PRECISIONS = (
@@ -26,8 +28,6 @@ PRECISIONS = (
     "bfloat16",
     "float16",
 )  # that a result may have been computed in; "": the recipe's own
-ROUNDING = {"float64": 1e-8, "float32": 1e-4}  # of a loss, relative; a hundredth of it where the loss is 0
-COARSE = 2e-2  # of half precision
 
 
 class Lookup(NamedTuple):
@@ -44,8 +44,19 @@ class Known(NamedTuple):
     about: Stored
 
 
-def find(store: RunStore, batch: Any, at: int, evaluate: Callable[[], Tensor], *, mean: bool = False) -> Lookup:
-    """The exact influence on the queries of a batch, or on their mean; `evaluate` gives their losses at `at`, where it comes to that."""
+def find(
+    store: RunStore,
+    batch: Any,
+    at: int,
+    evaluate: Callable[[], Tensor],
+    measure: Callable[[bool], list[float]],
+    *,
+    mean: bool = False,
+) -> Lookup:
+    """The exact influence on the queries of a batch, or on their mean.
+
+    Where it comes to that, `evaluate` gives their losses at `at`, and `measure` the norms of the first ones' gradients, or that of the mean's.
+    """
     names = {name for name in store.tensor_names() if name.startswith(PREFIX)}
     if not names or not (count := _count(batch)):
         return Lookup()
@@ -56,9 +67,9 @@ def find(store: RunStore, batch: Any, at: int, evaluate: Callable[[], Tensor], *
     losses = evaluate().detach().reshape(-1)
     notes: tuple[str, ...] = ()
     if whole is not None and (mean or len(losses) == 1):
-        if not (notes := _differences([whole], losses.mean()[None])):
+        if not (notes := _differences([whole], losses.mean()[None], lambda: measure(True))):
             return Lookup(read(store, [whole.name]))
-    if each and len(losses) == count and not (notes := _differences(each, losses)):
+    if each and len(losses) == count and not (notes := _differences(each, losses, lambda: measure(False))):
         result = read(store, [x.name for x in each])
         return Lookup(_averaged(result) if mean else result)
     return Lookup(None, notes)
@@ -74,9 +85,9 @@ def _count(batch: Any) -> int:
 def _best(store: RunStore, names: set[str], batch: Any, at: int) -> Known | None:
     """The stored result of the mean of a batch, in the highest precision."""
     mark = batch_fingerprint(batch)
-    made = [name_result(store, mark, at, 0, precision) for precision in PRECISIONS]
+    made = [name_result(store, mark, at, 0, precision, True) for precision in PRECISIONS]
     known = [Known(name, read_about(store, name)) for name in made if name in names]
-    return min(known, key=lambda x: _rounding(x.about.computed_in), default=None)
+    return min(known, key=lambda x: rounding(x.about.computed_in), default=None)
 
 
 def _each(store: RunStore, names: set[str], batch: Any, at: int, count: int) -> list[Known]:
@@ -90,19 +101,21 @@ def _each(store: RunStore, names: set[str], batch: Any, at: int, count: int) -> 
     return out
 
 
-def _rounding(precision: str) -> float:
-    return ROUNDING.get(precision, COARSE)
-
-
-def _differences(known: Sequence[Known], losses: Tensor) -> tuple[str, ...]:
+def _differences(known: Sequence[Known], losses: Tensor, measure: Callable[[], list[float]]) -> tuple[str, ...]:
     """What to say where a loss is not the one whose result is stored."""
     evaluated = name_dtype(losses.dtype)
     for x, loss in zip(known, losses.tolist(), strict=True):
-        allowed = max(_rounding(evaluated), _rounding(x.about.computed_in))
-        if not abs(loss - x.about.loss) <= allowed * (max(abs(loss), abs(x.about.loss)) + 0.01):
-            values = f"{x.about.loss:.4g} there, {loss:.4g} here"
-            return (f"an exact result of the same batch is stored, but of another loss ({values}); it is not used",)
+        if not same_loss(loss, x.about.loss, evaluated, x.about.computed_in):
+            return _unused(f"{x.about.loss:.4g} there, {loss:.4g} here")
+    for x, slope in zip(known, measure(), strict=False):  # of the first ones
+        known_slope = x.about.slope
+        if known_slope is not None and not same_slope(slope, known_slope, evaluated, x.about.computed_in):
+            return _unused(f"the same value, but a gradient of norm {known_slope:.4g} there, {slope:.4g} here")
     return ()
+
+
+def _unused(why: str) -> tuple[str, ...]:
+    return (f"an exact result of the same batch is stored, but of another loss ({why}); it is not used",)
 
 
 def _averaged(result: Influence) -> Influence:

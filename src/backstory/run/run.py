@@ -7,6 +7,7 @@ answer.top(5)
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from .methods import choose_method, seeks_exact
 from .quality import Watch, quality
 from .remedy import not_stored, remedy
 from .removal import RemovalEffect, corrected
+from .same_loss import slopes
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
 from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
 from .tangents import carry, moved, tangents_of
@@ -290,7 +292,11 @@ class Run:
             checked.extend(check_model(self._store, model, step, unverified))
             return evaluate(model, lambda m, b: evaluate_loss(loss, m, b), batch)
 
-        found = find(self._store, batch, step, losses, mean=mean)
+        def measure(whole: bool) -> list[float]:
+            values = partial(evaluate_loss, loss, model, batch)
+            return slopes(self._store, model, (lambda: values().mean()) if whole else values)
+
+        found = find(self._store, batch, step, losses, measure, mean=mean)
         if found.result is not None:
             return Lookup(replace(found.result, caveats=(*checked, *found.result.caveats), lookup=self.content))
         if method == "exact":
@@ -370,16 +376,16 @@ class Run:
     ) -> Influence:
         """The exact first-order influence of every occurrence on queries: NAME is the mean loss of a query set, NAME:INDEX one query.
 
-        The recipe is replayed, checked against the run's stored weights (`check=False` skips this and adds a caveat) and
-        differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
+        The recipe is replayed, checked against the run's stored weights (`check=False` goes on all the same, with a
+        caveat; only calls with `check=False` find what it stores) and differentiated through every step: a few times the training's cost for one query, less for each further one. Results are
         stored in the run, and a second call reads them; one that was interrupted goes on. `each` computes every query of a set
         instead of the mean, `since` leaves earlier steps out, which shortens the backward sweep, `dtype` is another precision than the recipe's.
         `workers` processes share the queries. If the recipe is the one named in the run, `args` default to the run's.
         """
         names = [queries] if isinstance(queries, str) else list(queries)
-        spec = exactly.Spec(self.step_of(at), since, dtype)
+        spec = exactly.Spec(self.step_of(at), since, dtype, check)
         result = exactly.exact(
-            self._store, recipe, names, spec, each=each, args=args, check=check, workers=workers, progress=progress
+            self._store, recipe, names, spec, each=each, args=args, workers=workers, progress=progress
         )
         return replace(result, lookup=self.content)
 

@@ -86,7 +86,7 @@ def carry(
     progress: Progress | None,
 ) -> WeightChanges:
     """The tangents of the groups; what is not stored is computed, then stored."""
-    spec = Spec(FIRST_ORDER, steps_of(store), dtype)  # whether occurrences are moved is in the group's key
+    spec = Spec(FIRST_ORDER, steps_of(store), dtype, check=check)  # whether occurrences are moved is in the group's key
     jobs = [_job(store, spec, part, kind) for part in parts]
     settle(store)
     known = set(store.tensor_names())
@@ -113,7 +113,7 @@ def _compute(
     """Blocks are cut from all groups, so that a second call has the same ones; a block leaves out what is stored."""
     args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
-    check_order(store, made)
+    check_order(store, made, store.n_steps())
     replay = check_replay(store, recipe, args, store.n_steps(), check=check)
     notes = (STATISTICS,) if _has_statistics(store, made.model) else ()
     full = [job._replace(about=replace(job.about, replay=replay, caveats=notes)) for job in jobs]
