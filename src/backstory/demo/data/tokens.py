@@ -26,11 +26,15 @@ class Document(NamedTuple):
     text: str
 
 
-class Tokenizer(Protocol):
+class Encoder(Protocol):
     """What turns a text into tokens."""
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens."""
+
+
+class Tokenizer(Encoder, Protocol):
+    """What turns them back, too."""
 
     def spell(self, tokens: Sequence[int]) -> list[bytes]:
         """The bytes of each token."""
@@ -117,7 +121,7 @@ class Sequences:
     tokens: Tensor  # (N, length) int64
 
 
-def cut(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> Sequences:
+def cut(documents: Iterable[Document], tokenizer: Encoder, length: int) -> Sequences:
     """Every document, cut into sequences of `length` tokens."""
     if length < 1:
         raise UsageError(f"length must be at least 1 token, got {length}.")
