@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,11 @@ def _slopes_at(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int)
     if at not in store.checkpoints():
         return [None] * len(block)
     load_weights(recipe.model, store.load_checkpoint(at))
-    return [slopes(store, recipe.model, lambda q=q: recipe.loss(recipe.model, q.batch).mean())[0] for q in block]
+    return [slopes(store, recipe.model, partial(_mean_loss, recipe, q))[0] for q in block]
+
+
+def _mean_loss(recipe: Recipe, query: Query) -> Tensor:
+    return recipe.loss(recipe.model, query.batch).mean()
 
 
 def _stored_losses(store: RunStore, recipe: Recipe, block: Sequence[Query], at: int) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Whether a loss is the one of which a result is stored, by its value and its gradient's norm at the result's step, up to rounding."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -41,4 +42,4 @@ def _norm(loss: Tensor, parameters: Sequence[Tensor]) -> float:
         return 0.0
     with own_precision(loss.device):
         grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-        return sum(float(g.detach().double().square().sum()) for g in grads if g is not None) ** 0.5
+        return math.sqrt(sum(float(g.detach().double().square().sum()) for g in grads if g is not None))
