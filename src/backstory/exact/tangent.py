@@ -12,13 +12,14 @@ its own step, and its gradient is added at another, with the weight that it had.
 Shapes:  G groups, n numbers in all parameters.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import NumericalError, UnsupportedError, UsageError
 from ..replay import update
@@ -119,6 +120,18 @@ def _part(progress: Progress | None, done: int, total: int) -> Progress | None:
     return None if progress is None else lambda a, _: progress(done + a, total)
 
 
+@contextmanager
+def _same_statistics(model: nn.Module) -> Iterator[None]:
+    """Forward passes inside leave the model's running statistics as they were."""
+    before = [b.clone() for b in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for b, old in zip(model.buffers(), before, strict=True):
+                b.copy_(old)
+
+
 class Tangents:
     """The tangents of G groups beside a training."""
 
@@ -178,8 +191,11 @@ class Tangents:
     def over(self, t: int) -> None:
         """Carry the tangents over step t, which the training is about to take."""
         begun = [i for i, group in enumerate(self.groups) if i in self.states or group.concerns(t)]
-        if not begun:
-            return
+        if begun:
+            with _same_statistics(self.tape.recipe.model):  # the step itself changes them once
+                self._carry(t, begun)
+
+    def _carry(self, t: int, begun: Sequence[int]) -> None:
         now = flat_state(update.slots(self.tape.optimizer))
         gradient = step_gradient(lambda: self.tape.losses(t), self.tape.weights(t), self.tape.parameters)
         by = spans_of(self._sizes, update.coefficients(self.tape.optimizer))
