@@ -145,7 +145,7 @@ def _memory(fresh: Fresh, text: Tensor) -> float:
     train_again(lambda: replace(plan, batches=plan.batches[:1]))
     state: int = sum(x.numel() * x.element_size() for s in plan.optimizer.state.values() for x in s.values())
     sweep = peak_of(lambda: reverse(fresh, _losses(text), dtype=None, at=min(MEMORY_STEPS, len(plan.batches))))
-    return (sweep - activations) / (size + state)
+    return float((sweep - activations) / (size + state))
 
 
 def _losses(texts: Tensor) -> Callable[[nn.Module], Tensor]:
