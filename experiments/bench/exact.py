@@ -34,7 +34,7 @@ from experiments.gpt.setups import SETUPS, recipe
 from experiments.harness import train
 
 QUERIES, SOURCES, TWINS, PARTS = (1, 4, 16), 8, 3, 8
-STEPS, LARGE_STEPS, MEMORY_STEPS = 96, 8, 3
+STEPS, LARGE_STEPS, MEMORY_STEPS = 48, 8, 3
 Fresh = Callable[[], Recipe]
 Work = Mapping[str, Callable[[], object]]
 
