@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import backstory
-from backstory.demo.data import Bytes, Document, cut
+from backstory.demo.data import Bytes, Document, cut, decode
 
 LENGTH = 64  # bytes in a passage
 
@@ -42,7 +42,7 @@ def finetune(model, manual, train, out):
                 loss(model, manual.tokens[batch]).backward()
                 optimizer.step()
             optimizer.zero_grad()
-        rec.describe([manual.ids[i] for i in train], text=[Bytes().decode(manual.tokens[i].tolist()) for i in train])
+        rec.describe([manual.ids[i] for i in train], text=[decode(manual.tokens[i].tolist(), Bytes()) for i in train])
 
 
 def main():
@@ -67,7 +67,7 @@ def main():
 
     run, query = backstory.open(args.out), manual.tokens[unseen[:1]]
     result = run.query(model, loss, query)
-    print(f"An unseen passage of {manual.ids[unseen[0]]}:\n  {Bytes().decode(query[0].tolist())!r}\n")
+    print(f"An unseen passage of {manual.ids[unseen[0]]}:\n  {decode(query[0].tolist(), Bytes())!r}\n")
     print("The passages that helped the model most with it:")
     for hit in result.top(5):
         text = run.content([hit.sample])[hit.sample]["text"]

@@ -64,7 +64,7 @@ def test_tangents_of_combinations_are_a_matrix(run: Path, tmp_path: Path) -> Non
     assert "effects of groups add up" in " ".join(printed.split())
     assert page.exists()
     actual = json.loads(call("exact", run, "--groups", "thirds,parts:2", "--json"))
-    assert actual["method"] == "tangent"
+    assert actual["kind"] == "tangent"
     assert [x["group"] for x in actual["groups"]] == [
         "early, steps 0–13", "middle, steps 0–13", "middle, steps 14–27", "late, steps 14–27"
     ]  # fmt: skip

@@ -364,4 +364,4 @@ def test_a_body_in_chunks_is_counted(client: TestClient) -> None:
 
 def test_a_text_of_one_letter_says_what_is_needed(client: TestClient) -> None:
     actual = client.post("/query", json={"text": "a"})
-    assert "must have 2 or more bytes" in actual.json()["error"]["message"]
+    assert "must have 2 or more tokens" in actual.json()["error"]["message"]
