@@ -83,7 +83,6 @@ REPEATS = re.compile("|".join((
     r"test_exact_kill.*each_way_survives_a_kill",  # test_left_out and test_tangents go on after an interruption; ten kills are slow too
     r"test_report\.py.*keys_lead_nowhere_in_a_file",
     r"test_browser\.py.*(two_texts_are_compared_and_one|how_far_to_trust_it\[text\])",
-    r"test_plan\.py.*the_largest_rank_fills_the_budget\[from a share\]",
     r"test_exactness.*differences_of_torch_are_the_same\[(momentum|dampening|l2|adam|sgd, clipped)\]",
     r"test_run\.py.*embeddings_and_adjoint_agree\[(plain|nesterov|momentum)-.*-(never-True|always-False)\]",
     r"test_run\.py.*last_step_agrees_with_finite_differences\[(plain|momentum|dampening|nesterov)-True-0.05\]",
