@@ -14,8 +14,10 @@ from tests.integrations.rebuilt import Attached, Centred, Classifier, Sampled, b
 from tests.support.loops import Interrupted
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from typer.testing import CliRunner
 
 import backstory
+from backstory.cli.app import app
 from backstory.errors import MismatchError
 from backstory.exact.losses import QuerySet
 from backstory.exact.reverse import reverse
@@ -31,17 +33,20 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 ANSWER = """
 import json, sys
-from typer.testing import CliRunner
-from backstory.cli.app import app
+from tests.integrations.test_written import answer
 for run in sys.argv[1:]:
-    typed = ["exact", run, "--queries", "q", "--trust-recipe", "--json"]
-    done = CliRunner().invoke(app, typed)
-    print("ANSWER" + json.dumps({"code": done.exit_code, "out": done.stdout, "error": repr(done.exception)}))
+    print("ANSWER" + json.dumps(answer(run)))
 """
 
 
+def answer(run: str) -> dict[str, Any]:
+    """`backstory exact RUN --queries q --trust-recipe --json`."""
+    done = CliRunner().invoke(app, ["exact", run, "--queries", "q", "--trust-recipe", "--json"])
+    return {"code": done.exit_code, "out": done.stdout, "error": repr(done.exception)}
+
+
 def answered(*runs: Path) -> list[dict[str, Any]]:
-    """`backstory exact RUN --queries q --trust-recipe --json` for each run, in a process that has not seen the training."""
+    """The same for each run, in a process that has not seen the training."""
     done = subprocess.run([sys.executable, "-c", ANSWER, *map(str, runs)], capture_output=True, text=True, cwd=ROOT)
     lines = [line.removeprefix("ANSWER") for line in done.stdout.splitlines() if line.startswith("ANSWER")]
     assert len(lines) == len(runs), done.stderr
@@ -88,7 +93,10 @@ def fit(folder: Path, run: Path, module: Any, **more: Any) -> None:
 # -- answered in a new process ---------------------------------------------------------------------------------------
 
 
-def test_a_new_process_answers_from_what_the_callbacks_wrote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same", "new process"])
+def test_a_new_process_answers_from_what_the_callbacks_wrote(
+    anew: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A GPT-2 with accumulation, which was killed and went on, a BERT classifier, and a Lightning module."""
     runs = [tmp_path / name for name in ("gpt", "bert", "net")]
     first = trainer(
@@ -104,7 +112,7 @@ def test_a_new_process_answers_from_what_the_callbacks_wrote(tmp_path: Path, cap
     assert "Backstory" not in caplog.text, "there is nothing to say"
     moved = tmp_path / "elsewhere"
     runs[2].rename(moved)
-    answers = answered(runs[0], runs[1], moved)
+    answers = answered(runs[0], runs[1], moved) if anew else [answer(str(x)) for x in (runs[0], runs[1], moved)]
     same_scores(runs[0], answers[0], by_hand("gpt", gpt, runs[0]))
     same_scores(runs[1], answers[1], by_hand("bert", bert, runs[1]))
     same_scores(moved, answers[2], net_by_hand(moved, modules.points(), modules.MAX_NORM))

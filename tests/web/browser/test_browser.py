@@ -56,12 +56,15 @@ def ids(hits: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_page_fits_a_phone_and_a_desktop(run: str, visit: Visit) -> None:
-    for visitor in (visit(run, **PHONE), visit(run)):
-        for path in paths(visitor):
-            page = visitor.see(path)
-            assert page.evaluate(FITS), f"{path} is wider than the window"
-            expect(page.locator("h1")).to_be_visible()
+def test_every_page_fits_a_phone(run: str, visit: Visit) -> None:
+    visitor = visit(run, **PHONE)
+    for path in paths(visitor):
+        fits(visitor.see(path), path)
+
+
+def fits(page: Page, path: str) -> None:
+    assert page.evaluate(FITS), f"{path} is wider than the window"
+    expect(page.locator("h1")).to_be_visible()
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -628,10 +631,13 @@ def axe() -> str:
 
 @pytest.mark.parametrize(("scheme", "window"), [("light", {}), ("dark", PHONE)], ids=["light", "dark, on a phone"])
 @pytest.mark.parametrize("run", RUNS)
-def test_axe_finds_nothing_serious(run: str, scheme: str, window: dict[str, Any], visit: Visit, axe: str) -> None:
+def test_axe_finds_nothing_serious_and_pages_fit(
+    run: str, scheme: str, window: dict[str, Any], visit: Visit, axe: str
+) -> None:
     visitor = visit(run, color_scheme=scheme, **window)
     for path in paths(visitor):
         page = visitor.see(path)
+        fits(page, path)
         page.evaluate(axe)
         actual = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         assert len(actual["passes"]) > 20, "axe has looked at nothing"
