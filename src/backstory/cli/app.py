@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..errors import BackstoryError
-from . import demo, exact, insight, inspect, leave_out, output, plan, query, recipe, recipes, serve
+from . import demo, exact, insight, inspect, leave_out, output, plan, quality, query, recipe, recipes, serve
 from .options import At, Contraction, Encoding, Json, PerLayer, RunPath, parse_ids
 
 HELP = "Which training samples made the model do that, and when?"
@@ -137,7 +137,7 @@ def erase(
 
 
 for command in (
-    demo.demo, plan.plan, inspect.inspect, embed, query.query, exact.exact, leave_out.leave_out, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
+    demo.demo, plan.plan, inspect.inspect, embed, query.query, exact.exact, leave_out.leave_out, quality.calibrate, quality.check, *insight.COMMANDS, compress, serve.report, serve.serve, export, erase,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(recipe.recipe, name="recipe")

@@ -32,14 +32,13 @@ def inspect(
 
 
 def print_contents(contents: Mapping[str, Any], everything: bool) -> None:
-    """Print the facts, then the recording's quality in one line; with everything: all settings and notes instead."""
+    """Print the facts, then the measured quality in one sentence; with everything: all settings and notes instead."""
     output.facts({**_run(contents), **_training(contents), **_recording(contents, everything), **_damage(contents)})
-    texts, quality = list(contents["caveats"]), contents.get("quality")
-    if quality is None:
+    if (quality := contents.get("quality")) is None:
         output.sentence("The run has no steps yet.")
     else:
-        texts += [*quality["words"], quality["early"]]
-        output.notes(f"Recording quality: {quality['verdict']}. {quality['reason']}", texts, everything)
+        texts = [quality["sentence"], *contents["caveats"], *contents["recording"]["words"]]
+        output.notes(quality["sentence"], texts, everything)
 
 
 def _run(contents: Mapping[str, Any]) -> dict[str, str]:

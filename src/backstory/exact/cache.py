@@ -35,25 +35,26 @@ class Rows:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, places: dict[int, list[int]], share: float) -> Tensor | None:
+    def get(self, places: dict[int, list[int]], share: float, twin: int | None = None) -> Tensor | None:
         """The stored differences (Q,), or None."""
-        path = self._path(places, share)
+        path = self._path(places, share, twin)
         if path is None or not path.exists():
             return None
         return torch.tensor(read_json(path)["leave_out"], dtype=torch.float64)
 
-    def put(self, places: dict[int, list[int]], share: float, row: Tensor) -> None:
+    def put(self, places: dict[int, list[int]], share: float, twin: int | None, row: Tensor) -> None:
         """Keep a row."""
-        path = self._path(places, share)
+        path = self._path(places, share, twin)
         if path is not None:
-            write_json(path, {**_removal(places, share), "run": self._about["run"], "leave_out": row.tolist()})
+            write_json(path, {**_removal(places, share, twin), "run": self._about["run"], "leave_out": row.tolist()})
 
-    def _path(self, places: dict[int, list[int]], share: float) -> Path | None:
-        return None if self._folder is None else self._folder / f"{digest(_removal(places, share))}.json"
+    def _path(self, places: dict[int, list[int]], share: float, twin: int | None) -> Path | None:
+        return None if self._folder is None else self._folder / f"{digest(_removal(places, share, twin))}.json"
 
 
-def _removal(places: dict[int, list[int]], share: float) -> dict[str, Any]:
-    return {"occurrences": [[t, i] for t in sorted(places) for i in places[t]], "share": share}
+def _removal(places: dict[int, list[int]], share: float, twin: int | None) -> dict[str, Any]:
+    removed = {"occurrences": [[t, i] for t in sorted(places) for i in places[t]], "share": share}
+    return removed if twin is None else {**removed, "twin": twin}
 
 
 Saved = tuple[int, State, Tensor]

@@ -1,6 +1,7 @@
 """A result checked by retraining: what it predicts for some samples, and how the loss changes when training leaves them out.
 
-The samples at either end of the result were chosen by the scores that are checked; others are drawn at random.
+The samples at either end of the result were chosen by the scores that are checked; others are drawn at random, as many from each third of
+the samples in the order of their last use. Twins, trained again from weights one rounding unit away, show what rounding does.
 
 Shapes:  R samples, Q queries.
 """
@@ -8,19 +9,22 @@ Shapes:  R samples, Q queries.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..capture.ids import restore
 from ..errors import MismatchError, NumericalError, UsageError
 from ..replay.recipe import stored_args
 from ..replay.tape import Progress, RecipeSource, Removal, build_recipe
 from ..results import figures
 from ..results.influence import Influence
+from ..results.quality import THIRDS
 from ..results.result import Result
 from ..store.run_store import HasPath, store_of
-from .leave_out import leave_out
+from .leave_out import retrain
 from .losses import QueryLoss
 from .reverse import check_replay
 
@@ -36,6 +40,7 @@ class Check(Result):
     ends: int  # how many are of the first kind
     predicted: Tensor  # (R, Q)
     retrained: Tensor  # (R, Q)
+    floor: Tensor | None = None  # (Q,) what rounding alone does to each query; None where it was not measured
     unit = UNIT
 
     @property
@@ -55,6 +60,11 @@ class Check(Result):
         return float((self.predicted.sign() == self.retrained.sign()).double().mean())
 
     @property
+    def clear(self) -> float:
+        """Share of samples and queries whose retrained change is larger than rounding alone makes it."""
+        return float((self.retrained.abs() > (0 if self.floor is None else self.floor)).double().mean())
+
+    @property
     def headline(self) -> str:
         """How much was retrained."""
         return f"Predicted influence and retraining without each of {len(self.samples)} samples"
@@ -65,15 +75,18 @@ class Check(Result):
         drawn = len(self.samples) - self.ends
         alone = f"{self.spearman_random:.2f} for the {drawn} drawn at random"
         among = alone if drawn >= FEWEST else f"the {drawn} drawn at random are too few to rank alone"
+        noise = (
+            "" if self.floor is None else f" {self.clear:.0%} of the changes are larger than rounding alone makes them."
+        )
         return (
             f"Retrained without each of {len(self.samples)} samples: rank correlation with the prediction "
-            f"{self.spearman:.2f}{f' ({among})' if drawn else ''}, same sign in {self.same_sign:.0%}.",
+            f"{self.spearman:.2f}{f' ({among})' if drawn else ''}, same sign in {self.same_sign:.0%}.{noise}",
         )
 
     def numbers(self) -> dict[str, Any]:
         """Both numbers of every sample and query, and how well they agree."""
-        agreement = {k: getattr(self, k) for k in ("spearman", "spearman_random", "same_sign")}
-        return {**agreement, **{k: getattr(self, k) for k in ("samples", "ends", "predicted", "retrained")}}
+        agreement = {k: getattr(self, k) for k in ("spearman", "spearman_random", "same_sign", "clear")}
+        return {**agreement, **{k: getattr(self, k) for k in ("samples", "ends", "predicted", "retrained", "floor")}}
 
     def table(self) -> Mapping[str, Any]:
         """One line for each sample and query."""
@@ -103,12 +116,16 @@ def check(
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
     verify: bool = True,
+    twins: int = 0,
+    workers: int = 1,
+    cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Check:
     """Train again without the first and the last sample of each query's result, and without `random` others, one at a time.
 
     `query_loss(model)` gives the (Q,) losses that the influence is on; `seed` draws the others. The recipe must first reproduce the
-    run's stored weights (`verify=False` skips this and adds a caveat).
+    run's stored weights (`verify=False` skips this and adds a caveat). `twins` trainings measure what rounding does; `workers` and `cache`
+    are those of `leave_out`.
     """
     store = store_of(run)
     if influence.at != store.step_of("final"):
@@ -126,18 +143,30 @@ def check(
     queries = range(influence.n_queries)
     hits = [h for q in queries for h in (*influence.top(1, query=q), *influence.bottom(1, query=q))]
     ends = list(dict.fromkeys(h.sample for h in hits))
-    ids = influence.per_sample()[0]
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
-    samples = (*ends, *[ids[i] for i in order if ids[i] not in ends][:random])
-    retrained = leave_out(recipe, [Removal((x,)) for x in samples], query_loss, progress, args=given, run=store)
+    samples = (*ends, *_drawn(influence, set(ends), random, seed))
+    retrained, rounding = retrain(
+        recipe, [Removal((x,)) for x in samples], query_loss, progress, twins=twins, args=given, workers=workers, cache=cache, run=store
+    )  # fmt: skip
     predicted = torch.stack([influence.sum_over([x]) for x in samples])
     if retrained.shape != predicted.shape:
         raise UsageError(
             f"query_loss must give {predicted.shape[1]} losses, as the result has, got {retrained.shape[1]}."
         )
-    return Check(
-        samples, len(ends), predicted, retrained, **{**influence.about, "caveats": (replay, *influence.caveats)}
-    )
+    floor = rounding.abs().amax(0) if len(rounding) else None
+    about = {**influence.about, "caveats": (replay, *influence.caveats)}
+    return Check(samples, len(ends), predicted, retrained, floor, **about)
+
+
+def _drawn(influence: Influence, known: set[int | str], count: int, seed: int) -> list[int | str]:
+    """Other samples, as many from each third of them in the order of their last use."""
+    last = dict(zip(influence.sample_ids.tolist(), range(len(influence)), strict=True))
+    ordered = [x for x in restore(sorted(last, key=lambda name: last[name]), influence.id_kind) if x not in known]
+    g, out = torch.Generator().manual_seed(seed), list[int | str]()
+    for k in range(THIRDS):
+        part = ordered[len(ordered) * k // THIRDS : len(ordered) * (k + 1) // THIRDS]
+        wanted = count * (k + 1) // THIRDS - count * k // THIRDS
+        out += [part[i] for i in torch.randperm(len(part), generator=g)[:wanted].tolist()]
+    return out
 
 
 def spearman(x: Tensor, y: Tensor) -> float:

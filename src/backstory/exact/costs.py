@@ -26,6 +26,11 @@ def tangent(groups: int) -> float:
     return 1 + TANGENT * groups
 
 
+def calibrate(queries: int, removals: int) -> float:
+    """A sweep of each query, and single uses left out: on average over half of the steps."""
+    return reverse(queries) + leave_out(removals, 0.5)
+
+
 def exact_costs() -> dict[str, dict[int, float]]:
     """Of each way for some numbers of queries or groups: what a plan shows."""
     return {

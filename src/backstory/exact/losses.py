@@ -11,6 +11,7 @@ Shapes:  Q queries or directions, B samples; parameters keep their own shapes, w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,10 @@ from torch import Tensor, nn
 
 from ..capture.model_state import in_mode
 from ..errors import NumericalError, UsageError
+from ..replay.queries import QuerySets
 from ..replay.recipe import Recipe
+from ..replay.tape import convert
+from ..store import RunStore
 from .attention import differentiable_attention
 
 Pull = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
@@ -66,14 +70,17 @@ def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Te
 class QuerySet:
     """One of the recipe's query sets: the loss of each of its samples, or their mean.
 
-    Unlike a function, it follows the precision of the replay and can be sent to worker processes.
+    Unlike a function, it follows the precision of the replay and can be sent to worker processes. With `run`, `name` may be one that
+    only this run stores, or one query, NAME:INDEX.
     """
 
     name: str
     mean: bool = False
+    run: Path | None = None
 
 
-QueryLoss = Callable[[nn.Module], Tensor] | QuerySet | str  # a name alone: each sample's loss
+# a name alone: each sample's loss; several sets: their losses one after the other
+QueryLoss = Callable[[nn.Module], Tensor] | QuerySet | tuple[QuerySet, ...] | str
 
 
 def losses(recipe: Recipe, query: QueryLoss) -> Tensor:
@@ -99,14 +106,22 @@ def gradients(recipe: Recipe, query: QueryLoss, parameters: Sequence[Tensor]) ->
 def _raw(recipe: Recipe, query: QueryLoss) -> Tensor:
     if isinstance(query, str):
         query = QuerySet(query)
-    if not isinstance(query, QuerySet):
-        values = query(recipe.model)
-    elif query.name not in recipe.queries:
-        known = ", ".join(sorted(recipe.queries)) or "none"
-        raise UsageError(f"the recipe has no query set {query.name!r}. It has: {known}.")
-    else:
-        values = recipe.loss(recipe.model, recipe.queries[query.name])
-        values = values.mean() if query.mean else values
+    if isinstance(query, tuple):
+        return torch.cat([_raw(recipe, one) for one in query])
+    values = _of_set(recipe, query) if isinstance(query, QuerySet) else query(recipe.model)
     if not isinstance(values, Tensor) or values.dim() > 1 or not values.numel():
         raise UsageError("the query's loss must be a scalar or a vector with one loss per query.")
     return values.reshape(-1)
+
+
+def _of_set(recipe: Recipe, query: QuerySet) -> Tensor:
+    if query.run is not None:
+        batch = QuerySets(RunStore.open(query.run), recipe).select(query.name)
+    elif query.name in recipe.queries:
+        batch = recipe.queries[query.name]
+    else:
+        known = ", ".join(sorted(recipe.queries)) or "none"
+        raise UsageError(f"the recipe has no query set {query.name!r}. It has: {known}.")
+    dtype = next(recipe.model.parameters()).dtype
+    values = recipe.loss(recipe.model, batch if query.run is None else convert(batch, dtype))
+    return values.mean() if query.mean else values

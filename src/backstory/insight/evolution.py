@@ -19,7 +19,7 @@ from ..results.influence import Influence
 from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
-from ..run.groups import OTHERS, By, grouped
+from ..run.groups import OTHERS, By, grouped, is_time
 from ..run.run import Run
 from .mean import Options, about_all, mean_influence
 from .phases import Curve
@@ -111,6 +111,8 @@ def evolution(
 def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds") -> Evolution:
     """Like `evolution`, from the influence on one query at each checkpoint."""
     names, group, *_ = grouped(run, by)
+    over_time = isinstance(by, str) and all(is_time(axis) for axis in by.split(","))
+    influences = [x.only(None).corrected() if over_time else x for x in influences]
     means, counts = [], []
     for influence in influences:
         of = group[: len(influence)]

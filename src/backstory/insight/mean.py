@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..results.influence import Influence
 from ..results.origin import describe_mixture, join_remedies
+from ..results.quality import Quality
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
 from ..run.lookup import Lookup
@@ -70,7 +71,7 @@ def mean_influence(
     v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
     method, notes = options.get("method", "auto"), (*caveats, *found.notes)
     result = run.query_gradients(v, step, method=method, caveats=notes, **sweep_options(options))
-    return replace(result, remedy=run.remedy(batch, step))
+    return replace(result, remedy=run.remedy(batch, step), quality=_quality(run, step, len(v), options))
 
 
 def find_exact(
@@ -98,18 +99,26 @@ def mean_influences(
     out = {}
     for i, (name, (v, caveats)) in enumerate(gradients.items()):
         told = (*caveats, _about_mean(len(v)), *every.caveats)
-        out[name] = replace(every.only(i), caveats=told, remedy=run.remedy(batches[name], step))
+        judged = _quality(run, step, len(v), options)
+        out[name] = replace(every.only(i), caveats=told, remedy=run.remedy(batches[name], step), quality=judged)
     return out
+
+
+def _quality(run: Run, step: int, queries: int, options: Mapping[str, Any]) -> Quality:
+    """As it was measured for the mean of so many queries."""
+    form = {k: options[k] for k in ("per_layer", "contraction") if k in options}
+    return run.quality(step, mean=queries > 1, **form)
 
 
 def about_all(influences: Sequence[Influence], names: Sequence[str], what: str) -> dict[str, Any]:
     """What a result has that is made from several influences, by name: also which of them are exact, where not all are."""
-    recorded = [x.quality for x in influences if x.quality is not None]
+    recorded = [x for x in influences if x.recording is not None] or influences
     mixture = describe_mixture([x.method for x in influences], names, what)
     caveats = dict.fromkeys((*mixture, *(text for x in influences for text in x.caveats)))
     return {
         "at": influences[-1].at,
         "caveats": tuple(caveats),
-        "quality": recorded[-1] if recorded else None,
+        "quality": recorded[-1].quality,
+        "recording": recorded[-1].recording,
         "remedy": join_remedies(x.remedy for x in influences),
     }

@@ -143,6 +143,7 @@ def on_queries(
         return on_queries_of(run.query_gradients(v, step, caveats=caveats, progress=progress), sample, top=top)
     values = (v.float() @ E.sum(0)).double()  # (Q,)
     about = {"at": step, "caveats": (*caveats, *run.caveats()), "quality": run.quality(step)}
+    about["recording"] = run.recording_report(step)
     return _ends(sample, values, top, method="embeddings", **about)
 
 

@@ -224,7 +224,7 @@ def overwriting_of(
         sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
         overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
         overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
-        caveats=tuple(caveats), quality=run.quality(until),
+        caveats=tuple(caveats), quality=run.quality(until), recording=run.recording_report(until),
     )  # fmt: skip
 
 

@@ -53,8 +53,10 @@ class Timeline(Result):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The phases in one sentence."""
-        return (self.phases.words,)
+        """The phases in one sentence, and where the recording does not rank."""
+        weak = () if self.quality is None or self.quality.exact else self.quality.weak
+        grey = [f"{first:,} to {last - 1:,}" for first, last in weak]
+        return self.phases.words, *([f"Grey: steps {', '.join(grey)}, which are not ranked."] if grey else [])
 
     def table(self) -> dict[str, Any]:
         """One line for each step."""
@@ -62,7 +64,7 @@ class Timeline(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """Influence by learning rate with the phases marked; the loss where it is known."""
-        each = figures.timeline(self.per_rate, self.size, self.phases.bands(), self.at)
+        each = figures.timeline(self.per_rate, self.size, self.phases.bands(), self.at, figures.strip(self.quality))
         return figures.drawable(timeline=each, loss=figures.loss(self.loss))
 
 
@@ -82,6 +84,7 @@ def timeline(
 
 def timeline_of(run: Run, influence: Influence, *, seed: int = 0) -> Timeline:
     """Like `timeline`, from the influence on one query."""
+    influence = influence.only(None).corrected()
     step, table = influence.at, run.steps(0, influence.at)
     _, sums, sizes = influence.by_step()
     mean = sums / np.maximum(1, table.rows)

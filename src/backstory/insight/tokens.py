@@ -161,9 +161,10 @@ def tokens(
         raise UsageError(f"vectors must be finite and of shape (Q, {run.width}), got {tuple(v.shape)}.")
     v = v if v.dtype == torch.float64 else v.float()
     answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
-    caveats, measured = (CAVEAT, *run.caveats()), run.quality(step)
+    about: dict[str, Any] = {"quality": run.quality(step), "recording": run.recording_report(step)}
+    caveats = (CAVEAT, *run.caveats())
     return [
-        TokenInfluence(name, t, *answers[place], at=step, caveats=caveats, quality=measured)
+        TokenInfluence(name, t, *answers[place], at=step, caveats=caveats, **about)
         for (name, t), place in zip(pairs, watcher.order, strict=True)
     ]
 

@@ -85,4 +85,4 @@ class Comparison(Result):
 def compare(left: Influence, right: Influence, *, top: int = 10) -> Comparison:
     """Two queries of one model."""
     caveats = tuple(dict.fromkeys((*left.caveats, *right.caveats)))
-    return Comparison(left, right, top, at=left.at, caveats=caveats, quality=left.quality)
+    return Comparison(left, right, top, **{**left.about, "caveats": caveats})

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
+from .quality import Quality
 
 Figure = dict[str, Any]
+Strip = Sequence[tuple[int, int, float | None, bool]]  # of each tenth: first step, step after the last, rank, weak
 Number = float | None
 Numbers = Iterable[Number]
 POINTS, BARS = 1000, 160
@@ -50,7 +52,9 @@ def drawable(**figures: Figure | None) -> dict[str, Figure]:
 # -- results -------------------------------------------------------------------------------------------------------
 
 
-def timeline(per_rate: Numbers, size: Numbers, bands: Sequence[tuple[str, int, int]] = (), steps: int = 0) -> Figure:
+def timeline(
+    per_rate: Numbers, size: Numbers, bands: Sequence[tuple[str, int, int]] = (), steps: int = 0, strip: Strip = ()
+) -> Figure:
     """Influence per unit of learning rate, each step and smoothed, and its mean magnitude; the phases `(name, first, end)` shaded."""
     x, each = thinned(numbers(per_rate))
     _, sizes = thinned(numbers(size))
@@ -62,6 +66,32 @@ def timeline(per_rate: Numbers, size: Numbers, bands: Sequence[tuple[str, int, i
     drawn = bounded(figure(lines, STEP, "influence / learning rate", height=380))
     for name, first, end in bands:
         _shade(drawn, name, first, end, wide=end - first >= NARROW * steps)
+    return graded(drawn, strip)
+
+
+def strip(quality: Quality | None) -> Strip:
+    """The measured quality of each tenth of the run, for a strip under a time axis; empty where it was not measured."""
+    if quality is None or quality.exact:
+        return ()
+    weak = quality.weak
+    return tuple(
+        (x.first, x.last, x.rank, any(first <= x.first < last for first, last in weak)) for x in quality.tenths
+    )
+
+
+def graded(drawn: Figure, strip: Strip) -> Figure:
+    """The figure with a strip under its time axis, and grey over the parts that are not ranked."""
+    for first, last, rank, weak in strip:
+        box = {"type": "rect", "xref": "x", "yref": "paper", "x0": first, "x1": last, "line": {"width": 0}}
+        shade = {"fillcolor": PLAIN if weak else HELPED, "opacity": 0.35 if weak else max(0.2, rank or 0.0)}
+        drawn["layout"]["shapes"].append({**box, **shade, "y0": -0.035, "y1": -0.01, "name": "quality"})
+        if weak:
+            drawn["layout"]["shapes"].append(
+                {**box, "y0": 0, "y1": 1, "fillcolor": SURFACE, "opacity": 0.6, "name": "not ranked"}
+            )
+    if strip:
+        looks = (("strip: ranked", HELPED), ("not ranked: grey", PLAIN))
+        drawn["layout"]["meta"]["key"] += [{"name": n, "colour": c, "dash": "solid"} for n, c in looks]
     return drawn
 
 
@@ -88,7 +118,7 @@ def loss(values: Numbers) -> Figure | None:
     return figure(lines, STEP, "training loss", height=280)
 
 
-def by_step(steps: Any, influence: Numbers, size: Numbers) -> Figure | None:
+def by_step(steps: Any, influence: Numbers, size: Numbers, strip: Strip = ()) -> Figure | None:
     """A query's own timeline: bars above zero helped, below zero hurt."""
     if not len(steps):
         return None
@@ -99,7 +129,7 @@ def by_step(steps: Any, influence: Numbers, size: Numbers) -> Figure | None:
     drawn = figure([bars(x, each, "step %{x}: %{y:+.3g}"), sizes], STEP, name, height=280)
     signs = [{"name": n, "colour": c, "dash": "solid"} for n, c in (("step helped", HELPED), ("step hurt", HURT))]
     drawn["layout"]["meta"]["key"] = [*signs, *drawn["layout"]["meta"]["key"]]
-    return drawn
+    return graded(drawn, strip)
 
 
 def compared(left: tuple[Any, Numbers], right: tuple[Any, Numbers]) -> Figure | None:

@@ -28,6 +28,8 @@ COLUMNS = ("sample", "label", "source", "step", "influence", "text")
 CONTENT = ("text", "label", "source")
 WORDS = 40  # letters of a text that a hit prints
 ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
+COUNTED = 10  # hits at either end whose weight is counted
+CORRECTED = "sizes over time are corrected by factors that exact results gave for"
 UNIT = "influence in units of the query's loss; a sample's influence is the sum over its occurrences"
 Lookup = Callable[..., dict[str, dict[str, Any]]]  # ids, and columns where not all are wanted -> content by id
 Floats = NDArray[np.float64]
@@ -250,6 +252,7 @@ class Influence(Result):
             steps=self.steps[part],
             index=SampleIndex(names, inverse[part]),
             caveats=(*self.caveats, f"steps {first} to {last - 1} only"),
+            quality=self.quality and self.quality.between(first, last),
         )
 
     def sum_over(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
@@ -290,9 +293,12 @@ class Influence(Result):
         return np.bincount(np.unique(group * len(names) + inverse) // max(1, len(names)), minlength=n)
 
     def by_step(self, query: int | str | None = None) -> ByStep:
-        """The influence of each step's occurrences on a query: their sum, and the mean absolute value (`size`)."""
+        """The influence of each step's occurrences on a query: their sum, and the mean absolute value (`size`).
+
+        Recorded values are corrected where calibration measured their sizes over time (`corrected`).
+        """
         self._need_all("by_step()")
-        one = self.only(query)
+        one = self.only(query).corrected()
         scores, steps = one.scores[0].numpy(), one.steps
         count = np.maximum(1, np.bincount(steps, minlength=self.at))
         size = np.bincount(steps, weights=np.abs(scores), minlength=self.at) / count
@@ -352,7 +358,9 @@ class Influence(Result):
 
     def drawings(self) -> dict[str, figures.Figure]:
         """The influence of each step on the query, or on the mean of several."""
-        return figures.drawable(by_step=figures.by_step(*self.by_step(self._default()))) if self.complete else {}
+        if not self.complete:
+            return {}
+        return figures.drawable(by_step=figures.by_step(*self.by_step(self._default()), figures.strip(self.quality)))
 
     @property
     def title(self) -> str:
@@ -369,6 +377,32 @@ class Influence(Result):
         """Both ends of the ranking, each with its strongest first."""
         best, worst = self.hits(PREVIEW)
         return ranking([*best, *worst])
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How much of the weight of the first samples comes from parts of the run that are ranked."""
+        if self.quality is None or self.quality.exact or not self.quality.measured or not len(self):
+            return ()
+        hits = [h for side in self.hits(COUNTED) for h in side]
+        weight, ranked = np.abs([h.influence for h in hits]), self.quality.ranked([h.step for h in hits])
+        if not weight.sum() > 0:
+            return ()
+        share = weight[ranked].sum() / weight.sum()
+        return (
+            f"{share:.0%} of the weight of the first {len(hits)} samples comes from parts of the run that are ranked.",
+        )
+
+    def corrected(self) -> "Influence":
+        """With sizes over time as calibration measured them: the recorded influences of each twentieth of the run times its factor.
+
+        For sums and sizes over time. Ranks within a part stay what they are.
+        """
+        if self.quality is None or self.quality.exact or not self.quality.factors or self.sample_ids.ndim > 1:
+            return self
+        factor = torch.from_numpy(self.quality.correction(self.steps, self.at)).to(self.scores)
+        return replace(
+            self, scores=self.scores * factor, caveats=(*self.caveats, f"{CORRECTED} {self.quality.on}"), quality=replace(self.quality, factors=())
+        )  # fmt: skip
 
     def _need_all(self, what: str) -> None:
         if not self.complete:

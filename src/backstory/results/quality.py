@@ -1,138 +1,198 @@
-"""Recording quality: what one pass over the run measured, a verdict with its reason, and plain sentences.
+"""Measured quality: how well a run's recorded influences rank the uses of its training data, by exact results on the run itself.
 
-    weak        the optimizer is not followed, or more than half of the gradient is not recorded
-    fair        something is assumed or left out that is known to cost accuracy
-    good        no weakness was measured
-    not known   nothing was measured
+    rank          Spearman's correlation of recorded and exact influences, over the uses in a part of the run
+    factor        Σ |exact| / Σ |recorded| of a twentieth: recorded sizes over time are shown multiplied by it
+    first order   the same correlation of exact influences and training again without single uses
 
-The verdict is about the recording. Only retraining measures how accurate a result is.
+`run.calibrate` measures all three, on the mean of a query set and on single queries; a number speaks of one of these kinds. What a
+reader is told takes the worse of both correlations: a score cannot predict retraining better than first order can.
+
+Shapes:  tenths and twentieths are equal parts of the steps before the model that was queried.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .row import Row
+from .words import describe_duration
 
-GOOD, FAIR, WEAK, NOT_KNOWN = "good", "fair", "weak", "not known"
-LOST = 0.5  # below this share most of the gradient is not there
-RETAINED, COVERED, DRIFTED = 0.8, 0.999, 0.1  # bounds of `fair`
-EARLY = (
-    "Early steps are understated: recorded curvature can only shrink an influence as it passes through later steps, "
-    "so samples used early get too small an influence and are ranked less reliably."
-)
-NOTHING = "The recording quality was not measured for this model: query the final model, or run `backstory embed RUN`."
+THIRDS, TENTHS, SIZES = 3, 10, 20  # parts of the run
+RANKS = 0.5  # below this a part is not ranked
+LEVELS = ((0.8, "well"), (RANKS, "partly"), (0.2, "poorly"), (-math.inf, "not at all"))
+NAMES = ("first", "middle", "last")
+Steps = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
-class Finding(NamedTuple):
-    """One sentence, the verdict if nothing else were known, and the sentence in two or three words."""
+def describe_rank(rank: float) -> str:
+    """A rank correlation in words."""
+    return f"{next(word for least, word in LEVELS if rank >= least)} ({rank:.2f})"
 
-    verdict: str
-    words: str
-    short: str
+
+def part_of(steps: Any, at: int, parts: int) -> Steps:
+    """Which of so many equal parts of the steps before `at` each step lies in."""
+    return np.minimum(parts - 1, parts * np.asarray(steps, np.int64) // max(1, at))
+
+
+@dataclass(frozen=True)
+class Agreement(Row):
+    """How recorded influences rank the uses of some steps, beside exact ones."""
+
+    first: int
+    last: int  # steps first … last−1
+    rank: float | None  # mean over the queries it was measured on; None where too few uses lie in these steps
+    low: float | None  # 95 % interval, by the number of uses and the spread between queries
+    high: float | None
+    uses: int
+
+
+@dataclass(frozen=True)
+class FirstOrder(Row):
+    """How exact first-order influences rank what training again without single uses does."""
+
+    rank: float
+    low: float
+    high: float
+    trainings: int  # uses that were left out, one at a time
+    clear: int  # of these, how many changed the loss by more than rounding does
+
+    @property
+    def words(self) -> str:
+        """What was measured."""
+        return f"exact values rank retraining {describe_rank(self.rank)}, {self.trainings} uses left out one at a time"
 
 
 @dataclass(frozen=True)
 class Quality(Row):
-    """What was measured about the recorded steps before a model; without arguments, nothing was."""
+    """How well a result's values rank uses of the training data, as far as that was measured on its run."""
 
-    steps: int = 0
-    clipped: float = 0.0  # share of steps whose gradient was clipped
-    # mean share of the squared norm of the gradients that the optimizer used, in recorded parameters
-    coverage: float = 1.0
-    optimizer: str = "The optimizer"
-    modelled: str = "exactly"  # or what was assumed
-    proxy: bool = False  # whether the steps were taken as plain SGD steps, which they were not
-    curvature: str = ""
-    projection: str = ""
-    retained: float = 1.0  # mean share of the recorded gradient's squared norm that lies in the projection
-    largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
-    largest_growth_step: int | None = None
-    expanding_steps: tuple[int, ...] = ()  # those above 1
-    drift: float = 0.0  # mean change of the log of Adam's rates from step to step, root mean square over parameters
-
-    @classmethod
-    def from_dict(cls, report: Mapping[str, Any]) -> "Quality":
-        """From what `as_dict` returned, or what is stored with embeddings."""
-        known = {f.name: report[f.name] for f in fields(cls) if f.name in report}
-        return cls(**{**known, "expanding_steps": tuple(known.get("expanding_steps", ()))})
-
-    def measured(self) -> dict[str, Any]:
-        """The measured values alone, as a run stores them."""
-        return {**asdict(self), "expanding_steps": list(self.expanding_steps)}
+    exact: bool = False  # whether the values are exact
+    on: str = ""  # what it was measured on; empty where it was not
+    whole: Agreement | None = None  # of recorded values with exact ones; exact values have none
+    thirds: tuple[Agreement, ...] = ()
+    tenths: tuple[Agreement, ...] = ()
+    factors: tuple[float, ...] = ()  # of each twentieth; empty where sizes are not corrected
+    first_order: FirstOrder | None = None
+    stale: str = ""  # why what was measured does not hold for these values
+    command: str = ""  # what measures it
+    seconds: float | None = None  # that it would take
 
     @property
-    def verdict(self) -> str:
-        """The overall rating in one word."""
-        return self._heaviest().verdict
+    def measured(self) -> bool:
+        """Whether anything is known."""
+        return (self.first_order if self.exact else self.whole) is not None
 
     @property
-    def reason(self) -> str:
-        """The reason for the verdict, in one sentence."""
-        return self._heaviest().words
+    def rank(self) -> float | None:
+        """The worse of both correlations, over all uses that the result speaks of."""
+        return self._worse(None if self.whole is None else self.whole.rank)
 
-    def __str__(self) -> str:
-        return f"{self.verdict}: {self.reason}"
+    @property
+    def weak(self) -> tuple[tuple[int, int], ...]:
+        """`(first, last)` of the stretches of steps that are not ranked."""
+        bad = [(x.first, x.last) for x in self.tenths if not self._ranks(x)]
+        joined: list[tuple[int, int]] = []
+        for first, last in bad:
+            joined[-1:] = (
+                [(joined[-1][0], last)] if joined and joined[-1][1] == first else [*joined[-1:], (first, last)]
+            )
+        return tuple(joined)
 
+    @property
+    def sentence(self) -> str:
+        """The quality in one sentence."""
+        if not self.measured:
+            return self._missing()
+        if self.exact:
+            return f"Exact to first order; {'' if self.first_order is None else self.first_order.words}."
+        if self.rank is None:
+            return f"Too few uses to rank; measured on {self.on}."
+        return f"Ranks {self._uses()} {describe_rank(self.rank)}{self._parts()}; measured on {self.on}{self._limit()}."
+
+    @property
     def in_short(self) -> str:
-        """The verdict, and why in two or three words."""
-        return f"{self.verdict} ({self._heaviest().short})"
+        """The same in a few words."""
+        if not self.measured or self.rank is None:
+            return "Quality: not measured." if not self.stale else "Quality: measured on another form."
+        return f"Quality: {'retraining' if self.exact else 'ranks'} {describe_rank(self.rank)}, measured."
 
-    @property
-    def early(self) -> str:
-        """A caveat about samples that were used early, which always applies."""
-        return EARLY
+    def between(self, first: int, last: int) -> "Quality":
+        """Of the values of steps first … last−1 alone: the mean over the tenths that they lie in."""
+        inside = tuple(x for x in self.tenths if x.last > first and x.first < last)
+        if self.whole is None or (first <= self.whole.first and last >= self.whole.last):
+            return self
+        return replace(self, whole=_mean(inside, first, last), thirds=(), tenths=inside)
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Everything that was measured, in plain sentences, weaknesses first."""
-        findings = sorted(self._findings(), key=lambda f: f.verdict == GOOD)
-        return tuple(f.words for f in findings)
+    def ranked(self, steps: Any) -> NDArray[np.bool_]:
+        """Whether each of these steps lies in a part that is ranked; none does where nothing was measured."""
+        out = np.zeros(len(steps := np.asarray(steps)), bool)
+        for x in self.tenths:
+            out |= (steps >= x.first) & (steps < x.last) & self._ranks(x)
+        return out
 
-    def _heaviest(self) -> Finding:
-        if not self.steps:
-            return Finding(NOT_KNOWN, NOTHING, "not measured")
-        return min(self._findings(), key=lambda f: (WEAK, FAIR, GOOD).index(f.verdict))
+    def correction(self, steps: Any, at: int) -> Floats:
+        """What the size of a recorded influence of each of these steps is multiplied by, where it is shown over time."""
+        if self.exact or not self.factors:
+            return np.ones(len(steps))
+        return np.asarray(self.factors)[part_of(steps, at, len(self.factors))]
 
-    def _findings(self) -> Iterator[Finding]:
-        if not self.steps:
-            return
-        words = f"{self.optimizer}'s steps are modelled {self.modelled}."
-        yield Finding(WEAK, words, "plain SGD assumed") if self.proxy else Finding(GOOD, words, "steps followed")
-        yield Finding(
-            _share(self.coverage, COVERED),
-            f"Recorded parameters cover {self.coverage:.1%} of the gradient (squared norm).",
-            f"coverage {self.coverage:.0%}",
-        )
-        if self.projection in ("learned", "mask"):  # a random or a full one is not judged by it
-            words = f"The projection retains {self.retained:.0%} of the gradients' squared norm."
-            yield Finding(_share(self.retained, RETAINED), words, f"retains {self.retained:.0%}")
-        if self.curvature.startswith("empirical"):
-            words = (
-                "Curvature is the empirical Fisher, computed from the gradients alone; sampled Fisher or exact GGN "
-                "curvature is more accurate."
-            )
-            yield Finding(FAIR, words, "empirical Fisher")
-        yield self._stability()
-        if self.drift:
-            words = (
-                f"Per-parameter learning rates change by {self.drift:.1%} from step to step; this change is ignored."
-            )
-            yield Finding(FAIR if self.drift >= DRIFTED else GOOD, words, f"rates drift {self.drift:.0%}")
-        if self.clipped:
-            words = f"{self.clipped:.0%} of the steps were clipped; the derivative of clipping is included."
-            yield Finding(GOOD, words, "clipping followed")
+    def _uses(self) -> str:
+        whole = self.whole
+        if whole is None or self.thirds:
+            return "all uses"
+        return f"the uses of steps {whole.first} to {whole.last - 1}"
 
-    def _stability(self) -> Finding:
-        where = "" if self.largest_growth_step is None else f" (at step {self.largest_growth_step})"
-        words = f"Peak learning rate × curvature is {self.largest_growth:.0%} of the stability limit{where}"
-        if self.largest_growth <= 1:
-            return Finding(GOOD, f"{words}.", "stable")
-        count = len(self.expanding_steps)
-        above = f"{count} of {self.steps} steps {'is' if count == 1 else 'are'} above it"
-        meaning = "Samples used up to then get less reliable scores; a lower or slower-rising learning rate avoids it."
-        return Finding(FAIR, f"{words}; {above}. {meaning}", f"{count:,} unstable step{'s' * (count != 1)}")
+    def _ranks(self, part: Agreement) -> bool:
+        """Whether a tenth is ranked; one with too few uses is taken to be like the whole."""
+        rank = self._worse(part.rank) if part.rank is not None else self.rank
+        return rank is not None and rank >= RANKS
+
+    def _worse(self, rank: float | None) -> float | None:
+        """Of a part's correlation and that of first order."""
+        limit = None if self.first_order is None else self.first_order.rank
+        known = [x for x in (rank, limit) if x is not None]
+        return None if rank is None and not self.exact else min(known, default=None)
+
+    def _limit(self) -> str:
+        """That first order is what limits the rank, where it does."""
+        rank = None if self.whole is None else self.whole.rank
+        if self.first_order is None or rank is None or self.first_order.rank >= rank:
+            return ""
+        return f"; first order is the limit: {self.first_order.words}"
+
+    def _parts(self) -> str:
+        """The thirds, best first, where they differ."""
+        worse = [(self._worse(part.rank), name) for part, name in zip(self.thirds, NAMES, strict=False)]
+        ranked = sorted(((x, name) for x, name in worse if x is not None), key=lambda pair: -pair[0])
+        if len({x for x, _ in ranked}) < 2:
+            return ""
+        return ": " + ", ".join(f"the {name} third {describe_rank(x)}" for x, name in ranked)
+
+    def _missing(self) -> str:
+        seconds = "" if self.seconds is None else f" (about {describe_duration(self.seconds)})"
+        what = "first-order values predict retraining" if self.exact else "these values rank"
+        how = f" To measure how well {what}: `{self.command}`{seconds}." if self.command else ""
+        reason = f" for these values: {self.stale}" if self.stale else ""
+        return f"Quality: not measured{reason}.{how}"
 
 
-def _share(share: float, fair: float) -> str:
-    return WEAK if share < LOST else GOOD if share > fair else FAIR
+def bounds(at: int, parts: int) -> list[tuple[int, int]]:
+    """`(first, last)` of the steps of each part, as `part_of` has them."""
+    edges = [-(-at * k // parts) for k in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def _mean(parts: Sequence[Agreement], first: int, last: int) -> Agreement:
+    """Some tenths as one, weighted by their uses."""
+    known = [x for x in parts if x.rank is not None and x.low is not None and x.high is not None]
+    uses = sum(x.uses for x in known)
+    if not uses:
+        return Agreement(first, last, None, None, None, 0)
+    rank, low, high = (sum(getattr(x, name) * x.uses for x in known) / uses for name in ("rank", "low", "high"))
+    return Agreement(first, last, rank, low, high, uses)

@@ -1,11 +1,11 @@
-"""The base of all results: numbers with their sign, unit, caveats and recording quality, that can be shown and exported.
+"""The base of all results: numbers with their sign, unit, caveats and measured quality, that can be shown and exported.
 
     as_dict()      plain values: what `--json` prints and the service sends
     to_pandas()    the table
     draw()         the figure as Plotly's own JSON, figure() the same as a Plotly object
     remarks        what a reader must know with the numbers; `brief` is the most important of it in one line
 
-A subclass is a frozen dataclass with fields of its own beside `at`, `caveats` and `quality`; it names what is its own in `as_dict()` (`shown`), and gives
+A subclass is a frozen dataclass with fields of its own beside `at`, `caveats`, `quality` and `recording`; it names what is its own in `as_dict()` (`shown`), and gives
 `table` and `drawings`. The service describes its JSON by the types of what is named there: nothing describes it twice.
 """
 
@@ -18,6 +18,7 @@ from ..errors import BackstoryError, UnsupportedError, UsageError
 from . import figures
 from .origin import BY_REPLAY, IN_SHORT, Remedy, describe_origin
 from .quality import Quality
+from .recording_report import RecordingReport
 from .row import plain
 from .sign import SHORT, SIGN
 
@@ -30,7 +31,8 @@ class Result:
 
     at: int  # the step whose model was queried
     caveats: tuple[str, ...] = ()
-    quality: Quality | None = None  # of the recording, where it was measured; exact values have none
+    quality: Quality | None = None  # how well its values rank, as far as it was measured; baselines have none
+    recording: RecordingReport | None = None  # what the recorded steps are like; exact values have none
     remedy: Remedy | None = None  # what would make recorded values exact
     unit: ClassVar[str] = "units of the query's loss"
     sign: ClassVar[str] = SIGN
@@ -64,22 +66,23 @@ class Result:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader must know with the numbers: sign, unit, origin, caveats and recording quality."""
-        q = self.quality
-        judged = () if q is None else (f"Recording quality: {q.verdict}. {q.reason}", *q.words, q.early)
-        notes = (self.origin, *self.caveats, *(x for x in judged if q is None or x != q.reason), self.to_exact)
+        """What a reader must know with the numbers: sign, unit, origin, measured quality, caveats, and what the recording is like."""
+        judged = None if self.quality is None else self.quality.sentence
+        recorded = () if self.recording is None else self.recording.words
+        notes = (self.origin, judged, *self.caveats, *recorded, self.to_exact)
         return self.sign, self.unit, *(x for x in notes if x)
 
     @property
     def brief(self) -> str:
-        """The sign and the recording's quality, or that the values are exact, in one line."""
-        quality = "" if self.quality is None else f" Recording quality: {self.quality.in_short()}."
-        return f"{SHORT}. {IN_SHORT}" if self.origin == BY_REPLAY else f"{SHORT}.{quality}"
+        """The sign, whether the values are exact, and their measured quality, in one line."""
+        notes = (IN_SHORT if self.origin == BY_REPLAY else "", "" if self.quality is None else self.quality.in_short)
+        return " ".join((f"{SHORT}.", *filter(None, notes)))
 
     @property
     def about(self) -> dict[str, Any]:
         """What a result that is made from this one has too."""
-        return {"at": self.at, "caveats": self.caveats, "quality": self.quality, "remedy": self.remedy}
+        names = ("at", "caveats", "quality", "recording", "remedy")
+        return {name: getattr(self, name) for name in names}
 
     def lines(self) -> tuple[str, ...]:
         """The most important numbers as lines, for `repr`."""
@@ -104,9 +107,8 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: what is not a finite number is None."""
-        quality = None if self.quality is None else self.quality.as_dict()
         common = {"at": self.at, "sign": self.sign, "unit": self.unit, "origin": self.origin, "caveats": self.caveats}
-        common |= {"quality": quality, "to_exact": self.to_exact}
+        common |= {"quality": self.quality, "recording": self.recording, "to_exact": self.to_exact}
         out: dict[str, Any] = plain({**self.numbers(), "headline": self.headline, "words": self.words, **common})
         return out
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..capture.modules import taken_as_frozen
 from ..store import RunStore
-from .quality import without
+from .recording_report import without
 
 
 def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:

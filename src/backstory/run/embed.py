@@ -15,11 +15,11 @@ from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import all_finite, is_coarse
 from ..maths.steps import Contraction
-from ..results.quality import Quality
+from ..results.recording_report import RecordingReport
 from ..results.row import Row
 from ..store import RunStore
 from ..workers import ahead
-from .quality import Watch
+from .recording_report import Watch
 from .sweep import Chunk, Span, backward, cut, slices
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
@@ -62,8 +62,8 @@ def embed(store: RunStore, at: int, form: Form, *, progress: Progress | None = N
     # made in a thread of its own, and with it what it changes: modes of torch belong to threads
     with closing(ahead(embed_rows(store, (0, at), form, settings, [], progress))) as rows:
         store.write_embeddings(at, rows, settings, form.encoding)
-    quality = Quality.from_dict(settings["quality"])
-    return report(store, at, form, quality, time.perf_counter() - began)
+    measured = RecordingReport.from_dict(settings["recording"])
+    return report(store, at, form, measured, time.perf_counter() - began)
 
 
 def embed_rows(
@@ -76,7 +76,7 @@ def embed_rows(
 ) -> Generator[tuple[int, Tensor]]:
     """`(first row, E)` of the steps of a span on the state at its end, θ's numbers before m's; last rows first.
 
-    The propagators of the blocks are added to `made`, and at the end the measured quality to `settings`, which is stored beside E.
+    The propagators of the blocks are added to `made`, and at the end what was measured to `settings`, which is stored beside E.
     """
     dtype, where, watch = getattr(torch, form.dtype), slices(store, form.per_layer), Watch(store, span[1], span[0])
     parts = settings.get("parts", 1)
@@ -90,15 +90,17 @@ def embed_rows(
         if progress is not None:
             progress(span[1] - chunk.first_step, span[1])
         yield chunk.row_start, E
-    settings["quality"] = watch.done().measured()
+    settings["recording"] = watch.done().measured()
 
 
-def report(store: RunStore, at: int, form: Form, quality: Quality, seconds: float, *, segments: int = 1) -> EmbedReport:
+def report(
+    store: RunStore, at: int, form: Form, measured: RecordingReport, seconds: float, *, segments: int = 1
+) -> EmbedReport:
     """On what was embedded."""
-    expanding = list(quality.expanding_steps) if form.contraction == "never" else []
+    expanding = list(measured.expanding_steps) if form.contraction == "never" else []
     return EmbedReport(
         at, at, store.rows_before(at), store.width, form.per_layer, form_of(form.contraction), seconds,
-        quality.largest_growth, quality.largest_growth_step, expanding, segments,
+        measured.largest_growth, measured.largest_growth_step, expanding, segments,
     )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "at step": int(table.step[table.norm.argmax()]),
         }
         out["quality"] = run.quality().as_dict()
+        out["recording"] = run.recording_report().as_dict()
     if verify:
         out["damage"] = store.verify()
     return out

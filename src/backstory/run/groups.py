@@ -59,6 +59,11 @@ def grouped(run: "Run", by: By) -> Groups:
     return _crossed(tuple(axes), each)
 
 
+def is_time(by: str) -> bool:
+    """Whether a word of the grammar says when samples were used, not what they are."""
+    return by.strip() not in COLUMNS
+
+
 def _axis(run: "Run", by: str, samples: Texts, steps: Ints) -> tuple[Sequence[str], Ints]:
     """`(names, group of each occurrence)` for one word of the grammar."""
     if by == "thirds":

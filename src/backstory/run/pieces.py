@@ -5,6 +5,7 @@ run under their final names until the run takes them in; so what was finished be
 killed process left (progress, halves of files) is named in a note, and goes when its results are there, whoever computed them.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..store.files import TEMPORARY, read_json, write_json
 from ..workers import spread
 
 WORK = "exact-work"  # what is on its way
-RESULTS = ("exact-", "change-")  # how the names of results begin
+RESULTS = ("exact-", "change-", "quality-")  # how the names of results begin
 
 
 class Piece(NamedTuple):
@@ -88,6 +89,13 @@ def _remove_rest(folder: Path, note: Path, names: Sequence[str]) -> None:
             (folder / f"{name}{ending}").unlink(missing_ok=True)
     note.with_name(note.name + TEMPORARY).unlink(missing_ok=True)
     note.unlink(missing_ok=True)
+
+
+def clear_work(path: Path, folder: str) -> None:
+    """Remove a folder of unfinished work that is finished now."""
+    shutil.rmtree(path / WORK / folder, ignore_errors=True)
+    with suppress(OSError):  # there is none, or other work is on its way there
+        (path / WORK).rmdir()
 
 
 def within(progress: Progress | None, done: int, pieces: int) -> Progress | None:

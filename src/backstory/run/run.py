@@ -26,10 +26,21 @@ from ..results.effects import FIRST_ORDER, MOVED
 from ..results.influence import Influence
 from ..results.origin import Remedy
 from ..results.quality import Quality
+from ..results.recording_report import RecordingReport
 from ..results.result import frame, show_table
 from ..store import RunStore, StepTable
 from ..store.run_store import Labels
 from . import exact as exactly
+from .calibrate import (
+    REMOVALS,
+    SINGLES,
+    calibrate,
+    describe_stale,
+    form_of,
+    quality_of,
+    read_calibration,
+    unmeasured,
+)
 from .caveats import caveats_of
 from .changes import About, WeightChanges, stored_changes
 from .compress import RANK, CompressReport, compress
@@ -40,12 +51,12 @@ from .left_out import leave_out
 from .lookup import Lookup, find, keep_ends
 from .memory import Memory, embedding_bytes
 from .methods import choose_method, seeks_exact
-from .quality import Watch, quality
+from .recording_report import Watch, read_report, report_on
 from .remedy import not_stored, remedy
 from .removal import RemovalEffect, corrected
 from .same_loss import slopes
 from .scoring import by_adjoint, by_embeddings, collect, collect_best
-from .segments import boundaries, by_segments, embed_segments, path_to, quality_of, vectors_at
+from .segments import boundaries, by_segments, embed_segments, path_to, report_of, vectors_at
 from .tangents import carry, moved, tangents_of
 
 SHOWN = ("text", "image", "label", "source")
@@ -298,7 +309,8 @@ class Run:
 
         found = find(self._store, batch, step, losses, measure, mean=mean)
         if found.result is not None:
-            return Lookup(replace(found.result, caveats=(*checked, *found.result.caveats), lookup=self.content))
+            caveats, judged = (*checked, *found.result.caveats), self.quality(step, mean=mean, exact=True)
+            return Lookup(replace(found.result, caveats=caveats, quality=judged, lookup=self.content))
         if method == "exact":
             raise UsageError(not_stored(self.remedy(batch, step), step, found.notes))
         return found
@@ -349,16 +361,15 @@ class Run:
             values, rows = collect_best(scores, len(v), keep)
             labels, more = self._store.labels(rows), {"complete": False}
             more["best"] = keep if values.shape[1] < n_rows else None
-        measured = quality_of(self._store, spans) if spans else watch.done() if watch else self._stored_quality(step)
+        measured = report_of(self._store, spans) if spans else watch.done() if watch else self._stored_report(step)
         return Influence(
             values, *labels, id_kind=self.config.get("ids", "str"), at=step, method=how, caveats=notes, lookup=self.content,
-            quality=measured, **more,
+            recording=measured, quality=self.quality(step, per_layer=per_layer, contraction=contraction), **more,
         )  # fmt: skip
 
-    def _stored_quality(self, step: int) -> Quality | None:
+    def _stored_report(self, step: int) -> RecordingReport | None:
         """What was measured when the embeddings were made, and is stored beside them."""
-        stored = self._store.embeddings().get(step, {}).get("quality")
-        return None if stored is None else Quality.from_dict(stored)
+        return read_report(self._store.embeddings().get(step, {}))
 
     def exact(
         self,
@@ -387,7 +398,8 @@ class Run:
         result = exactly.exact(
             self._store, recipe, names, spec, each=each, args=args, workers=workers, progress=progress
         )
-        return replace(result, lookup=self.content)
+        mean = not each and all(":" not in name for name in names)
+        return replace(result, lookup=self.content, quality=self.quality(spec.at, mean=mean, exact=True))
 
     def exact_results(self) -> list[exactly.Stored]:
         """The exact results that are stored in the run."""
@@ -492,10 +504,60 @@ class Run:
         """The form that "auto" stands for in this run: "always" if curvature is split by position groups."""
         return contraction_of(contraction, self.config["settings"]["curvature"])
 
-    def quality(self, at: int | str = "final") -> Quality:
-        """The recording quality before `at`: stored with the embeddings, or measured in one pass over the run."""
+    def quality(
+        self,
+        at: int | str = "final",
+        *,
+        mean: bool = False,
+        exact: bool = False,
+        per_layer: bool = False,
+        contraction: ContractionChoice = "auto",
+    ) -> Quality:
+        """How well values of the model at `at` rank the uses of the training data, as `calibrate` measured it.
+
+        Of recorded values or `exact` ones; on single queries, or on the `mean` of many. What was measured on another form of the
+        recording does not count, and the result says so.
+        """
+        step, sets = self.step_of(at), list(self._named)
+        made, stale = read_calibration(self._store, step), ""
+        if made is not None and not exact:
+            stale = describe_stale(made, form_of(self._store, step, per_layer, self.form(contraction)))
+        if made is None or stale:
+            return unmeasured(self._store, step, sets, exact=exact, stale=stale)
+        known = quality_of(made, exact=exact, mean=mean)
+        return known if known.measured else unmeasured(self._store, step, sets, exact=exact)
+
+    @own_precision()
+    def calibrate(
+        self,
+        queries: str,
+        recipe: RecipeSource,
+        at: int | str = "final",
+        *,
+        singles: int = SINGLES,
+        removals: int = REMOVALS,
+        seed: int = 0,
+        args: Mapping[str, Any] | None = None,
+        workers: int = 1,
+        progress: Progress | None = None,
+    ) -> Quality:
+        """Measure how well this recording ranks, on the run itself: every result then carries it as `quality`.
+
+        Recorded influences on the mean of a query set and on `singles` single queries of it are compared with exact ones, by parts of the
+        run; and exact ones with training again without `removals` single uses, drawn by `seed` from all parts of the run. What was measured
+        is stored in the run, in the place of what was measured before; an interrupted call goes on. `workers` processes share the work.
+        """
         step = self.step_of(at)
-        return self._stored_quality(step) or quality(self._store, step)
+        calibrate(
+            self, self._store, queries, recipe, step, singles=singles, removals=removals, seed=seed, args=args,
+            workers=workers, progress=progress,
+        )  # fmt: skip
+        return self.quality(step, mean=True)
+
+    def recording_report(self, at: int | str = "final") -> RecordingReport:
+        """What the recorded steps before `at` are like: stored with the embeddings, or measured in one pass over the run."""
+        step = self.step_of(at)
+        return self._stored_report(step) or report_on(self._store, step)
 
     def caveats(self) -> tuple[str, ...]:
         """Caveats that every result from this recording carries."""

@@ -11,7 +11,7 @@ from ..maths.adjoint import Adjoint
 from ..maths.steps import Contraction
 from ..store import RunStore
 from .embed import Progress
-from .quality import Watch
+from .recording_report import Watch
 from .sweep import backward, cut, slices
 
 ROWS_AT_ONCE = 4096

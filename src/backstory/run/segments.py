@@ -23,11 +23,11 @@ from torch import Tensor
 from ..errors import StoreError, UsageError
 from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.steps import Contraction
-from ..results.quality import Quality
+from ..results.recording_report import RecordingReport
 from ..store import RunStore
 from ..workers import spread
 from .embed import EmbedReport, Form, Progress, embed_rows, report
-from .quality import merged
+from .recording_report import merged, read_report
 from .scoring import pieces
 from .sweep import Span, slices
 
@@ -74,8 +74,8 @@ def embed_segments(
                     "missing. Is there enough memory for each worker's propagator? Finished segments are kept: run "
                     "it again with fewer workers."
                 ) from error
-    quality, seconds = quality_of(store, spans), time.perf_counter() - began
-    return report(store, at, form, quality, seconds, segments=len(spans))
+    measured, seconds = report_of(store, spans), time.perf_counter() - began
+    return report(store, at, form, measured, seconds, segments=len(spans))
 
 
 def _computed(store: RunStore, spans: Sequence[Span], form: Form, momentum: bool, workers: int) -> Iterator[object]:
@@ -156,7 +156,7 @@ def _through(x: Tensor, sigmas: dict[str, Tensor], where: Sequence[slice], p: in
     return out
 
 
-def quality_of(store: RunStore, spans: Sequence[Span]) -> Quality:
+def report_of(store: RunStore, spans: Sequence[Span]) -> RecordingReport:
     """The reports on these segments as one."""
     facts = store.segments()
-    return merged([Quality.from_dict(facts[span]["settings"]["quality"]) for span in spans])
+    return merged([x for span in spans if (x := read_report(facts[span]["settings"])) is not None])

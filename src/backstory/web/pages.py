@@ -131,10 +131,22 @@ def share(x: float, largest: float) -> str:
     return f"{min(1.0, abs(x) / largest):.3f}" if largest > 0 else "0"
 
 
+def code(text: str) -> Markup:
+    """The text, escaped, with what stands between backticks as code."""
+    parts = enumerate(text.split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(x) if k % 2 else escape(x) for k, x in parts)
+
+
+def inside(step: int, spans: Sequence[Sequence[int]]) -> bool:
+    """Whether a step lies in one of these spans, first to last."""
+    return any(first <= step < last for first, last in spans)
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         signed, plain, name_label, name_method, verb, without, common_words, count, when, shortened, marked, most, share,
+        code, inside,
     )
 }  # fmt: skip
 

@@ -84,7 +84,7 @@ def _add_run(app: FastAPI, service: Service) -> None:
     @app.get("/", response_model=schemas.Overview)
     async def overview(request: Request, format: Format = None) -> Response:
         """What was trained, when, on what; with the timeline of the default query set."""
-        lane = QUICK if state.timeline_known(None, None) and state.quality_known() else SWEEP
+        lane = QUICK if state.timeline_known(None, None) and state.recording_known() else SWEEP
         return await service.respond(request, "overview", partial(views.overview, state), lane=lane)
 
     @app.get("/health", response_model=schemas.Health)

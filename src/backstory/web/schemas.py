@@ -30,6 +30,7 @@ COMMON = (
     "origin",
     "caveats",
     "quality",
+    "recording",
     "to_exact",
 )  # what every result has
 Number = float | None
@@ -218,6 +219,7 @@ class Overview(About):
     default_queries: str | None
     loss: list[Number] = Field(description="training loss of each step, null where it was not recorded")
     quality: Sent[results.Quality]
+    recording: Sent[results.RecordingReport]
     caveats: list[str]
     missing: list[str] = Field(description="what is not available, and how to get it")
     sign: str

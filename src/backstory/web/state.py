@@ -22,7 +22,7 @@ from ..insight.timeline import timeline_of
 from ..replay.queries import QuerySets, part, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
 from ..results.influence import Influence
-from ..results.quality import Quality
+from ..results.recording_report import RecordingReport
 from ..run.catalogue import Catalogue
 from ..run.gradients import ModelAt, evaluate
 from ..run.run import Run
@@ -376,9 +376,9 @@ class State:
 
         return insight.on_queries_of(self._influences.get(("each", name), compute)[""], who, top=top)
 
-    def quality(self, step: int) -> Quality:
-        """The quality of the recording before a checkpoint."""
-        return self._cached(("quality", step), lambda: self.run.quality(step))
+    def recording(self, step: int) -> RecordingReport:
+        """What the recorded steps before a checkpoint are like."""
+        return self._cached(("recording", step), lambda: self.run.recording_report(step))
 
     def _cached(self, key: Any, compute: Callable[[], T]) -> T:
         made: T = self.results.get(key, compute)
@@ -411,9 +411,9 @@ class State:
         """Whether what the model predicts for every query set is known, or can never be."""
         return self.page.predict is None or all(("evaluation", n, self.final) in self.results for n in self.sets)
 
-    def quality_known(self) -> bool:
-        """Whether the quality before the final model takes no pass over the run."""
-        return self.final in self.embedded or ("quality", self.final) in self.results
+    def recording_known(self) -> bool:
+        """Whether what the recorded steps are like takes no pass over the run."""
+        return self.final in self.embedded or ("recording", self.final) in self.results
 
     # -- work in the background --------------------------------------------------------------------------------------
 

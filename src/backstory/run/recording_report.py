@@ -1,4 +1,4 @@
-"""Measure recording quality during a sweep over the steps; `results.quality` rates and words it."""
+"""Measure a recording during a sweep over its steps; `results.recording_report` words it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from ..capture.optimizers import listed
 from ..maths.steps import growth
-from ..results.quality import Quality
+from ..results.recording_report import RecordingReport
 from ..store import RunStore
 from ..store.bases import PRECONDITIONED
 from .sweep import Chunk, backward
@@ -36,7 +36,7 @@ class Watch:
     def __init__(self, store: RunStore, at: int, start: int = 0) -> None:
         table = store.steps(start, at)
         settings, optimizer = store.config["settings"], store.config["optimizer"]
-        self._known = Quality(
+        self._known = RecordingReport(
             steps=at - start,
             clipped=float((table.clip < 1).mean()) if at > start else 0.0,
             coverage=float(table.trained.mean()) if at > start else 1.0,
@@ -58,7 +58,7 @@ class Watch:
             self._growth[number] = growth(step)
             self._retained += float((step.w @ step.G).square().sum()) / whole if whole else 1.0
 
-    def done(self) -> Quality:
+    def done(self) -> RecordingReport:
         """The report on everything seen."""
         step, largest = max(self._growth.items(), key=lambda x: (x[1], -x[0]), default=(0, 0.0))
         return replace(
@@ -70,7 +70,13 @@ class Watch:
         )
 
 
-def merged(parts: Sequence[Quality]) -> Quality:
+def read_report(settings: Mapping[str, Any]) -> RecordingReport | None:
+    """The report that is stored beside embeddings, in their settings."""
+    stored = settings.get("recording")
+    return None if stored is None else RecordingReport.from_dict(stored)
+
+
+def merged(parts: Sequence[RecordingReport]) -> RecordingReport:
     """The reports on consecutive parts of a run as one report on the whole."""
     steps, worst = sum(p.steps for p in parts), max(parts, key=lambda p: p.largest_growth)
     means = {k: sum(p.steps * getattr(p, k) for p in parts) / max(1, steps) for k in MEANS}
@@ -78,7 +84,7 @@ def merged(parts: Sequence[Quality]) -> Quality:
     return replace(worst, steps=steps, expanding_steps=expanding, **means)
 
 
-def quality(store: RunStore, at: int) -> Quality:
+def report_on(store: RunStore, at: int) -> RecordingReport:
     """One pass over the rows before step `at`."""
     watch = Watch(store, at)
     for chunk in backward(store, at, dtype=torch.float32):
