@@ -52,7 +52,10 @@ def test_query_prints_the_result_of_the_library(digits_run: Path) -> None:
     assert printed.strip().splitlines()[-1] == f"{result.brief} {len(result.remarks)} notes: --notes"
     assert all(text in plain for text in result.remarks)
     shown = [text for text in result.remarks if text in " ".join(printed.split())]
-    assert shown == [result.to_exact], "how to make it exact is the one note that is always printed"
+    assert result.quality is not None
+    assert shown == [result.quality.sentence, result.to_exact], (
+        "how right it is, and how to make it exact, are always printed"
+    )
 
 
 def test_query_prints_hits_with_their_content_in_80_columns(digits_run: Path) -> None:
@@ -162,12 +165,10 @@ def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path) -
     assert f"{', '.join(map(str, run.checkpoints))}; 1 between start and end" in printed
     assert "not checked: pass --verify" in printed
     assert "every file matches its checksum" in call("inspect", digits_run, "--verify")
-    quality = run.quality()
-    assert f"Recording quality: {quality.verdict}. {quality.reason}" in " ".join(printed.split())
-    assert quality.early not in " ".join(printed.split())
-    assert all(
-        text in " ".join(call("inspect", digits_run, "--notes").split()) for text in (*quality.words, quality.early)
-    )
+    quality, words = run.quality(), run.recording_report().words
+    assert quality.sentence in " ".join(printed.split())
+    assert words[0] not in " ".join(printed.split())
+    assert all(text in " ".join(call("inspect", digits_run, "--notes").split()) for text in (quality.sentence, *words))
 
 
 def test_inspect_of_many_parameters_and_checkpoints_stays_one_screen(digits_run: Path) -> None:

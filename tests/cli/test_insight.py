@@ -187,17 +187,19 @@ def test_one_line_of_caveats_and_all_of_them_as_notes(run: Path, name: str) -> N
     sample = str(backstory.open(run)._store.read(0, 1, rows=False, samples=True).samples[0])  # type: ignore[index]
     args = (name, run, "--queries", "few", *(("--sample", sample) if name == "overwriting" else ()), *TRUST)
     sent = json.loads(call(*args, "--json").strip().splitlines()[-1])
-    last = " ".join(call(*args).strip().splitlines()[-1:])
-    assert last.startswith("+ helped, − hurt. Recording quality: fair (")
+    printed = call(*args)
+    last = " ".join(printed.strip().splitlines()[-1:])
+    assert last.startswith("+ helped, − hurt. ")
     assert last.endswith(" notes: --notes")
+    assert sent["quality"]["sentence"] in " ".join(printed.split())
     noted = " ".join(call(*args, "--notes").split())
     said = (
         sent["sign"],
         sent["unit"],
         *sent["caveats"],
         *sent["words"],
-        *sent["quality"]["words"],
-        sent["quality"]["early"],
+        *sent["recording"]["words"],
+        sent["quality"]["sentence"],
     )
     assert all(text in noted for text in said)
 

@@ -111,3 +111,30 @@ def test_another_recipe_or_another_number_of_losses_is_refused(recorded: tuple[R
         check(run, shorter, influence, loss, random=0)
     with pytest.raises(UsageError, match="query_loss must give 1 losses, as the result has, got 2"):
         check(run, make, influence, lambda model: torch.cat([loss(model), loss(model)]), random=0)
+
+
+def test_samples_are_drawn_from_each_third_by_their_last_use(recorded: tuple[Run, Influence]) -> None:
+    run, influence = recorded
+    drawn = check(run, make, influence, loss, random=6).samples[2:]
+    last = {str(x): k for k, x in enumerate(influence.sample_ids.tolist())}
+    others = sorted(
+        last[str(x)] for x in influence.per_sample()[0] if x not in check(run, make, influence, loss, random=0).samples
+    )
+    thirds = [others.index(last[str(x)]) * 3 // len(others) for x in drawn]
+    assert thirds == sorted(thirds)
+    assert len(set(thirds)) == 3
+
+
+def test_twins_are_the_noise_that_changes_are_held_to(recorded: tuple[Run, Influence], actual: Check) -> None:
+    assert actual.floor is None
+    assert "rounding" not in actual.words[0]
+    twinned = check(recorded[0], make, recorded[1], loss, random=4, twins=2)
+    assert twinned.floor is not None
+    assert 0 < float(twinned.floor[0]) < float(twinned.retrained.abs().max()), (
+        "rounding, far below what leaving out does"
+    )
+    assert torch.equal(twinned.retrained, actual.retrained)
+    assert twinned.clear == float((twinned.retrained.abs() > twinned.floor).double().mean())
+    assert f"{twinned.clear:.0%} of the changes are larger than rounding alone makes them." in twinned.words[0]
+    below = replace(twinned, floor=twinned.retrained.abs().amax(0) * 2)
+    assert below.clear == 0

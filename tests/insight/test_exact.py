@@ -47,11 +47,12 @@ def test_a_timeline_is_that_of_the_exact_scores(run: Run, model: nn.Module) -> N
     by_hand = [scores[exact.steps == t].mean() for t in range(8)]
     assert_close(actual.influence, by_hand)
     assert_close(actual.size, [np.abs(scores[exact.steps == t]).mean() / rate[t] for t in range(8)])
-    assert (actual.method, actual.origin, actual.quality, actual.to_exact) == (EXACT, BY_REPLAY, None, None)
+    assert (actual.method, actual.origin, actual.recording, actual.to_exact) == (EXACT, BY_REPLAY, None, None)
+    assert actual.quality == run.quality(mean=True, exact=True)
     assert "influence on the mean loss of 3 queries" in actual.caveats
     recorded = insight.timeline(run, model, examples.loss, BATCH, method="adjoint")
     assert (recorded.method, recorded.origin) == ("adjoint", "From the recording, by reverse sweep.")
-    assert recorded.quality is not None
+    assert recorded.quality == run.quality(mean=True)
     assert np.abs(recorded.influence - actual.influence).max() > 1e-6
 
 
@@ -70,7 +71,7 @@ def test_an_evolution_says_which_checkpoints_are_exact(run: Run, model: nn.Modul
     first, second, last = actual.checkpoints
     assert actual.method == ("adjoint", EXACT, EXACT)
     assert actual.origin == IN_PART
-    assert actual.quality is not None, "of the recorded one"
+    assert actual.quality == run.quality(first, mean=True), "of the recorded one"
     assert f"Checkpoints: step {second}, step {last} exact; step {first} from the recording" in actual.caveats[0]
     assert f"--at {first}`" in (actual.to_exact or "")
     for k, at in ((1, second), (2, last)):

@@ -45,10 +45,13 @@ def test_every_result_carries_what_must_be_said(name: str, plain: Small) -> None
     assert sent["unit"] == actual.unit
     assert sent["at"] == actual.at == plain.run.n_steps
     assert any("eval mode" in caveat for caveat in sent["caveats"])
-    assert "SGD's steps are modelled exactly." in sent["quality"]["words"]
-    assert sent["quality"]["verdict"] == actual.quality.verdict == "fair", "the empirical Fisher"
+    assert "SGD's steps are modelled exactly." in sent["recording"]["words"]
+    assert sent["quality"]["sentence"] == actual.quality.sentence
+    assert sent["quality"]["sentence"].startswith(
+        "Quality: not measured. To measure how well these values rank: `backstory calibrate"
+    )
     assert (sent["headline"], sent["words"]) == (actual.headline, list(actual.words))
-    assert "Early steps are understated" in repr(actual)
+    assert "samples used early get too small an influence" in repr(actual)
 
 
 def test_the_timeline_says_its_phases_once(plain: Small) -> None:

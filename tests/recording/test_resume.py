@@ -391,4 +391,4 @@ def test_what_a_proxy_drops_after_a_resumption_is_named_too(tmp_path: Path) -> N
     train(tmp_path / "run", model, sgd(model, momentum=0.9), 3, start=2, optimizer_model="sgd")
     run = backstory.open(tmp_path / "run")
     assert run.config["optimizer"]["dropped"] == ["momentum 0.9"]
-    assert "without momentum 0.9" in run.quality().words[0]
+    assert "without momentum 0.9" in run.recording_report().words[0]

@@ -9,7 +9,7 @@ import torch
 
 from backstory.errors import UsageError
 from backstory.results.influence import Hit, Influence, RankedSample, SampleIndex, ranking
-from backstory.results.quality import Quality
+from backstory.results.recording_report import RecordingReport
 
 #                      step     0    0    1    1    2    2
 SAMPLES = np.array(["10", "9", "10", "8", "9", "10"])
@@ -177,10 +177,10 @@ def test_text_ids_stay_text() -> None:
 
 
 def test_string_ids_are_plain_strings_and_what_is_kept_beside_scores_stays() -> None:
-    actual = answer(id_kind="str", quality=Quality(steps=3)).between(0, 2)
+    actual = answer(id_kind="str", recording=RecordingReport(steps=3)).between(0, 2)
     assert {type(h.sample) for h in actual.top(3, query=0, per="occurrence")} == {str}
     assert {type(h.sample) for h in actual.top(3, query=0)} == {str}
-    assert actual.quality == Quality(steps=3)
+    assert actual.recording == RecordingReport(steps=3)
 
 
 def ties(kind: str, scores: list[float], names: list[str]) -> Influence:

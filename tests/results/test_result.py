@@ -15,7 +15,9 @@ from tests.results.test_influence import SCORES, answer
 import backstory
 from backstory.errors import UnsupportedError, UsageError
 from backstory.results.influence import Hit
+from backstory.results.origin import EXACT
 from backstory.results.quality import Quality
+from backstory.results.recording_report import RecordingReport
 from backstory.results.result import frame, show_table
 from backstory.results.row import plain
 
@@ -82,34 +84,24 @@ def test_without_pandas_the_plain_words_are_printed(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_must_be_said_comes_with_the_numbers() -> None:
-    poor = answer(caveats=("mind this",), quality=Quality(steps=9, curvature="empirical"))
+    judged, report = (
+        Quality(command="backstory calibrate RUN --queries q"),
+        RecordingReport(steps=9, curvature="empirical"),
+    )
+    poor = answer(caveats=("mind this",), quality=judged, recording=report)
     for text in (repr(poor), poor._repr_html_() or ""):
         assert "mind this" in text
-        assert "Recording quality: fair. Curvature is the empirical Fisher" in text
-        assert "Early steps are understated" in text
         assert text.count("Curvature is the empirical Fisher") == 1
-    assert poor.as_dict()["quality"]["verdict"] == "fair"
+        assert text.count(judged.sentence) == 1
+    assert poor.as_dict()["quality"]["sentence"] == judged.sentence
+    assert poor.as_dict()["recording"]["words"] == list(report.words)
 
 
-@pytest.mark.parametrize(
-    ("quality", "short"),
-    [
-        (Quality(), "not known (not measured)"),
-        (Quality(steps=9), "good (steps followed)"),
-        (Quality(steps=9, curvature="empirical"), "fair (empirical Fisher)"),
-        (Quality(steps=9, proxy=True), "weak (plain SGD assumed)"),
-        (Quality(steps=9, coverage=0.43), "weak (coverage 43%)"),
-        (Quality(steps=9, projection="learned", retained=0.6), "fair (retains 60%)"),
-        (Quality(steps=99, largest_growth=1.5, expanding_steps=tuple(range(12))), "fair (12 unstable steps)"),
-        (Quality(steps=90, largest_growth=1.46, expanding_steps=(0,)), "fair (1 unstable step)"),
-        (Quality(steps=9, drift=0.12), "fair (rates drift 12%)"),
-    ],
-)
-def test_sign_and_quality_are_one_line_of_a_terminal(quality: Quality, short: str) -> None:
-    brief = answer(quality=quality).brief
-    assert brief == f"+ helped, − hurt. Recording quality: {short}."
-    assert len(f"{brief} 9 notes: --notes") <= 80
+def test_the_sign_is_one_line_of_a_terminal() -> None:
     assert answer().brief == "+ helped, − hurt."
+    exact = answer(method=EXACT).brief
+    assert exact == "+ helped, − hurt. Exact, through the replayed training."
+    assert len(f"{exact} 9 notes: --notes") <= 80
 
 
 def test_the_printed_result_begins_with_its_hits() -> None:

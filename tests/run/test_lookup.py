@@ -50,7 +50,7 @@ def test_a_stored_mean_is_used_and_says_so(stored: Run) -> None:
     expected = stored.exact("q", examples.NAME)
     actual = query(stored, loss=mean_loss)
     assert torch.equal(actual.scores, expected.scores)
-    assert (actual.method, actual.quality, actual.to_exact) == (EXACT, None, None)
+    assert (actual.method, actual.recording, actual.to_exact) == (EXACT, None, None)
     assert actual.origin == BY_REPLAY
     assert actual.brief == "+ helped, − hurt. Exact, through the replayed training."
     assert actual.caveats == expected.caveats

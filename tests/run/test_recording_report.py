@@ -1,4 +1,4 @@
-"""The quality report: numbers against their definitions, words against the numbers."""
+"""What the recorded steps are like: numbers against their definitions, words against the numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def recorded(path: Path, *, rate: float = 0.1, clip: float | None = None, **sett
 
 def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path / "r", rate=30.0, projection="full")
-    actual = run.quality()
+    actual = run.recording_report()
     block = run._store.read(0, 60, dtype=torch.float64)
     assert block.rows is not None
     each = [30.0 / 10 * torch.linalg.matrix_norm(g, 2) ** 2 / 2 for g in block.rows.split(10)]
@@ -46,13 +46,15 @@ def test_growth_is_the_largest_eigenvalue_over_its_limit(tmp_path: Path) -> None
 
 def test_energy_coverage_and_clipping(tmp_path: Path) -> None:
     full, _ = recorded(tmp_path / "full", projection="full", clip=0.1)
-    assert full.quality().retained == pytest.approx(1.0, rel=1e-4)
-    assert full.quality().clipped == 1.0
+    assert full.recording_report().retained == pytest.approx(1.0, rel=1e-4)
+    assert full.recording_report().clipped == 1.0
     small, _ = recorded(tmp_path / "small", rank=1, warmup_steps=2)
-    assert 0.05 < small.quality().retained < 0.999
+    assert 0.05 < small.recording_report().retained < 0.999
     part, _ = recorded(tmp_path / "part", projection="full", layers=["2.*"])
-    assert 0 < part.quality().coverage < 1
-    assert part.quality().retained == pytest.approx(1.0, rel=1e-4), "energy is measured within what is recorded"
+    assert 0 < part.recording_report().coverage < 1
+    assert part.recording_report().retained == pytest.approx(1.0, rel=1e-4), (
+        "energy is measured within what is recorded"
+    )
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.01])
@@ -62,8 +64,8 @@ def test_a_head_on_a_backbone_that_nobody_trains_is_covered_whole(max_norm: floa
     train(tmp_path / "run", model, torch.optim.SGD(head, lr=0.1), 3, max_norm=max_norm)
     run = backstory.open(tmp_path / "run")
     assert run.steps().coverage.max() < 0.999, "the backbone has gradients"
-    assert run.quality().coverage == 1.0
-    assert "Recorded parameters cover 100.0% of the gradient (squared norm)." in run.quality().words
+    assert run.recording_report().coverage == 1.0
+    assert "Recorded parameters cover 100.0% of the gradient (squared norm)." in run.recording_report().words
     assert run.config["left_out"] == []
     assert [n for n in run.caveats() if "parameters" in n] == [
         "2 parameters are in no optimizer group and are treated as frozen"
@@ -88,7 +90,7 @@ def test_what_is_not_recorded_is_measured_against_what_is_trained(tmp_path: Path
     train(tmp_path / "run", model, optimizer, 2, layers=["!2.bias"], seen=seen, max_norm=0.01)
     run = backstory.open(tmp_path / "run")
     assert stored(tmp_path / "run").table.trained.tolist() == pytest.approx(expected, rel=1e-9)
-    assert run.quality().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
+    assert run.recording_report().coverage == pytest.approx(sum(expected) / 2, rel=1e-9)
     (note,) = [n for n in run.caveats() if "not recorded" in n]
     assert (
         note
@@ -103,7 +105,7 @@ class Renamed(torch.optim.SGD):
 def test_an_optimizer_without_a_second_moment_is_followed_exactly_whatever_its_name(tmp_path: Path) -> None:
     model = mlp()
     train(tmp_path / "run", model, Renamed(model.parameters(), lr=0.1), 2)
-    assert "Renamed's steps are modelled exactly." in backstory.open(tmp_path / "run").quality().words
+    assert "Renamed's steps are modelled exactly." in backstory.open(tmp_path / "run").recording_report().words
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.01}, {}])
@@ -113,13 +115,13 @@ def test_sgd_as_a_proxy_of_itself_names_what_it_drops(settings: dict[str, Any], 
     run = backstory.open(tmp_path / "run")
     said = {"momentum": "momentum 0.9 and Nesterov", "weight_decay": "weight decay 0.01"}.get(next(iter(settings), ""))
     answer = run.query(model, cross_entropy, batch_of(ids_of(0)))
-    assert answer.quality is not None
+    assert answer.recording is not None
     if said is None:
-        assert "SGD's steps are modelled exactly." in answer.quality.words
+        assert "SGD's steps are modelled exactly." in answer.recording.words
         assert not any("proxy" in n for n in (*run.caveats(), *answer.caveats))
         return
-    assert answer.quality.words[0] == f"SGD's steps are modelled as plain SGD (the paper's proxy), without {said}."
-    assert (answer.quality.proxy, answer.quality.verdict) == (True, "weak")
+    assert answer.recording.words[0] == f"SGD's steps are modelled as plain SGD (the paper's proxy), without {said}."
+    assert answer.recording.proxy
     note = f"SGD's steps are treated as plain SGD (the paper's proxy), without {said}: expect weaker results"
     assert note in answer.caveats
     assert note in run.caveats()
@@ -137,24 +139,24 @@ def test_answers_carry_the_same_report_however_they_are_computed(tmp_path: Path)
     run.embed()
     embedded = run.query(model, ask, x)
     assert (adjoint.method, embedded.method) == ("adjoint", "embeddings")
-    same_report(embedded.quality, adjoint.quality)
-    same_report(run.quality(), adjoint.quality)
-    assert adjoint.quality is not None
-    assert (adjoint.quality.verdict, adjoint.quality.proxy) == ("fair", False)
-    assert "empirical Fisher" in adjoint.quality.reason
+    same_report(embedded.recording, adjoint.recording)
+    same_report(run.recording_report(), adjoint.recording)
+    assert adjoint.recording is not None
+    assert not adjoint.recording.proxy
+    assert "empirical Fisher" in adjoint.recording.words[0]
 
 
 def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -> None:
     model = mlp()
     seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="random", rank=2)
     run = backstory.open(tmp_path / "r")
-    actual = run.quality()
+    actual = run.recording_report()
     text = " ".join(actual.words)
     assert "AdamW's steps are modelled with the second moment of the run, factored over rows and columns." in text
     assert actual.drift == pytest.approx(run.steps().drift.mean(), rel=1e-12)
     assert actual.drift > 0
     assert f"change by {actual.drift:.1%} from step to step; this change is ignored." in text
-    told = run.query(model, cross_entropy, batch_of([0])).quality
+    told = run.query(model, cross_entropy, batch_of([0])).recording
     assert told is not None
     assert told.words == actual.words
     rows = run._store.read(0, 18, dtype=torch.float64).rows
@@ -167,7 +169,7 @@ def test_adam_is_reported_with_its_second_moment_and_its_drift(tmp_path: Path) -
 def test_the_exact_diagonal_has_no_drift_and_counts_in_the_growth(tmp_path: Path) -> None:
     model = mlp()
     seen = adam.record(tmp_path / "r", model, adamw(model), 6, projection="full")
-    actual = backstory.open(tmp_path / "r").quality()
+    actual = backstory.open(tmp_path / "r").recording_report()
     text = " ".join(actual.words)
     assert "AdamW's steps are modelled with the second moment of the run." in text
     assert actual.drift == 0

@@ -319,7 +319,7 @@ def test_the_proxy_is_still_there_by_name(tmp_path: Path) -> None:
     answer = run.query(model, cross_entropy, batch_of([1]))
     assert any("AdamW's steps are treated as plain SGD" in n for n in answer.caveats)
     assert (
-        run.quality()
+        run.recording_report()
         .words[0]
         .endswith("(the paper's proxy), without AdamW's second moment, momentum 0.8 and weight decay 0 to 0.3.")
     )

@@ -223,9 +223,9 @@ def test_segments_of_another_form_are_not_used(tmp_path: Path) -> None:
 def test_the_report_is_that_of_one_sweep(tmp_path: Path) -> None:
     run = recorded("momentum", tmp_path / "run")
     v = queries(run)
-    whole = run.query_gradients(v, method="adjoint").quality
+    whole = run.query_gradients(v, method="adjoint").recording
     run.embed(segments=3, **EXACT)
-    same_report(run.query_gradients(v).quality, whole)
+    same_report(run.query_gradients(v).recording, whole)
 
 
 def test_training_on_drops_later_segments_only(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.oracles import assert_same
 from torch import Tensor, nn
 
 import backstory
-from backstory.results.quality import Quality
+from backstory.results.recording_report import RecordingReport
 from backstory.store import RunStore, StepTable
 
 Batch = tuple[Tensor, ...]
@@ -140,8 +140,8 @@ def same_numbers(a: Stored, b: Stored, terms: int, dtype: torch.dtype = torch.fl
         np.testing.assert_array_equal(values, b.table.groups[name], name)
 
 
-def same_report(first: Quality | None, second: Quality | None) -> None:
-    """Two reports on a run's quality, each from a sweep of its own: numbers up to the rounding of float32."""
+def same_report(first: RecordingReport | None, second: RecordingReport | None) -> None:
+    """Two reports on a recording, each from a sweep of its own: numbers up to the rounding of float32."""
     assert first is not None
     assert second is not None
     a, b = first.measured(), second.measured()

@@ -1,0 +1,124 @@
+"""What is said of a result's quality follows from what was measured, and takes the worse of both correlations."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backstory.results.quality import Agreement, FirstOrder, Quality, bounds, describe_rank, part_of
+
+AT = 30
+TENTHS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+def agreement(first: int, last: int, rank: float | None) -> Agreement:
+    return Agreement(first, last, rank, None if rank is None else rank - 0.1, None if rank is None else rank + 0.05, 40)
+
+
+RECORDED = Quality(
+    on="the mean of `test`",
+    whole=agreement(0, AT, 0.41),
+    thirds=tuple(agreement(10 * k, 10 * k + 10, x) for k, x in enumerate((0.12, 0.55, 0.91))),
+    tenths=tuple(agreement(3 * k, 3 * k + 3, x) for k, x in enumerate(TENTHS)),
+    factors=tuple(float(20 - k) for k in range(20)),
+    first_order=FirstOrder(0.97, 0.9, 0.99, trainings=24, clear=23),
+)
+
+
+def limited(rank: float) -> Quality:
+    return replace(RECORDED, first_order=FirstOrder(rank, rank - 0.2, rank + 0.2, trainings=24, clear=20))
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [(1.0, "well"), (0.8, "well"), (0.79, "partly"), (0.5, "partly"), (0.49, "poorly"), (0.2, "poorly"), (0.19, "not at all"), (-0.9, "not at all")],
+)  # fmt: skip
+def test_words_for_a_rank(rank: float, words: str) -> None:
+    assert describe_rank(rank) == f"{words} ({rank:.2f})"
+
+
+def test_one_sentence_names_the_parts_and_what_was_measured() -> None:
+    assert RECORDED.sentence == (
+        "Ranks all uses poorly (0.41): the last third well (0.91), the middle third partly (0.55), the first third not at all (0.12); "
+        "measured on the mean of `test`."
+    )
+
+
+def test_the_worse_of_both_correlations_is_told() -> None:
+    """A recording that agrees with exact values is no better than these are at predicting retraining."""
+    close = replace(limited(0.26), whole=agreement(0, AT, 0.95))
+    assert close.rank == 0.26
+    assert close.sentence.startswith("Ranks all uses poorly (0.26)")
+    assert "well" not in close.sentence.split(";")[0]
+    assert (
+        "first order is the limit: exact values rank retraining poorly (0.26), 24 uses left out one at a time"
+        in close.sentence
+    )
+    assert limited(0.99).rank == 0.41
+
+
+def test_what_is_not_ranked_is_grey() -> None:
+    assert RECORDED.weak == ((0, 12),)
+    assert limited(0.3).weak == ((0, AT),), "where first order fails, nothing is ranked"
+    holed = replace(
+        RECORDED, tenths=(agreement(0, 3, 0.9), agreement(3, 6, 0.1), agreement(6, 9, None), agreement(9, 12, 0.9))
+    )
+    assert holed.weak == ((3, 9),), "a tenth with too few uses is taken to be like the whole"
+    assert RECORDED.ranked([0, 11, 12, 29]).tolist() == [False, False, True, True]
+    assert not Quality().ranked([0, 1]).any()
+
+
+def test_a_part_of_the_run_has_its_own_quality() -> None:
+    late = RECORDED.between(24, AT)
+    assert late.rank == pytest.approx((0.9 + 0.95) / 2)
+    assert late.sentence == "Ranks the uses of steps 24 to 29 well (0.93); measured on the mean of `test`."
+    assert RECORDED.between(0, AT) is RECORDED
+    assert RECORDED.between(25, 26).rank == 0.9, "of the tenth that it lies in"
+
+
+def test_what_was_not_measured_has_no_adjective_and_names_the_command() -> None:
+    nothing = Quality(command="backstory calibrate RUN --queries test", seconds=200)
+    assert nothing.sentence == (
+        "Quality: not measured. To measure how well these values rank: `backstory calibrate RUN --queries test` (about 3 minutes)."
+    )
+    assert (nothing.measured, nothing.rank, nothing.weak) == (False, None, ())
+    assert not {"good", "fair", "weak", "well", "poorly"} & set(nothing.sentence.replace("how well", "").split())
+    stale = replace(nothing, stale="it was measured on another form")
+    assert stale.sentence.startswith(
+        "Quality: not measured for these values: it was measured on another form. To measure"
+    )
+
+
+def test_exact_values_are_judged_by_retraining_alone() -> None:
+    exact = Quality(exact=True, on="the mean of `test`", first_order=RECORDED.first_order)
+    assert (
+        exact.sentence
+        == "Exact to first order; exact values rank retraining well (0.97), 24 uses left out one at a time."
+    )
+    assert exact.rank == 0.97
+    assert (exact.correction([0, 5], AT) == 1).all()
+    assert "predict retraining" in Quality(exact=True, command="x").sentence
+
+
+def test_factors_are_those_of_the_twentieths() -> None:
+    steps = np.arange(AT)
+    expected = [RECORDED.factors[int(20 * t / AT)] for t in range(AT)]
+    assert RECORDED.correction(steps, AT).tolist() == expected
+    assert (replace(RECORDED, factors=()).correction(steps, AT) == 1).all()
+
+
+@pytest.mark.parametrize("at", [1, 7, 20, 33, 1000])
+@pytest.mark.parametrize("parts", [3, 10, 20])
+def test_bounds_are_where_parts_change(at: int, parts: int) -> None:
+    of = part_of(np.arange(at), at, parts)
+    for k, (first, last) in enumerate(bounds(at, parts)):
+        assert np.flatnonzero(of == k).tolist() == list(range(first, last))
+
+
+def test_json_has_numbers_and_the_sentence() -> None:
+    sent = json.loads(json.dumps(RECORDED.as_dict(), allow_nan=False))
+    assert sent["sentence"] == RECORDED.sentence
+    assert (sent["rank"], sent["measured"], sent["weak"]) == (0.41, True, [[0, 12]])
+    assert sent["tenths"][9]["rank"] == 0.95
+    assert sent["first_order"]["trainings"] == 24

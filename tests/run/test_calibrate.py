@@ -1,0 +1,219 @@
+"""Calibration against numbers made by hand: exact sweeps, retraining, SciPy-free ranks; stored, stale, and interrupted."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.replay.test_reproduction import recorded
+from tests.support import examples
+
+import backstory
+from backstory import Recipe, insight
+from backstory import exact as exactly
+from backstory.errors import StoreError, UsageError
+from backstory.exact.losses import QuerySet
+from backstory.replay.recipe import take_step
+from backstory.results.quality import SIZES, part_of
+from backstory.run import calibrate as calibration
+from backstory.run.run import Run
+
+REMOVALS = 9
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = recorded(tmp_path_factory.mktemp("calibrate") / "run", optimizer="momentum", clip=0.3)
+    made.calibrate("q", examples.NAME, removals=REMOVALS)
+    return made
+
+
+def ranks(x: Any, y: Any) -> float:
+    """Spearman's correlation by pandas, which shares no code with ours."""
+    return float(pd.Series(np.asarray(x)).corr(pd.Series(np.asarray(y)), method="spearman"))
+
+
+def longer() -> Recipe:
+    """As many steps as there are factors, at least."""
+    made = examples.make("momentum")
+    return replace(made, batches=list(made.batches) * 3)
+
+
+def scores(run: Run, name: str, make: Any = examples.NAME) -> tuple[Any, Any]:
+    """`(recorded, exact)` influences of all occurrences on one selection."""
+    exact, recipe = run.exact(name, make), longer() if make is longer else examples.make(**run.config["recipe_args"])
+    model = run.load_weights(recipe.model)
+    batch = recipe.queries["q"] if ":" not in name else tuple(x[int(name[-1]) :][:1] for x in recipe.queries["q"])
+    made = run.query(model, lambda m, b: recipe.loss(m, b).mean(), batch, method="adjoint")
+    return made.scores[0].numpy(), exact.scores[0].numpy()
+
+
+def test_ranks_are_those_of_recorded_and_exact_scores(run: Run) -> None:
+    x, y = scores(run, "q")
+    steps = run.occurrences()[1]
+    quality = run.quality(mean=True)
+    assert quality.whole is not None
+    assert quality.whole.rank == pytest.approx(ranks(x, y), abs=1e-9)
+    third = steps * 3 // run.n_steps
+    assert [t.rank for t in quality.thirds] == pytest.approx(
+        [ranks(x[third == k], y[third == k]) for k in range(3)], abs=1e-9
+    )
+    assert quality.on == "the mean of `q`"
+
+
+def test_single_queries_are_a_kind_of_their_own(run: Run) -> None:
+    each = [ranks(*scores(run, f"q:{k}")) for k in range(3)]
+    quality = run.quality()
+    assert quality.on == "3 single queries of `q`"
+    assert quality.whole is not None
+    assert quality.whole.rank == pytest.approx(np.mean(each), abs=1e-9)
+    z = np.arctanh(np.clip(each, -0.999999, 0.999999))
+    reach = 1.96 * math.sqrt(z.var(ddof=1) * (1 + 1 / 3) + 1.06 / (run.n_occurrences - 3))
+    assert quality.whole.low == pytest.approx(math.tanh(z.mean() - reach), abs=1e-9)
+    assert quality.whole.high == pytest.approx(math.tanh(z.mean() + reach), abs=1e-9)
+
+
+def test_first_order_is_exact_beside_training_again(run: Run) -> None:
+    exact = run.exact("q", examples.NAME)
+    removals = calibration.draw_removals(exact, REMOVALS, seed=0)
+    thirds = [r.steps[0] * 3 // run.n_steps for r in removals if r.steps]
+    assert [thirds.count(k) for k in range(3)] == [3, 3, 3]
+    after = exactly.leave_out(
+        examples.NAME, removals, QuerySet("q", mean=True), args=run.config["recipe_args"], dtype=torch.float64
+    )
+    predicted = [float(exact.sum_over(r.samples, steps=r.steps)[0]) for r in removals]
+    first_order = run.quality(mean=True, exact=True).first_order
+    assert first_order is not None
+    assert first_order.rank == pytest.approx(ranks(predicted, after[:, 0]), abs=1e-9)
+    assert first_order.trainings == REMOVALS
+
+
+def test_sizes_over_time_are_corrected_to_the_exact_ones(tmp_path: Path) -> None:
+    long = recorded(tmp_path / "run", make=longer)
+    assert long.n_steps >= SIZES
+    long.calibrate("q", longer, removals=0)
+    x, y = scores(long, "q", longer)
+    part = part_of(long.occurrences()[1], long.n_steps, SIZES)
+    expected = [np.abs(y[part == k]).sum() / np.abs(x[part == k]).sum() for k in range(SIZES)]
+    assert long.quality(mean=True).factors == pytest.approx(expected, rel=1e-5)
+    recipe = longer()
+    when = insight.timeline(long, long.load_weights(recipe.model), recipe.loss, recipe.queries["q"], method="adjoint")
+    rate, sizes = (
+        long.steps().groups["rate"].max(1),
+        np.bincount(
+            part_of(np.arange(long.n_steps), long.n_steps, SIZES),
+            weights=np.nan_to_num(when.size * long.steps().groups["rate"].max(1) * long.steps().rows),
+        ),
+    )
+    exact_sizes = [np.abs(y[part == k]).sum() for k in range(SIZES)]
+    assert rate.min() > 0
+    assert sizes.tolist() == pytest.approx(exact_sizes, rel=1e-5)
+    assert any("sizes over time are corrected" in text for text in when.caveats)
+
+
+def test_what_was_measured_is_read_by_another_process_and_every_result(run: Run) -> None:
+    again = backstory.open(run.path)
+    assert again.quality() == run.quality()
+    recipe = examples.make(**run.config["recipe_args"])
+    result = again.query(again.load_weights(recipe.model), recipe.loss, recipe.queries["q"], method="adjoint")
+    assert result.quality == run.quality()
+    assert result.quality is not None
+    assert result.quality.sentence in result.remarks
+    assert run.quality(3) != run.quality(), "an earlier model was not measured"
+    assert not run.quality(3).measured
+    assert run.quality(3).command.endswith("--at 3")
+
+
+def test_another_form_makes_it_stale_and_says_so(run: Run, tmp_path: Path) -> None:
+    assert "it was measured on another form of the recording (per layer none)" in run.quality(per_layer=True).sentence
+    sampled = recorded_sampled(tmp_path / "sampled")
+    sampled.calibrate("q", examples.make, removals=0)
+    assert sampled.quality().measured
+    sampled.embed(encoding="int8")
+    assert "another form of the recording (encoding none)" in sampled.quality().sentence
+    sampled.embed(encoding="float32")
+    assert sampled.quality().measured, "finer encodings change no rank"
+    sampled.compress(tmp_path / "small", rank=2)
+    small = backstory.open(tmp_path / "small")
+    assert "another form of the recording (windows none, rank none)" in small.quality().sentence
+    assert small.quality(exact=True).measured == sampled.quality(exact=True).measured
+    small.calibrate("q", examples.make, removals=0)
+    assert small.quality().measured
+
+
+def recorded_sampled(path: Path) -> Run:
+    recipe = examples.make()
+    with backstory.record(
+        recipe.model, recipe.optimizer, path, loss_reduction="mean", projection="full", curvature="sampled:1",
+        steps=len(recipe.batches), checkpoints=2,
+    ) as rec:  # fmt: skip
+        for t, (ids, _) in enumerate(recipe.batches):
+            with rec.step(ids) as s:
+                seen = recipe.model.register_forward_hook(lambda _, __, y, s=s: s.outputs(y, kind="cross-entropy"))
+                take_step(recipe, t)
+                seen.remove()
+    return Run(path)
+
+
+def test_a_run_that_goes_on_is_not_measured(run: Run, tmp_path: Path) -> None:
+    name = calibration.name_calibration(run._store, run.n_steps)
+    assert name in run._store.tensor_names()
+    run._store.config["fingerprints"] = {**run._store.config["fingerprints"], "more": "x"}
+    try:
+        assert calibration.read_calibration(run._store, run.n_steps) is None
+    finally:
+        run._store.read_config()
+
+
+def test_a_killed_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = recorded(tmp_path / "run")
+    original, calls = calibration.retrain, list[int]()
+
+    def killed(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "retrain", killed)
+    with pytest.raises(KeyboardInterrupt):
+        started.calibrate("q", examples.NAME, removals=REMOVALS)
+    monkeypatch.setattr(calibration, "retrain", original)
+    assert not started.quality().measured
+    sweeps = len(started.exact_results())
+    monkeypatch.setattr("backstory.run.exact.sweep_block", lambda *args, **options: calls.append(1))
+    quality = started.calibrate("q", examples.NAME, removals=REMOVALS)
+    assert quality.measured
+    assert not calls, "the sweeps were stored"
+    assert len(started.exact_results()) == sweeps
+    assert not (started.path / "exact-work").exists()
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    made = recorded(tmp_path / "run")
+    made.calibrate("q", examples.NAME, removals=0)
+    (file,) = made.path.glob("quality-*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(StoreError):
+        backstory.open(made.path).quality()
+    assert any(file.name in str(x) for x in made._store.verify())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"singles": -1}, "at least 0"), ({"removals": 3}, "removals must be 0 or at least 8"), ({"queries": "q:1"}, "Pass 'q'"), ({"queries": "none"}, "no query set")],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused_before_any_work(run: Run, options: dict[str, Any], says: str) -> None:
+    queries = options.pop("queries", "q")
+    with pytest.raises(UsageError, match=says):
+        run.calibrate(queries, examples.NAME, **options)
+
+
+def test_queries_are_spread_over_the_set() -> None:
+    assert calibration.selections("q", 100, 4) == ["q", "q:12", "q:37", "q:62", "q:87"]
+    assert calibration.selections("q", 1, 4) == ["q:0"]
+    assert calibration.selections("q", 3, 0) == ["q"]
+    assert calibration.selections("q", 2, 4) == ["q", "q:0", "q:1"]
