@@ -1,0 +1,1 @@
+"""Is the measured quality right? Calibrated rank correlations beside those with retraining, on many kinds of run."""
