@@ -130,6 +130,7 @@ def test_what_was_measured_is_read_by_another_process_and_every_result(run: Run)
 
 def test_another_form_makes_it_stale_and_says_so(run: Run, tmp_path: Path) -> None:
     assert "it was measured on another form of the recording (per layer none)" in run.quality(per_layer=True).sentence
+    assert "backstory calibrate" not in run.quality(per_layer=True).sentence, "which would measure the default form"
     sampled = recorded_sampled(tmp_path / "sampled")
     sampled.calibrate("q", examples.make, removals=0)
     assert sampled.quality().measured

@@ -28,7 +28,7 @@ def tangent(groups: int) -> float:
 
 def calibrate(queries: int, removals: int) -> float:
     """A sweep of each query, and single uses left out: on average over half of the steps."""
-    return reverse(queries) + leave_out(removals, 0.5)
+    return reverse(queries) + (leave_out(removals, 0.5) if removals else 0)
 
 
 def exact_costs() -> dict[str, dict[int, float]]:

@@ -41,7 +41,7 @@ from ..results.quality import SIZES, TENTHS, THIRDS, Agreement, FirstOrder, Qual
 from ..store import RunStore
 from ..store.files import write_tensors
 from .methods import choose_method
-from .pieces import clear_work, settle, within, work_folder
+from .pieces import clear_work, settle, work_folder
 
 if TYPE_CHECKING:
     from .run import Run
@@ -50,6 +50,7 @@ PREFIX, RETRAINED = "quality-", "calibrate"  # of its file; the folder of what w
 SINGLES, REMOVALS, TWINS = 4, 24, 3  # queries, uses left out, trainings that measure rounding
 FEWEST = 8  # uses whose ranks say something
 SURE = 1.96
+PARTS = 1000  # in which progress is counted
 Form = Mapping[str, Any]
 
 
@@ -152,11 +153,12 @@ def calibrate(
     made = build_recipe(recipe, args)
     batches = _select(store, made, queries, singles)
     names, means = list(batches), [size(x) > 1 for x in batches.values()]
-    exact = run.exact(names, recipe, at, args=args, workers=workers, progress=within(progress, 0, 2))
+    swept = costs.reverse(len(names)) / costs.calibrate(len(names), removals)
+    exact = run.exact(names, recipe, at, args=args, workers=workers, progress=_between(progress, 0, swept))
     recorded = _recorded(run, made, batches, at)
     drawn = draw_removals(exact, removals, seed) if removals else []
-    effects, removed, clear = _retrain(store, recipe, args, names, exact, drawn, workers, within(progress, 1, 2))
-    tell(progress, 2, 2)
+    effects, removed, clear = _retrain(store, recipe, args, names, exact, drawn, workers, _between(progress, swept, 1))
+    tell(progress, PARTS, PARTS)
     seconds = round(time.perf_counter() - began, 3)
     out = Calibration(
         at, queries, form_of(store, at, False, run.form()), count_uses(exact.steps, at),
@@ -165,6 +167,11 @@ def calibrate(
     write_calibration(store, out)
     clear_work(store.path, RETRAINED)
     return out
+
+
+def _between(progress: Progress | None, begin: float, end: float) -> Progress | None:
+    """Progress from one share of the whole to another."""
+    return None if progress is None else lambda a, b: progress(round(PARTS * (begin + (end - begin) * a / b)), PARTS)
 
 
 def _check(singles: int, removals: int) -> None:
@@ -336,8 +343,12 @@ def describe_stale(made: Calibration, form: Form) -> str:
     return f"it was measured on another form of the recording ({was})"
 
 
-def unmeasured(store: RunStore, at: int, sets: Sequence[str], *, exact: bool, stale: str = "") -> Quality:
-    """That nothing is known, and what would measure it."""
+def unmeasured(
+    store: RunStore, at: int, sets: Sequence[str], *, exact: bool, stale: str = "", remedy: bool = True
+) -> Quality:
+    """That nothing is known, and what would measure it; with another form than `calibrate` measures there is no such command."""
+    if not remedy:
+        return Quality(exact=exact, stale=stale or "only results of the default form are")
     if not (recipe := store.config.get("recipe")) and not sets:
         command = "backstory calibrate RUN --queries NAME --recipe package.module:function"
     else:

@@ -70,7 +70,7 @@ def inspect(path: Path, *, verify: bool = False) -> dict[str, Any]:
             "embeddings": sorted(store.embeddings()),
             "segments": [f"{lo} to {hi}" for lo, hi in sorted(store.segments())],
             "query sets": run.query_sets,
-            "exact results": [_describe_exact(x) for x in run.exact_results()] if run.n_steps else [],
+            "exact results": sorted(_describe_exact(x) for x in run.exact_results()) if run.n_steps else [],
             "recipe": config.get("recipe"),
         },
         "settings": config["settings"],

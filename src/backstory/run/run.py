@@ -523,7 +523,8 @@ class Run:
         if made is not None and not exact:
             stale = describe_stale(made, form_of(self._store, step, per_layer, self.form(contraction)))
         if made is None or stale:
-            return unmeasured(self._store, step, sets, exact=exact, stale=stale)
+            usual = exact or (not per_layer and self.form(contraction) == self.form())
+            return unmeasured(self._store, step, sets, exact=exact, stale=stale, remedy=usual)
         known = quality_of(made, exact=exact, mean=mean)
         return known if known.measured else unmeasured(self._store, step, sets, exact=exact)
 
