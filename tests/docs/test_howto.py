@@ -263,7 +263,7 @@ def _(scope: Scope, printed: str) -> None:
     assert len(scope["quality"].factors) == 20
     assert "Recorded beside exact, on the mean of `test`" in printed
     assert "Retrained without each of 62 samples" in printed
-    assert len(scope["check"].samples) == scope["check"].ends + 12
+    assert len(scope["check"].samples) == scope["check"].ends + 30
 
 
 @check("check")
