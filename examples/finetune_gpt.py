@@ -72,7 +72,7 @@ def main():
     for hit in result.top(5):
         text = run.content([hit.sample])[hit.sample]["text"]
         print(f"  {hit.influence:+.5f} at step {hit.step:3}, {hit.sample}: {text!r}")
-    print(f"\nRecording quality: {result.quality.verdict}. {result.quality.reason}")
+    print(f"\n{result.quality.sentence}")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def main():
     print(
         f"\nOf the {top} most harmful images, {hits} have a wrong label; by chance it would be about {WRONG * top:.0f}."
     )
-    print(f"Recording quality: {result.quality.verdict}. {result.quality.reason}")
+    print(result.quality.sentence)
     print(f"The run is in {args.out}.")
 
 

@@ -68,7 +68,7 @@ def main():
                 f"{value.source:5} for unseen {value.domain:5}: {value.value:+.3f} nats per byte ({interval}), {value.words}"
             )
     print("\nPositive: without this source, the loss would be higher.")
-    print(f"Recording quality: {result.quality.verdict}. {result.quality.reason}")
+    print(result.quality.sentence)
 
 
 if __name__ == "__main__":

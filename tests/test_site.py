@@ -15,7 +15,7 @@ import backstory
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(file for file in DOCS.rglob("*.md") if not file.is_relative_to(DOCS / "results"))
-LONGEST, ALL = 1_500, 25_000
+LONGEST, ALL = 1_500, 26_000
 MODULES = ["backstory", *(f"backstory.{x}" for x in ("insight", "exact", "baselines", "results", "replay"))]
 
 
@@ -29,9 +29,9 @@ def test_pages_are_short() -> None:
     assert sum(map(words, PAGES)) < ALL
 
 
-def test_the_glossary_has_fifteen_words_in_order() -> None:
+def test_the_glossary_has_eighteen_words_in_order() -> None:
     terms = re.findall(r"^(\S.*)\n: ", (DOCS / "glossary.md").read_text(), flags=re.M)
-    assert len(terms) == 15, terms
+    assert len(terms) == 18, terms
     assert terms == sorted(terms, key=str.lower)
 
 

@@ -166,9 +166,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Scope]
 
 
 def test_start_here_traces_a_mistake(started: tuple[Path, str, Scope]) -> None:
-    folder, _, scope = started
+    folder, printed, scope = started
     assert scope["predicted"][scope["i"]] != scope["y"][scope["i"]]
     assert scope["changes"][0] > 0, "without the sample that helped most, the loss rises"
+    assert "measured on 4 single queries of `test`." in printed, "a run that is open sees what a command measured since"
     assert backstory.open(folder / "runs" / "digits").checkpoints
 
 
@@ -251,6 +252,18 @@ def _(scope: Scope, printed: str) -> None:
     assert scope["evolution"].words
     assert scope["story"].overwritten_by
     assert Path("timeline.html").exists()
+
+
+@check("quality")
+def _(scope: Scope, printed: str) -> None:
+    run = scope["run"]
+    kinds = [run.quality(mean=True), run.quality(), run.quality(exact=True)]
+    assert [x.measured for x in kinds] == [True] * 3
+    assert all(x.sentence in printed for x in kinds)
+    assert len(scope["quality"].factors) == 20
+    assert "Recorded beside exact, on the mean of `test`" in printed
+    assert "Retrained without each of 62 samples" in printed
+    assert len(scope["check"].samples) == scope["check"].ends + 30
 
 
 @check("check")
