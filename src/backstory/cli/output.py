@@ -185,13 +185,15 @@ def _span(low: float, high: float) -> str:
 
 
 def remarks(result: "Result", everything: bool) -> None:
-    """What a result shows in sentences, how to make it exact, then its sign and quality in one line; with everything: all its notes instead."""
+    """What a result shows in sentences, its quality, how to make it exact, then its sign; with everything: all its notes instead."""
     words = result.words if everything else result.words[:SENTENCES]
     out.print()
     for text in words:
         sentence(text)
-    if result.to_exact is not None and not everything:
-        sentence(result.to_exact)
+    if not everything:
+        judged = None if result.quality is None else result.quality.sentence
+        for text in filter(None, (judged, result.to_exact)):
+            sentence(text)
     notes(result.brief, (*result.words[len(words) :], *result.remarks), everything)
 
 

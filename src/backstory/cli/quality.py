@@ -51,18 +51,20 @@ def calibrate(
     if json:
         output.emit({kind: quality.as_dict() for kind, quality in kinds.items()})
         return
-    for title, quality in dict(zip((x.on for x in kinds.values()), kinds.values(), strict=True)).items():
-        print_quality(title, quality)
+    for quality in dict.fromkeys(kinds.values()):
+        print_quality(quality)
 
 
-def print_quality(title: str, quality: "Quality") -> None:
+def print_quality(quality: "Quality") -> None:
     """The sentence, and the ranks by tenths."""
     if not quality.exact:
         rows = [
             (f"{x.first:,} to {x.last - 1:,}", f"{x.uses:,}", _rank(x.rank), f"{_rank(x.low)} to {_rank(x.high)}")
             for x in quality.tenths
         ]
-        output.table(f"Recorded beside exact, on {title}", ("steps", "uses", "rank correlation", "95 % interval"), rows)
+        output.table(
+            f"Recorded beside exact, on {quality.on}", ("steps", "uses", "rank correlation", "95 % interval"), rows
+        )
     output.sentence(quality.sentence)
     output.out.print()
 

@@ -50,10 +50,10 @@ def sweep_options(options: CheckedOptions) -> SweepOptions:
 
 def mean_gradient(
     run: Run, model: nn.Module, loss: LossFn, batch: Any, at: int, *, unverified: bool = False
-) -> tuple[Tensor, list[str]]:
-    """`(gradient (1, p) of the queries' mean loss, caveats)`."""
+) -> tuple[Tensor, list[str], int]:
+    """`(gradient (1, p) of the queries' mean loss, caveats, how many queries)`."""
     v, caveats = run.model_at(model, at, unverified=unverified).gradients(loss, batch)
-    return v.mean(0, keepdim=True), [*caveats, _about_mean(len(v))]
+    return v.mean(0, keepdim=True), [*caveats, _about_mean(len(v))], len(v)
 
 
 def _about_mean(queries: int) -> str:
@@ -68,10 +68,10 @@ def mean_influence(
     found = find_exact(run, model, loss, batch, step, options, mean=True)
     if found.result is not None:
         return found.result
-    v, caveats = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
+    v, caveats, queries = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
     method, notes = options.get("method", "auto"), (*caveats, *found.notes)
     result = run.query_gradients(v, step, method=method, caveats=notes, **sweep_options(options))
-    return replace(result, remedy=run.remedy(batch, step), quality=_quality(run, step, len(v), options))
+    return replace(result, remedy=run.remedy(batch, step), quality=_quality(run, step, queries, options))
 
 
 def find_exact(

@@ -176,7 +176,7 @@ def overwriting(
     The terms are the recording's; the sample's exact influence is beside them where one is stored.
     """
     until = run.step_of(at)
-    v, caveats = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
+    v, caveats, _ = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
     result = overwriting_of(
         run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )

@@ -55,8 +55,8 @@ class Timeline(Result):
     def words(self) -> tuple[str, ...]:
         """The phases in one sentence, and where the recording does not rank."""
         weak = () if self.quality is None or self.quality.exact else self.quality.weak
-        grey = [f"{first:,} to {last - 1:,}" for first, last in weak]
-        return self.phases.words, *([f"Grey: steps {', '.join(grey)}, which are not ranked."] if grey else [])
+        spans = ", ".join(f"{first:,} to {last - 1:,}" for first, last in weak)
+        return self.phases.words, *([f"Not ranked by the recording (grey): steps {spans}."] if weak else [])
 
     def table(self) -> dict[str, Any]:
         """One line for each step."""

@@ -115,13 +115,6 @@ class Quality(Row):
             return f"Too few uses to rank; measured on {self.on}."
         return f"Ranks {self._uses()} {describe_rank(self.rank)}{self._parts()}; measured on {self.on}{self._limit()}."
 
-    @property
-    def in_short(self) -> str:
-        """The same in a few words."""
-        if not self.measured or self.rank is None:
-            return "Quality: not measured." if not self.stale else "Quality: measured on another form."
-        return f"Quality: {'retraining' if self.exact else 'ranks'} {describe_rank(self.rank)}, measured."
-
     def between(self, first: int, last: int) -> "Quality":
         """Of the values of steps first … last−1 alone: the mean over the tenths that they lie in."""
         inside = tuple(x for x in self.tenths if x.last > first and x.first < last)

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from .row import Row
 
 RETAINED, COVERED, DRIFTED = 0.8, 0.999, 0.1  # beyond these something is left out that costs accuracy
+EARLY = (
+    "Recorded curvature can only shrink an influence as it passes through later steps, so samples used early get too small "
+    "an influence and are ranked less reliably."
+)
 
 
 class Finding(NamedTuple):
@@ -77,6 +81,7 @@ class RecordingReport(Row):
             yield Finding(words, self.drift >= DRIFTED)
         if self.clipped:
             yield Finding(f"{self.clipped:.0%} of the steps were clipped; the derivative of clipping is included.")
+        yield Finding(EARLY)
 
     def _stability(self) -> Finding:
         where = "" if self.largest_growth_step is None else f" (at step {self.largest_growth_step})"

@@ -74,9 +74,8 @@ class Result:
 
     @property
     def brief(self) -> str:
-        """The sign, whether the values are exact, and their measured quality, in one line."""
-        notes = (IN_SHORT if self.origin == BY_REPLAY else "", "" if self.quality is None else self.quality.in_short)
-        return " ".join((f"{SHORT}.", *filter(None, notes)))
+        """The sign, and whether the values are exact, in one line."""
+        return f"{SHORT}. {IN_SHORT}" if self.origin == BY_REPLAY else f"{SHORT}."
 
     @property
     def about(self) -> dict[str, Any]:

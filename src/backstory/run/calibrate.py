@@ -338,7 +338,7 @@ def describe_stale(made: Calibration, form: Form) -> str:
     other = [name for name, value in form.items() if made.form.get(name) != value]
     if not other:
         return ""
-    was = ", ".join(f"{name.replace('_', ' ')} {made.form.get(name)}" for name in other)
+    was = ", ".join(f"{name.replace('_', ' ')} {made.form.get(name) or 'none'}" for name in other)
     return f"it was measured on another form of the recording ({was})"
 
 
