@@ -98,6 +98,8 @@ def graded(drawn: Figure, strip: Strip) -> Figure:
             shapes.append(_box(spans[0][0], spans[-1][1]) | GREY | {"y0": 0, "y1": 1})
         shapes += [_box(first, last) | CELL | _look(rank, weak) for first, last, rank in spans]
     layout["xaxis"] |= {"ticks": "outside", "ticklen": CELL_HEIGHT + 4, "tickcolor": CLEAR}  # labels below the strip
+    for name in CELLS.values():  # in a legend, where there is one
+        next((x for x in shapes if "label" in x and x["name"] == name), {})["showlegend"] = True
     weak = any(cell[3] for cell in strip)
     layout["meta"]["key"] += [
         {"name": CELLS[x], "colour": MUTED, "dash": CELLS_DRAWN[x]} for x in (False, True)[: 1 + weak]
@@ -111,7 +113,7 @@ def _box(first: float, last: float) -> Figure:
 
 def _look(rank: Number, weak: bool) -> Figure:
     """A cell with its rank correlation in it: filled where the tenth is ranked, else an outline."""
-    words = "–" if rank is None else f"{rank:.2f}".replace("0.", ".").replace("-", "−").replace("1.00", "1.0")
+    words = "–" if rank is None else f"{rank:.2f}".replace("0.", ".", 1).replace("-", "−").replace("1.00", "1.0")
     label = {"text": words, "font": {"size": 10, "color": MUTED if weak else SURFACE}}
     edge = {"color": MUTED if weak else SURFACE, "width": 1}
     return {"name": CELLS[weak], "fillcolor": CLEAR if weak else MUTED, "label": label, "line": edge}
