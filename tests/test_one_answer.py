@@ -254,7 +254,8 @@ def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
         assert 'class="strip"' not in page, path
         assert "To get exact values" not in page, path
     recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
-    assert '<span class="badge">Quality</span>' in recorded
+    assert "Quality: not measured. To measure how well these values rank: <code>backstory calibrate RUN" in recorded
+    assert 'class="badge' not in recorded
     assert "To get exact values: <code>backstory exact RUN --queries demo:2</code>" in recorded
     mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text
     assert "<code>backstory exact RUN --queries test</code>" in mean

@@ -33,8 +33,8 @@ def quality(ranks: Sequence[float | None] = RANKED, **more: Any) -> Quality:
     """As it was measured: the first fifth is not ranked."""
 
     def agreement(first: int, last: int, rank: float | None) -> Agreement:
-        reach = (None, None) if rank is None else (rank - 0.1, rank + 0.1)
-        return Agreement(first, last, rank, *reach, 16 * (last - first))
+        low, high = (None, None) if rank is None else (rank - 0.1, rank + 0.1)
+        return Agreement(first, last, rank, low, high, 16 * (last - first))
 
     tenths = tuple(agreement(12 * k, 12 * k + 12, rank) for k, rank in enumerate(ranks))
     thirds = tuple(agreement(40 * k, 40 * k + 40, rank) for k, rank in enumerate((0.3, 0.7, 0.9)))

@@ -354,6 +354,7 @@ def test_a_result_says_how_well_it_ranks_with_a_strip_of_the_tenths(name: str) -
     html = told(name, examples.QUALITY)
     assert words_of(read(html).text).count(words_of(examples.QUALITY.sentence)) == 1
     assert 'data-measured="yes"' in html
+    assert '<span class="badge">Quality</span>' in html
     strip = html[html.index('<ol class="strip"') :].partition("</ol>")[0]
     cells = re.findall(r'<li class="(.*?)" title="(.*?)">(.*?)</li>', strip)
     assert [words for *_, words in cells] == [
@@ -380,6 +381,7 @@ def test_what_was_not_measured_says_how_to_measure_it_and_for_how_long(name: str
     assert "Quality: not measured. To measure how well these values rank:" in text
     assert f"backstory calibrate RUN --queries {examples.HOSTILE} (about 2 hours)." in text
     assert 'data-measured="no"' in html
+    assert 'class="badge' not in html
     assert 'class="strip"' not in html
 
 

@@ -99,7 +99,8 @@ def graded(drawn: Figure, strip: Strip) -> Figure:
         shapes += [_box(first, last) | CELL | _look(rank, weak) for first, last, rank in spans]
     layout["xaxis"] |= {"ticks": "outside", "ticklen": CELL_HEIGHT + 4, "tickcolor": CLEAR}  # labels below the strip
     for name in CELLS.values():  # in a legend, where there is one
-        next((x for x in shapes if "label" in x and x["name"] == name), {})["showlegend"] = True
+        for cell in [x for x in shapes if "label" in x and x["name"] == name][:1]:
+            cell["showlegend"] = True
     weak = any(cell[3] for cell in strip)
     layout["meta"]["key"] += [
         {"name": CELLS[x], "colour": MUTED, "dash": CELLS_DRAWN[x]} for x in (False, True)[: 1 + weak]
