@@ -20,13 +20,14 @@ from backstory.demo import digits
 from backstory.replay.queries import part
 from backstory.replay.recipe import load_recipe
 from backstory.results.effects import BY_TRAINING
+from backstory.results.influence import CORRECTED
 from backstory.results.origin import BY_REPLAY, EXACT, IN_PART
 from backstory.store import RunStore
 from backstory.web.app import make_app
 from backstory.web.state import State
 
 ROUNDING = 1e-4  # of float32, of sums over a whole training run
-SAID = ("headline", "words", "sign", "unit", "origin", "caveats", "quality", "to_exact", "method", "at")
+SAID = ("headline", "words", "sign", "unit", "origin", "caveats", "quality", "recording", "to_exact", "method", "at")
 
 
 class Faces(NamedTuple):
@@ -52,6 +53,18 @@ def exact_faces(faces: Faces, tmp_path_factory: pytest.TempPathFactory) -> Itera
     path = tmp_path_factory.mktemp("exact") / "run"
     shutil.copytree(faces.path, path)
     backstory.open(path).exact(["demo", "demo:1"], digits.RECIPE)
+    with faced(path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def calibrated_faces(faces: Faces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faces]:
+    """The same run, calibrated on another set than the one that is queried: no result that is compared is exact."""
+    path = tmp_path_factory.mktemp("calibrated") / "run"
+    shutil.copytree(faces.path, path)
+    run = backstory.open(path)
+    run.add_queries("other", part(faces.python[3]["test"], 20, 26))
+    run.calibrate("other", digits.RECIPE, singles=2, removals=9)
     with faced(path) as made:
         yield made
 
@@ -156,18 +169,69 @@ def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
     assert "backstory exact RUN --queries demo" in result["to_exact"]
     assert " minute" in result["to_exact"]
     assert result["origin"].startswith("From the recording")
+    quality = result["quality"]
+    assert not quality["measured"]
+    assert quality["command"] == "backstory calibrate RUN --queries demo"
+    assert quality["seconds"] > 28 * 2.0
+    assert quality["sentence"].startswith(
+        "Quality: not measured. To measure how well these values rank: `backstory cal"
+    )
+    assert quality["sentence"].endswith("hours).") or " minutes)." in quality["sentence"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_and_where_the_run_was_calibrated(name: str, calibrated_faces: Faces) -> None:
+    result = compared(CASES[name], calibrated_faces)
+    quality = result["quality"]
+    assert quality["measured"]
+    assert len(quality["tenths"]) == (9 if name == "harmful" else 10)  # its last two steps do not count
+    assert quality["sentence"].startswith(
+        "Ranks the uses of steps 0 to 25 " if name == "harmful" else "Ranks all uses "
+    )
+    single = name in ("query", "overwriting", "sources")
+    assert quality["on"] == ("2 single queries of `other`" if single else "the mean of `other`")
+    assert quality["on"] in quality["sentence"]
+    corrected = [line for line in result["caveats"] if line.startswith(CORRECTED)]
+    assert len(corrected) == (name == "timeline")
+    if name == "query":
+        assert [("of the weight of the first" in line) for line in result["words"]] == [True]
+        page = calibrated_faces.service.get("/queries/demo/1?top=4").json()
+        sent = calibrated_faces.python[0].query(
+            *calibrated_faces.python[1:3], one_of(calibrated_faces.python[3]["demo"])
+        )
+        assert_alike(page["by_step"]["influence"], sent.by_step().influence.tolist(), rel=ROUNDING, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_and_where_exact_results_are_stored(name: str, exact_faces: Faces) -> None:
     result = compared(CASES[name], exact_faces)
+    quality = result["quality"]
+    assert not quality["measured"]
+    assert quality["command"]
     if name == "overwriting":
         assert result["exact"] is not None
         return
     methods = [result["method"]] if isinstance(result["method"], str) else result["method"]
     assert methods[-1] == EXACT
     assert result["origin"] == (BY_REPLAY if set(methods) == {EXACT} else IN_PART)
-    assert (result["quality"] is None) == (set(methods) == {EXACT})
+    if set(methods) != {EXACT}:
+        assert not quality["exact"]  # of the values that are recorded
+        return
+    assert quality["exact"]
+    assert "how well first-order values predict retraining" in quality["sentence"]
+
+
+def test_and_where_exact_results_were_compared_with_retraining(calibrated_faces: Faces, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(calibrated_faces.path, path)
+    backstory.open(path).exact(["demo", "demo:1"], digits.RECIPE)
+    with faced(path) as made:
+        for name in ("query", "timeline", "harmful"):
+            quality = compared(CASES[name], made)["quality"]
+            assert quality["exact"]
+            assert quality["measured"]
+            assert quality["sentence"].startswith("Exact to first order; exact values rank retraining ")
+            assert quality["first_order"]["trainings"] == 9
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -186,16 +250,19 @@ def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
         "/sources?queries=demo&by=label",
     ):
         page = exact_faces.service.get(path, headers={"accept": "text/html"}).text
-        assert 'data-verdict="exact"' in page, path
-        assert "understated" not in page, path
+        assert '<span class="badge exact">Exact</span>' in page, path
+        assert 'class="strip"' not in page, path
         assert "To get exact values" not in page, path
     recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
-    assert "understated" in recorded
-    assert "To get exact values: `backstory exact RUN --queries demo:2`" in recorded
+    assert "Quality: not measured. To measure how well these values rank: <code>backstory calibrate RUN" in recorded
+    assert 'class="badge' not in recorded
+    assert "To get exact values: <code>backstory exact RUN --queries demo:2</code>" in recorded
     mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text
-    assert "backstory exact RUN --queries test`" in mean
+    assert "<code>backstory exact RUN --queries test</code>" in mean
     again = exact_faces.service.get("/harmful?queries=demo&top=3", headers={"accept": "text/html"}).text
-    assert 'data-verdict="exact"' in again, "another set's sweep has the recorded mean of this one too"
+    assert '<span class="badge exact">Exact</span>' in again, (
+        "another set's sweep has the recorded mean of this one too"
+    )
 
 
 def compared(case: Case, faces: Faces) -> dict[str, Any]:

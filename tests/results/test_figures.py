@@ -12,6 +12,7 @@ import pytest
 import backstory
 from backstory.results import figures as drawing
 from backstory.results.figures import across, bars, bounded, figure, line, named, page, smoothed, thinned, to_plotly
+from backstory.results.quality import Agreement, Quality
 
 
 def valid(drawn: Any) -> go.Figure:
@@ -239,3 +240,62 @@ def test_two_queries_are_compared_step_by_step() -> None:
     assert drawn is not None
     assert [t["name"] for t in drawn["data"]] == ["first query", "second query"]
     assert drawing.compared(([], []), (range(3), [0.0, 0.1, 0.0])) is None
+
+
+def tenths(ranks: list[float | None], **more: Any) -> Quality:
+    """A quality of 120 steps with these ranks."""
+    parts = tuple(Agreement(12 * k, 12 * k + 12, rank, rank, rank, 9) for k, rank in enumerate(ranks))
+    return Quality(on="here", whole=Agreement(0, 120, 0.7, 0.6, 0.8, 90), tenths=parts, **more)
+
+
+RANKS = [0.3, -0.004, 0.55, 0.49, None, 0.8, 0.8, 0.9, 0.95, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["timeline", "by_step"])
+def test_a_strip_below_the_time_axis_has_a_cell_for_each_tenth(kind: str) -> None:
+    strip, y = drawing.strip(tenths(RANKS)), [0.01] * 120
+    assert [weak for *_, weak in strip] == [True, True, False, True, *[False] * 6]
+    drawn = (
+        drawing.timeline(y, y, BANDS, 120, strip) if kind == "timeline" else drawing.by_step(range(120), y, y, strip)
+    )
+    assert drawn is not None
+    cells = [x for x in drawn["layout"]["shapes"] if "label" in x]
+    assert [(x["x0"], x["x1"]) for x in cells] == [(12 * k - 0.5, 12 * k + 11.5) for k in range(10)]
+    assert [x["label"]["text"] for x in cells][:5] == [".30", "−.00", ".55", ".49", "–"]
+    assert cells[-1]["label"]["text"] == "1.0"
+    outlined = [x["fillcolor"] == drawing.CLEAR for x in cells]
+    assert outlined == [weak for *_, weak in strip]
+    assert all(x["y1"] < x["y0"] < 0 and x["ysizemode"] == "pixel" for x in cells)
+    assert drawn["layout"]["xaxis"]["ticklen"] > -cells[0]["y1"], "labels of the axis stand below the strip"
+    valid(drawn)
+
+
+def test_parts_that_are_not_ranked_are_grey_and_joined() -> None:
+    drawn = drawing.by_step(range(120), [0.1] * 120, [0.1] * 120, drawing.strip(tenths(RANKS)))
+    assert drawn is not None
+    grey = [x for x in drawn["layout"]["shapes"] if "label" not in x]
+    assert [(x["x0"], x["x1"], x["y0"], x["y1"]) for x in grey] == [(-0.5, 23.5, 0, 1), (35.5, 47.5, 0, 1)]
+    assert [(k["name"], k["dash"]) for k in drawn["layout"]["meta"]["key"]][-2:] == [
+        ("strip: rank correlation with exact influence", "full"),
+        ("outlined, grey above: below 0.50, not ranked", "open"),
+    ]
+    legend = [x.name for x in to_plotly(drawn).layout.shapes if x.showlegend]
+    assert sorted(legend) == [
+        "outlined, grey above: below 0.50, not ranked",
+        "strip: rank correlation with exact influence",
+    ]
+
+
+def test_a_run_that_is_ranked_throughout_has_no_grey_in_figure_and_key() -> None:
+    drawn = drawing.graded(
+        figure([line([0], [1.0], "one", drawing.INK)], "x", "y", height=200), drawing.strip(tenths([0.9] * 10))
+    )
+    assert all("label" in x for x in drawn["layout"]["shapes"])
+    assert [k["dash"] for k in drawn["layout"]["meta"]["key"]] == ["full"]
+
+
+def test_what_was_not_measured_and_what_is_exact_have_no_strip() -> None:
+    for quality in (None, Quality(), tenths(RANKS, exact=True)):
+        assert drawing.strip(quality) == ()
+    plain = figure([line([0], [1.0], "one", drawing.INK)], "x", "y", height=200)
+    assert drawing.graded(plain, ()) == figure([line([0], [1.0], "one", drawing.INK)], "x", "y", height=200)

@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,36 @@ from backstory.insight.sources import ALL, Value
 from backstory.results import figures
 from backstory.results.comparison import Ranking, Rankings, compare
 from backstory.results.influence import Hit, Influence, Occurrences
-from backstory.results.quality import Quality
+from backstory.results.quality import Agreement, FirstOrder, Quality
+from backstory.results.recording_report import RecordingReport
 from backstory.results.row import plain
 from backstory.web.views import View, sample_path
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
-QUALITY = Quality(steps=120, optimizer=f"Adam {HOSTILE}", curvature="empirical", projection="learned", retained=0.9)
-ABOUT: dict[str, Any] = {"at": 120, "caveats": ("a caveat",), "quality": QUALITY}
+RANKED = (-0.05, 0.31, 0.52, 0.64, 0.71, 0.78, None, 0.83, 0.9, 0.97)  # of tenths of 120 steps
+RECORDING = RecordingReport(
+    steps=120, optimizer=f"Adam {HOSTILE}", curvature="empirical", projection="learned", retained=0.9
+)
+
+
+def quality(ranks: Sequence[float | None] = RANKED, **more: Any) -> Quality:
+    """As it was measured: the first fifth is not ranked."""
+
+    def agreement(first: int, last: int, rank: float | None) -> Agreement:
+        low, high = (None, None) if rank is None else (rank - 0.1, rank + 0.1)
+        return Agreement(first, last, rank, low, high, 16 * (last - first))
+
+    tenths = tuple(agreement(12 * k, 12 * k + 12, rank) for k, rank in enumerate(ranks))
+    thirds = tuple(agreement(40 * k, 40 * k + 40, rank) for k, rank in enumerate((0.3, 0.7, 0.9)))
+    factors = tuple(2 - 0.05 * k for k in range(20))
+    known = {"whole": agreement(0, 120, 0.62), "thirds": thirds, "tenths": tenths, "factors": factors}
+    return Quality(**{"on": f"the mean of `law {HOSTILE}`", **known, **more})
+
+
+QUALITY = quality()
+UNMEASURED = Quality(command=f"backstory calibrate RUN --queries {HOSTILE}", seconds=5400.0)
+EXACT = Quality(exact=True, on="the mean of `law`", first_order=FirstOrder(0.96, 0.9, 0.98, 24, 20))
+ABOUT: dict[str, Any] = {"at": 120, "caveats": ("a caveat",), "quality": QUALITY, "recording": RECORDING}
 CHECKPOINTS = [40, 80, 120]
 PLACE: dict[str, Any] = {
     "run": "runs/exam<b>ple",
@@ -75,7 +99,7 @@ def overview(**more: Any) -> View:
         "name": "example", "created": "2025-11-16T09:30:00+00:00", "model": "Sequential, 12,345 parameters", "optimizer": "AdamW", "steps": 120,
         "occurrences": 1920, "samples": 960, "dims": 486, "curvature": "exact:10", "projection": "learned", "recipe": "a.b:c",
         **{k: PLACE[k] for k in ("checkpoints", "query_sets", "has", "can_type", "can_upload", "can_shade")}, "default_queries": "law",
-        "loss": when.data["loss"], "quality": QUALITY.as_dict(), "caveats": ["a caveat"], "missing": ["an image: the recipe has no image="],
+        "loss": when.data["loss"], "quality": QUALITY.as_dict(), "recording": RECORDING.as_dict(), "caveats": ["a caveat"], "missing": ["an image: the recipe has no image="],
         "sign": Influence.sign, "timeline": told,
     }  # fmt: skip
     return View({**known, **more}, when.figures)
@@ -155,18 +179,21 @@ def shown_input(**more: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names), **(more or stored)}
 
 
+WEIGHT = "60% of the weight of the first 6 samples comes from parts of the run that are ranked."
+
+
 def result(replayed: bool = False, **more: Any) -> View:
     hits = [Hit(f"law/{k}", 40 + k, 0.05 / (k + 1), 2).as_dict() for k in range(3)]
     worst = [Hit(f"law/{k + 3}", 43 + k, -0.03 / (k + 1), 2).as_dict() for k in range(3)]
     steps, values = list(range(120)), [math.sin(t / 9) / 50 for t in range(120)]
     places = [Ranking(a, (*IDS[k:3], *IDS[:k]), tuple(IDS[3:6])) for k, a in enumerate(CHECKPOINTS)]
     known: dict[str, Any] = {
-        "headline": "Influence", "words": [], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
-        "origin": "From the recording, by embedded segments.", "to_exact": None, "quality": QUALITY.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
+        "headline": "Influence", "words": [WEIGHT], "at": 120, "sign": Influence.sign, "unit": "nats of the query's loss", "caveats": ["a caveat"],
+        "origin": "From the recording, by embedded segments.", "to_exact": None, "quality": QUALITY.as_dict(), "recording": RECORDING.as_dict(), "method": "segments", "queries": 1, "occurrences": 1920, "query": 0, "per": "sample", "hits": hits,
         "harmful": worst, "input": shown_input(), "by_step": {"steps": steps, "influence": values, "size": [0.01] * 120}, "checkpoints": CHECKPOINTS,
         "rankings": plain(places) if replayed else None, "samples": samples_by_id(), "seconds": 0.123,
     }  # fmt: skip
-    drawn = {"by_step": figures.by_step(steps, values, [0.01] * 120)}
+    drawn = {"by_step": figures.by_step(steps, values, [0.01] * 120, figures.strip(QUALITY))}
     drawn |= Rankings(tuple(places), at=120).drawings() if replayed else {}
     return View({**known, **more}, {k: v for k, v in drawn.items() if v is not None})
 
@@ -198,7 +225,7 @@ def form(**more: Any) -> View:
 def tokens() -> View:
     scores = torch.tensor([[0.01, -0.02, 0.0]], dtype=torch.float64)
     part = insight.TokenInfluence(
-        "law/0", 40, scores, scores.sum(1), ("The ", "<script>", " court"), at=120, quality=QUALITY
+        "law/0", 40, scores, scores.sum(1), ("The ", "<script>", " court"), at=120, quality=QUALITY, recording=RECORDING
     )
     return View({"items": [part.as_dict()]})
 

@@ -9,6 +9,7 @@ import pytest
 from tests.web import examples
 
 from backstory.results.influence import Hit
+from backstory.results.quality import Quality
 from backstory.results.sign import HELPED, HURT
 from backstory.web import pages, schemas
 from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
@@ -333,14 +334,102 @@ def test_a_comparison_says_what_it_is_about_and_how_reliable_it_is() -> None:
     assert html.count('class="badge') == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["overview", "result", "sources", "harmful", "timeline", "evolution", "overwriting", "sample"]
-)
-def test_a_badge_gives_the_recording_s_quality_and_its_reason(name: str) -> None:
-    text = " ".join(read(page(name)).text.split())
-    assert 'data-verdict="fair"' in page(name)
-    for words in ("Recording quality: fair", examples.QUALITY.reason, "Early steps are understated"):
-        assert words in text
+def words_of(text: str) -> str:
+    return " ".join(text.replace("`", "").split())  # a page shows as code what stands between backticks
+
+
+RESULTS = ("overview", "result", "sources", "harmful", "timeline", "evolution", "overwriting", "sample", "tokens")
+
+
+def told(name: str, quality: Quality) -> str:
+    """The page of a result of this quality."""
+    view = examples.PAGES[name]()
+    inner = {"sample": lambda data: data["occurrences"], "tokens": lambda data: data["items"][0]}
+    inner.get(name, lambda data: data)(view.data)["quality"] = quality.as_dict()
+    return page(name, view)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_says_how_well_it_ranks_with_a_strip_of_the_tenths(name: str) -> None:
+    html = told(name, examples.QUALITY)
+    assert words_of(read(html).text).count(words_of(examples.QUALITY.sentence)) == 1
+    assert 'data-measured="yes"' in html
+    assert '<span class="badge">Quality</span>' in html
+    strip = html[html.index('<ol class="strip"') :].partition("</ol>")[0]
+    cells = re.findall(r'<li class="(.*?)" title="(.*?)">(.*?)</li>', strip)
+    assert [words for *_, words in cells] == [
+        "−0.05",
+        "0.31",
+        "0.52",
+        "0.64",
+        "0.71",
+        "0.78",
+        "–",
+        "0.83",
+        "0.90",
+        "0.97",
+    ]
+    assert [kind for kind, *_ in cells] == ["weak"] * 2 + [""] * 8
+    assert [title for _, title, _ in cells][1:3] == ["steps 12 to 23: not ranked", "steps 24 to 35"]
+    assert "Outlined: below 0.50, not ranked." in html
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_was_not_measured_says_how_to_measure_it_and_for_how_long(name: str) -> None:
+    html = told(name, examples.UNMEASURED)
+    text = words_of(read(html).text)
+    assert "Quality: not measured. To measure how well these values rank:" in text
+    assert f"backstory calibrate RUN --queries {examples.HOSTILE} (about 2 hours)." in text
+    assert 'data-measured="no"' in html
+    assert 'class="badge' not in html
+    assert 'class="strip"' not in html
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_exact_values_say_so_and_have_no_strip(name: str) -> None:
+    html = told(name, examples.EXACT)
+    assert '<span class="badge exact">Exact</span>' in html
+    assert words_of(examples.EXACT.sentence) in words_of(read(html).text)
+    assert 'class="strip"' not in html
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_the_recording_is_like_is_told_beside_its_quality(name: str) -> None:
+    text = words_of(read(page(name)).text)
+    assert all(words_of(line) in text for line in examples.RECORDING.words)
+
+
+@pytest.mark.parametrize("name", ["result", "compare"])
+def test_a_query_says_once_how_much_of_its_weight_is_ranked(name: str) -> None:
+    html = page(name)
+    assert html.count(examples.WEIGHT) == (2 if name == "compare" else 1)  # one for each query
+    assert html.count("<p data-weight>") == html.count(examples.WEIGHT)
+
+
+def captions(html: str) -> list[str]:
+    return [words_of(read(x).text) for x in re.findall(r"<figcaption>.*?</figcaption>", html, flags=re.S)]
+
+
+def test_captions_say_where_sizes_over_time_are_corrected() -> None:
+    words = f"Sizes over time are corrected by factors that exact results gave for {words_of(examples.QUALITY.on)}."
+    assert words in captions(told("result", examples.QUALITY))[0]
+    for other in (examples.EXACT, examples.UNMEASURED, examples.quality(factors=())):
+        assert "corrected" not in captions(told("result", other))[0]
+    assert words in captions(page("compare"))[0]
+    caveat = words[0].lower() + words[1:-1]
+    for name in ("timeline", "overview", "evolution"):
+        assert "corrected" not in captions(page(name))[0]
+        view = examples.PAGES[name]()
+        (view.data["timeline"] if name == "overview" else view.data)["caveats"].append(caveat)
+        assert words in captions(page(name, view))[0], name
+
+
+def test_the_key_of_a_figure_names_both_looks_of_the_strip() -> None:
+    html = page("result")
+    key = html[html.index('<ul class="key">') :].partition("</ul>")[0]
+    assert re.findall(r'<i class="(full|open)"', key) == ["full", "open"]
+    assert "strip: rank correlation with exact influence" in key
+    assert "outlined, grey above: below 0.50, not ranked" in key
 
 
 def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None:

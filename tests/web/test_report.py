@@ -11,8 +11,9 @@ from starlette.testclient import TestClient
 from tests.support.plain import assert_alike
 from tests.web import recorded
 from tests.web.browsing import FITS, Visitor, chromium
-from tests.web.test_pages import Reader, read
+from tests.web.test_pages import Reader, read, words_of
 
+import backstory
 from backstory.demo import digits, texts
 from backstory.results.sign import HURT
 from backstory.run.groups import OTHERS
@@ -35,6 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, State]]
     folder = tmp_path_factory.mktemp("runs")
     for _ in recorded.without_network():
         text, numbers = recorded.text_run(folder / "text"), recorded.digits_run(folder / "digits")
+        backstory.open(numbers).calibrate("demo", digits.RECIPE, singles=1, removals=0)  # the other one is not
         yield {"text": State(text, texts.RECIPE), "digits": State(numbers, digits.RECIPE)}
 
 
@@ -81,30 +83,44 @@ def test_it_says_what_it_contains_and_how_reliable_it_is(
         words_of(re.sub(r"<[^>]+>", "", x)) for x in re.findall(r"<h2>(.*?)</h2>", pages[name].read_text("utf-8"))
     ]
     assert titles[:3] == ["One prediction, traced", "The run", "How reliable is this?"]
-    quality = data["overview"]["quality"]
-    listed = plain(pages[name]).text.partition("How reliable is this?")[2].partition("When did data matter?")[0]
-    assert [words_of(listed).count(words_of(line)) for line in quality["words"]] == [1] * len(quality["words"])
-    assert all(words_of(line) in text for line in (*data["overview"]["quality"]["words"], *data["timeline"]["caveats"]))
+    listed = (
+        words_of(plain(pages[name]).text).partition("How reliable is this?")[2].partition("When did data matter?")[0]
+    )
+    told = [data["overview"]["quality"]["sentence"], *data["overview"]["recording"]["words"]]
+    assert [listed.count(words_of(line)) for line in told] == [1] * len(told)
+    assert all(words_of(line) in text for line in data["timeline"]["caveats"])
     assert data["timeline"]["phases"]["words"] in text
     last = data["results"][-1]
     for hit in (data["harmful"]["helpful"][0], data["harmful"]["harmful"][0], last["hits"][0], last["harmful"][0]):
         assert f"sample {hit['sample']}" in text
 
 
-def words_of(text: str) -> str:
-    return " ".join(text.split())
-
-
 @pytest.mark.parametrize("name", ["text", "digits"])
-def test_the_verdict_stands_with_its_reason_wherever_the_pages_have_it(
+def test_the_quality_stands_wherever_the_pages_have_it(
     name: str, pages: dict[str, Path], runs: dict[str, State]
 ) -> None:
     reader, data = plain(pages[name]), made.gather(runs[name]).data
     judged = [x["quality"] for x in (*data["results"], data["overview"], data["sources"], data["harmful"])]
-    assert [a["data-verdict"] for _, a in reader.elements if "data-verdict" in a] == [x["verdict"] for x in judged]
+    marks = [a["data-measured"] for _, a in reader.elements if "data-measured" in a]
+    assert marks == ["yes" if x["measured"] else "no" for x in judged]
+    assert set(marks) == ({"no"} if name == "text" else {"yes", "no"}), "calibrated at the last step only"
     text = words_of(reader.text)
-    assert text.count("Early steps are understated") == len(judged)
-    assert all(words_of(f"Recording quality: {x['verdict']} {x['reason']}") in text for x in judged)
+    assert all(words_of(x["sentence"]) in text for x in judged)
+    strips = sum(a.get("class") == "strip" for a in reader.all("ol"))
+    assert strips == sum(x["measured"] for x in judged)
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_figures_over_time_have_a_strip_where_the_run_was_calibrated(
+    name: str, pages: dict[str, Path], runs: dict[str, State]
+) -> None:
+    drawn = made.gather(runs[name]).figures
+    with_strip = {k for k, x in drawn.items() if any("label" in shape for shape in x["layout"]["shapes"])}
+    assert with_strip == (set() if name == "text" else {"by_step", "timeline"})
+    text = words_of(plain(pages[name]).text)
+    assert text.count("Sizes over time are corrected by") == (0 if name == "text" else 3)  # and of the comparison
+    last = made.gather(runs[name]).data["results"][-1]
+    assert [text.count(words_of(line)) for line in last["words"]] == ([] if name == "text" else [1])
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from tests.web.recipes import RECIPE, TOLD, copied, recipe
 
 import backstory
 from backstory import insight
 from backstory.replay.queries import size
 from backstory.run.run import Run
+from backstory.web.app import make_app
 from backstory.web.errors import Refusal
 from backstory.web.jobs import Cancelled, Stopping, cancel_on
 from backstory.web.state import State
@@ -100,7 +102,7 @@ def test_without_embeddings_it_says_how_to_get_them(bare_run: Path) -> None:
     bare = State(bare_run, RECIPE)
     assert any("backstory embed RUN" in line for line in bare.missing())
     assert bare.embedded == []
-    assert bare.quality(24).words
+    assert bare.recording(24).words
 
 
 def test_unknown_names_and_steps_are_refused(state: State) -> None:
@@ -126,7 +128,8 @@ def test_means_are_those_of_each_set(state: State, step: int) -> None:
         mean = state.mean(name, step)
         assert np.allclose(mean.scores, expected.scores, rtol=1e-3, atol=1e-6)
         assert (mean.caveats, mean.method, mean.at) == (expected.caveats, expected.method, step)
-        assert (mean.quality is None) == (expected.quality is None)
+        assert mean.quality == expected.quality is not None
+        assert mean.recording == expected.recording is not None
 
 
 def test_one_sweep_serves_all_sets(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +224,14 @@ def test_whether_something_is_known_is_told_without_computing_it(
         raise AssertionError("the run was read")
 
     monkeypatch.setattr(State, "run", property(never))
-    assert [bare.means_known(None), bare.each_known(None), bare.quality_known()] == [False] * 3
+    assert [bare.means_known(None), bare.each_known(None), bare.recording_known()] == [False] * 3
     assert not bare.mean_known("law", 8)
     monkeypatch.undo()
-    bare.quality(24)
+    bare.recording(24)
     bare.on_queries("law", "tags", 3)
     bare.mean("law", 8)
     monkeypatch.setattr(State, "run", property(never))
-    assert bare.quality_known()
+    assert bare.recording_known()
     assert bare.each_known("law")
     assert not bare.each_known("poems")
     assert bare.mean_known("poems", 8)
@@ -258,3 +261,32 @@ def test_warming_computes_what_pages_need(state: State) -> None:
     assert fresh.timeline_known("law", 24)
     assert not fresh.timeline_known("law", 8)
     assert fresh.means_known("law")
+
+
+@pytest.mark.parametrize("kind", ["text_run", "bare_run"])
+def test_a_calibration_that_is_made_meanwhile_is_in_every_result(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    path = copied(request.getfixturevalue(kind), tmp_path / "run")
+    state = State(path, RECIPE)
+    with TestClient(make_app(state, warm=False), base_url="http://127.0.0.1") as client:
+
+        def measured() -> list[bool]:
+            paths = (
+                "/",
+                "/timeline?queries=law",
+                "/harmful?queries=poems",
+                "/queries/poems/0",
+                "/sources?queries=poems",
+            )
+            answers = [client.get(path).json() for path in paths]
+            return [x["quality"]["measured"] for x in (*answers, answers[0]["timeline"])]
+
+        assert measured() == [False] * 6
+        made = backstory.open(path).calibrate("law", RECIPE, singles=1, removals=0)
+        assert measured() == [True, False, True, True, True, False]  # those of `law` are exact now, and not retrained
+        assert client.get("/timeline?queries=law").json()["quality"]["exact"]
+        assert client.get("/harmful?queries=poems").json()["quality"] == made.as_dict()
+        kept = state.timeline("poems", 24)
+        assert client.get("/timeline?queries=poems").status_code == 200
+        assert state.timeline("poems", 24) is kept, "what was not calibrated since is computed once"

@@ -49,7 +49,8 @@ def test_the_overview_without_a_recipe(untrusted: State) -> None:
     schemas.Overview.model_validate(data)
     assert [data[k] for k in ("timeline", "default_queries", "can_type", "can_shade")] == [None, None, False, False]
     assert "--trust-recipe" in data["missing"][0]
-    assert data["quality"]["words"]
+    assert not data["quality"]["measured"]
+    assert data["recording"]["words"]
     assert set(view.figures) == {"loss"}
 
 
@@ -116,11 +117,18 @@ def test_harmful_samples_come_with_their_content(state: State) -> None:
     assert views.harmful(state, None, 9, None, 10).data["harmful"] != data["harmful"]
 
 
-def test_every_result_has_the_quality_of_the_recording(state: State) -> None:
-    for view in (views.overview(state), views.harmful(state, None, 3, None), views.sources(state, None, None, 16)):
-        assert view.data["quality"]["verdict"] in ("good", "fair", "weak")
-        assert view.data["quality"]["reason"]
-        assert "Early steps are understated" in view.data["quality"]["early"]
+def test_every_result_has_its_quality_and_what_the_recording_is_like(state: State) -> None:
+    shown = (
+        views.overview(state), views.harmful(state, None, 3, None), views.sources(state, None, None, 16),
+        views.timeline(state, None, 16), views.evolution(state, None, "thirds", None), views.overwriting(state, None, "tags", None),
+    )  # fmt: skip
+    for view in shown:
+        quality, step = view.data["quality"], view.data.get("at", 24)
+        assert not quality["measured"]
+        assert quality["sentence"].startswith("Quality: not measured.")
+        at = "" if step == 24 else f" --at {step}"
+        assert quality["command"] == f"backstory calibrate RUN --queries law{at}"
+        assert view.data["recording"] == state.recording(step).as_dict()
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

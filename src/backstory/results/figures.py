@@ -11,13 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..errors import UnsupportedError
-from .quality import Quality
+from .quality import RANKS, Quality
 
 Figure = dict[str, Any]
 Strip = Sequence[tuple[int, int, float | None, bool]]  # of each tenth: first step, step after the last, rank, weak
@@ -41,6 +41,14 @@ LONGEST = 28  # letters of a name beside a figure
 NARROW = 0.08  # of the run: a band whose name would run into the next
 NAMED, FIRST = 6, 2  # samples whose places are drawn: of now, and of every checkpoint
 MOST_BARS = 10  # of samples below each other
+CELL_HEIGHT = 15  # pixels of a strip below a time axis
+CELLS = {
+    False: "strip: rank correlation with exact influence",
+    True: f"outlined, grey above: below {RANKS:.2f}, not ranked",
+}
+CELLS_DRAWN = {False: "full", True: "open"}
+CELL: Figure = {"ysizemode": "pixel", "yanchor": 0, "y0": -2, "y1": -2 - CELL_HEIGHT}
+GREY: Figure = {"fillcolor": LINE, "opacity": 0.6, "name": CELLS[True]}
 STEP, CHECKPOINT = "training step", "checkpoint (step)"
 
 
@@ -80,19 +88,36 @@ def strip(quality: Quality | None) -> Strip:
 
 
 def graded(drawn: Figure, strip: Strip) -> Figure:
-    """The figure with a strip under its time axis, and grey over the parts that are not ranked."""
-    for first, last, rank, weak in strip:
-        box = {"type": "rect", "xref": "x", "yref": "paper", "x0": first, "x1": last, "line": {"width": 0}}
-        shade = {"fillcolor": PLAIN if weak else HELPED, "opacity": 0.35 if weak else max(0.2, rank or 0.0)}
-        drawn["layout"]["shapes"].append({**box, **shade, "y0": -0.035, "y1": -0.01, "name": "quality"})
+    """The figure with a strip under its time axis, one cell for each tenth, and grey over the parts that are not ranked."""
+    if not strip:
+        return drawn
+    layout, shapes = drawn["layout"], drawn["layout"]["shapes"]
+    for weak, cells in groupby(strip, key=lambda cell: cell[3]):
+        spans = [(first - 0.5, last - 0.5, rank) for first, last, rank, _ in cells]
         if weak:
-            drawn["layout"]["shapes"].append(
-                {**box, "y0": 0, "y1": 1, "fillcolor": SURFACE, "opacity": 0.6, "name": "not ranked"}
-            )
-    if strip:
-        looks = (("strip: ranked", HELPED), ("not ranked: grey", PLAIN))
-        drawn["layout"]["meta"]["key"] += [{"name": n, "colour": c, "dash": "solid"} for n, c in looks]
+            shapes.append(_box(spans[0][0], spans[-1][1]) | GREY | {"y0": 0, "y1": 1})
+        shapes += [_box(first, last) | CELL | _look(rank, weak) for first, last, rank in spans]
+    layout["xaxis"] |= {"ticks": "outside", "ticklen": CELL_HEIGHT + 4, "tickcolor": CLEAR}  # labels below the strip
+    for name in CELLS.values():  # in a legend, where there is one
+        for cell in [x for x in shapes if "label" in x and x["name"] == name][:1]:
+            cell["showlegend"] = True
+    weak = any(cell[3] for cell in strip)
+    layout["meta"]["key"] += [
+        {"name": CELLS[x], "colour": MUTED, "dash": CELLS_DRAWN[x]} for x in (False, True)[: 1 + weak]
+    ]
     return drawn
+
+
+def _box(first: float, last: float) -> Figure:
+    return {"type": "rect", "xref": "x", "yref": "paper", "x0": first, "x1": last, "line": {"width": 0}}
+
+
+def _look(rank: Number, weak: bool) -> Figure:
+    """A cell with its rank correlation in it: filled where the tenth is ranked, else an outline."""
+    words = "–" if rank is None else f"{rank:.2f}".replace("0.", ".", 1).replace("-", "−").replace("1.00", "1.0")
+    label = {"text": words, "font": {"size": 10, "color": MUTED if weak else SURFACE}}
+    edge = {"color": MUTED if weak else SURFACE, "width": 1}
+    return {"name": CELLS[weak], "fillcolor": CLEAR if weak else MUTED, "label": label, "line": edge}
 
 
 def _shade(drawn: Figure, name: str, first: int, end: int, *, wide: bool) -> None:

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +121,11 @@ def read_calibration(store: RunStore, at: int) -> Calibration | None:
         return None
     store.load_tensors(name)  # compares its checksum
     return Calibration.from_dict(json.loads(store.tensor_metadata(name)["about"]))
+
+
+def calibrations(path: Path) -> dict[str, int]:
+    """The files of what was measured, and when each was written: another value means that a run was calibrated since."""
+    return {file.name: file.stat().st_mtime_ns for file in path.glob(f"{PREFIX}*.safetensors")}
 
 
 def write_calibration(store: RunStore, made: Calibration) -> None:

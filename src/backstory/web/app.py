@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -33,6 +33,10 @@ def make_app(
 ) -> ASGIApp:
     """The service for one run; `warm` computes in the background what most pages need."""
     responses, work = Responses(state), Work(queue, timeout)
+
+    async def renew() -> None:
+        state.renew()
+
     app = FastAPI(
         title=f"Backstory: {state.name}",
         version=__version__,
@@ -41,6 +45,7 @@ def make_app(
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan(state, work, warm),
+        dependencies=[Depends(renew)],
     )
 
     async def respond(request: Request, error: Exception) -> Response:

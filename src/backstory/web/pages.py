@@ -16,6 +16,8 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from ..results.influence import CORRECTED
+from ..results.quality import RANKS
 from ..results.sign import HELPED, HURT, SIGN, describe_axis, verb, without
 from ..results.words import common_words, mark_words, name_label, name_method
 from .state import MOST_EACH
@@ -69,7 +71,7 @@ def environment() -> Environment:
     made = Environment(loader=PackageLoader("backstory.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= FILTERS
-    made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT, "describe_axis": describe_axis}
+    made.globals |= {"SIGN": SIGN, "HELPED": HELPED, "HURT": HURT, "describe_axis": describe_axis, "RANKS": RANKS}
     return made
 
 
@@ -137,6 +139,16 @@ def code(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(x) if k % 2 else escape(x) for k, x in parts)
 
 
+def correction(caveats: Sequence[str]) -> str:
+    """Of some caveats, that sizes over time are corrected, as a sentence that ends a caption."""
+    return "".join(f" {line[0].upper()}{line[1:]}." for line in caveats if line.startswith(CORRECTED))
+
+
+def correction_by(quality: Mapping[str, Any] | None) -> str:
+    """The same of a result whose steps are shown with the factors of its quality."""
+    return correction([f"{CORRECTED} {quality['on']}"] if quality and quality["factors"] else [])
+
+
 def inside(step: int, spans: Sequence[Sequence[int]]) -> bool:
     """Whether a step lies in one of these spans, first to last."""
     return any(first <= step < last for first, last in spans)
@@ -146,7 +158,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         signed, plain, name_label, name_method, verb, without, common_words, count, when, shortened, marked, most, share,
-        code, inside,
+        code, inside, correction, correction_by,
     )
 }  # fmt: skip
 

@@ -157,7 +157,10 @@ class Input(Shape):
 
 
 class ByStep(Shape):
-    """The influence of each step's occurrences on the query: their sum, and the mean absolute value (`size`)."""
+    """The influence of each step's occurrences on the query: their sum, and the mean absolute value (`size`).
+
+    Multiplied by `quality.factors`, where it has some: one for each twentieth of the run.
+    """
 
     steps: list[int]
     influence: list[Number]

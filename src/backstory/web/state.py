@@ -23,6 +23,7 @@ from ..replay.queries import QuerySets, part, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
 from ..results.influence import Influence
 from ..results.recording_report import RecordingReport
+from ..run.calibrate import calibrations
 from ..run.catalogue import Catalogue
 from ..run.gradients import ModelAt, evaluate
 from ..run.run import Run
@@ -79,6 +80,11 @@ class Cache(Generic[V]):
         """Whether the value is there already."""
         with self._lock:
             return key in self._values and self._values[key].done()
+
+    def clear(self) -> None:
+        """Drop all values; who waits for one that is being made still gets it."""
+        with self._lock:
+            self._values.clear()
 
     def _trim(self) -> None:
         with self._lock:
@@ -183,6 +189,7 @@ class State:
         self._influences: Cache[dict[str, Influence]] = Cache(
             SCORES, lambda x: sum(int(i.scores.nbytes) for i in x.values())
         )
+        self._folder, self._calibrations = self.run.path, calibrations(self.run.path)
 
     @property
     def run(self) -> Run:
@@ -290,6 +297,13 @@ class State:
         return self._cached(("evaluation", name, step), lambda: self.checkpoint(step).evaluate(self.sets[name]))
 
     # -- results ---------------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Drop what is in memory where the run was calibrated since: every result carries its quality."""
+        if (now := calibrations(self._folder)) != self._calibrations:
+            self._calibrations = now
+            for cache in (self.results, self._influences):
+                cache.clear()
 
     def influence(self, key: Any, v: Any, caveats: Sequence[str], step: int) -> Influence:
         """Influence on one query v (1, p); cached under `key` where it took a sweep."""

@@ -73,8 +73,8 @@ def test_the_overview_says_what_was_trained_and_how_far_to_trust_it(run: str, vi
     page, actual = visitor.see("/"), visitor.json("/")
     expect(page.locator("dl.facts")).to_contain_text(f"{actual['occurrences']:,}")
     expect(page.locator("main")).to_contain_text(actual["timeline"]["phases"]["words"])
-    for words in actual["quality"]["words"]:
-        expect(page.locator("main")).to_contain_text(words)
+    for words in (actual["quality"]["sentence"], *actual["recording"]["words"]):
+        expect(page.locator("main")).to_contain_text(words.replace("`", ""))
     assert page.locator(".canvas .main-svg").count() >= 2  # timeline and loss
     expect(page.locator("[data-figure=figure-loss] .scatterlayer path.js-line").first).to_be_visible()
 

@@ -90,7 +90,7 @@ def test_every_page_fits_and_its_screen_is_kept(
 def test_the_overview_has_timeline_loss_trust_and_phases(visitor: Visitor) -> None:
     page, actual = visitor.see("/"), visitor.json("/")
     expect(page.locator("dl.facts")).to_contain_text(f"{actual['occurrences']:,}")
-    for words in (actual["timeline"]["phases"]["words"], *actual["quality"]["words"]):
+    for words in (actual["timeline"]["phases"]["words"], *actual["recording"]["words"]):
         expect(page.locator("main")).to_contain_text(words)
     bands = page.locator("[data-figure=figure-timeline] .shapelayer path")
     expect(bands).to_have_count(3 if actual["timeline"]["phases"]["present"] else 0)
