@@ -174,7 +174,7 @@ def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
     assert quality["command"] == "backstory calibrate RUN --queries demo"
     assert quality["seconds"] > 28 * 2.0
     assert quality["sentence"].startswith(
-        "Quality: not measured. To measure how well these values rank: `backstory cal"
+        "Quality: not measured. To measure how reliable the ranking is: `backstory cal"
     )
     assert quality["sentence"].endswith("hours).") or " minutes)." in quality["sentence"]
 
@@ -186,15 +186,15 @@ def test_and_where_the_run_was_calibrated(name: str, calibrated_faces: Faces) ->
     assert quality["measured"]
     assert len(quality["tenths"]) == (9 if name == "harmful" else 10)  # its last two steps do not count
     assert quality["sentence"].startswith(
-        "Ranks the uses of steps 0 to 25 " if name == "harmful" else "Ranks all uses "
+        "Ranks the uses of steps 0 to 25 " if name == "harmful" else "Overall, ranks uses "
     )
-    single = name in ("query", "overwriting", "sources")
+    single = name in ("query", "sources")
     assert quality["on"] == ("2 single queries of `other`" if single else "the mean of `other`")
     assert quality["on"] in quality["sentence"]
     corrected = [line for line in result["caveats"] if line.startswith(CORRECTED)]
     assert len(corrected) == (name == "timeline")
     if name == "query":
-        assert [("of the weight of the first" in line) for line in result["words"]] == [True]
+        assert [("of the total |influence| of the top" in line) for line in result["words"]] == [True]
         page = calibrated_faces.service.get("/queries/demo/1?top=4").json()
         sent = calibrated_faces.python[0].query(
             *calibrated_faces.python[1:3], one_of(calibrated_faces.python[3]["demo"])
@@ -218,7 +218,7 @@ def test_and_where_exact_results_are_stored(name: str, exact_faces: Faces) -> No
         assert not quality["exact"]  # of the values that are recorded
         return
     assert quality["exact"]
-    assert "how well first-order values predict retraining" in quality["sentence"]
+    assert "how well exact values predict retraining" in quality["sentence"]
 
 
 def test_and_where_exact_results_were_compared_with_retraining(calibrated_faces: Faces, tmp_path: Path) -> None:
@@ -230,7 +230,9 @@ def test_and_where_exact_results_were_compared_with_retraining(calibrated_faces:
             quality = compared(CASES[name], made)["quality"]
             assert quality["exact"]
             assert quality["measured"]
-            assert quality["sentence"].startswith("Exact to first order; exact values rank retraining ")
+            assert quality["sentence"].startswith(
+                "Exact to first order: exact values predict leave-one-out retraining "
+            )
             assert quality["first_order"]["trainings"] == 9
 
 
@@ -254,7 +256,7 @@ def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
         assert 'class="strip"' not in page, path
         assert "To get exact values" not in page, path
     recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
-    assert "Quality: not measured. To measure how well these values rank: <code>backstory calibrate RUN" in recorded
+    assert "Quality: not measured. To measure how reliable the ranking is: <code>backstory calibrate RUN" in recorded
     assert 'class="badge' not in recorded
     assert "To get exact values: <code>backstory exact RUN --queries demo:2</code>" in recorded
     mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text

@@ -27,7 +27,7 @@ def call(*args: str | Path) -> Any:
 
 def test_calibrate_prints_and_stores_what_results_then_carry(run: Path) -> None:
     before = " ".join(call("query", run, "--queries", "few:0", "--trust-recipe").stdout.split())
-    assert "Quality: not measured. To measure how well these values rank: `backstory calibrate RUN --queries" in before
+    assert "Quality: not measured. To measure how reliable the ranking is: `backstory calibrate RUN --queries" in before
     printed = call("calibrate", run, "--queries", "few", "--removals", "9", "--singles", "2", "--trust-recipe")
     assert max(map(len, printed.stdout.splitlines())) <= 80
     opened, text = backstory.open(run), " ".join(printed.stdout.split())

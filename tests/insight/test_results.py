@@ -48,7 +48,7 @@ def test_every_result_carries_what_must_be_said(name: str, plain: Small) -> None
     assert "SGD's steps are modelled exactly." in sent["recording"]["words"]
     assert sent["quality"]["sentence"] == actual.quality.sentence
     assert sent["quality"]["sentence"].startswith(
-        "Quality: not measured. To measure how well these values rank: `backstory calibrate"
+        "Quality: not measured. To measure how reliable the ranking is: `backstory calibrate"
     )
     assert (sent["headline"], sent["words"]) == (actual.headline, list(actual.words))
     assert "samples used early get too small an influence" in repr(actual)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backstory.results.quality import Agreement, FirstOrder, Quality, bounds, describe_rank, part_of
+from backstory.results.quality import Agreement, FirstOrder, Quality, bounds, name_rank, part_of
 
 AT = 30
 TENTHS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -35,12 +35,13 @@ def limited(rank: float) -> Quality:
     [(1.0, "well"), (0.8, "well"), (0.79, "partly"), (0.5, "partly"), (0.49, "poorly"), (0.2, "poorly"), (0.19, "not at all"), (-0.9, "not at all")],
 )  # fmt: skip
 def test_words_for_a_rank(rank: float, words: str) -> None:
-    assert describe_rank(rank) == f"{words} ({rank:.2f})"
+    assert name_rank(rank) == words
 
 
 def test_one_sentence_names_the_parts_and_what_was_measured() -> None:
     assert RECORDED.sentence == (
-        "Ranks all uses poorly (0.41): the last third well (0.91), the middle third partly (0.55), the first third not at all (0.12); "
+        "Overall, ranks uses poorly (rank correlation 0.41): well in the last third (0.91), partly in the middle third (0.55), not at all "
+        "in the first third (0.12); "
         "measured on the mean of `test`."
     )
 
@@ -49,10 +50,10 @@ def test_the_worse_of_both_correlations_is_told() -> None:
     """A recording that agrees with exact values is no better than these are at predicting retraining."""
     close = replace(limited(0.26), whole=agreement(0, AT, 0.95))
     assert close.rank == 0.26
-    assert close.sentence.startswith("Ranks all uses poorly (0.26)")
+    assert close.sentence.startswith("Overall, ranks uses poorly (rank correlation 0.26)")
     assert "well" not in close.sentence.split(";")[0]
     assert (
-        "first order is the limit: exact values rank retraining poorly (0.26), 24 uses left out one at a time"
+        "first order is the limit: exact values predict leave-one-out retraining poorly (rank correlation 0.26 over 24 uses)"
         in close.sentence
     )
     assert limited(0.99).rank == 0.41
@@ -72,7 +73,10 @@ def test_what_is_not_ranked_is_grey() -> None:
 def test_a_part_of_the_run_has_its_own_quality() -> None:
     late = RECORDED.between(24, AT)
     assert late.rank == pytest.approx((0.9 + 0.95) / 2)
-    assert late.sentence == "Ranks the uses of steps 24 to 29 well (0.93); measured on the mean of `test`."
+    assert (
+        late.sentence
+        == "Ranks the uses of steps 24 to 29 well (rank correlation 0.93); measured on the mean of `test`."
+    )
     assert RECORDED.between(0, AT) is RECORDED
     assert RECORDED.between(25, 26).rank == 0.9, "of the tenth that it lies in"
 
@@ -80,10 +84,10 @@ def test_a_part_of_the_run_has_its_own_quality() -> None:
 def test_what_was_not_measured_has_no_adjective_and_names_the_command() -> None:
     nothing = Quality(command="backstory calibrate RUN --queries test", seconds=200)
     assert nothing.sentence == (
-        "Quality: not measured. To measure how well these values rank: `backstory calibrate RUN --queries test` (about 3 minutes)."
+        "Quality: not measured. To measure how reliable the ranking is: `backstory calibrate RUN --queries test` (about 3 minutes)."
     )
     assert (nothing.measured, nothing.rank, nothing.weak) == (False, None, ())
-    assert not {"good", "fair", "weak", "well", "poorly"} & set(nothing.sentence.replace("how well", "").split())
+    assert not {"good", "fair", "weak", "well", "poorly"} & set(nothing.sentence.split())
     stale = replace(nothing, stale="it was measured on another form")
     assert stale.sentence.startswith(
         "Quality: not measured for these values: it was measured on another form. To measure"
@@ -94,7 +98,7 @@ def test_exact_values_are_judged_by_retraining_alone() -> None:
     exact = Quality(exact=True, on="the mean of `test`", first_order=RECORDED.first_order)
     assert (
         exact.sentence
-        == "Exact to first order; exact values rank retraining well (0.97), 24 uses left out one at a time."
+        == "Exact to first order: exact values predict leave-one-out retraining well (rank correlation 0.97 over 24 uses)."
     )
     assert exact.rank == 0.97
     assert (exact.correction([0, 5], AT) == 1).all()

@@ -179,7 +179,7 @@ def shown_input(**more: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names), **(more or stored)}
 
 
-WEIGHT = "60% of the weight of the first 6 samples comes from parts of the run that are ranked."
+WEIGHT = "60% of the total |influence| of the top 6 samples comes from parts of the run where the ranking is reliable (rank correlation of at least 0.5)."
 
 
 def result(replayed: bool = False, **more: Any) -> View:

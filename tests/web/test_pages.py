@@ -378,7 +378,7 @@ def test_a_result_says_how_well_it_ranks_with_a_strip_of_the_tenths(name: str) -
 def test_what_was_not_measured_says_how_to_measure_it_and_for_how_long(name: str) -> None:
     html = told(name, examples.UNMEASURED)
     text = words_of(read(html).text)
-    assert "Quality: not measured. To measure how well these values rank:" in text
+    assert "Quality: not measured. To measure how reliable the ranking is:" in text
     assert f"backstory calibrate RUN --queries {examples.HOSTILE} (about 2 hours)." in text
     assert 'data-measured="no"' in html
     assert 'class="badge' not in html
@@ -411,7 +411,7 @@ def captions(html: str) -> list[str]:
 
 
 def test_captions_say_where_sizes_over_time_are_corrected() -> None:
-    words = f"Sizes over time are corrected by factors that exact results gave for {words_of(examples.QUALITY.on)}."
+    words = f"Sizes over time are rescaled to match exact results on {words_of(examples.QUALITY.on)}."
     assert words in captions(told("result", examples.QUALITY))[0]
     for other in (examples.EXACT, examples.UNMEASURED, examples.quality(factors=())):
         assert "corrected" not in captions(told("result", other))[0]

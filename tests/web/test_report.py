@@ -118,7 +118,7 @@ def test_figures_over_time_have_a_strip_where_the_run_was_calibrated(
     with_strip = {k for k, x in drawn.items() if any("label" in shape for shape in x["layout"]["shapes"])}
     assert with_strip == (set() if name == "text" else {"by_step", "timeline"})
     text = words_of(plain(pages[name]).text)
-    assert text.count("Sizes over time are corrected by") == (0 if name == "text" else 3)  # and of the comparison
+    assert text.count("Sizes over time are rescaled to match") == (0 if name == "text" else 3)  # and of the comparison
     last = made.gather(runs[name]).data["results"][-1]
     assert [text.count(words_of(line)) for line in last["words"]] == ([] if name == "text" else [1])
 

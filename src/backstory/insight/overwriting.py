@@ -176,10 +176,11 @@ def overwriting(
     The terms are the recording's; the sample's exact influence is beside them where one is stored.
     """
     until = run.step_of(at)
-    v, caveats, _ = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
+    v, caveats, queries = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
     result = overwriting_of(
         run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )
+    result = replace(result, quality=run.quality(until, mean=queries > 1))
     found = find_exact(run, model, loss, batch, until, cast(Options, options), mean=True)
     if found.result is None:
         told = (*result.caveats, *found.notes)

@@ -56,7 +56,7 @@ class Timeline(Result):
         """The phases in one sentence, and where the recording does not rank."""
         weak = () if self.quality is None or self.quality.exact else self.quality.weak
         spans = ", ".join(f"{first:,} to {last - 1:,}" for first, last in weak)
-        return self.phases.words, *([f"Not ranked by the recording (grey): steps {spans}."] if weak else [])
+        return self.phases.words, *([f"Not reliably ranked by the recording (grey): steps {spans}."] if weak else [])
 
     def table(self) -> dict[str, Any]:
         """One line for each step."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from . import figures
+from .quality import RANKS
 from .result import Result
 from .row import Row
 from .sign import describe_sign
@@ -29,7 +30,7 @@ CONTENT = ("text", "label", "source")
 WORDS = 40  # letters of a text that a hit prints
 ENDS, PREVIEW = 3, 5  # hits at either end that a result prints, and that a notebook shows
 COUNTED = 10  # hits at either end whose weight is counted
-CORRECTED = "sizes over time are corrected by factors that exact results gave for"
+CORRECTED = "sizes over time are rescaled to match exact results on"
 UNIT = "influence in units of the query's loss; a sample's influence is the sum over its occurrences"
 Lookup = Callable[..., dict[str, dict[str, Any]]]  # ids, and columns where not all are wanted -> content by id
 Floats = NDArray[np.float64]
@@ -380,7 +381,7 @@ class Influence(Result):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How much of the weight of the first samples comes from parts of the run that are ranked."""
+        """How much of the first samples' influence comes from parts of the run where the ranking is reliable."""
         if self.quality is None or self.quality.exact or not self.quality.measured or not len(self):
             return ()
         hits = [h for side in self.hits(COUNTED) for h in side]
@@ -389,7 +390,8 @@ class Influence(Result):
             return ()
         share = weight[ranked].sum() / weight.sum()
         return (
-            f"{share:.0%} of the weight of the first {len(hits)} samples comes from parts of the run that are ranked.",
+            f"{share:.0%} of the total |influence| of the top {len(hits)} samples comes from parts of the run where the ranking is "
+            f"reliable (rank correlation of at least {RANKS:g}).",
         )
 
     def corrected(self) -> "Influence":

@@ -30,9 +30,9 @@ Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def describe_rank(rank: float) -> str:
-    """A rank correlation in words."""
-    return f"{next(word for least, word in LEVELS if rank >= least)} ({rank:.2f})"
+def name_rank(rank: float) -> str:
+    """A rank correlation in a word or two."""
+    return next(word for least, word in LEVELS if rank >= least)
 
 
 def part_of(steps: Any, at: int, parts: int) -> Steps:
@@ -65,7 +65,8 @@ class FirstOrder(Row):
     @property
     def words(self) -> str:
         """What was measured."""
-        return f"exact values rank retraining {describe_rank(self.rank)}, {self.trainings} uses left out one at a time"
+        rank = f"rank correlation {self.rank:.2f} over {self.trainings} uses"
+        return f"exact values predict leave-one-out retraining {name_rank(self.rank)} ({rank})"
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,12 @@ class Quality(Row):
         if not self.measured:
             return self._missing()
         if self.exact:
-            return f"Exact to first order; {'' if self.first_order is None else self.first_order.words}."
+            words = "" if self.first_order is None else self.first_order.words
+            return f"Exact to first order: {words}."
         if self.rank is None:
-            return f"Too few uses to rank; measured on {self.on}."
-        return f"Ranks {self._uses()} {describe_rank(self.rank)}{self._parts()}; measured on {self.on}{self._limit()}."
+            return f"Too few uses to measure a rank correlation (measured on {self.on})."
+        rank = f"{name_rank(self.rank)} (rank correlation {self.rank:.2f})"
+        return f"{self._uses()} {rank}{self._parts()}; measured on {self.on}{self._limit()}."
 
     def between(self, first: int, last: int) -> "Quality":
         """Of the values of steps first … last−1 alone: the mean over the tenths that they lie in."""
@@ -138,8 +141,8 @@ class Quality(Row):
     def _uses(self) -> str:
         whole = self.whole
         if whole is None or self.thirds:
-            return "all uses"
-        return f"the uses of steps {whole.first} to {whole.last - 1}"
+            return "Overall, ranks uses"
+        return f"Ranks the uses of steps {whole.first} to {whole.last - 1}"
 
     def _ranks(self, part: Agreement) -> bool:
         """Whether a tenth is ranked; one with too few uses is taken to be like the whole."""
@@ -165,12 +168,12 @@ class Quality(Row):
         ranked = sorted(((x, name) for x, name in worse if x is not None), key=lambda pair: -pair[0])
         if len({x for x, _ in ranked}) < 2:
             return ""
-        return ": " + ", ".join(f"the {name} third {describe_rank(x)}" for x, name in ranked)
+        return ": " + ", ".join(f"{name_rank(x)} in the {name} third ({x:.2f})" for x, name in ranked)
 
     def _missing(self) -> str:
         seconds = "" if self.seconds is None else f" (about {describe_duration(self.seconds)})"
-        what = "first-order values predict retraining" if self.exact else "these values rank"
-        how = f" To measure how well {what}: `{self.command}`{seconds}." if self.command else ""
+        what = "how well exact values predict retraining" if self.exact else "how reliable the ranking is"
+        how = f" To measure {what}: `{self.command}`{seconds}." if self.command else ""
         reason = f" for these values: {self.stale}" if self.stale else ""
         return f"Quality: not measured{reason}.{how}"
 

@@ -106,7 +106,7 @@ def test_a_query_says_how_much_of_its_weight_is_ranked(browser: Browser, calibra
     visitor = Visitor(browser, calibrated)
     page, actual = visitor.see("/queries/poems/0"), visitor.json("/queries/poems/0")
     expect(page.locator("[data-weight]")).to_have_text(actual["words"])
-    expect(page.locator("figcaption").first).to_contain_text("Sizes over time are corrected by factors")
+    expect(page.locator("figcaption").first).to_contain_text("Sizes over time are rescaled to match exact results")
     visitor.close()
 
 
