@@ -277,11 +277,11 @@ def test_parts_that_are_not_ranked_are_grey_and_joined() -> None:
     assert [(x["x0"], x["x1"], x["y0"], x["y1"]) for x in grey] == [(-0.5, 23.5, 0, 1), (35.5, 47.5, 0, 1)]
     assert [(k["name"], k["dash"]) for k in drawn["layout"]["meta"]["key"]][-2:] == [
         ("strip: rank correlation with exact influence", "full"),
-        ("outlined, grey above: below 0.50, not ranked", "open"),
+        ("outlined, grey above: below 0.50, not reliable", "open"),
     ]
     legend = [x.name for x in to_plotly(drawn).layout.shapes if x.showlegend]
     assert sorted(legend) == [
-        "outlined, grey above: below 0.50, not ranked",
+        "outlined, grey above: below 0.50, not reliable",
         "strip: rank correlation with exact influence",
     ]
 

@@ -38,6 +38,11 @@ def test_words_for_a_rank(rank: float, words: str) -> None:
     assert name_rank(rank) == words
 
 
+def test_zero_has_no_sign() -> None:
+    assert "(rank correlation 0.00)" in replace(RECORDED, whole=agreement(0, AT, -0.001)).sentence
+    assert "(-0.01)" in replace(RECORDED, thirds=(agreement(0, 10, -0.01), agreement(10, 30, 0.5))).sentence
+
+
 def test_one_sentence_names_the_parts_and_what_was_measured() -> None:
     assert RECORDED.sentence == (
         "Overall, ranks uses poorly (rank correlation 0.41): well in the last third (0.91), partly in the middle third (0.55), not at all "

@@ -370,8 +370,8 @@ def test_a_result_says_how_well_it_ranks_with_a_strip_of_the_tenths(name: str) -
         "0.97",
     ]
     assert [kind for kind, *_ in cells] == ["weak"] * 2 + [""] * 8
-    assert [title for _, title, _ in cells][1:3] == ["steps 12 to 23: not ranked", "steps 24 to 35"]
-    assert "Outlined: below 0.50, not ranked." in html
+    assert [title for _, title, _ in cells][1:3] == ["steps 12 to 23: not reliable", "steps 24 to 35"]
+    assert "Outlined: below 0.50, not reliable." in html
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -429,7 +429,7 @@ def test_the_key_of_a_figure_names_both_looks_of_the_strip() -> None:
     key = html[html.index('<ul class="key">') :].partition("</ul>")[0]
     assert re.findall(r'<i class="(full|open)"', key) == ["full", "open"]
     assert "strip: rank correlation with exact influence" in key
-    assert "outlined, grey above: below 0.50, not ranked" in key
+    assert "outlined, grey above: below 0.50, not reliable" in key
 
 
 def test_a_source_whose_interval_includes_zero_neither_helps_nor_hurts() -> None:

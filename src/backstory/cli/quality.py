@@ -70,7 +70,9 @@ def print_quality(quality: "Quality") -> None:
 
 
 def _rank(x: float | None) -> str:
-    return "–" if x is None else f"{x:.2f}"
+    from ..results.quality import two_digits
+
+    return "–" if x is None else two_digits(x)
 
 
 def check(

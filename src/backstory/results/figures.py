@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from .quality import RANKS, Quality
+from .quality import RANKS, Quality, two_digits
 
 Figure = dict[str, Any]
 Strip = Sequence[tuple[int, int, float | None, bool]]  # of each tenth: first step, step after the last, rank, weak
@@ -44,7 +44,7 @@ MOST_BARS = 10  # of samples below each other
 CELL_HEIGHT = 15  # pixels of a strip below a time axis
 CELLS = {
     False: "strip: rank correlation with exact influence",
-    True: f"outlined, grey above: below {RANKS:.2f}, not ranked",
+    True: f"outlined, grey above: below {RANKS:.2f}, not reliable",
 }
 CELLS_DRAWN = {False: "full", True: "open"}
 CELL: Figure = {"ysizemode": "pixel", "yanchor": 0, "y0": -2, "y1": -2 - CELL_HEIGHT}
@@ -114,7 +114,7 @@ def _box(first: float, last: float) -> Figure:
 
 def _look(rank: Number, weak: bool) -> Figure:
     """A cell with its rank correlation in it: filled where the tenth is ranked, else an outline."""
-    words = "–" if rank is None else f"{rank:.2f}".replace("0.", ".", 1).replace("-", "−").replace("1.00", "1.0")
+    words = "–" if rank is None else two_digits(rank).replace("0.", ".", 1).replace("-", "−").replace("1.00", "1.0")
     label = {"text": words, "font": {"size": 10, "color": MUTED if weak else SURFACE}}
     edge = {"color": MUTED if weak else SURFACE, "width": 1}
     return {"name": CELLS[weak], "fillcolor": CLEAR if weak else MUTED, "label": label, "line": edge}

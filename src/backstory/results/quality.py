@@ -40,6 +40,11 @@ def part_of(steps: Any, at: int, parts: int) -> Steps:
     return np.minimum(parts - 1, parts * np.asarray(steps, np.int64) // max(1, at))
 
 
+def two_digits(rank: float) -> str:
+    """A rank correlation; 0 has no sign."""
+    return f"{rank:.2f}".replace("-0.00", "0.00")
+
+
 @dataclass(frozen=True)
 class Agreement(Row):
     """How recorded influences rank the uses of some steps, beside exact ones."""
@@ -65,7 +70,7 @@ class FirstOrder(Row):
     @property
     def words(self) -> str:
         """What was measured."""
-        rank = f"rank correlation {self.rank:.2f} over {self.trainings} uses"
+        rank = f"rank correlation {two_digits(self.rank)} over {self.trainings} uses"
         return f"exact values predict leave-one-out retraining {name_rank(self.rank)} ({rank})"
 
 
@@ -115,7 +120,7 @@ class Quality(Row):
             return f"Exact to first order: {words}."
         if self.rank is None:
             return f"Too few uses to measure a rank correlation (measured on {self.on})."
-        rank = f"{name_rank(self.rank)} (rank correlation {self.rank:.2f})"
+        rank = f"{name_rank(self.rank)} (rank correlation {two_digits(self.rank)})"
         return f"{self._uses()} {rank}{self._parts()}; measured on {self.on}{self._limit()}."
 
     def between(self, first: int, last: int) -> "Quality":
@@ -168,7 +173,7 @@ class Quality(Row):
         ranked = sorted(((x, name) for x, name in worse if x is not None), key=lambda pair: -pair[0])
         if len({x for x, _ in ranked}) < 2:
             return ""
-        return ": " + ", ".join(f"{name_rank(x)} in the {name} third ({x:.2f})" for x, name in ranked)
+        return ": " + ", ".join(f"{name_rank(x)} in the {name} third ({two_digits(x)})" for x, name in ranked)
 
     def _missing(self) -> str:
         seconds = "" if self.seconds is None else f" (about {describe_duration(self.seconds)})"

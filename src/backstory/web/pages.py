@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from ..results.influence import CORRECTED
-from ..results.quality import RANKS
+from ..results.quality import RANKS, two_digits
 from ..results.sign import HELPED, HURT, SIGN, describe_axis, verb, without
 from ..results.words import common_words, mark_words, name_label, name_method
 from .state import MOST_EACH
@@ -158,7 +158,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         signed, plain, name_label, name_method, verb, without, common_words, count, when, shortened, marked, most, share,
-        code, inside, correction, correction_by,
+        code, inside, two_digits, correction, correction_by,
     )
 }  # fmt: skip
 
