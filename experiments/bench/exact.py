@@ -1,7 +1,7 @@
 """The cost of exact results, in multiples of the plain training's CPU time, in one run: reverse sweeps, groups left out, tangents.
 
 The GPT of the study from scratch, and as `large` the GPT of workload B. Reverse sweeps are of 1, 4 and 16 single sequences; eight sources
-(two sequences of every batch each) are left out, beside three twins that start one rounding unit apart; tangents are of 8 equal parts
+(two sequences of every batch each) are left out, beside three twins that start one rounding unit apart, and 16 sequences evaluated; tangents are of 8 equal parts
 of the run. Each has the replay in it. As in the commands, freed memory stays with the process. Every way is timed between two plain trainings, and divided by their mean.
 
 Memory is of a reverse sweep of one query with its states on disk: the highest number of bytes in tensors, less what the two
@@ -35,27 +35,24 @@ from experiments.harness import train
 
 QUERIES, SOURCES, TWINS, PARTS = (1, 4, 16), 8, 3, 8
 STEPS, LARGE_STEPS, MEMORY_STEPS = 48, 8, 3
+SMALL, LARGE = "the study's GPT", "GPT 4 × 128"
 Fresh = Callable[[], Recipe]
 Work = Mapping[str, Callable[[], object]]
 
 
 def bench_exact(*, scale: str = "full", repeats: int = 2, say: Say = quiet) -> dict[str, Any]:
-    """`{"reverse": {"1", "4", "16"}, "leave_out": {"8"}, "tangent": {"8"}, "memory", "training_s", "large": the same}`."""
+    """`{"reverse": {"1", "4", "16"}, "leave_out": {"8"}, "tangent": {"8"}, "memory", "training_s", "large": the same, "rows": of both}`."""
     keep_freed_memory()
     small = replace(SETUPS["scratch"], steps=STEPS)
     if scale != "full":
         small = replace(small, steps=8, length=8, width=8, layers=1)
     texts = recipe(small, 0).queries["domains"].flatten(0, 1)
-    out = _costs("the study's GPT", lambda: recipe(small, 0), texts, repeats, say)
-    large = _costs("GPT 4 × 128", lambda: _large(scale), _large(scale).queries["q"], repeats, say)
-    return {
-        "threads": 1,
-        "repeats": repeats,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[1],
-        **out,
-        "large": large,
-    }
+    fresh: dict[str, Fresh] = {SMALL: lambda: recipe(small, 0), LARGE: lambda: _large(scale)}
+    queries = {SMALL: texts, LARGE: _large(scale).queries["q"]}
+    costs = {name: _costs(name, fresh[name], queries[name], repeats, say) for name in fresh}
+    about = {"threads": 1, "repeats": repeats, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
+    rows = [_line(name, part, about) for name, part in costs.items()]
+    return {**about, **costs[SMALL], "large": costs[LARGE], "rows": rows}
 
 
 def _costs(name: str, fresh: Fresh, texts: Tensor, repeats: int, say: Say) -> dict[str, Any]:
@@ -83,8 +80,8 @@ def _ways(fresh: Fresh, texts: Tensor) -> Work:
     samples = list(dict.fromkeys(name for names in ids for name in names))
     sources = [Removal(tuple(samples[k::SOURCES])) for k in range(SOURCES)]
     return {
-        **{f"reverse {n}": partial(reverse, fresh, _losses(texts[:n]), dtype=None) for n in QUERIES},
-        f"leave_out {SOURCES}": lambda: left_out(fresh, sources, _losses(texts)),
+        **{f"reverse {n}": partial(reverse, fresh, _one_by_one(texts[:n]), dtype=None) for n in QUERIES},
+        f"leave_out {SOURCES}": lambda: left_out(fresh, sources, _losses(texts[: QUERIES[-1]])),
         f"tangent {PARTS}": partial(tangent, fresh, groups, dtype=None),
     }
 
@@ -141,7 +138,8 @@ def _memory(fresh: Fresh, text: Tensor) -> float:
     w = torch.ones(len(plan.batches[0][0]))
 
     def differentiate() -> None:
-        step_gradient(lambda: plan.loss(plan.model, plan.batches[0][1]), w, parameters).pull(along)
+        gradient = step_gradient(lambda: plan.loss(plan.model, plan.batches[0][1]), w, parameters)
+        gradient.pull(along)  # while both derivatives are held, as a sweep holds them
 
     activations = peak_of(differentiate) - size  # the gradient is none of them
     train_again(lambda: replace(plan, batches=plan.batches[:1]))
@@ -153,6 +151,11 @@ def _memory(fresh: Fresh, text: Tensor) -> float:
 def _losses(texts: Tensor) -> Callable[[nn.Module], Tensor]:
     """Each text's mean loss."""
     return lambda model: token_losses(model, texts).mean(1)
+
+
+def _one_by_one(texts: Tensor) -> Callable[[nn.Module], Tensor]:
+    """The same, each from a forward pass of its own, as `run.exact` evaluates queries."""
+    return lambda model: torch.stack([token_losses(model, text[None]).mean() for text in texts])
 
 
 def _large(scale: str) -> Recipe:

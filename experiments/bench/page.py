@@ -95,8 +95,8 @@ WORDS = {
     "each sending its next query as soon as it has a result. `memory growth`: from the first tenth of that "
     "time to its end.",
     "exact": "CPU time of exact results in multiples of a plain training's, the replay included, float32: medians of the repeats, each divided "
-    "by the mean of the plain trainings before and after it. Groups are left out beside three twins that start one rounding unit apart. "
-    "`memory`: of a reverse sweep of one query, beyond what the two derivatives of one step take, in multiples of parameters and "
+    "by the mean of the plain trainings before and after it. Groups are left out beside three twins that start one rounding unit apart, and 16 queries are "
+    "evaluated after each. `memory`: of a reverse sweep of one query, beyond what the two derivatives of one step take, in multiples of parameters and "
     "optimizer state. `load`: processes that wanted to run at the end, on this many cores; CPU time is worth ±25 % on a busy machine.",
     "device": "Small runs on the device compared with the same runs on the CPU, then plain and recorded training in "
     "turns.",

@@ -23,7 +23,7 @@ from ..replay.queries import QuerySets
 from ..replay.recipe import Recipe
 from ..replay.tape import convert
 from ..store import RunStore
-from .attention import differentiable_attention
+from .twice import twice_differentiable
 
 Pull = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
@@ -38,7 +38,7 @@ class StepGradient(NamedTuple):
 
 def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[Tensor]) -> StepGradient:
     """∇ Σ w ℓ at the parameters' present values; `losses()` gives (B,)."""
-    with torch.enable_grad(), differentiable_attention():
+    with torch.enable_grad(), twice_differentiable():
         each = losses()
         weights = w.to(each).detach().requires_grad_()
         grads = torch.autograd.grad((each * weights).sum(), parameters, create_graph=True, allow_unused=True)

@@ -218,8 +218,8 @@ def _with_gradient(grads: Sequence[Tensor | None], before: Theta, after: Theta) 
 
 def at_once(tape: Tape) -> int:
     """How many replicas fit the bounds of memory; 1 means that stacking is not worth it."""
-    size = sum(p.numel() * p.element_size() for p in tape.parameters)
-    return max(1, min(MOST, STACK_BYTES // max(1, size), SAVED_BYTES // max(1, _saved_bytes(tape))))
+    fitting = STACK_BYTES // max(1, sum(p.numel() * p.element_size() for p in tape.parameters))
+    return 1 if fitting < 2 else max(1, min(MOST, fitting, SAVED_BYTES // max(1, _saved_bytes(tape))))
 
 
 def obstacle(tape: Tape, variant: Variant, first: int) -> str | None:

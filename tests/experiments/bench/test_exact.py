@@ -3,6 +3,7 @@
 import torch
 from experiments.bench.exact import bench_exact, left_out, nudge
 from experiments.bench.live import peak_of
+from experiments.bench.page import EXACT
 from tests.support import examples
 from torch import nn
 
@@ -17,6 +18,11 @@ def test_costs_are_multiples_of_the_training() -> None:
         assert set(part["leave_out"]) == set(part["tangent"]) == {"8"}
         assert min(*part["reverse"].values(), part["leave_out"]["8"], part["tangent"]["8"]) > 0
         assert 1 < part["memory"], "a sweep holds the parameters and the optimizer's state at least"
+    wanted = [name for name, _ in EXACT]
+    assert [set(row) >= set(wanted) for row in result["rows"]] == [True, True]
+    assert [row["reverse 16"] for row in result["rows"]] == [
+        part["reverse"]["16"] for part in (result, result["large"])
+    ]
 
 
 def test_sources_are_left_out_and_twins_differ_by_rounding() -> None:
