@@ -172,15 +172,15 @@ def test_a_run_that_goes_on_is_not_measured(run: Run, tmp_path: Path) -> None:
 
 def test_a_killed_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = recorded(tmp_path / "run")
-    original, calls = calibration.retrain, list[int]()
+    calls = list[int]()
 
     def killed(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "retrain", killed)
-    with pytest.raises(KeyboardInterrupt):
-        started.calibrate("q", examples.NAME, removals=REMOVALS)
-    monkeypatch.setattr(calibration, "retrain", original)
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "retrain", killed)
+        with pytest.raises(KeyboardInterrupt):
+            started.calibrate("q", examples.NAME, removals=REMOVALS)
     assert not started.quality().measured
     sweeps = len(started.exact_results())
     monkeypatch.setattr("backstory.run.exact.sweep_block", lambda *args, **options: calls.append(1))
