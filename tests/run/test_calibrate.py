@@ -18,6 +18,7 @@ from backstory import exact as exactly
 from backstory.errors import StoreError, UsageError
 from backstory.exact.losses import QuerySet
 from backstory.replay.recipe import take_step
+from backstory.results.influence import CORRECTED
 from backstory.results.quality import SIZES, part_of
 from backstory.run import calibrate as calibration
 from backstory.run.run import Run
@@ -112,7 +113,7 @@ def test_sizes_over_time_are_corrected_to_the_exact_ones(tmp_path: Path) -> None
     exact_sizes = [np.abs(y[part == k]).sum() for k in range(SIZES)]
     assert rate.min() > 0
     assert sizes.tolist() == pytest.approx(exact_sizes, rel=1e-5)
-    assert any("sizes over time are corrected" in text for text in when.caveats)
+    assert any(text.startswith(CORRECTED) for text in when.caveats)
 
 
 def test_what_was_measured_is_read_by_another_process_and_every_result(run: Run) -> None:
