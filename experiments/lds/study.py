@@ -7,7 +7,7 @@ over 100 random drops of 1 % of the training set, for 50 single texts; the inter
 
 CPU seconds of a row are those that it would take alone: a recording counts its own training, the methods that need only the trained
 model count none. Every row is stored in the cache as soon as it is known, with its seconds; retraining and exact unrolling are also stored on their
-way, with the seconds spent so far, and go on from there.
+way, with the seconds spent so far, and go on from there. Both rows of the influence function have the seconds of its one pass over all dampings.
 
 Shapes:  n drops, Q queries, N occurrences.
 """
@@ -62,7 +62,7 @@ def problem_of(setup: LdsSetup, seed: int, cache: Path | None = None, say: Say =
     texts = draw(gpt, seed).queries.transpose(0, 1).flatten(0, 1)[: setup.queries]
     return Problem(
         setup=gpt, seed=seed, make=lambda: recipe(gpt, seed), removals={WHICH: drops(setup, seed, draw(gpt, seed).ids)},
-        loss=text_losses, queries=texts, keep=1, cache=cache, say=say,
+        loss=text_losses, queries=texts, keep=1, cache=cache, say=say, clock=time.process_time,
     )  # fmt: skip
 
 
@@ -89,12 +89,16 @@ class Meter:
         before, began = self.seconds.get(name, 0.0), time.process_time()
 
         def note() -> None:
-            self.seconds[name] = before + time.process_time() - began
-            if self.file is not None:
-                self.file.write_text(json.dumps(self.seconds))
+            self.set(name, before + time.process_time() - began)
 
         yield note
         note()
+
+    def set(self, name: str, seconds: float) -> None:
+        """Write what a name has taken in all."""
+        self.seconds[name] = seconds
+        if self.file is not None:
+            self.file.write_text(json.dumps(self.seconds))
 
 
 Scored = Callable[[Problem], Tensor]  # (n, Q) for every drop and query
@@ -184,11 +188,8 @@ def run_seed(
         folder.mkdir(parents=True, exist_ok=True)
     meter, made = Meter(None if folder is None else folder / "seconds.json"), dict[str, Tensor]()
     with problem_of(setup, seed, folder) as problem:
-        with meter.measure(TRUTH) as note:
-            problem.say = _noting(say, note)
-            truth = problem.truth()[WHICH]
-        with meter.measure("training"):
-            problem.training  # noqa: B018  the methods that need the trained model count no training
+        truth = _known(problem, TRUTH, lambda p: p.truth()[WHICH], meter, folder, say)
+        meter.set("training", problem.training.seconds)  # methods that need the trained model count none
         for name, scored in chosen.items():
             made[name] = each_query(_known(problem, name, scored, meter, folder, say), truth)
     return made, meter.seconds
@@ -199,13 +200,13 @@ def _known(problem: Problem, name: str, scored: Scored, meter: Meter, folder: Pa
     file = None if folder is None else folder / f"{'-'.join(name.split())}.json"
     if file is not None and file.is_file():
         return torch.tensor(json.loads(file.read_text()), dtype=torch.float64)
-    if not name.startswith(EXACT):
+    if name not in (EXACT, TRUTH):
         meter.seconds.pop(name, None)  # begun before, but nothing of it is left
     with meter.measure(name) as note:
         problem.say = _noting(say, note)
         problem.saved = 0.0
         scores = scored(problem).double()
-    meter.seconds[name] += problem.saved  # a recording or a sweep that another row made
+    meter.set(name, meter.seconds[name] + problem.saved)  # a recording or a sweep that another row made
     if file is not None:
         file.write_text(json.dumps(scores.tolist()))
     return scores
