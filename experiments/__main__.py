@@ -17,6 +17,7 @@ for study in (
     "bench",
     "demo_queries",
     "lds",
+    "timelines",
 ):
     import_module(f"experiments.{study}.command")  # adds its commands to the app
 

@@ -1,6 +1,7 @@
 """LDS on a very small run: drops, the score itself, seconds, and going on after an interruption."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,18 @@ def test_rows_are_stored_and_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     for name, values in made.items():
         assert again[name].tolist() == values.tolist()
         assert later[name] == seconds[name]
+    assert later[TRUTH] == seconds[TRUTH], "what was done before is not counted again"
+    assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == later
+
+
+def test_seconds_of_shared_work_are_cpu_seconds(tmp_path: Path) -> None:
+    """A row that sleeps, and one that uses what it made: neither waits for longer than it computes."""
+    chosen = {
+        name: lambda p: p.once("slow", lambda: time.sleep(0.5) or torch.rand(5, 6)) for name in ("first", "second")
+    }
+    _, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
+    assert seconds["second"] < 0.5
+    assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == seconds
 
 
 def test_seconds_of_interrupted_work_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
