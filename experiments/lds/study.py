@@ -2,8 +2,8 @@ r"""The linear datamodeling score (LDS) of every method, as the leaderboard of b
 
     LDS = mean over the queries of spearman(Σ of the scores of what a drop leaves out, change of the query's loss by retraining without it)
 
-over 100 random drops of 1 % of the training set, for 50 single texts; the interval draws seeds and, in each, queries with replacement,
-10,000 times. Retraining and exact unrolling are in float64; recordings train in float32, as a user would.
+over 100 random drops of 1 % of the training set, for 50 single texts. The interval is the leaderboard's: it draws drops with replacement, the same for
+all queries, 10,000 times (and seeds, where there are several). One over queries stands beside it. Retraining and exact unrolling are in float64; recordings train in float32, as a user would.
 
 CPU seconds of a row are those that it would take alone: a recording counts its own training, the methods that need only the trained
 model count none. Every row is stored in the cache as soon as it is known, with its seconds; retraining and exact unrolling are also stored on their
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from experiments.gpt.methods import FULL, compressed, queried, recording, swept,
 from experiments.gpt.setups import GptSetup, draw, generator, recipe
 from experiments.harness import Problem, Say, silent
 from experiments.lds.bm25 import bm25
-from experiments.statistics import bounds, counts, mean, spearman
+from experiments.statistics import bounds, counts, interval, mean, spearman
 
 WHICH = "drops"
 DRAWS = 10_000
@@ -139,11 +139,19 @@ def each_query(scores: Tensor, truth: Tensor) -> Tensor:
     return torch.tensor([spearman(x, y) for x, y in zip(scores.T, truth.T, strict=True)], dtype=torch.float64)
 
 
-def interval(each: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+def over_queries(each: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """`(lower, upper)` of the mean, with seeds and the queries in each drawn anew."""
     g = torch.Generator().manual_seed(seed)
     total = draws * len(each)
     return bounds(torch.stack([counts(len(x), total, g) @ x / len(x) for x in each]), g)
+
+
+class Known(NamedTuple):
+    """What one seed gave."""
+
+    truth: Tensor  # (n, Q)
+    scores: dict[str, Tensor]  # of each row, (n, Q)
+    seconds: dict[str, float]  # of each row, of retraining and of training
 
 
 def study(
@@ -162,27 +170,32 @@ def study(
         "seeds": list(seeds),
         "draws": DRAWS,
         "rows": [_row(name, results) for name in chosen],
-        "retraining_cpu_seconds": mean([seconds[TRUTH] for _, seconds in results]),
-        "training_cpu_seconds": mean([seconds["training"] for _, seconds in results]),
+        "retraining_cpu_seconds": mean([known.seconds[TRUTH] for known in results]),
+        "training_cpu_seconds": mean([known.seconds["training"] for known in results]),
     }
 
 
-def _row(name: str, results: Sequence[tuple[Mapping[str, Tensor], Mapping[str, float]]]) -> dict[str, Any]:
-    each = [of[name] for of, _ in results]
-    lower, upper = interval(each)
+def _row(name: str, results: Sequence[Known]) -> dict[str, Any]:
+    points = [(known.scores[name], known.truth) for known in results]
+    each = [each_query(*one) for one in points]
     return {
         "method": name,
         "mean": mean([float(x.mean()) for x in each]),
-        "interval": {"lower": lower, "upper": upper},
+        "interval": _bounds(interval(points, draws=DRAWS)),
+        "over_queries": _bounds(over_queries(each)),
+        "median": float(torch.cat(each).median()),
         "seeds": [float(x.mean()) for x in each],
-        "cpu_seconds": mean([seconds[name] for _, seconds in results]),
+        "queries": [x.tolist() for x in each],
+        "cpu_seconds": mean([known.seconds[name] for known in results]),
     }
 
 
-def run_seed(
-    setup: LdsSetup, seed: int, chosen: Mapping[str, Scored], cache: Path | None, say: Say
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """`(each row's correlation by query, CPU seconds)` of one seed."""
+def _bounds(values: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("lower", "upper"), values, strict=True))
+
+
+def run_seed(setup: LdsSetup, seed: int, chosen: Mapping[str, Scored], cache: Path | None, say: Say) -> Known:
+    """Everything that one seed's rows are computed from."""
     folder = None if cache is None else cache / f"lds-{setup.gpt.mode}-{seed}"
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,8 +204,8 @@ def run_seed(
         truth = _known(problem, TRUTH, lambda p: p.truth()[WHICH], meter, folder, say)
         meter.set("training", problem.training.seconds)  # methods that need the trained model count none
         for name, scored in chosen.items():
-            made[name] = each_query(_known(problem, name, scored, meter, folder, say), truth)
-    return made, meter.seconds
+            made[name] = _known(problem, name, scored, meter, folder, say)
+    return Known(truth, made, meter.seconds)
 
 
 def _known(problem: Problem, name: str, scored: Scored, meter: Meter, folder: Path | None, say: Say) -> Tensor:

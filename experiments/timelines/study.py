@@ -30,7 +30,7 @@ from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.gpt.setups import DOMAINS, GptSetup, draw, generator, recipe
 from experiments.harness import Say, recorded, silent
-from experiments.lds.study import interval
+from experiments.lds.study import over_queries
 from experiments.statistics import mean, spearman
 
 TEXTS = "texts"
@@ -168,7 +168,7 @@ def _row(name: str, each: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     out: dict[str, Any] = {"method": name}
     for measured in ("rank", "cosine"):
         values = [torch.tensor(one[measured], dtype=torch.float64) for one in each]
-        lower, upper = interval(values)
+        lower, upper = over_queries(values)
         out[measured] = {
             "mean": mean([float(x.mean()) for x in values]),
             "interval": {"lower": lower, "upper": upper},
