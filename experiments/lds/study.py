@@ -3,7 +3,8 @@ r"""The linear datamodeling score (LDS) of every method, as the leaderboard of b
     LDS = mean over the queries of spearman(Σ of the scores of what a drop leaves out, change of the query's loss by retraining without it)
 
 over 100 random drops of 1 % of the training set, for 50 single texts. The interval is the leaderboard's: it draws drops with replacement, the same for
-all queries, 10,000 times (and seeds, where there are several). One over queries stands beside it. Retraining and exact unrolling are in float64; recordings train in float32, as a user would.
+all queries, 10,000 times (and seeds, where there are several). One over queries stands beside it. Retraining is in float64; exact unrolling and recordings
+are in float32, as a user would compute them (float64 ranks occurrences alike: `experiments.gpt`).
 
 CPU seconds of a row are those that it would take alone: a recording counts its own training, the methods that need only the trained
 model count none. Every row is stored in the cache as soon as it is known, with its seconds; retraining and exact unrolling are also stored on their
@@ -109,7 +110,7 @@ def rows() -> dict[str, Scored]:
     return {
         "recording (default)": lambda p: queried(p, recording(p, {})).values[WHICH],
         "recording, compressed": lambda p: compressed(p, recording(p, {})).values[WHICH],
-        EXACT: lambda p: p.of(p.exact())[WHICH],
+        EXACT: lambda p: p.of(p.exact(torch.float32))[WHICH],
         "paper (SGD proxy)": lambda p: queried(p, recording(p, PAPER), contraction="never").values[WHICH],
         "influence function": lambda p: swept(p).settings[setting(PAPERS_DAMPING)][WHICH],
         "influence function, best damping": _best_damping,

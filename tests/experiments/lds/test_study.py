@@ -16,6 +16,7 @@ from experiments.lds.study import (
     Known,
     LdsSetup,
     Meter,
+    Scored,
     drops,
     each_query,
     over_queries,
@@ -102,7 +103,7 @@ def test_truth_is_retraining_and_a_row_sums_over_what_is_dropped() -> None:
         dtype=torch.float64,
     )  # fmt: skip
     assert_same(truth[:2], again, 6 * 4 * 13 * 256)
-    exact, sums = problem.exact(), rows()[EXACT](problem)
+    exact, sums = problem.exact(torch.float32), rows()[EXACT](problem)
     for gone, row in zip(problem.removals[WHICH], sums, strict=True):
         member = torch.tensor([str(name) in gone.samples for name in exact.sample_ids])
         assert int(member.sum()) == 2
@@ -150,9 +151,12 @@ def test_rows_are_stored_and_read_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_seconds_of_shared_work_are_cpu_seconds(tmp_path: Path) -> None:
     """A row that sleeps, and one that uses what it made: neither waits for longer than it computes."""
-    chosen = {
-        name: lambda p: p.once("slow", lambda: time.sleep(0.5) or torch.rand(5, 6)) for name in ("first", "second")
-    }
+
+    def slow() -> torch.Tensor:
+        time.sleep(0.5)
+        return torch.rand(5, 6)
+
+    chosen: dict[str, Scored] = {name: lambda p: p.once("slow", slow) for name in ("first", "second")}
     *_, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
     assert seconds["second"] < 0.5
     assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == seconds
