@@ -13,6 +13,7 @@ from experiments.cli import Json, Mode, Seeds, app, begin, finish, seeds_of
 Result = Mapping[str, Any]
 COLUMNS = ("timeline", "rank", "each seed", "least", "cosine", "each seed", "least")
 EACH = ("seed", "text", "domain", "rank", "× factors", "cosine", "× factors")
+FACTORS = ("seed", "calibration text's domain", "Σ exact / Σ recorded, first part to last")
 CHOICES = ("seed", "mean of the choices", "least", "largest")
 KINDS = {"recorded": "recording", "calibrated": "recording × factors", "shape": "the other text's, exact"}
 WORDS = """# Size timelines: when influence was large
@@ -58,6 +59,7 @@ def print_tables(result: Result) -> None:
     """Means, then each text, then other choices of the calibration text."""
     output.table(_title(result), COLUMNS, _lines(result))
     output.table("Each text", EACH, _each(result))
+    output.table("Factors", FACTORS, _factors(result))
     output.table("Rank correlation with each text in turn as the calibration text", CHOICES, _choices(result))
 
 
@@ -71,6 +73,7 @@ def as_page(result: Result, name: str, command: str) -> str:
         [
             head,
             f"## {_title(result)}\n\n{tables.markdown(COLUMNS, _lines(result))}\n",
+            f"### Factors\n\n{tables.markdown(FACTORS, _factors(result))}\n",
             f"### Other choices of the calibration text\n\n{tables.markdown(CHOICES, _choices(result))}\n",
             f"### Each text\n\n{tables.markdown(EACH, _each(result))}\n",
         ]
@@ -83,7 +86,9 @@ def _title(result: Result) -> str:
 
 
 def _lines(result: Result) -> list[tuple[str, ...]]:
-    return [(KINDS[row["method"]], *_measured(row["rank"]), *_measured(row["cosine"])) for row in result["rows"]]
+    lines = [(KINDS[row["method"]], *_measured(row["rank"]), *_measured(row["cosine"])) for row in result["rows"]]
+    rank, cosine = (tables.signed(result["recording_adds"][measured]) for measured in ("rank", "cosine"))
+    return [*lines, ("the second − the third, paired", rank, "", "", cosine, "", "")]
 
 
 def _measured(value: Result) -> tuple[str, str, str]:
@@ -97,6 +102,10 @@ def _each(result: Result) -> list[tuple[str, ...]]:
         for one in result["each"]
         for q, domain in enumerate(one["domains"][:-1])
     ]  # fmt: skip
+
+
+def _factors(result: Result) -> list[tuple[str, ...]]:
+    return [(str(one["seed"]), one["domains"][-1], tables.each(one["factors"], ".1f")) for one in result["each"]]
 
 
 def _choices(result: Result) -> list[tuple[str, ...]]:

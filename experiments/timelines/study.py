@@ -29,12 +29,13 @@ from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.gpt.setups import DOMAINS, GptSetup, draw, generator, recipe
-from experiments.harness import Say, recorded, silent
+from experiments.harness import Say, bounded, recorded, silent
 from experiments.lds.study import over_queries
 from experiments.statistics import mean, spearman
 
 TEXTS = "texts"
 ROWS = ("recorded", "calibrated", "shape")  # ways to a text's timeline
+MEASURED = ("rank", "cosine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,7 @@ def study(
         "setup": asdict(setup),
         "seeds": list(seeds),
         "rows": [_row(name, [one["rows"][name] for one in each]) for name in ROWS],
+        "recording_adds": {measured: difference(each, measured) for measured in MEASURED},
         "each": each,
     }
 
@@ -163,10 +165,17 @@ def choices(recorded: Tensor, exact: Tensor) -> list[float]:
     return [without(k) for k in range(len(exact))]
 
 
+def difference(each: Sequence[dict[str, Any]], measured: str) -> dict[str, float]:
+    """`calibrated` − `shape`, paired by text: what the recording adds to another text's exact timeline."""
+    pairs = [[torch.tensor(one["rows"][name][measured], dtype=torch.float64) for name in ROWS[1:]] for one in each]
+    values = [ours - theirs for ours, theirs in pairs]
+    return bounded((mean([float(x.mean()) for x in values]), *over_queries(values)))
+
+
 def _row(name: str, each: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Means over texts and seeds, with the 95 % interval of both drawn anew."""
     out: dict[str, Any] = {"method": name}
-    for measured in ("rank", "cosine"):
+    for measured in MEASURED:
         values = [torch.tensor(one[measured], dtype=torch.float64) for one in each]
         lower, upper = over_queries(values)
         out[measured] = {

@@ -112,6 +112,12 @@ def test_json_and_page_have_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mo
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     assert [row["method"] for row in result["rows"]] == ["recorded", "calibrated", "shape"]
     assert len(result["each"][0]["rows"]["calibrated"]["rank"]) == 4
-    _, means, _, each = read_tables(page.read_text())
-    assert [cells[1][:5] for cells in means["rows"]] == [f"{row['rank']['mean']:.3f}"[:5] for row in result["rows"]]
+    _, means, factors, _, each = read_tables(page.read_text())
+    assert factors["rows"][0][2] == " ".join(f"{x:.1f}" for x in result["each"][0]["factors"])
+    for measured, cell in (("rank", 1), ("cosine", 4)):
+        adds, (_, ours, theirs) = result["recording_adds"][measured], (row[measured]["mean"] for row in result["rows"])
+        assert adds["mean"] == pytest.approx(ours - theirs)
+        assert adds["lower"] <= adds["mean"] <= adds["upper"]
+        assert means["rows"][3][cell].startswith(f"{adds['mean']:+.3f} [")
+    assert [cells[1][:5] for cells in means["rows"][:3]] == [f"{row['rank']['mean']:.3f}"[:5] for row in result["rows"]]
     assert len(each["rows"]) == 4
