@@ -18,6 +18,7 @@ for study in (
     "demo_queries",
     "lds",
     "quality",
+    "timelines",
 ):
     import_module(f"experiments.{study}.command")  # adds its commands to the app
 

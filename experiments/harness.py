@@ -85,6 +85,7 @@ class Problem:
     say: Say = silent
     notes: dict[str, Any] = field(default_factory=dict)  # what the study wants to know of the seed afterwards
     saved: float = 0.0  # seconds that a method did not spend because another one had
+    clock: Callable[[], float] = time.perf_counter  # what seconds are read from
     _memo: dict[str, tuple[Any, float]] = field(default_factory=dict, repr=False)
     _runs: dict[str, tuple[tempfile.TemporaryDirectory[str], Recording]] = field(default_factory=dict, repr=False)
 
@@ -98,7 +99,7 @@ class Problem:
     @cached_property
     def training(self) -> Training:
         """The run without recording."""
-        return train(self.make())
+        return train(self.make(), self.clock)
 
     @property
     def trained(self) -> Recipe:
@@ -157,9 +158,9 @@ class Problem:
             value, seconds = self._memo[name]
             self.saved += seconds
             return value
-        began = time.perf_counter()
+        began = self.clock()
         value = make()
-        self._memo[name] = value, time.perf_counter() - began
+        self._memo[name] = value, self.clock() - began
         return value
 
     def recording(self, **settings: Any) -> Recording:
@@ -172,9 +173,9 @@ class Problem:
             self._forget()
         plan = self.make() if self.recorded_in is None else in_precision(self.make(), self.recorded_in)
         folder = tempfile.TemporaryDirectory()
-        began = time.perf_counter()
+        began = self.clock()
         run = recorded(plan, Path(folder.name) / "run", **settings)
-        self._runs[name] = folder, Recording(run, plan.model, time.perf_counter() - began)
+        self._runs[name] = folder, Recording(run, plan.model, self.clock() - began)
         return self._runs[name][1]
 
     def _forget(self) -> None:
@@ -264,17 +265,17 @@ class Seed:
         return Pair(self.truth[which][both], a.values[which][both], b.values[which][both])
 
 
-def train(plan: Recipe) -> Training:
+def train(plan: Recipe, clock: Callable[[], float] = time.perf_counter) -> Training:
     """Train `plan` and keep its weights after each third of the steps."""
     total, thirds = len(plan.batches), []
     ends = {max(1, end) for end in third_ends(total)}
-    began = time.perf_counter()
+    began = clock()
     for t in range(total):
         rate = float(plan.optimizer.param_groups[0]["lr"])
         take_step(plan, t)
         if t + 1 in ends:
             thirds.append(({name: x.detach().clone() for name, x in plan.model.state_dict().items()}, rate))
-    return Training(plan, thirds, time.perf_counter() - began)
+    return Training(plan, thirds, clock() - began)
 
 
 def third_ends(total: int) -> list[int]:

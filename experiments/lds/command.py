@@ -10,7 +10,7 @@ from backstory.cli import output
 from experiments import tables
 from experiments.cli import Cache, Json, Methods, Seeds, app, begin, finish, names_of, seeds_of, words_of
 
-COLUMNS = ("method", "LDS", "each seed", "CPU seconds")
+COLUMNS = ("method", "LDS [95 %, drops]", "95 %, queries", "median query", "each seed", "CPU seconds")
 WORDS = """# The linear datamodeling score
 
 {provenance}
@@ -19,7 +19,7 @@ The tables of this page are also in [{name}.json]({name}.json).
 
 LDS as bergson's leaderboard defines it: for each query the rank correlation between the summed scores of what is dropped and the change of the query's loss by
 retraining without it, over {drops} random drops of {share:.0%} of the training set; the mean over {queries} single texts, and its 95 % interval of {draws:,} bootstrap draws
-over seeds and queries. The models are small GPTs of the study (bytes, 48 a text, AdamW, clipping): the leaderboard's own figures are of GPT-2 and are not comparable.
+of the drops, as there. A second interval draws the queries instead: what other texts would give. The models are small GPTs of the study (bytes, 48 a text, AdamW, clipping): the leaderboard's own figures are of GPT-2 and are not comparable.
 CPU seconds are those of a row alone; a recording includes its training, the methods that need only the trained model include none.
 """
 
@@ -76,7 +76,8 @@ def _title(one: Mapping[str, Any]) -> str:
 
 def _lines(one: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (row["method"], tables.bounded(row["mean"], row["interval"]), tables.each(row["seeds"]), f"{row['cpu_seconds']:,.1f}")
+        (row["method"], tables.bounded(row["mean"], row["interval"]), "{lower:.3f}, {upper:.3f}".format(**row["over_queries"]),
+         f"{row['median']:.3f}", tables.each(row["seeds"]), f"{row['cpu_seconds']:,.1f}")
         for row in one["rows"]
     ]  # fmt: skip
 

@@ -2,12 +2,13 @@ r"""The linear datamodeling score (LDS) of every method, as the leaderboard of b
 
     LDS = mean over the queries of spearman(Σ of the scores of what a drop leaves out, change of the query's loss by retraining without it)
 
-over 100 random drops of 1 % of the training set, for 50 single texts; the interval draws seeds and, in each, queries with replacement,
-10,000 times. Retraining and exact unrolling are in float64; recordings train in float32, as a user would.
+over 100 random drops of 1 % of the training set, for 50 single texts. The interval is the leaderboard's: it draws drops with replacement, the same for
+all queries, 10,000 times (and seeds, where there are several). One over queries stands beside it. Retraining is in float64; exact unrolling and recordings
+are in float32, as a user would compute them (float64 ranks occurrences alike: `experiments.gpt`).
 
 CPU seconds of a row are those that it would take alone: a recording counts its own training, the methods that need only the trained
 model count none. Every row is stored in the cache as soon as it is known, with its seconds; retraining and exact unrolling are also stored on their
-way, with the seconds spent so far, and go on from there.
+way, with the seconds spent so far, and go on from there. Both rows of the influence function have the seconds of its one pass over all dampings.
 
 Shapes:  n drops, Q queries, N occurrences.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from experiments.gpt.methods import FULL, compressed, queried, recording, swept,
 from experiments.gpt.setups import GptSetup, draw, generator, recipe
 from experiments.harness import Problem, Say, silent
 from experiments.lds.bm25 import bm25
-from experiments.statistics import bounds, counts, mean, spearman
+from experiments.statistics import bounds, counts, interval, mean, spearman
 
 WHICH = "drops"
 DRAWS = 10_000
@@ -62,7 +63,7 @@ def problem_of(setup: LdsSetup, seed: int, cache: Path | None = None, say: Say =
     texts = draw(gpt, seed).queries.transpose(0, 1).flatten(0, 1)[: setup.queries]
     return Problem(
         setup=gpt, seed=seed, make=lambda: recipe(gpt, seed), removals={WHICH: drops(setup, seed, draw(gpt, seed).ids)},
-        loss=text_losses, queries=texts, keep=1, cache=cache, say=say,
+        loss=text_losses, queries=texts, keep=1, cache=cache, say=say, clock=time.process_time,
     )  # fmt: skip
 
 
@@ -89,12 +90,16 @@ class Meter:
         before, began = self.seconds.get(name, 0.0), time.process_time()
 
         def note() -> None:
-            self.seconds[name] = before + time.process_time() - began
-            if self.file is not None:
-                self.file.write_text(json.dumps(self.seconds))
+            self.set(name, before + time.process_time() - began)
 
         yield note
         note()
+
+    def set(self, name: str, seconds: float) -> None:
+        """Write what a name has taken in all."""
+        self.seconds[name] = seconds
+        if self.file is not None:
+            self.file.write_text(json.dumps(self.seconds))
 
 
 Scored = Callable[[Problem], Tensor]  # (n, Q) for every drop and query
@@ -105,7 +110,7 @@ def rows() -> dict[str, Scored]:
     return {
         "recording (default)": lambda p: queried(p, recording(p, {})).values[WHICH],
         "recording, compressed": lambda p: compressed(p, recording(p, {})).values[WHICH],
-        EXACT: lambda p: p.of(p.exact())[WHICH],
+        EXACT: lambda p: p.of(p.exact(torch.float32))[WHICH],
         "paper (SGD proxy)": lambda p: queried(p, recording(p, PAPER), contraction="never").values[WHICH],
         "influence function": lambda p: swept(p).settings[setting(PAPERS_DAMPING)][WHICH],
         "influence function, best damping": _best_damping,
@@ -135,11 +140,19 @@ def each_query(scores: Tensor, truth: Tensor) -> Tensor:
     return torch.tensor([spearman(x, y) for x, y in zip(scores.T, truth.T, strict=True)], dtype=torch.float64)
 
 
-def interval(each: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+def over_queries(each: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """`(lower, upper)` of the mean, with seeds and the queries in each drawn anew."""
     g = torch.Generator().manual_seed(seed)
     total = draws * len(each)
     return bounds(torch.stack([counts(len(x), total, g) @ x / len(x) for x in each]), g)
+
+
+class Known(NamedTuple):
+    """What one seed gave."""
+
+    truth: Tensor  # (n, Q)
+    scores: dict[str, Tensor]  # of each row, (n, Q)
+    seconds: dict[str, float]  # of each row, of retraining and of training
 
 
 def study(
@@ -158,40 +171,42 @@ def study(
         "seeds": list(seeds),
         "draws": DRAWS,
         "rows": [_row(name, results) for name in chosen],
-        "retraining_cpu_seconds": mean([seconds[TRUTH] for _, seconds in results]),
-        "training_cpu_seconds": mean([seconds["training"] for _, seconds in results]),
+        "retraining_cpu_seconds": mean([known.seconds[TRUTH] for known in results]),
+        "training_cpu_seconds": mean([known.seconds["training"] for known in results]),
     }
 
 
-def _row(name: str, results: Sequence[tuple[Mapping[str, Tensor], Mapping[str, float]]]) -> dict[str, Any]:
-    each = [of[name] for of, _ in results]
-    lower, upper = interval(each)
+def _row(name: str, results: Sequence[Known]) -> dict[str, Any]:
+    points = [(known.scores[name], known.truth) for known in results]
+    each = [each_query(*one) for one in points]
     return {
         "method": name,
         "mean": mean([float(x.mean()) for x in each]),
-        "interval": {"lower": lower, "upper": upper},
+        "interval": _bounds(interval(points, draws=DRAWS)),
+        "over_queries": _bounds(over_queries(each)),
+        "median": float(torch.cat(each).median()),
         "seeds": [float(x.mean()) for x in each],
-        "cpu_seconds": mean([seconds[name] for _, seconds in results]),
+        "queries": [x.tolist() for x in each],
+        "cpu_seconds": mean([known.seconds[name] for known in results]),
     }
 
 
-def run_seed(
-    setup: LdsSetup, seed: int, chosen: Mapping[str, Scored], cache: Path | None, say: Say
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """`(each row's correlation by query, CPU seconds)` of one seed."""
+def _bounds(values: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("lower", "upper"), values, strict=True))
+
+
+def run_seed(setup: LdsSetup, seed: int, chosen: Mapping[str, Scored], cache: Path | None, say: Say) -> Known:
+    """Everything that one seed's rows are computed from."""
     folder = None if cache is None else cache / f"lds-{setup.gpt.mode}-{seed}"
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     meter, made = Meter(None if folder is None else folder / "seconds.json"), dict[str, Tensor]()
     with problem_of(setup, seed, folder) as problem:
-        with meter.measure(TRUTH) as note:
-            problem.say = _noting(say, note)
-            truth = problem.truth()[WHICH]
-        with meter.measure("training"):
-            problem.training  # noqa: B018  the methods that need the trained model count no training
+        truth = _known(problem, TRUTH, lambda p: p.truth()[WHICH], meter, folder, say)
+        meter.set("training", problem.training.seconds)  # methods that need the trained model count none
         for name, scored in chosen.items():
-            made[name] = each_query(_known(problem, name, scored, meter, folder, say), truth)
-    return made, meter.seconds
+            made[name] = _known(problem, name, scored, meter, folder, say)
+    return Known(truth, made, meter.seconds)
 
 
 def _known(problem: Problem, name: str, scored: Scored, meter: Meter, folder: Path | None, say: Say) -> Tensor:
@@ -199,13 +214,13 @@ def _known(problem: Problem, name: str, scored: Scored, meter: Meter, folder: Pa
     file = None if folder is None else folder / f"{'-'.join(name.split())}.json"
     if file is not None and file.is_file():
         return torch.tensor(json.loads(file.read_text()), dtype=torch.float64)
-    if not name.startswith(EXACT):
+    if name not in (EXACT, TRUTH):
         meter.seconds.pop(name, None)  # begun before, but nothing of it is left
     with meter.measure(name) as note:
         problem.say = _noting(say, note)
         problem.saved = 0.0
         scores = scored(problem).double()
-    meter.seconds[name] += problem.saved  # a recording or a sweep that another row made
+    meter.set(name, meter.seconds[name] + problem.saved)  # a recording or a sweep that another row made
     if file is not None:
         file.write_text(json.dumps(scores.tolist()))
     return scores

@@ -1,6 +1,7 @@
 """LDS on a very small run: drops, the score itself, seconds, and going on after an interruption."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +13,19 @@ from experiments.lds.study import (
     EXACT,
     TRUTH,
     WHICH,
+    Known,
     LdsSetup,
     Meter,
+    Scored,
     drops,
     each_query,
-    interval,
+    over_queries,
     problem_of,
     rows,
     run_seed,
     study,
 )
+from tests.exact.test_spearman import counted
 from tests.experiments.gpt.test_setups import TINY as GPT
 from tests.experiments.gpt.test_setups import without_network
 from tests.support.oracles import assert_same
@@ -64,10 +68,31 @@ def test_the_score_is_the_mean_of_the_queries_rank_correlations() -> None:
 
 def test_the_interval_draws_queries_within_seeds() -> None:
     each = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    low, high = interval([each])
+    low, high = over_queries([each])
     half = 1.96 * float(each.std(correction=0)) / 50**0.5
     assert (low, high) == pytest.approx((float(each.mean()) - half, float(each.mean()) + half), abs=0.1 * half)
-    assert interval([torch.zeros(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)]) == (0.0, 1.0)
+    assert over_queries([torch.zeros(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)]) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_row_draws_drops_for_all_queries_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries that are all alike: drawing queries has no width, drawing drops has the whole of it."""
+    monkeypatch.setattr("experiments.lds.study.DRAWS", 400)
+    g = torch.Generator().manual_seed(2)
+    truth = torch.randn(30, 1, generator=g, dtype=torch.float64)
+    scores = truth + torch.randn(30, 1, generator=g, dtype=torch.float64)
+    known = Known(truth.expand(-1, 4), {"row": scores.expand(-1, 4)}, dict.fromkeys(("row", TRUTH, "training"), 1.0))
+    monkeypatch.setattr("experiments.lds.study.run_seed", lambda *_: known)
+    monkeypatch.setattr("experiments.lds.study.rows", lambda: {"row": None})
+    (row,) = study(TINY, [0])["rows"]
+    assert row["over_queries"] == {"lower": pytest.approx(row["mean"]), "upper": pytest.approx(row["mean"])}
+    drawn = []
+    for _ in range(400):
+        i = torch.randint(30, (30,), generator=g)
+        drawn.append(counted(scores[i, 0], truth[i, 0]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert (row["interval"]["lower"], row["interval"]["upper"]) == pytest.approx((low, high), abs=0.08)
 
 
 def test_truth_is_retraining_and_a_row_sums_over_what_is_dropped() -> None:
@@ -78,7 +103,7 @@ def test_truth_is_retraining_and_a_row_sums_over_what_is_dropped() -> None:
         dtype=torch.float64,
     )  # fmt: skip
     assert_same(truth[:2], again, 6 * 4 * 13 * 256)
-    exact, sums = problem.exact(), rows()[EXACT](problem)
+    exact, sums = problem.exact(torch.float32), rows()[EXACT](problem)
     for gone, row in zip(problem.removals[WHICH], sums, strict=True):
         member = torch.tensor([str(name) in gone.samples for name in exact.sample_ids])
         assert int(member.sum()) == 2
@@ -109,16 +134,32 @@ def test_every_row_has_a_score_and_seconds() -> None:
 
 def test_rows_are_stored_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {name: rows()[name] for name in ("gradient cosine", "BM25")}
-    made, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
+    truth, made, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
     assert seconds.keys() == {TRUTH, "training", "gradient cosine", "BM25"}
 
     def refused(problem: object) -> torch.Tensor:
         raise AssertionError("a row that is known is not made again")
 
-    again, later = run_seed(TINY, 0, dict.fromkeys(chosen, refused), tmp_path, lambda *_: None)
+    same, again, later = run_seed(TINY, 0, dict.fromkeys(chosen, refused), tmp_path, lambda *_: None)
+    assert same.tolist() == truth.tolist()
     for name, values in made.items():
         assert again[name].tolist() == values.tolist()
         assert later[name] == seconds[name]
+    assert later[TRUTH] == seconds[TRUTH], "what was done before is not counted again"
+    assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == later
+
+
+def test_seconds_of_shared_work_are_cpu_seconds(tmp_path: Path) -> None:
+    """A row that sleeps, and one that uses what it made: neither waits for longer than it computes."""
+
+    def slow() -> torch.Tensor:
+        time.sleep(0.5)
+        return torch.rand(5, 6)
+
+    chosen: dict[str, Scored] = {name: lambda p: p.once("slow", slow) for name in ("first", "second")}
+    *_, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
+    assert seconds["second"] < 0.5
+    assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == seconds
 
 
 def test_seconds_of_interrupted_work_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
