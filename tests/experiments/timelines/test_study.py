@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.support.oracles import assert_same
 from torch import Tensor
 from typer.testing import CliRunner
 
+from backstory import Recipe
 from backstory.errors import UsageError
 from backstory.exact.reverse import reverse
 from backstory.results.influence import Influence
@@ -121,3 +123,16 @@ def test_json_and_page_have_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert means["rows"][3][cell].startswith(f"{adds['mean']:+.3f} [")
     assert [cells[1][:5] for cells in means["rows"][:3]] == [f"{row['rank']['mean']:.3f}"[:5] for row in result["rows"]]
     assert len(each["rows"]) == 4
+
+
+def test_calibration_stores_the_factors_that_the_study_makes_itself(tmp_path: Path) -> None:
+    """The library measures on one text what repairs the others: the same numbers as here, by other code."""
+    setup = replace(TINY, gpt=replace(GPT, steps=20), parts=20)
+    case = measure(setup, 0, tmp_path)
+    one = texts_of(setup, 0)[0][-1:]
+
+    def make() -> Recipe:
+        return replace(case.make(), queries={"one": one})
+
+    quality = case.run.calibrate("one", make, removals=0)
+    assert_same(torch.tensor(quality.factors), own_factors(case).float(), 400, dtype=torch.float32)
