@@ -1,26 +1,27 @@
 """Sixteen texts that a person might type, two for each domain of the text demo.
 
-They were written before the demo was run on any of them, and are not to be changed to please it.
+They were written, and committed, before the demo was run on any of them, and are not to be changed to please it. The demo's settings were
+chosen on `development`'s texts.
 """
 
 QUERIES: tuple[tuple[str, str], ...] = (
-    ("medicine", "Patients were randomly assigned to receive either the drug or a placebo for twelve weeks."),
+    ("medicine", "Blood samples were taken from forty women before surgery and again three days after it."),
+    ("medicine", "The mutation was found in most of the tumours, and it predicts a poor response to chemotherapy."),
+    ("film-reviews", "My wife and I watched this last night and we both thought the ending was awful."),
+    ("film-reviews", "One of the best horror movies of the eighties, with a great soundtrack and real scares."),
+    ("code-sympy", "x = Symbol('x', positive=True)\nassert solve(x**2 - 4, x) == [2]\n"),
+    ("code-sympy", "from sympy.matrices import Matrix\nM = Matrix([[1, 2], [3, 4]])\nprint(M.det())\n"),
+    ("speeches", "We must cut taxes for working families and create new jobs for the American people."),
+    ("speeches", "I recommend that Congress make an appropriation for the improvement of our harbors and the Navy."),
+    ("books", '"I don\'t believe a word of it," she said, and turned away from him to the window.'),
+    ("books", "The old count went up to the drawing room, where several officers were waiting for him."),
+    ("code-django", "from django.urls import path\nurlpatterns = [path('login/', LoginView.as_view())]\n"),
     (
-        "medicine",
-        "Serum levels of the protein were significantly higher in rats with induced diabetes than in controls.",
+        "code-django",
+        "if request.method == 'POST' and form.is_valid():\n    form.save()\n    return redirect('index')\n",
     ),
-    ("film-reviews", "This movie was a complete waste of time: the acting is terrible and the plot makes no sense."),
-    ("film-reviews", "I loved the film. The director gets wonderful performances from the whole cast."),
-    ("code-sympy", "def simplify(expr):\n    x, y = symbols('x y')\n    return expr.subs(x, y).expand()\n"),
-    ("code-sympy", "assert integrate(sin(x)*cos(x), x) == sin(x)**2/2\n"),
-    ("speeches", "Fellow citizens, the state of our union is strong, and I ask the Congress to act this year."),
-    ("speeches", "The Treasury reports that the revenues of the Government exceeded its expenditures last year."),
-    ("books", '"My dear Watson," said Holmes, lighting his pipe, "the case is simpler than it appears."'),
-    ("books", "The prince rode slowly past the regiment, and the old general saluted him in silence."),
-    ("code-django", "class Article(models.Model):\n    title = models.CharField(max_length=200)\n"),
-    ("code-django", "def get_queryset(self):\n    return super().get_queryset().filter(published=True)\n"),
     ("law", "The court held that the defendant was liable."),
-    ("law", "The licensee shall not sublicense the software without the prior written consent of the licensor."),
-    ("scripture", "And the LORD spake unto Moses, saying, Go thou unto the children of Israel."),
-    ("scripture", "Blessed are they that walk in the way of the righteous, for theirs is the mercy of God."),
+    ("law", "You may copy and distribute this program, provided that you keep this copyright notice in every copy."),
+    ("scripture", "And it came to pass in those days that the king sent messengers unto the prophet."),
+    ("scripture", "Then Jesus said to his disciples, Whoever believes in me shall not die but have eternal life."),
 )
