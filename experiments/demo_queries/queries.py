@@ -1,27 +1,27 @@
 """Sixteen texts that a person might type, two for each domain of the text demo.
 
 They were written, and committed, before the demo was run on any of them, and are not to be changed to please it. The demo's settings were
-chosen on `development`'s texts.
+chosen on `development`'s texts. One of them, that of the court, is prescribed and had been run on earlier settings.
 """
 
 QUERIES: tuple[tuple[str, str], ...] = (
-    ("medicine", "Blood samples were taken from forty women before surgery and again three days after it."),
-    ("medicine", "The mutation was found in most of the tumours, and it predicts a poor response to chemotherapy."),
-    ("film-reviews", "My wife and I watched this last night and we both thought the ending was awful."),
-    ("film-reviews", "One of the best horror movies of the eighties, with a great soundtrack and real scares."),
-    ("code-sympy", "x = Symbol('x', positive=True)\nassert solve(x**2 - 4, x) == [2]\n"),
-    ("code-sympy", "from sympy.matrices import Matrix\nM = Matrix([[1, 2], [3, 4]])\nprint(M.det())\n"),
-    ("speeches", "We must cut taxes for working families and create new jobs for the American people."),
-    ("speeches", "I recommend that Congress make an appropriation for the improvement of our harbors and the Navy."),
-    ("books", '"I don\'t believe a word of it," she said, and turned away from him to the window.'),
-    ("books", "The old count went up to the drawing room, where several officers were waiting for him."),
-    ("code-django", "from django.urls import path\nurlpatterns = [path('login/', LoginView.as_view())]\n"),
+    ("medicine", "Treatment with the antibiotic for ten days reduced fever and pain in most of the infants."),
+    ("medicine", "We report a case of a rare tumour of the liver in a young woman."),
+    ("film-reviews", "The first half is slow, but the last twenty minutes of this thriller are really exciting."),
+    ("film-reviews", "I had high hopes for the sequel, but it is boring and badly acted."),
+    ("code-sympy", "f = Function('f')\neq = f(x).diff(x) - f(x)\nprint(dsolve(eq, f(x)))\n"),
     (
-        "code-django",
-        "if request.method == 'POST' and form.is_valid():\n    form.save()\n    return redirect('index')\n",
+        "code-sympy",
+        "def test_factor():\n    x, y = symbols('x,y')\n    assert factor(x**2 - y**2) == (x - y)*(x + y)\n",
     ),
+    ("speeches", "The peace and prosperity of our country depend on the wisdom of the laws you will pass."),
+    ("speeches", "My fellow Americans, we will defeat terrorism and bring our troops home with honor."),
+    ("books", "Prince Andrew looked at the sky, and it seemed to him that he was dying."),
+    ("books", "He lit a cigarette, sat down by the fire, and asked me to tell him everything."),
+    ("code-django", "class PostListView(ListView):\n    model = Post\n    template_name = 'posts/list.html'\n"),
+    ("code-django", "parser.add_argument('--database', default='default', help='Which database to use.')\n"),
     ("law", "The court held that the defendant was liable."),
-    ("law", "You may copy and distribute this program, provided that you keep this copyright notice in every copy."),
-    ("scripture", "And it came to pass in those days that the king sent messengers unto the prophet."),
-    ("scripture", "Then Jesus said to his disciples, Whoever believes in me shall not die but have eternal life."),
+    ("law", "This contract may be terminated by either party upon thirty days written notice to the other."),
+    ("scripture", "The priest shall sprinkle the blood before the tabernacle seven times, and burn the fat."),
+    ("scripture", "Let not your heart be troubled, for the Lord is nigh unto them that fear him."),
 )
