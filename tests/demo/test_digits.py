@@ -146,7 +146,10 @@ def test_the_seed_replaces_labels_of_training_images_only() -> None:
     )
     own, spoiled = recipe("digits", epochs=1), recipe("digits", epochs=1, wrong=0.1)
     for (ids, (_, before)), (_, (_, after)) in zip(own.batches, spoiled.batches, strict=True):
-        assert (before.tolist(), after.tolist()) == (data.y[ids].tolist(), actual[ids].tolist())
+        assert (before.tolist(), after.tolist()) == (
+            [int(data.y[i]) for i in map(int, ids)],
+            [int(actual[i]) for i in map(int, ids)],
+        )
 
 
 @pytest.mark.parametrize("batch_size", [50, 64])
