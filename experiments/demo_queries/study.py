@@ -49,6 +49,11 @@ def check_query(opened: Queries, domain: str, text: str) -> dict[str, Any]:
     }
 
 
+def least(of_sixteen: int, n: int) -> int:
+    """The same share of n texts, rounded up."""
+    return -(-of_sixteen * n // 16)
+
+
 def lines(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The rows as they are printed."""
     return [

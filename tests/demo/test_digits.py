@@ -10,7 +10,19 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch.nn import functional as F
 
-from backstory.demo.digits import MOST_PIXELS, build_model, loss, png, predict, read_image, recipe, show_queries
+from backstory.demo.digits import (
+    MOST_PIXELS,
+    build_model,
+    images,
+    loss,
+    png,
+    predict,
+    read_image,
+    recipe,
+    replace_labels,
+    show_queries,
+    split,
+)
 from backstory.errors import UsageError
 
 DIGIT = torch.zeros(28, 28)
@@ -120,6 +132,24 @@ def test_the_model_predicts_a_digit_for_each_image() -> None:
     actual = predict(made.model, batch)
     assert actual == [str(x) for x in made.model(batch[0]).argmax(1).tolist()]
     assert made.page.predict is predict
+
+
+def test_the_seed_replaces_labels_of_training_images_only() -> None:
+    data = images("digits")
+    train, test = split(data, 50)
+    actual = replace_labels(data.y, train, 0.1)
+    assert actual[test].tolist() == data.y[test].tolist()
+    assert int((actual != data.y).sum()) == round(0.1 * len(train))
+    assert set(actual.tolist()) == set(range(10))
+    assert (
+        actual.tolist() == replace_labels(data.y, train, 0.1).tolist() != replace_labels(data.y, train, 0.1, 1).tolist()
+    )
+    own, spoiled = recipe("digits", epochs=1), recipe("digits", epochs=1, wrong=0.1)
+    for (ids, (_, before)), (_, (_, after)) in zip(own.batches, spoiled.batches, strict=True):
+        assert (before.tolist(), after.tolist()) == (
+            [int(data.y[i]) for i in map(int, ids)],
+            [int(actual[i]) for i in map(int, ids)],
+        )
 
 
 @pytest.mark.parametrize("batch_size", [50, 64])

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 import backstory
 from backstory.cli.app import app
-from backstory.demo.digits import RECIPE, image_demo
+from backstory.demo.digits import RECIPE, WRONG, WRONG_LABEL, image_demo
 from backstory.errors import StoreError
-from backstory.insight import phases, timeline
+from backstory.insight import harmful, phases, timeline
+from backstory.results.origin import EXACT
 from backstory.run.queries import open_queries
 
 
@@ -84,10 +85,32 @@ def test_the_report_is_the_run_s_own_with_the_check_in_it(actual: tuple[dict[str
     assert "For the query set demo." in outside
     assert "<h2>Checked by retraining</h2>" in outside
     assert result["check"]["words"][0] in outside
+    assert "were replaced by wrong ones on purpose" in outside
     assert 'data-figure="figure-check"' in outside
-    for query in result["queries"][:2]:  # those that a report shows
-        assert f'sample <span class="mono">{query["hits"][0]["sample"]}</span>' in outside
+    for hit in result["queries"][0]["hits"]:  # those that a report shows
+        assert f'sample <span class="mono">{hit["sample"]}</span>' in outside
     assert re.findall(r'(?:src|href)="(?!data:|#)([^"]+)"', outside) == []
+
+
+def test_the_labels_that_were_replaced_are_found_among_the_harmful(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, out, shown = actual
+    run, (few, many) = backstory.open(out / "run"), result["replaced"]["lists"]
+    sources = {i: row["source"] for i, row in run.content(run.occurrences()[0]).items()}
+    wrong = {i for i, source in sources.items() if source == WRONG_LABEL}
+    assert len(wrong) == many["replaced"] == many["looked"] == round(WRONG * len(sources))
+    one = open_queries(out / "run", ["test"], RECIPE)
+    ranked = harmful(one.run, one.model, one.loss, one.batches["test"], top=len(wrong), method="exact").harmful
+    for found in (few, many):
+        assert found["by_influence"] == sum(str(x.sample) in wrong for x in ranked[: found["looked"]])
+        assert found["by_influence"] > 5 * found["by_chance"]
+        assert found["by_loss"] > 5 * found["by_chance"]
+    assert result["replaced"]["words"] in " ".join(shown.split())
+
+
+def test_what_is_made_from_mean_losses_is_exact(actual: tuple[dict[str, Any], Path, str]) -> None:
+    result, out, _ = actual
+    assert {x.query for x in backstory.open(out / "run").exact_results()} == {"demo", "test"}
+    assert result["timeline"]["method"] == EXACT
 
 
 def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_no_step_weighs_more_because_of_its_place() -> None:
     assert rates[-1] < 0.1 * max(rates)
 
 
+def test_the_fine_tuning_trains_token_embeddings_and_output_layer_only() -> None:
+    made = recipe(**TINY)
+    before = {name: x.detach().clone() for name, x in made.model.named_parameters()}
+    take_step(made, 0)
+    moved = {name for name, x in made.model.named_parameters() if not torch.equal(x, before[name])}
+    assert moved == {"tokens.weight", "head.weight"}
+    assert "trains the token embeddings and the output layer" in scope(TextSetup(**TINY))
+
+
 def test_what_is_not_recorded_has_numbers() -> None:
     words = scope(TextSetup(**TINY))
     assert "fine-tuning is recorded: 32 passages" in words

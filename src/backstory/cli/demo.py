@@ -52,7 +52,7 @@ def _images(out: Path, source: str, json: bool) -> None:
     with output.progress() as progress:
         result = image_demo(out, source=source, progress=progress)
     print_images(result)
-    _finish(result, out / "report.html", json, check=result.check)
+    _finish(result, out / "report.html", json, check=result.check, caveats=(result.scope,))
 
 
 def _text(out: Path, json: bool) -> None:
@@ -89,7 +89,7 @@ def print_images(result: "ImageDemo") -> None:
     title = f"Influence on the loss of the true digit, {len(rows)} test images (+ helped, − hurt)"
     output.table(title, ("query", "true digit", "helped it most: sample", "hurt it most: sample"), rows)
     output.line("In nats: a loss of 1 nat is a probability of 1/e ≈ 37% for the true digit.")
-    for text in (*result.timeline.words, *result.check.words):
+    for text in (*result.timeline.words, result.scope, *result.check.words):
         output.line(text)
 
 

@@ -1,7 +1,12 @@
-"""The demo on images: a small convolutional model on handwritten digits, plain SGD; its results are checked by retraining."""
+"""The demo on images: a small convolutional model on handwritten digits, plain SGD; its results are checked by retraining.
+
+A few labels of the training images are replaced by wrong ones on purpose, drawn by the seed. They should be among the samples that hurt
+the test images most, which `insight.harmful` lists; how many are is counted beside chance and beside the images' own loss.
+"""
 
 import io
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..exact.check import Check, check
-from ..insight.timeline import Timeline, timeline_of
+from ..insight.harmful import harmful
+from ..insight.timeline import Timeline, timeline
 from ..replay.recipe import Presentation, Recipe
 from ..results.influence import Influence
 from ..run.run import Run
@@ -22,7 +28,11 @@ from .stages import Progress, Stages, prepare_folder, record_recipe
 
 RECIPE = "backstory.demo.digits:recipe"
 MOST_PIXELS = 1 << 20  # of a user's image
+BATCH_SIZE = 50
 TOP = 5  # samples at either end of a result
+FEW = 20  # samples that a person would look at
+WRONG = 0.03  # of the training labels, replaced in the demo
+RIGHT_LABEL, WRONG_LABEL = "right label", "wrong label"  # the sources of the demo's samples
 CURVATURE = "exact:10"  # ten more backward passes, one for each digit
 SETTINGS: dict[str, Any] = {"rank": 32, "curvature": CURVATURE, "encoding": "int8", "checkpoints": 3}
 Batch = tuple[Tensor, Tensor]
@@ -66,6 +76,15 @@ def split(data: Images, batch_size: int, seed: int = 0) -> tuple[Tensor, Tensor]
     return order[cut:], order[:cut]
 
 
+def replace_labels(y: Tensor, train: Tensor, share: float, seed: int = 0) -> Tensor:
+    """The labels, of which this share of the training images' are another digit's, drawn by the seed."""
+    g = torch.Generator().manual_seed(seed + 2)
+    chosen = train[torch.randperm(len(train), generator=g)[: round(share * len(train))]]
+    out = y.clone()
+    out[chosen] = (y[chosen] + torch.randint(1, 10, chosen.shape, generator=g)) % 10
+    return out
+
+
 class Standardise(nn.Module):
     """Pixels to mean 0 and variance 1, so that training starts without a plateau."""
 
@@ -92,14 +111,21 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def recipe(
-    source: str = "auto", epochs: int = 4, batch_size: int = 50, learning_rate: float = 0.03, seed: int = 0
+    source: str = "auto",
+    epochs: int = 4,
+    batch_size: int = BATCH_SIZE,
+    learning_rate: float = 0.03,
+    seed: int = 0,
+    wrong: float = 0.0,
 ) -> Recipe:
     """Model, optimizer, schedule, loss, and the batches in their order; ids are the images' numbers in the data set.
 
     All batches have one size, and the learning rate falls in a straight line to nearly 0: no step weighs more only because of its place.
+    `wrong` is the share of the training labels that are replaced by wrong ones.
     """
     data = images(source)
     train, test = split(data, batch_size, seed)
+    labels = replace_labels(data.y, train, wrong, seed)
     model = build_model(data.x.shape[-1], seed)
     g = torch.Generator().manual_seed(seed + 1)
     order = [b for _ in range(epochs) for b in train[torch.randperm(len(train), generator=g)].split(batch_size)]
@@ -109,7 +135,7 @@ def recipe(
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / len(order)),
         loss=loss,
-        batches=[(b.tolist(), (data.x[b], data.y[b])) for b in order],
+        batches=[(b.tolist(), (data.x[b], labels[b])) for b in order],
         queries={"test": (data.x[test], data.y[test])},
         page=Presentation(image=partial(read_image, side=data.x.shape[-1]), show=show_queries, predict=predict),
     )
@@ -154,6 +180,30 @@ def show_queries(batch: Batch) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
+class Found:
+    """How many of the replaced labels are among the first of two rankings of all training images."""
+
+    looked: int  # the length of the lists
+    replaced: int  # labels in all
+    images: int
+    by_influence: int  # in the list of those that hurt the test images most
+    by_loss: int  # in the list of those whose own loss is highest
+
+    @property
+    def by_chance(self) -> float:
+        """How many a random list has on average."""
+        return self.looked * self.replaced / self.images
+
+    @property
+    def words(self) -> str:
+        """The counts."""
+        return (
+            f"Of the {self.looked} training images that hurt the test images most, {self.by_influence} have a replaced label "
+            f"(by chance {self.by_chance:.1f}); of the {self.looked} with the highest loss of their own, {self.by_loss}."
+        )
+
+
+@dataclass(frozen=True)
 class ImageDemo:
     """The run that the demo leaves, and its results on the queries that are hardest for the model."""
 
@@ -163,11 +213,21 @@ class ImageDemo:
     labels: list[int]  # of the queries
     predicted: list[int]
     influence: Influence
-    timeline: Timeline
+    timeline: Timeline  # exact
+    found: tuple[Found, ...]  # in a short list and in one as long as the replaced labels are many
     check: Check
     seconds: dict[str, float]
     recipe: ClassVar[str] = RECIPE
     queries: ClassVar[str] = "demo"  # the query set that the run stores
+
+    @property
+    def scope(self) -> str:
+        """What was done to the labels, and what finds it."""
+        last = self.found[-1]
+        return (
+            f"{last.replaced} of the {last.images:,} training labels ({last.replaced / last.images:.0%}) were replaced by wrong ones "
+            f"on purpose, drawn at random; their source is {WRONG_LABEL!r}. {' '.join(x.words for x in self.found)}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; the images stay in the run."""
@@ -178,6 +238,7 @@ class ImageDemo:
         return {
             "run": self.run, "data": self.data, "accuracy": self.accuracy, "steps": self.influence.at,
             "occurrences": len(self.influence), "queries": results, "timeline": self.timeline.as_dict(),
+            "replaced": {"words": self.scope, "lists": [{**asdict(x), "by_chance": x.by_chance} for x in self.found]},
             "check": self.check.as_dict(), "seconds": self.seconds,
         }  # fmt: skip
 
@@ -187,11 +248,11 @@ def image_demo(
 ) -> ImageDemo:
     """Run the whole demo into the folder `out`; the recorded run is `out/run`."""
     path, stages = prepare_folder(out / "run", RECIPE), Stages(progress)
-    args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits"}
-    plan = recipe(**args)
+    args: dict[str, Any] = {"source": "mnist" if images(source).x.shape[-1] > 8 else "digits", "wrong": WRONG}
+    plan, replaced = recipe(**args), _replaced(**args)
     with stages.stage("train and record") as done:
         run = record_recipe(plan, path, done, outputs="cross-entropy", recipe=RECIPE, recipe_args=args, **SETTINGS)
-    _describe(run, plan)
+    _describe(run, plan, replaced)
     x, y = plan.queries["test"]
     with torch.no_grad():
         outputs = plan.model(x)
@@ -202,21 +263,48 @@ def image_demo(
         run.embed(progress=done)
     with stages.stage("query"):
         influence = run.query(plan.model, loss, batch)
+    with stages.stage("exact") as done:  # of the mean losses, so that what is made from them is exact
+        run.exact([ImageDemo.queries, "test"], RECIPE, progress=done)
+    # from here on the run has exact results: what measures the recording against them comes next
     with stages.stage("retrain") as done:
         checked = check(run, RECIPE, influence, lambda model: loss(model, batch), random=n_random, progress=done)
     return ImageDemo(
         run=str(path), data=images(args["source"]).name, accuracy=float((predicted == y).float().mean()),
         labels=y[hard].tolist(), predicted=predicted[hard].tolist(), influence=influence,
-        timeline=timeline_of(run, influence.only("mean")), check=checked, seconds=stages.seconds,
+        timeline=timeline(run, plan.model, loss, batch), found=find_replaced(run, plan, replaced), check=checked,
+        seconds=stages.seconds,
     )  # fmt: skip
 
 
-def _describe(run: Run, plan: Recipe) -> None:
+def _replaced(source: str, wrong: float) -> set[int]:
+    """The images whose label the recipe with these arguments replaces."""
+    data = images(source)
+    train, _ = split(data, BATCH_SIZE)
+    return set((replace_labels(data.y, train, wrong) != data.y).nonzero().flatten().tolist())
+
+
+def find_replaced(run: Run, plan: Recipe, replaced: AbstractSet[int]) -> tuple[Found, ...]:
+    """How many of the replaced labels `harmful` ranks first for the test images, and how many the images' own loss does."""
+    ids, batches = zip(*plan.batches, strict=True)
+    x, y = (torch.cat(part) for part in zip(*batches, strict=True))
+    with torch.no_grad():
+        own = dict(zip((i for few in ids for i in few), loss(plan.model, (x, y)).tolist(), strict=True))
+    by_loss = sorted(own, key=lambda i: -own[i])
+    hurt = [int(s.sample) for s in harmful(run, plan.model, loss, plan.queries["test"], top=len(replaced)).harmful]
+
+    def count(n: int) -> Found:
+        return Found(n, len(replaced), len(own), *(len(replaced & set(ranked[:n])) for ranked in (hurt, by_loss)))
+
+    return count(min(FEW, len(replaced))), count(len(replaced))
+
+
+def _describe(run: Run, plan: Recipe, replaced: AbstractSet[int]) -> None:
     samples = {i: (image, label) for ids, (xs, ys) in plan.batches for i, image, label in zip(ids, xs, ys, strict=True)}
     run.describe(
         list(samples),
         image=[png(image[0]) for image, _ in samples.values()],
         label=[int(label) for _, label in samples.values()],
+        source=[WRONG_LABEL if i in replaced else RIGHT_LABEL for i in samples],
     )
 
 

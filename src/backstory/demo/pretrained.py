@@ -165,7 +165,9 @@ def pretrain(setup: TextSetup, model: GPT, tokens: Tensor, progress: StageProgre
 def plan_training(setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float) -> Recipe:
     """AdamW with warm-up and cosine over these passages, each used once."""
     size, steps = setup.batch_size, -(-len(tokens) // setup.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=BETAS, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(
+        (p for p in model.parameters() if p.requires_grad), lr=rate, betas=BETAS, weight_decay=DECAY
+    )
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(tokens.split(size))],

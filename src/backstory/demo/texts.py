@@ -1,7 +1,8 @@
 """The demo on text: a small GPT, pretrained and then fine-tuned on passages of eight domains; the fine-tuning is recorded by default.
 
 AdamW, as the paper trains its language models. Passages of one length, each used once, as many of each domain; other passages of each
-domain are the queries. What the run begins from is `pretrained`'s.
+domain are the queries. What the run begins from is `pretrained`'s. The fine-tuning trains the token embeddings and the output layer
+and leaves the blocks as they are: products of whole gradients tell the domains of typed texts apart best in these two layers.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,12 @@ RECIPE = "backstory.demo.texts:recipe"
 LEARNING_RATE = 3e-4  # the highest
 CHECKPOINTS = 4
 TOP = 3  # passages at either end of a result
-SETTINGS: dict[str, Any] = {}
+FINE_TUNED = ("tokens", "head")
+SETTINGS: dict[str, Any] = {
+    "projection": "random",
+    "rank": {"*": (256, 16)},
+    "encoding": "int8",
+}  # tokens × hidden units
 
 
 def recipe(sha256: str | None = None, **args: Any) -> Recipe:
@@ -35,7 +41,10 @@ def recipe(sha256: str | None = None, **args: Any) -> Recipe:
 
 def plan_of(setup: TextSetup, beginning: Beginning) -> Recipe:
     """The fine-tuning that follows from a beginning."""
-    plan = plan_training(setup, beginning.model(setup), beginning.ids, beginning.passages, LEARNING_RATE)
+    model = beginning.model(setup)
+    for name, part in model.named_children():
+        part.requires_grad_(name in FINE_TUNED)
+    plan = plan_training(setup, model, beginning.ids, beginning.passages, LEARNING_RATE)
     words, domains = beginning.tokenizer, zip(beginning.domains, beginning.queries, strict=True)
     return replace(
         plan,
@@ -51,7 +60,8 @@ def plan_of(setup: TextSetup, beginning: Beginning) -> Recipe:
 def scope(setup: TextSetup) -> str:
     """What the results speak of, and what they leave out."""
     return (
-        f"Only the fine-tuning is recorded: {setup.steps * setup.batch_size:,} passages. The model was pretrained on "
+        f"Only the fine-tuning is recorded: {setup.steps * setup.batch_size:,} passages. It trains the token embeddings and the output layer, "
+        "and leaves the other layers as they are. The model was pretrained on "
         f"{setup.pretraining * setup.batch_size:,} other passages of the same sources, which no result includes."
     )
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 from experiments.__main__ import app
+from experiments.demo_queries.development import DEVELOPMENT
 from experiments.demo_queries.queries import QUERIES
-from experiments.demo_queries.study import check_queries
+from experiments.demo_queries.study import check_queries, least
 from tests.demo.test_texts import TINY, without_network
 from typer.testing import CliRunner
 
 from backstory.demo.data.domains import SOURCES
 from backstory.demo.texts import RECIPE, text_demo
 from backstory.run.queries import open_queries
-from experiments.demo_queries import queries
+from experiments.demo_queries import development, queries
 
 TYPED = (("law", "abcdef fedcba abcabc"), ("poems", "ghijkl lkjihg " * 4), ("nowhere", "mnopqr"))
 
@@ -34,6 +35,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_there_are_two_for_each_domain() -> None:
     assert sorted(domain for domain, _ in QUERIES) == sorted([*SOURCES, *SOURCES])
     assert len({text for _, text in QUERIES}) == 16
+
+
+def test_the_texts_that_settings_are_chosen_on_are_others() -> None:
+    texts = [text for _, text in DEVELOPMENT]
+    assert not {text for _, text in QUERIES} & set(texts)
+    assert {domain for domain, _ in DEVELOPMENT} == set(SOURCES)
+    assert len(set(texts)) == len(texts) == 63
+    assert (least(13, 16), least(13, 63), least(11, 63)) == (13, 52, 44)
 
 
 def test_totals_are_sums_over_the_source_s_passages(demo: Path) -> None:
@@ -57,8 +66,11 @@ def test_totals_are_sums_over_the_source_s_passages(demo: Path) -> None:
 
 def test_the_command_prints_rows_and_counts(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "QUERIES", TYPED)
+    monkeypatch.setattr(development, "DEVELOPMENT", TYPED[:1])
     call = ["demo-queries", "--out", str(demo)]
     printed = CliRunner().invoke(app, call, catch_exceptions=False).stdout
-    assert "of 3 (wanted: 13 of 16)" in " ".join(printed.split())
+    assert "of 3 (wanted: 3)" in " ".join(printed.split())
     result = json.loads(CliRunner().invoke(app, [*call, "--json"], catch_exceptions=False).stdout.splitlines()[-1])
     assert [row["domain"] for row in result["queries"]] == ["law", "poems", "nowhere"]
+    few = CliRunner().invoke(app, [*call, "--development", "--json"], catch_exceptions=False).stdout.splitlines()[-1]
+    assert json.loads(few)["queries"] == result["queries"][:1]
