@@ -89,7 +89,8 @@ def print_images(result: "ImageDemo") -> None:
     title = f"Influence on the loss of the true digit, {len(rows)} test images (+ helped, − hurt)"
     output.table(title, ("query", "true digit", "helped it most: sample", "hurt it most: sample"), rows)
     output.line("In nats: a loss of 1 nat is a probability of 1/e ≈ 37% for the true digit.")
-    for text in (*result.timeline.words, result.scope, *result.check.words):
+    judged = () if influence.quality is None else (influence.quality.sentence,)
+    for text in (*judged, *result.timeline.words, result.scope, *result.check.words):
         output.line(text)
 
 

@@ -261,11 +261,12 @@ def image_demo(
     run.add_queries(ImageDemo.queries, batch)
     with stages.stage("embed") as done:
         run.embed(progress=done)
-    with stages.stage("query"):
-        influence = run.query(plan.model, loss, batch)
     with stages.stage("exact") as done:  # of the mean losses, so that what is made from them is exact
         run.exact([ImageDemo.queries, "test"], RECIPE, progress=done)
-    # from here on the run has exact results: what measures the recording against them comes next
+    with stages.stage("calibrate") as done:
+        run.calibrate("test", RECIPE, progress=done)
+    with stages.stage("query"):
+        influence = run.query(plan.model, loss, batch)
     with stages.stage("retrain") as done:
         checked = check(run, RECIPE, influence, lambda model: loss(model, batch), random=n_random, progress=done)
     return ImageDemo(
