@@ -58,6 +58,19 @@ def test_the_worse_of_both_correlations_is_told() -> None:
     assert limited(0.99).rank == 0.41
 
 
+def test_retraining_that_rounding_drowns_is_no_fault_of_first_order() -> None:
+    close = replace(RECORDED, whole=agreement(0, AT, 0.95))
+    drowned = replace(close, first_order=FirstOrder(0.1, -0.3, 0.5, trainings=24, clear=11))
+    assert drowned.sentence.endswith(
+        "; rounding is the limit: exact values rank retraining not at all (0.10), 24 uses left out one at a time, only 11 of which "
+        "changed the loss by more than rounding does."
+    )
+    assert (
+        "; first order is the limit"
+        in replace(drowned, first_order=FirstOrder(0.1, -0.3, 0.5, trainings=24, clear=12)).sentence
+    )
+
+
 def test_what_is_not_ranked_is_grey() -> None:
     assert RECORDED.weak == ((0, 12),)
     assert limited(0.3).weak == ((0, AT),), "where first order fails, nothing is ranked"
