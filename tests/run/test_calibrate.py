@@ -16,6 +16,7 @@ import backstory
 from backstory import Recipe, insight
 from backstory import exact as exactly
 from backstory.errors import StoreError, UsageError
+from backstory.exact.leave_out import retrain
 from backstory.exact.losses import QuerySet
 from backstory.replay.recipe import take_step
 from backstory.results.quality import SIZES, part_of
@@ -172,7 +173,7 @@ def test_a_run_that_goes_on_is_not_measured(run: Run, tmp_path: Path) -> None:
 
 def test_a_killed_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = recorded(tmp_path / "run")
-    original, calls = calibration.retrain, list[int]()
+    calls = list[int]()
 
     def killed(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -180,7 +181,7 @@ def test_a_killed_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(calibration, "retrain", killed)
     with pytest.raises(KeyboardInterrupt):
         started.calibrate("q", examples.NAME, removals=REMOVALS)
-    monkeypatch.setattr(calibration, "retrain", original)
+    monkeypatch.setattr(calibration, "retrain", retrain)
     assert not started.quality().measured
     sweeps = len(started.exact_results())
     monkeypatch.setattr("backstory.run.exact.sweep_block", lambda *args, **options: calls.append(1))
@@ -262,7 +263,9 @@ def test_sizes_of_the_mean_are_corrected_by_its_own_factors_and_once(tmp_path: P
     assert actual == pytest.approx(expected, rel=1e-5)
     once = each.corrected()
     assert once.corrected() is once
-    assert once.only("mean").by_step().size == pytest.approx(np.bincount(each.steps, once.scores.mean(0).abs()) / 4)
+    assert once.only("mean").by_step().size == pytest.approx(
+        np.bincount(each.steps, once.scores.mean(0).abs().numpy()) / 4
+    )
     exact = long.exact("q", longer)
     assert exact.corrected() is exact
 
@@ -336,6 +339,8 @@ def test_a_part_of_which_nothing_was_recorded_takes_no_factor_from_the_others() 
     assert quality.factors == (1.0, 2.0, *[3.0] * 18)
     huge = calibration.quality_of(measured(recorded=[[5e-324, *[2.0] * 19]] * 2), exact=False, mean=False)
     assert huge.factors == (1.0, *[3.0] * 19)
+    apart = calibration.quality_of(measured(exact=[[1.0] * SIZES, [9.0] * SIZES]), exact=False, mean=False)
+    assert apart.factors == (2.5,) * SIZES, "the middle of 0.5 and 4.5"
 
 
 def test_the_interval_of_first_order_has_the_spread_between_queries() -> None:
@@ -369,3 +374,28 @@ def test_uses_without_any_influence_are_not_ranked() -> None:
     assert row.thirds == [None, 1.0, 1.0]
     blind, *_ = calibration.measure(["q"], [True], exact, truth * 0, none, none)
     assert blind.thirds == [None, 0.0, 0.0], "what the recording does not see, it does not rank"
+    turned = torch.cat([truth[:, :81], truth[:, 81:].flip(1)], 1)
+    (late,) = calibration.measure(["q"], [True], exact, turned, none, none)
+    assert late.tenths == [None, None, None, *[1.0] * 6, -1.0]
+
+
+def test_an_earlier_model_is_measured_on_trainings_that_end_there(tmp_path: Path) -> None:
+    made = recorded(tmp_path / "run", optimizer="momentum", clip=0.3)
+    made.calibrate("q", examples.NAME, 5, singles=0, removals=REMOVALS)
+    exact = made.exact("q", examples.NAME, 5)
+    removals = calibration.draw_removals(exact, REMOVALS, seed=0)
+    mean = QuerySet("q", mean=True)
+    after = exactly.leave_out(examples.NAME, removals, mean, args=made.config["recipe_args"], at=5)
+    stored = calibration.read_calibration(made._store, 5)
+    assert stored is not None
+    predicted = [float(exact.sum_over(r.samples, steps=r.steps)[0]) for r in removals]
+    assert stored.measured[0].retrained == pytest.approx(ranks(predicted, after[:, 0]), abs=1e-9)
+    assert sum(stored.uses["thirds"]) == len(exact) == 20
+
+
+def test_clear_changes_are_larger_than_what_any_twin_shows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = run.exact("q", examples.NAME)
+    drawn = calibration.draw_removals(exact, 9, seed=0)
+    effects, twins = torch.tensor([3.0, -4, 2, -1, 0.1, 5, 1, 1, 1])[:, None], torch.tensor([[0.5], [-2.5], [1.0]])
+    monkeypatch.setattr(calibration, "retrain", lambda *_, **__: (effects, twins))
+    assert calibration._retrain(run._store, examples.NAME, None, ["q"], exact, drawn, 1, None)[2] == 3

@@ -406,7 +406,7 @@ class Influence(Result):
         if self.quality is None or self.quality.exact or not self.quality.factors or self.sample_ids.ndim > 1:
             return self
         factor = torch.from_numpy(self.quality.correction(self.steps, self.at)).to(self.scores)
-        once = {
+        once: dict[str, Any] = {
             "quality": replace(self.quality, factors=()),
             "of_mean": self.of_mean and replace(self.of_mean, factors=()),
         }

@@ -534,7 +534,7 @@ class Run:
         known = quality_of(made, exact=exact, mean=mean)
         return known if known.measured else unmeasured(self._store, step, sets, exact=exact)
 
-    def _judged(self, step: int, queries: int, *, mean: bool = False, **form: Any) -> dict[str, Quality | None]:
+    def _judged(self, step: int, queries: int, *, mean: bool = False, **form: Any) -> dict[str, Any]:
         """The quality of an influence on so many queries, each a `mean` or a single one; of several also that of their mean."""
         of_mean = self.quality(step, mean=True, **form) if queries > 1 else None
         return {"quality": self.quality(step, mean=mean, **form), "of_mean": of_mean}
