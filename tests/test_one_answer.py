@@ -188,7 +188,7 @@ def test_and_where_the_run_was_calibrated(name: str, calibrated_faces: Faces) ->
     assert quality["sentence"].startswith(
         "Ranks the uses of steps 0 to 25 " if name == "harmful" else "Overall, ranks uses "
     )
-    single = name in ("query", "sources")
+    single = name == "query"
     assert quality["on"] == ("2 single queries of `other`" if single else "the mean of `other`")
     assert quality["on"] in quality["sentence"]
     corrected = [line for line in result["caveats"] if line.startswith(CORRECTED)]

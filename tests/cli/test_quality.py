@@ -44,6 +44,7 @@ def test_calibrate_prints_and_stores_what_results_then_carry(run: Path) -> None:
 
 
 def test_check_puts_retraining_beside_prediction(run: Path) -> None:
+    call("exact", run, "--queries", "few:0", "--trust-recipe")
     printed = call("check", run, "--queries", "few:0", "--samples", "8", "--trust-recipe", "--json")
     sent = json.loads(printed.stdout.strip().splitlines()[-1])
     assert len(sent["samples"]) == len(sent["retrained"]) == 10
@@ -53,6 +54,11 @@ def test_check_puts_retraining_beside_prediction(run: Path) -> None:
     table = call("check", run, "--queries", "few:0", "--samples", "2", "--trust-recipe").stdout
     assert "first or last" in table
     assert max(map(len, table.splitlines())) <= 80
+    assert (sent["method"], sent["origin"]) == ("exact unrolling", "Exact: computed through the replayed training.")
+    recorded = call(
+        "check", run, "--queries", "few:0", "--samples", "0", "--method", "adjoint", "--json", "--trust-recipe"
+    )
+    assert json.loads(recorded.stdout.strip().splitlines()[-1])["method"] == "adjoint"
     assert not (run / "exact-work").exists()
 
 

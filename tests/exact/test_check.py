@@ -52,6 +52,15 @@ def test_each_sample_is_left_out_of_training_alone(recorded: tuple[Run, Influenc
         assert float(actual.predicted[k, 0]) == pytest.approx(float(recorded[1].sum_over([sample])[0]))
 
 
+def test_it_says_whether_exact_values_were_checked(recorded: tuple[Run, Influence], actual: Check) -> None:
+    assert (actual.method, actual.origin) == ("adjoint", "From the recording, by reverse sweep.")
+    replay = actual.caveats[0]
+    same = replace(recorded[1], method="exact unrolling", caveats=(replay, "evaluated in eval mode"))
+    exact = check(recorded[0], make, same, loss, random=0)
+    assert exact.origin == "Exact: computed through the replayed training."
+    assert exact.caveats == (replay, "evaluated in eval mode"), "each is said once"
+
+
 def made_up(predicted: list[float], retrained: list[float], ends: int) -> Check:
     first, second = (torch.tensor(x, dtype=torch.float64)[:, None] for x in (predicted, retrained))
     return Check(tuple(range(len(predicted))), ends, first, second, at=4)

@@ -40,7 +40,7 @@ def test_terms_add_up_in_every_run(name: str, contraction: ContractionChoice, tm
         actual = overwriting(made.run, made.model, loss, made.queries, sample, contraction=contraction, step=step)
         expected = answer.sum_over([sample], steps=None if step is None else [step]).mean()
         check(actual, float(expected))
-        assert actual.quality == made.run.quality(mean=True)
+        assert actual.quality == made.run.quality(mean=True, contraction=contraction)
         assert actual.steps == tuple(t for t in range(STEPS) if sample in ids_of(t) and step in (None, t))
     assert (actual.momentum != 0) == (name not in ("sgd", "sgd, exact curvature"))
     assert (actual.decay != 0) == (

@@ -22,6 +22,12 @@ def test_a_ranking_has_both_ends() -> None:
     assert rank(both, 1) == Ranking(4, ("b",), ("a",))  # of the mean
 
 
+def test_two_values_of_different_origin_are_told_apart() -> None:
+    left, right = influence(3.0, 1.0, -1.0, -2.0), influence(1.0, 3.0, -2.0, -1.0)
+    assert compare(left, right).origin == "From the recording, by reverse sweep."
+    assert compare(left, replace(right, method="exact unrolling")).origin == "Partly exact, partly from the recording."
+
+
 def test_places_are_those_of_the_rankings_at_every_checkpoint() -> None:
     each = [
         influence(3.0, 1.0, -1.0, -2.0, at=4, caveats=("x",)),

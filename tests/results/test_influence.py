@@ -9,6 +9,7 @@ import torch
 
 from backstory.errors import UsageError
 from backstory.results.influence import Hit, Influence, RankedSample, SampleIndex, ranking
+from backstory.results.quality import Quality
 from backstory.results.recording_report import RecordingReport
 
 #                      step     0    0    1    1    2    2
@@ -33,6 +34,31 @@ def test_samples_are_sums_of_their_occurrences() -> None:
     assert bare(answer().top(2, query=0)) == [Hit(8, 1, 0.5, 1), Hit(10, 2, -1.0, 3)]
     assert bare(answer().bottom(2, query=0)) == [Hit(9, 0, -3.0, 2), Hit(10, 2, -1.0, 3)]
     assert bare(answer().top(99, query=1)) == [Hit(9, 0, 6.0, 2), Hit(8, 1, 1.0, 1), Hit(10, 2, -1.0, 3)]
+
+
+FACTORS = tuple(float(k) for k in range(1, 21))  # of the twentieths: steps 0, 1, 2 of 3 lie in the first, 7th, 14th
+ONE_EACH = torch.tensor([1.0, 1.0, 7.0, 7.0, 14.0, 14.0], dtype=torch.float64)
+
+
+def test_sizes_over_time_are_corrected_once_and_only_where_they_were_recorded() -> None:
+    one = answer(scores=SCORES[:1], quality=Quality(on="x", factors=FACTORS))
+    actual = one.corrected()
+    torch.testing.assert_close(actual.scores, SCORES[:1] * ONE_EACH)
+    assert actual.corrected() is actual
+    torch.testing.assert_close(one.between(1, 3).corrected().scores, (SCORES[:1] * ONE_EACH)[:, 2:])
+    assert one.by_step().size.tolist() == actual.by_step().size.tolist() == [1.5, 12.25, 42.0]
+    assert one.by_step().influence.tolist() == [-1.0, 24.5, -84.0]
+    exact = answer(scores=SCORES[:1], quality=Quality(exact=True, on="x", factors=FACTORS))
+    assert exact.corrected() is exact
+    assert exact.by_step().size.tolist() == [1.5, 1.75, 3.0]
+    assert answer(scores=SCORES[:1]).by_step().size.tolist() == [1.5, 1.75, 3.0], "a baseline"
+
+
+def test_the_mean_of_several_queries_has_factors_of_its_own() -> None:
+    both = answer(quality=Quality(on="x", factors=FACTORS), of_mean=Quality(on="y", factors=(2.0,) * 20))
+    assert both.by_step("mean").influence.tolist() == [3.0, 4.5, -5.0]
+    assert both.corrected().by_step("mean").influence.tolist() == [1.5, 15.75, -35.0], "not once more"
+    assert answer(quality=Quality(on="x", factors=FACTORS)).by_step("mean").influence.tolist() == [1.5, 2.25, -2.5]
 
 
 def test_occurrences_are_as_they_are() -> None:

@@ -219,3 +219,183 @@ def test_queries_are_spread_over_the_set() -> None:
     assert calibration.selections("q", 1, 4) == ["q:0"]
     assert calibration.selections("q", 3, 0) == ["q"]
     assert calibration.selections("q", 2, 4) == ["q", "q:0", "q:1"]
+
+
+# -- which quality a result has -------------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_quality_of_its_kind(run: Run) -> None:
+    """What is measured on single queries does not speak of the mean of several, nor the other way round."""
+    recipe = examples.make(**run.config["recipe_args"])
+    model, q = run.load_weights(recipe.model), recipe.queries["q"]
+    each = run.query(model, recipe.loss, q, method="adjoint")
+    mean, single = "the mean of `q`", "3 single queries of `q`"
+    assert (each.quality and each.quality.on, each.only("mean").quality) == (single, run.quality(mean=True))
+    assert each.only(1).quality == run.quality()
+    late = each.between(4, 8).only("mean")
+    assert late.quality == run.quality(mean=True).between(4, 8)
+    assert run.query(model, lambda m, b: recipe.loss(m, b).mean(), q, method="adjoint").quality == run.quality(
+        mean=True
+    )
+    run.describe(range(12), source=["a", "b"] * 6)
+    assert insight.sources(run, model, recipe.loss, {"q": q}, method="adjoint").quality == run.quality(mean=True)
+    overwritten = insight.overwriting(run, model, recipe.loss, q, 3)
+    assert overwritten.quality == run.quality(mean=True)
+    assert insight.overwriting(run, model, recipe.loss, q, 3, per_layer=True).quality == run.quality(per_layer=True)
+    one = tuple(x[:1] for x in q)
+    exact = {
+        single: [run.query(model, recipe.loss, one), insight.mean.mean_influence(run, model, recipe.loss, one), run.exact("q:0", examples.NAME), run.exact(["q", "q:0"], examples.NAME)],
+        mean: [run.query(model, lambda m, b: recipe.loss(m, b).mean(), q), insight.mean.mean_influence(run, model, recipe.loss, q), run.exact("q", examples.NAME)],
+    }  # fmt: skip
+    for on, results in exact.items():
+        assert [x.quality and (x.quality.exact, x.quality.on) for x in results] == [(True, on)] * len(results)
+    assert run.exact("q", examples.NAME, each=True).only("mean").quality == run.quality(mean=True, exact=True)
+
+
+def test_sizes_of_the_mean_are_corrected_by_its_own_factors_and_once(tmp_path: Path) -> None:
+    long = recorded(tmp_path / "run", make=longer)
+    long.calibrate("q", longer, removals=0)
+    recipe = longer()
+    each = long.query(long.load_weights(recipe.model), recipe.loss, recipe.queries["q"], method="adjoint")
+    sizes = long.exact("q", longer).by_step().size
+    part = part_of(np.arange(long.n_steps), long.n_steps, SIZES)
+    expected, actual = (np.bincount(part, weights=x) for x in (sizes, each.by_step("mean").size))
+    assert actual == pytest.approx(expected, rel=1e-5)
+    once = each.corrected()
+    assert once.corrected() is once
+    assert once.only("mean").by_step().size == pytest.approx(
+        np.bincount(each.steps, once.scores.mean(0).abs().numpy()) / 4
+    )
+    exact = long.exact("q", longer)
+    assert exact.corrected() is exact
+
+
+def test_checkpoints_are_corrected_alike(tmp_path: Path) -> None:
+    """A corrected value stands beside corrected or exact ones, never beside what is as it was recorded."""
+    long = recorded(tmp_path / "run", make=longer, checkpoints=1)
+    recipe = longer()
+    model, q = recipe.model, recipe.queries["q"]
+
+    def means(**options: Any) -> Any:
+        return insight.evolution(long, model, recipe.loss, q, by="steps", method="adjoint", **options)
+
+    before, steps = means().mean, [c for c in long.checkpoints if c]
+    assert len(steps) == 2
+    long.calibrate("q", longer, removals=0)
+    half = means()
+    np.testing.assert_array_equal(half.mean, before)
+    assert not any(text.startswith(CORRECTED) for text in half.caveats)
+    long.calibrate("q", longer, steps[0], removals=0)
+    assert any(text.startswith(CORRECTED) for text in means().caveats)
+    both = means()
+    for k, at in enumerate(steps):
+        result = insight.mean.mean_influence(long, long.load_weights(model, at), recipe.loss, q, at, method="adjoint")
+        factors = np.asarray(long.quality(at, mean=True).factors)[part_of(result.steps, at, SIZES)]
+        early = (result.scores[0].numpy() * factors)[result.steps * 3 < long.n_steps].sum()
+        assert both.mean[0, k] * both.samples[0, k] == pytest.approx(early)
+
+
+def test_embeddings_count_where_they_are_used(tmp_path: Path) -> None:
+    made = recorded(tmp_path / "run")
+    made.calibrate("q", examples.make, removals=0)
+    made.embed(segments=2, encoding="int8")
+    assert "another form of the recording (encoding none)" in made.quality().sentence
+    assert made.quality(method="adjoint").measured
+    recipe = examples.make()
+    model, q = made.load_weights(recipe.model), recipe.queries["q"]
+    assert made.query(model, recipe.loss, q, method="adjoint").quality == made.quality(method="adjoint")
+    assert insight.mean.mean_influence(made, model, recipe.loss, q, method="adjoint").quality == made.quality(
+        mean=True, method="adjoint"
+    )
+    assert not made.query(model, recipe.loss, q, method="embeddings").quality == made.quality(method="adjoint")
+    made.calibrate("q", examples.make, removals=0)
+    assert made.quality().measured
+    assert "backstory calibrate" not in made.quality(method="adjoint").sentence, "which would measure the embeddings"
+
+
+def test_a_step_without_weights_is_refused_before_any_work(tmp_path: Path) -> None:
+    made = recorded(tmp_path / "run")
+    assert 4 not in made.checkpoints
+    with pytest.raises(StoreError, match="no weights at step 4"):
+        made.calibrate("q", examples.make, 4, removals=0)
+    assert not made.exact_results()
+
+
+# -- numbers by hand ------------------------------------------------------------------------------------------------
+
+
+def measured(**parts: Any) -> calibration.Calibration:
+    """Of two single queries, over 100 uses in as many steps."""
+    about = {"query": "q", "mean": False, "whole": 0.5, "thirds": [0.5] * 3, "tenths": [0.5] * 10, "retrained": None}
+    sizes = {"exact": [6.0] * SIZES, "recorded": [2.0] * SIZES}
+    rows = [calibration.Measured(**{**about, **sizes, **{k: v[i] for k, v in parts.items()}}) for i in range(2)]
+    return calibration.Calibration(100, "q", {}, {"thirds": [33, 33, 34], "tenths": [10] * 10}, rows, 24, 20, 1.0)
+
+
+def test_a_part_of_which_nothing_was_recorded_takes_no_factor_from_the_others() -> None:
+    quality = calibration.quality_of(
+        measured(recorded=[[0.0, 3.0, *[2.0] * 18], [0.0, 0.0, *[2.0] * 18]]), exact=False, mean=False
+    )
+    assert quality.factors == (1.0, 2.0, *[3.0] * 18)
+    huge = calibration.quality_of(measured(recorded=[[5e-324, *[2.0] * 19]] * 2), exact=False, mean=False)
+    assert huge.factors == (1.0, *[3.0] * 19)
+    apart = calibration.quality_of(measured(exact=[[1.0] * SIZES, [9.0] * SIZES]), exact=False, mean=False)
+    assert apart.factors == (2.5,) * SIZES, "the middle of 0.5 and 4.5"
+
+
+def test_the_interval_of_first_order_has_the_spread_between_queries() -> None:
+    quality = calibration.quality_of(measured(retrained=[0.6, 0.9]), exact=True, mean=False)
+    z = np.arctanh([0.6, 0.9])
+    reach = 1.96 * math.sqrt(z.var(ddof=1) * (1 + 1 / 2) + 1.06 / (24 - 3))
+    assert quality.first_order is not None
+    assert quality.first_order.rank == pytest.approx(0.75)
+    assert [quality.first_order.low, quality.first_order.high] == pytest.approx(
+        [math.tanh(z.mean() - reach), math.tanh(z.mean() + reach)]
+    )
+
+
+def test_a_perfect_rank_of_few_uses_says_no_more_than_its_neighbour() -> None:
+    """One exchange of neighbours among 12 uses is all that divides 1 from 0.993."""
+    near = 1 - 12 / (12**3 - 12)
+    assert ranks(range(12), [1, 0, *range(2, 12)]) == pytest.approx(near)
+    low, _ = calibration.interval([1.0, near, near, near], 12)
+    assert low > 0.95
+    assert calibration.interval([1.0], 10_000)[0] > 0.99999
+
+
+def test_uses_without_any_influence_are_not_ranked() -> None:
+    """As at a learning rate of 0: there is no order that a recording could have missed."""
+    steps = np.arange(90)
+    truth = torch.where(torch.arange(90) < 30, 0.0, torch.arange(90) * 0.1)[None].double()
+    exact = backstory.Influence(truth, steps.astype(str), steps, "int", "exact unrolling", at=90)
+    recorded_too = truth + (torch.arange(90) < 30) * torch.randn(90, generator=torch.Generator().manual_seed(0))
+    none = torch.zeros(0, 1)
+    (row,) = calibration.measure(["q"], [True], exact, recorded_too, none, none)
+    assert row.thirds == [None, 1.0, 1.0]
+    blind, *_ = calibration.measure(["q"], [True], exact, truth * 0, none, none)
+    assert blind.thirds == [None, 0.0, 0.0], "what the recording does not see, it does not rank"
+    turned = torch.cat([truth[:, :81], truth[:, 81:].flip(1)], 1)
+    (late,) = calibration.measure(["q"], [True], exact, turned, none, none)
+    assert late.tenths == [None, None, None, *[1.0] * 6, -1.0]
+
+
+def test_an_earlier_model_is_measured_on_trainings_that_end_there(tmp_path: Path) -> None:
+    made = recorded(tmp_path / "run", optimizer="momentum", clip=0.3)
+    made.calibrate("q", examples.NAME, 5, singles=0, removals=REMOVALS)
+    exact = made.exact("q", examples.NAME, 5)
+    removals = calibration.draw_removals(exact, REMOVALS, seed=0)
+    mean = QuerySet("q", mean=True)
+    after = exactly.leave_out(examples.NAME, removals, mean, args=made.config["recipe_args"], at=5)
+    stored = calibration.read_calibration(made._store, 5)
+    assert stored is not None
+    predicted = [float(exact.sum_over(r.samples, steps=r.steps)[0]) for r in removals]
+    assert stored.measured[0].retrained == pytest.approx(ranks(predicted, after[:, 0]), abs=1e-9)
+    assert sum(stored.uses["thirds"]) == len(exact) == 20
+
+
+def test_clear_changes_are_larger_than_what_any_twin_shows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = run.exact("q", examples.NAME)
+    drawn = calibration.draw_removals(exact, 9, seed=0)
+    effects, twins = torch.tensor([3.0, -4, 2, -1, 0.1, 5, 1, 1, 1])[:, None], torch.tensor([[0.5], [-2.5], [1.0]])
+    monkeypatch.setattr(calibration, "retrain", lambda *_, **__: (effects, twins))
+    assert calibration._retrain(run._store, examples.NAME, None, ["q"], exact, drawn, 1, None)[2] == 3

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import output, recipes
-from .options import At, Json, Notes, Plot, RecipeName, RunPath, TrustRecipe, Workers
+from .options import At, Json, Method, Notes, Plot, RecipeName, RunPath, TrustRecipe, Workers
 
 if TYPE_CHECKING:
     from ..results.quality import Quality
@@ -79,7 +79,7 @@ def check(
     run: RunPath,
     queries: Name,
     samples: Annotated[int, typer.Option(help="Samples drawn at random, beside the first and the last of the result.", min=0)] = 60,
-    seed: Annotated[int, typer.Option(help="Seed that draws them.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that draws them.")] = 0, method: Method = "auto",
     workers: Workers = 1, recipe: RecipeName = None, trust_recipe: TrustRecipe = False,
     plot: Plot = None, notes: Notes = False, json: Json = False,
 ) -> None:  # fmt: skip
@@ -102,7 +102,7 @@ def check(
     output.plotting(plot)
     name = recipes.confirm(run, recipe, trust_recipe)
     opened = open_queries(run, [queries], name)
-    influence = mean_influence(opened.run, opened.model, opened.loss, opened.batches[queries])
+    influence = mean_influence(opened.run, opened.model, opened.loss, opened.batches[queries], method=method)
     folder = work_folder(run) / CHECKED
     with output.one_bar("retrain") as progress:
         result = check_result(

@@ -8,7 +8,7 @@ Shapes:  R samples, Q queries.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Check(Result):
     predicted: Tensor  # (R, Q)
     retrained: Tensor  # (R, Q)
     floor: Tensor | None = None  # (Q,) what rounding alone does to each query; None where it was not measured
+    method: str = field(default="", kw_only=True)  # of the predictions: exact ones are checked too
     unit = UNIT
 
     @property
@@ -86,7 +87,10 @@ class Check(Result):
     def numbers(self) -> dict[str, Any]:
         """Both numbers of every sample and query, and how well they agree."""
         agreement = {k: getattr(self, k) for k in ("spearman", "spearman_random", "same_sign", "clear")}
-        return {**agreement, **{k: getattr(self, k) for k in ("samples", "ends", "predicted", "retrained", "floor")}}
+        return {
+            **agreement,
+            **{k: getattr(self, k) for k in ("samples", "ends", "predicted", "retrained", "floor", "method")},
+        }
 
     def table(self) -> Mapping[str, Any]:
         """One line for each sample and query."""
@@ -153,8 +157,8 @@ def check(
             f"query_loss must give {predicted.shape[1]} losses, as the result has, got {retrained.shape[1]}."
         )
     floor = rounding.abs().amax(0) if len(rounding) else None
-    about = {**influence.about, "caveats": (replay, *influence.caveats)}
-    return Check(samples, len(ends), predicted, retrained, floor, **about)
+    about = {**influence.about, "caveats": tuple(dict.fromkeys((replay, *influence.caveats)))}
+    return Check(samples, len(ends), predicted, retrained, floor, method=influence.method, **about)
 
 
 def _drawn(influence: Influence, known: set[int | str], count: int, seed: int) -> list[int | str]:

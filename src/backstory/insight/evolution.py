@@ -16,6 +16,7 @@ from ..capture.model_state import restored_weights
 from ..errors import UsageError
 from ..results import figures
 from ..results.influence import Influence
+from ..results.origin import is_exact
 from ..results.result import Result
 from ..results.words import describe_change
 from ..run.gradients import LossFn
@@ -112,7 +113,7 @@ def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds"
     """Like `evolution`, from the influence on one query at each checkpoint."""
     names, group, *_ = grouped(run, by)
     over_time = isinstance(by, str) and all(is_time(axis) for axis in by.split(","))
-    influences = [x.only(None).corrected() if over_time else x for x in influences]
+    influences = _corrected([x.only(None) for x in influences]) if over_time else influences
     means, counts = [], []
     for influence in influences:
         of = group[: len(influence)]
@@ -123,3 +124,10 @@ def evolution_of(run: Run, influences: Sequence[Influence], *, by: By = "thirds"
     steps, methods = tuple(x.at for x in influences), tuple(x.method for x in influences)
     about = about_all(influences, [f"step {c}" for c in steps], "Checkpoints")
     return Evolution(steps, names, np.stack(means, 1), np.stack(counts, 1), methods, **about)
+
+
+def _corrected(influences: Sequence[Influence]) -> Sequence[Influence]:
+    """Sizes over time corrected at all checkpoints, or where the factors of one are not known at none: they are compared."""
+    recorded = [x.quality for x in influences if not is_exact(x.method)]
+    known = all(quality is not None and quality.factors for quality in recorded)
+    return [x.corrected() for x in influences] if known else influences

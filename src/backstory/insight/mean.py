@@ -106,7 +106,7 @@ def mean_influences(
 
 def _quality(run: Run, step: int, queries: int, options: Mapping[str, Any]) -> Quality:
     """As it was measured for the mean of so many queries."""
-    form = {k: options[k] for k in ("per_layer", "contraction") if k in options}
+    form = {k: options[k] for k in FORM if k in options}
     return run.quality(step, mean=queries > 1, **form)
 
 

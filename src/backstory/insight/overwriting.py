@@ -178,9 +178,8 @@ def overwriting(
     until = run.step_of(at)
     v, caveats, queries = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
     result = overwriting_of(
-        run, v, sample, until, step=step, caveats=(*caveats, *run.caveats()), **sweep_options(options)
+        run, v, sample, until, step=step, mean=queries > 1, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )
-    result = replace(result, quality=run.quality(until, mean=queries > 1))
     found = find_exact(run, model, loss, batch, until, cast(Options, options), mean=True)
     if found.result is None:
         told = (*result.caveats, *found.notes)
@@ -195,15 +194,17 @@ def overwriting_of(
     at: int | str = "final",
     *,
     step: int | None = None,
+    mean: bool = False,
     per_layer: bool = False,
     contraction: ContractionChoice = "auto",
     caveats: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Overwriting:
-    """Like `overwriting`, from a query gradient (1, p) already projected to the run's coordinates."""
+    """Like `overwriting`, from the gradient (1, p) of a query, or of a `mean` of several, projected to the run's coordinates."""
     store = RunStore.open(run.path)
     refuse_compressed(store, "overwriting")
     until, v = run.step_of(at), v.double()
+    judged = run.quality(until, mean=mean, per_layer=per_layer, contraction=contraction, method="adjoint")
     samples, steps = run.occurrences(until)
     (name,), _ = as_text([sample])
     rows = {int(steps[i]): int(i) for i in np.flatnonzero((samples == name) & ((steps == step) | (step is None)))}
@@ -225,7 +226,7 @@ def overwriting_of(
         sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
         overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
         overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
-        caveats=tuple(caveats), quality=run.quality(until), recording=run.recording_report(until),
+        caveats=tuple(caveats), quality=judged, recording=run.recording_report(until),
     )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def sources_of(
         for s in order
     ]
     named, methods = tuple(str(names[s]) for s in order), tuple(x.method for x in influences.values())
-    about = about_all(list(influences.values()), list(influences), "Query sets")
+    about = about_all([x.only("mean") for x in influences.values()], list(influences), "Query sets")
     return Sources(by, named, tuple(influences), tuple(total), tuple(cells), method=methods, **about)
 
 

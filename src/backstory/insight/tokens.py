@@ -161,7 +161,10 @@ def tokens(
         raise UsageError(f"vectors must be finite and of shape (Q, {run.width}), got {tuple(v.shape)}.")
     v = v if v.dtype == torch.float64 else v.float()
     answers = _contract(run, v, step, watcher.rows, watcher.dots, run.form(contraction))
-    about: dict[str, Any] = {"quality": run.quality(step), "recording": run.recording_report(step)}
+    about: dict[str, Any] = {
+        "quality": run.quality(step, contraction=contraction, method="adjoint"),
+        "recording": run.recording_report(step),
+    }
     caveats = (CAVEAT, *run.caveats())
     return [
         TokenInfluence(name, t, *answers[place], at=step, caveats=caveats, **about)

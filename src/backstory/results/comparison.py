@@ -66,6 +66,11 @@ class Comparison(Result):
     shown = ("both",)
 
     @property
+    def method(self) -> tuple[str, ...]:
+        """Of either influence."""
+        return self.left.method, self.right.method
+
+    @property
     def both(self) -> list[str]:
         """Ids that both name on the same side."""
         one, two = (rank(x, self.top) for x in (self.left, self.right))

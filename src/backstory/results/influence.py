@@ -19,7 +19,7 @@ from torch import Tensor
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from . import figures
-from .quality import RANKS
+from .quality import RANKS, Quality
 from .result import Result
 from .row import Row
 from .sign import describe_sign
@@ -143,6 +143,7 @@ class Influence(Result):
     lookup: Lookup | None = None
     best: int | None = None  # how many of the highest, and of the lowest, are there; None: all
     index: SampleIndex | None = None  # of `sample_ids`, where it is known already
+    of_mean: Quality | None = field(default=None, kw_only=True)  # of the mean of several queries
     unit: str = field(default=UNIT, kw_only=True)  # type: ignore[misc]  # other results have one for their class
     shown = ("method",)
 
@@ -233,7 +234,8 @@ class Influence(Result):
             )
         if query == "mean":
             self._need_all("query='mean'")
-            return replace(self, scores=self.scores.mean(0, keepdim=True), index=self._index)
+            judged = self.quality if self.n_queries == 1 else self.of_mean
+            return replace(self, scores=self.scores.mean(0, keepdim=True), index=self._index, quality=judged)
         q = 0 if query is None else query
         if not isinstance(q, int) or not 0 <= q < self.n_queries:
             raise UsageError(f"query must be 0 … {self.n_queries - 1} or 'mean', got {query!r}.")
@@ -254,6 +256,7 @@ class Influence(Result):
             index=SampleIndex(names, inverse[part]),
             caveats=(*self.caveats, f"steps {first} to {last - 1} only"),
             quality=self.quality and self.quality.between(first, last),
+            of_mean=self.of_mean and self.of_mean.between(first, last),
         )
 
     def sum_over(self, samples: Iterable[int | str], *, steps: Iterable[int] | None = None) -> Tensor:
@@ -361,7 +364,8 @@ class Influence(Result):
         """The influence of each step on the query, or on the mean of several."""
         if not self.complete:
             return {}
-        return figures.drawable(by_step=figures.by_step(*self.by_step(self._default()), figures.strip(self.quality)))
+        one = self.only(self._default())
+        return figures.drawable(by_step=figures.by_step(*one.by_step(), figures.strip(one.quality)))
 
     @property
     def title(self) -> str:
@@ -382,10 +386,11 @@ class Influence(Result):
     @property
     def words(self) -> tuple[str, ...]:
         """How much of the first samples' influence comes from parts of the run where the ranking is reliable."""
-        if self.quality is None or self.quality.exact or not self.quality.measured or not len(self):
+        judged = self.only(self._default()).quality
+        if judged is None or judged.exact or not judged.measured or not len(self):
             return ()
         hits = [h for side in self.hits(COUNTED) for h in side]
-        weight, ranked = np.abs([h.influence for h in hits]), self.quality.ranked([h.step for h in hits])
+        weight, ranked = np.abs([h.influence for h in hits]), judged.ranked([h.step for h in hits])
         if not weight.sum() > 0:
             return ()
         share = weight[ranked].sum() / weight.sum()
@@ -402,9 +407,13 @@ class Influence(Result):
         if self.quality is None or self.quality.exact or not self.quality.factors or self.sample_ids.ndim > 1:
             return self
         factor = torch.from_numpy(self.quality.correction(self.steps, self.at)).to(self.scores)
+        once: dict[str, Any] = {
+            "quality": replace(self.quality, factors=()),
+            "of_mean": self.of_mean and replace(self.of_mean, factors=()),
+        }
         return replace(
-            self, scores=self.scores * factor, caveats=(*self.caveats, f"{CORRECTED} {self.quality.on}"), quality=replace(self.quality, factors=())
-        )  # fmt: skip
+            self, scores=self.scores * factor, caveats=(*self.caveats, f"{CORRECTED} {self.quality.on}"), **once
+        )
 
     def _need_all(self, what: str) -> None:
         if not self.complete:

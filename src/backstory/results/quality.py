@@ -70,8 +70,14 @@ class FirstOrder(Row):
     @property
     def words(self) -> str:
         """What was measured."""
-        rank = f"rank correlation {two_digits(self.rank)} over {self.trainings} uses"
+        few = "" if self.told else f", only {self.clear} of which changed the loss by more than rounding does"
+        rank = f"rank correlation {two_digits(self.rank)} over {self.trainings} uses{few}"
         return f"exact values predict leave-one-out retraining {name_rank(self.rank)} ({rank})"
+
+    @property
+    def told(self) -> bool:
+        """Whether retraining tells most of the uses apart: half or more changed the loss by more than rounding does."""
+        return 2 * self.clear >= self.trainings
 
 
 @dataclass(frozen=True)
@@ -161,11 +167,12 @@ class Quality(Row):
         return None if rank is None and not self.exact else min(known, default=None)
 
     def _limit(self) -> str:
-        """That first order is what limits the rank, where it does."""
+        """That first order is what limits the rank, or rounding in what it was compared with, where it does."""
         rank = None if self.whole is None else self.whole.rank
         if self.first_order is None or rank is None or self.first_order.rank >= rank:
             return ""
-        return f"; first order is the limit: {self.first_order.words}"
+        limit = "first order" if self.first_order.told else "rounding"
+        return f"; {limit} is the limit: {self.first_order.words}"
 
     def _parts(self) -> str:
         """The thirds, best first, where they differ."""

@@ -6,7 +6,8 @@ For the mean of a query set and a few of its single queries, over the occurrence
     factor = Σ |exact_z| / Σ |recorded_z|                        of its twentieths
 
 and over a few occurrences, drawn alike from each third and left out one at a time, Spearman(exact_z, retrained_z). A rank's interval is
-that of another query of its kind: with z = artanh(rank), n uses and Q queries measured, z̄ ± 1.96 √(s²(1 + 1/Q) + 1.06/(n − 3)).
+that of another query of its kind: with z = artanh(rank), n uses and Q queries measured, z̄ ± 1.96 √(s²(1 + 1/Q) + 1.06/(n − 3)); a rank of
+±1 counts as half way to the next one that n uses can have, 6/(n³ − n) below it.
 
 What was measured is one small file of the run for each step, named by the run and the step. It holds for the form of the recording
 that it was measured on: its curvature, and how it was embedded.
@@ -43,6 +44,7 @@ from ..store import RunStore
 from ..store.files import write_tensors
 from .methods import choose_method
 from .pieces import clear_work, settle, work_folder
+from .segments import path_to
 
 if TYPE_CHECKING:
     from .run import Run
@@ -94,10 +96,10 @@ def selections(name: str, count: int, singles: int) -> list[str]:
     return [*([name] if count > 1 or not chosen else []), *(f"{name}:{i}" for i in chosen)]
 
 
-def form_of(store: RunStore, step: int, per_layer: bool, contraction: Contraction) -> dict[str, Any]:
+def form_of(
+    store: RunStore, step: int, per_layer: bool, contraction: Contraction, method: str = "auto"
+) -> dict[str, Any]:
     """What of a recording decides its values: what was kept of curvature, and how it is carried through later steps."""
-    how = choose_method(store, "auto", step, per_layer, contraction)
-    encoding = str(store.embeddings()[step].get("encoding", "")) if how == "embeddings" else ""
     compressed = store.config.get("compressed") or {}
     return {
         "curvature": store.config["settings"]["curvature"],
@@ -105,8 +107,19 @@ def form_of(store: RunStore, step: int, per_layer: bool, contraction: Contractio
         "rank": compressed.get("rank"),
         "per_layer": per_layer,
         "contraction": contraction,
-        "encoding": encoding if encoding and is_coarse(encoding) else "",  # finer ones change nothing
+        "encoding": _encoding(store, step, per_layer, contraction, method),
     }
+
+
+def _encoding(store: RunStore, step: int, per_layer: bool, contraction: Contraction, method: str) -> str:
+    """Of the embeddings or segments that a query uses, where it is coarse; finer ones change nothing."""
+    how, used = choose_method(store, method, step, per_layer, contraction), list[Any]()
+    if how == "embeddings":
+        used = [store.embeddings()[step].get("encoding", "")]
+    elif how == "segments":
+        segments = store.segments()
+        used = [segments[x]["settings"].get("encoding", "") for x in path_to(store, step, per_layer, contraction)]
+    return next((str(x) for x in used if x and is_coarse(x)), "")
 
 
 def name_calibration(store: RunStore, at: int) -> str:
@@ -160,8 +173,8 @@ def calibrate(
     batches = _select(store, made, queries, singles)
     names, means = list(batches), [size(x) > 1 for x in batches.values()]
     swept = costs.reverse(len(names)) / costs.calibrate(len(names), removals)
+    recorded = _recorded(run, made, batches, at)  # first: it takes seconds, and needs the weights of the step
     exact = run.exact(names, recipe, at, args=args, workers=workers, progress=_between(progress, 0, swept))
-    recorded = _recorded(run, made, batches, at)
     drawn = draw_removals(exact, removals, seed) if removals else []
     effects, removed, clear = _retrain(store, recipe, args, names, exact, drawn, workers, _between(progress, swept, 1))
     tell(progress, PARTS, PARTS)
@@ -224,7 +237,8 @@ def measure(
 
 
 def _rank(x: Tensor, y: Tensor) -> float | None:
-    return spearman(x, y) if len(x) >= FEWEST else None
+    """Of what is judged (x) beside the truth (y); None where these are too few, or all the same, as at a learning rate of 0."""
+    return spearman(x, y) if len(x) >= FEWEST and bool((y != y[0]).any()) else None
 
 
 def _ranks(x: Tensor, y: Tensor, part: Any, parts: int) -> list[float | None]:
@@ -317,7 +331,8 @@ def _agreement(ranks: Sequence[float | None], span: tuple[int, int], uses: int) 
 
 def interval(ranks: Sequence[float], n: int) -> tuple[float, float]:
     """95 % interval of the rank correlation of another query of the kind, over n uses."""
-    z = [math.atanh(max(-0.999999, min(0.999999, x))) for x in ranks]
+    most = min(0.999999, 1 - 6 / (n**3 - n))
+    z = [math.atanh(max(-most, min(most, x))) for x in ranks]
     spread = statistics.variance(z) * (1 + 1 / len(z)) if len(z) > 1 else 0.0
     reach = SURE * math.sqrt(spread + 1.06 / max(1, n - 3))
     middle = statistics.fmean(z)
@@ -329,15 +344,14 @@ def _first_order(made: Calibration, rows: Sequence[Measured]) -> FirstOrder | No
     if not known:
         return None
     rank = statistics.fmean(known)
-    return FirstOrder(rank, *interval([rank], made.trainings), made.trainings, made.clear)
+    return FirstOrder(rank, *interval(known, made.trainings), made.trainings, made.clear)
 
 
 def _factors(rows: Sequence[Measured]) -> tuple[float, ...]:
     """Of each twentieth, the middle of the queries' own factors; 1 where nothing was recorded."""
-    each = [[e / r for e, r in zip(x.exact, x.recorded, strict=True) if r > 0] for x in rows]
-    if any(len(x) < SIZES for x in each):
-        return ()
-    return tuple(statistics.median(x[k] for x in each) for k in range(SIZES))
+    each = [[x.exact[k] / x.recorded[k] for x in rows if x.recorded[k] > 0] for k in range(SIZES)]
+    known = [[factor for factor in part if math.isfinite(factor)] for part in each]
+    return tuple(statistics.median(part) if part else 1.0 for part in known)
 
 
 def describe_stale(made: Calibration, form: Form) -> str:

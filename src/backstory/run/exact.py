@@ -111,8 +111,11 @@ def exact(
     args: Mapping[str, Any] | None = None,
     workers: int = 1,
     progress: Progress | None = None,
-) -> Influence:
-    """The exact influence of every occurrence of the steps on each of the queries; what is not stored is computed, then stored."""
+) -> tuple[Influence, list[int]]:
+    """The exact influence of every occurrence of the steps on each of the queries, and of how many losses each is the mean.
+
+    What is not stored is computed, then stored.
+    """
     args = stored_args(store, recipe) if args is None else args
     made = build_recipe(recipe, args)
     queries = select(store, made, names, each)
@@ -130,7 +133,7 @@ def exact(
             if block
         ]
         compute(store, sweep_block, pieces, workers, recipe, progress)
-    return read(store, [*files.values()])
+    return read(store, [*files.values()]), [q.count for q in queries]
 
 
 def _check_losses(store: RunStore, recipe: Recipe, reused: Mapping[str, Query], at: int) -> None:

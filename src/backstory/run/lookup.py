@@ -58,7 +58,7 @@ def find(
     Where it comes to that, `evaluate` gives their losses at `at`, and `measure` the norms of the first ones' gradients, or that of the mean's.
     """
     names = {name for name in store.tensor_names() if name.startswith(PREFIX)}
-    if not names or not (count := _count(batch)):
+    if not names or not (count := count_queries(batch)):
         return Lookup()
     store.read_config()
     whole, each = _best(store, names, batch, at), _each(store, names, batch, at, count)
@@ -75,7 +75,7 @@ def find(
     return Lookup(None, notes)
 
 
-def _count(batch: Any) -> int:
+def count_queries(batch: Any) -> int:
     """How many queries a batch has; 0 for what is no batch."""
     with suppress(TypeError, StopIteration, IndexError, KeyError):
         return size(batch)

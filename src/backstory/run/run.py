@@ -48,7 +48,7 @@ from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options
 from .gradients import LossFn, ModelAt, check_model, evaluate, evaluate_loss
 from .groups import By
 from .left_out import leave_out
-from .lookup import Lookup, find, keep_ends
+from .lookup import Lookup, count_queries, find, keep_ends
 from .memory import Memory, embedding_bytes
 from .methods import choose_method, seeks_exact
 from .recording_report import Watch, read_report, report_on
@@ -283,6 +283,9 @@ class Run:
         result = self.query_gradients(
             v, step, method=method, per_layer=per_layer, contraction=contraction, keep=keep, progress=progress, caveats=(*caveats, *found.notes)
         )  # fmt: skip
+        if len(v) == 1 and count_queries(batch) > 1:  # the loss is a mean
+            form: dict[str, Any] = {"per_layer": per_layer, "contraction": contraction, "method": method}
+            result = replace(result, quality=self.quality(step, mean=True, **form))
         return replace(result, remedy=self.remedy(batch, step, len(v)))
 
     def find_exact(
@@ -309,8 +312,10 @@ class Run:
 
         found = find(self._store, batch, step, losses, measure, mean=mean)
         if found.result is not None:
-            caveats, judged = (*checked, *found.result.caveats), self.quality(step, mean=mean, exact=True)
-            return Lookup(replace(found.result, caveats=caveats, quality=judged, lookup=self.content))
+            count = found.result.n_queries
+            judged = self._judged(step, count, mean=count == 1 < count_queries(batch), exact=True)
+            caveats = (*checked, *found.result.caveats)
+            return Lookup(replace(found.result, caveats=caveats, lookup=self.content, **judged))
         if method == "exact":
             raise UsageError(not_stored(self.remedy(batch, step), step, found.notes))
         return found
@@ -361,10 +366,11 @@ class Run:
             values, rows = collect_best(scores, len(v), keep)
             labels, more = self._store.labels(rows), {"complete": False}
             more["best"] = keep if values.shape[1] < n_rows else None
+        more |= self._judged(step, len(v), per_layer=per_layer, contraction=contraction, method=method)
         measured = report_of(self._store, spans) if spans else watch.done() if watch else self._stored_report(step)
         return Influence(
             values, *labels, id_kind=self.config.get("ids", "str"), at=step, method=how, caveats=notes, lookup=self.content,
-            recording=measured, quality=self.quality(step, per_layer=per_layer, contraction=contraction), **more,
+            recording=measured, **more,
         )  # fmt: skip
 
     def _stored_report(self, step: int) -> RecordingReport | None:
@@ -395,11 +401,11 @@ class Run:
         """
         names = [queries] if isinstance(queries, str) else list(queries)
         spec = exactly.Spec(self.step_of(at), since, dtype, check)
-        result = exactly.exact(
+        result, sizes = exactly.exact(
             self._store, recipe, names, spec, each=each, args=args, workers=workers, progress=progress
         )
-        mean = not each and all(":" not in name for name in names)
-        return replace(result, lookup=self.content, quality=self.quality(spec.at, mean=mean, exact=True))
+        judged = self._judged(spec.at, result.n_queries, mean=min(sizes) > 1, exact=True)
+        return replace(result, lookup=self.content, **judged)
 
     def exact_results(self) -> list[exactly.Stored]:
         """The exact results that are stored in the run."""
@@ -512,21 +518,26 @@ class Run:
         exact: bool = False,
         per_layer: bool = False,
         contraction: ContractionChoice = "auto",
+        method: str = "auto",
     ) -> Quality:
         """How well values of the model at `at` rank the uses of the training data, as `calibrate` measured it.
 
-        Of recorded values or `exact` ones; on single queries, or on the `mean` of many. What was measured on another form of the
+        Of recorded values by a `method` or of `exact` ones; on single queries, or on the `mean` of many. What was measured on another form of the
         recording does not count, and the result says so.
         """
         step, sets = self.step_of(at), list(self._named)
-        made, stale = read_calibration(self._store, step), ""
-        if made is not None and not exact:
-            stale = describe_stale(made, form_of(self._store, step, per_layer, self.form(contraction)))
+        made, form = read_calibration(self._store, step), form_of(self._store, step, False, self.form())
+        wanted = form if exact else form_of(self._store, step, per_layer, self.form(contraction), method)
+        stale = "" if made is None or exact else describe_stale(made, wanted)
         if made is None or stale:
-            usual = exact or (not per_layer and self.form(contraction) == self.form())
-            return unmeasured(self._store, step, sets, exact=exact, stale=stale, remedy=usual)
+            return unmeasured(self._store, step, sets, exact=exact, stale=stale, remedy=wanted == form)
         known = quality_of(made, exact=exact, mean=mean)
         return known if known.measured else unmeasured(self._store, step, sets, exact=exact)
+
+    def _judged(self, step: int, queries: int, *, mean: bool = False, **form: Any) -> dict[str, Any]:
+        """The quality of an influence on so many queries, each a `mean` or a single one; of several also that of their mean."""
+        of_mean = self.quality(step, mean=True, **form) if queries > 1 else None
+        return {"quality": self.quality(step, mean=mean, **form), "of_mean": of_mean}
 
     @own_precision()
     def calibrate(
