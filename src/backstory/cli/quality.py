@@ -96,6 +96,7 @@ def check(
     from ..run.pieces import clear_work, work_folder
     from ..run.queries import open_queries
     from ..workers import keep_freed_memory
+    from .leave_out import mark
     from .query import Request
 
     keep_freed_memory()
@@ -112,13 +113,14 @@ def check(
     clear_work(run, CHECKED)
 
     def print_tables() -> None:
+        floor = 0.0 if result.floor is None else float(result.floor[0])
+        columns = zip(result.samples, result.predicted[:, 0].tolist(), result.retrained[:, 0].tolist(), strict=True)
         rows = [
-            (str(x), output.number(p), output.number(r), "" if k >= result.ends else "first or last")
-            for k, (x, p, r) in enumerate(
-                zip(result.samples, result.predicted[:, 0].tolist(), result.retrained[:, 0].tolist(), strict=True)
-            )
+            (str(x), output.number(p), mark(r, abs(r) > floor), "at random" if k >= result.ends else "first or last")
+            for k, (x, p, r) in sorted(enumerate(columns), key=lambda row: -row[1][1])
         ]
-        output.table("Change of the loss without the sample", ("sample", "predicted", "retrained", ""), rows)
+        output.table("Change of the loss without the sample", ("sample", "predicted", "retrained", "chosen"), rows)
+        output.sentence(f"In brackets: no larger than rounding alone makes it ({floor:.2g}).")
 
     request = Request(run, [queries], "final", False, "auto", recipe, True, plot, notes, json)
     request.finish(result, print_tables)

@@ -57,7 +57,7 @@ def mean_gradient(
 
 
 def _about_mean(queries: int) -> str:
-    return f"influence on the mean loss of {queries} {'query' if queries == 1 else 'queries'}"
+    return f"influence on the mean loss of {queries:,} {'query' if queries == 1 else 'queries'}"
 
 
 def mean_influence(

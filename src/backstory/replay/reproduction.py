@@ -98,8 +98,9 @@ class Reproduction:
         if not (self.same or self.near or self.steps):
             return "nothing to compare: the run has no fingerprints of the replayed steps"
         how = "bit for bit" if self.exact and not self.near else "up to rounding"
-        agreed = ", ".join(map(str, sorted((*self.same, *self.near))))
-        weights = f"weights at steps {agreed}" if agreed else "no weights are stored"
+        agreed = sorted((*self.same, *self.near))
+        steps = f"step{'s' * (len(agreed) > 1)} {', '.join(map(str, agreed))}"
+        weights = f"weights at {steps}" if agreed else "no weights are stored"
         return f"the replay reproduces the run {how} (compared at {self.steps} steps; {weights}){self._lost()}"
 
     def _departure(self) -> str:

@@ -119,7 +119,9 @@ class GroupEffects(Result):
         return tuple(out)
 
     def _act(self, group: str) -> str:
-        return f"Moving {group}" if self.kind == MOVED else f"Leaving out {group}"
+        """What is done to a group; the derivative of leaving it out is not what leaving it out does."""
+        acts = {MOVED: "To first order, moving", FIRST_ORDER: "To first order, leaving out"}
+        return f"{acts.get(self.kind, 'Leaving out')} {group}"
 
     def rows(self) -> list[Effect]:
         """Each group, checkpoint and query."""

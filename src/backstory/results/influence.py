@@ -283,11 +283,15 @@ class Influence(Result):
         names, inverse = self._index
         at = np.minimum(np.searchsorted(names, wanted), max(0, len(names) - 1))
         missing = [x for x, j in zip(wanted, at, strict=True) if not len(names) or names[j] != x]
-        missing = missing or [str(names[j]) for j in np.setdiff1d(at, inverse)]
         if missing:
             raise UsageError(
                 f"{len(missing)} of the samples, such as {min(missing)!r}, were never used before step {self.at}. "
                 "Leave them out."
+            )
+        if elsewhere := [str(names[j]) for j in np.setdiff1d(at, inverse)]:
+            raise UsageError(
+                f"{len(elsewhere)} of the samples, such as {min(elsewhere)!r}, were not used in the steps that this part of a "
+                "result has. Leave them out, or take the whole result."
             )
         return at
 
@@ -390,14 +394,23 @@ class Influence(Result):
         if judged is None or judged.exact or not judged.measured or not len(self):
             return ()
         hits = [h for side in self.hits(COUNTED) for h in side]
-        weight, ranked = np.abs([h.influence for h in hits]), judged.ranked([h.step for h in hits])
+        steps, values = self._uses_of(hits)
+        weight = np.abs(values)
         if not weight.sum() > 0:
             return ()
-        share = weight[ranked].sum() / weight.sum()
+        share = weight[judged.ranked(steps)].sum() / weight.sum()
         return (
             f"{share:.0%} of the total |influence| of the top {len(hits)} samples comes from parts of the run where the ranking is "
             f"reliable (rank correlation of at least {RANKS:g}).",
         )
+
+    def _uses_of(self, hits: Sequence[Hit]) -> tuple[Any, Any]:
+        """`(steps, influences)` of the single uses that these hits are made of."""
+        if not self.complete:
+            return [h.step for h in hits], [h.influence for h in hits]
+        one = self.only(self._default())
+        rows = np.isin(one._index.inverse, one._numbers(as_text([h.sample for h in hits])[0]))
+        return one.steps[rows], one.scores[0].numpy()[rows]
 
     def corrected(self) -> "Influence":
         """With sizes over time as calibration measured them: the recorded influences of each twentieth of the run times its factor.

@@ -202,9 +202,8 @@ class WeightChanges:
         notes = [*dict.fromkeys(x for about in every for x in (about.replay, *about.caveats))]
         notes.append(ADD_UP if self.spec.kind == RETRAINED else FIRST)
         if self.twins:
-            notes.append(
-                f"noise floor: the largest change that {len(self.twins)} trainings show which started one rounding unit away"
-            )
+            many = "a training" if len(self.twins) == 1 else f"any of {len(self.twins)} trainings"
+            notes.append(f"noise floor: the largest change of {many} that started one rounding unit away")
         return (*notes, *([f"computed in {self.spec.precision}"] if self.spec.precision else []))
 
     def as_dict(self) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def read(store: RunStore, names: Sequence[str]) -> Influence:
     caveats = [*dict.fromkeys(x for one in about for x in (one.replay, *one.caveats))]
     caveats += [f"computed in {x}" for x in dict.fromkeys(one.precision for one in about) if x]
     if len(about) == 1 and about[0].losses > 1:
-        caveats.append(f"influence on the mean loss of {about[0].losses} queries")
+        caveats.append(f"influence on the mean loss of {about[0].losses:,} queries")
     if since:
         caveats.append(f"steps {since} to {at - 1} only")
     return Influence(
