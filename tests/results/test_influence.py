@@ -112,7 +112,7 @@ def test_groups_are_sums_over_their_samples_and_steps() -> None:
     assert answer().sum_over([10, 8]).tolist() == [-0.5, 0.0]
     assert answer().sum_over([10], steps=[1, 2]).tolist() == [-2.0, -1.0]
     with pytest.raises(UsageError, match="were not used in the steps that this part of a result has"):
-        answer().between(0, 1).sum_over([10])
+        answer().between(0, 1).sum_over([8])
     with pytest.raises(UsageError, match=r"1 of the samples, such as '77', were never used before step 3"):
         answer().sum_over([10, 77])
 
