@@ -14,7 +14,7 @@ from experiments.cli import Json, app, begin, finish
 Result = Mapping[str, Any]
 COLUMNS = ("run", "quality", "retraining", "in it")
 PARTS = ("run", "recorded with exact", "exact with retraining", "above rounding")
-THIRDS = ("run", "quality by thirds", "retraining by thirds")
+THIRDS = ("run", "recorded with exact, by thirds", "with retraining, by thirds")
 WORDS = """# Is the measured quality right?
 
 {provenance}
@@ -22,7 +22,7 @@ WORDS = """# Is the measured quality right?
 Commit: the one that brought these figures. The table is also in [{name}.json]({name}.json).
 
 *Quality* is what `run.calibrate` measured: the worse of the rank correlations of recorded with exact influences (on the mean of unseen queries), and of
-exact influences with training again without 24 single uses. *Retraining* is Spearman's correlation of recorded influences with what leaving out {removals} other single uses did, a third
+exact influences with training again without 24 single uses. *Retraining* is Spearman's correlation of recorded influences with what leaving out {removals} single uses did, drawn with another seed, a third
 of them from each third of the run, with its 95 % bootstrap interval. *Above rounding*: the share of these whose effect is larger than that of starting one rounding unit away.
 
 Quality lies in the interval in {right} of {count} runs. Runs that rank retraining below 0.6 and whose sentence says that they rank well: {flattered}.

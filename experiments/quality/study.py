@@ -1,6 +1,6 @@
 """Calibrated quality beside the rank correlation with retraining, for each run.
 
-A run is recorded and calibrated on the mean of its queries (`run.calibrate`: exact sweeps, and a few single uses left out). Then other single uses
+A run is recorded and calibrated on the mean of its queries (`run.calibrate`: exact sweeps, and a few single uses left out). Then single uses, drawn with another seed,
 are left out, as many from each third of the run, one training each in the run's own precision, and the recorded influences on the
 mean of the queries are ranked beside what that did. The quality is right where it lies in the bootstrap interval of that correlation.
 
@@ -28,7 +28,7 @@ from experiments.quality.runs import KINDS, QUERIES, Kind
 from experiments.statistics import interval, spearman
 
 WELL = 0.6  # a run that ranks retraining below this must not be said to rank well
-OTHERS = 1000  # added to the seed: draws other uses than calibration does
+OTHERS = 1000  # added to the seed: uses are not drawn as calibration draws them; a few may be the same
 TWINS = 3
 
 
