@@ -83,7 +83,7 @@ def print_images(result: "ImageDemo") -> None:
     influence = result.influence
     output.line(f"{result.data}: {influence.at} steps, {len(influence):,} occurrences, accuracy {result.accuracy:.1%}")
     rows = [
-        (k + 1, f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
+        (f"{result.queries}:{k}", f"{label} (predicted {predicted})", *(_row(*ends(1, query=k)) for ends in (influence.top, influence.bottom)))
         for k, (label, predicted) in enumerate(zip(result.labels, result.predicted, strict=True))
     ]  # fmt: skip
     title = f"Influence on the loss of the true digit, {len(rows)} test images (+ helped, − hurt)"
