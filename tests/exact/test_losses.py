@@ -31,6 +31,8 @@ def test_products_are_those_of_dense_derivatives() -> None:
     dots, turned = actual.pull([x.view(p.shape) for x, p in zip(s.split(sizes), parameters, strict=True)])
     torch.testing.assert_close(torch.cat([g.reshape(-1) for g in actual.grads]), w @ J)
     torch.testing.assert_close(dots, J @ s)
+    along = actual.along([x.view(p.shape) for x, p in zip(s.split(sizes), parameters, strict=True)])
+    torch.testing.assert_close(along, J @ s)
     torch.testing.assert_close(torch.cat([x.reshape(-1) for x in turned]), H @ s)
     part = torch.cat([g.reshape(-1) for g in actual.of([1, 3])])
     torch.testing.assert_close(part, w[[1, 3]] @ J[[1, 3]])

@@ -33,6 +33,7 @@ class StepGradient(NamedTuple):
 
     grads: list[Tensor]  # like the parameters, detached
     pull: Pull  # one direction s, like the parameters -> (⟨∇ℓ_z, s⟩ (B,), H s like the parameters)
+    along: Callable[[Sequence[Tensor]], Tensor]  # one direction s -> ⟨∇ℓ_z, s⟩ (B,) alone, without H s
     of: Callable[[Sequence[int]], list[Tensor]]  # samples' positions -> their part of the gradient
 
 
@@ -43,14 +44,19 @@ def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[
         weights = w.to(each).detach().requires_grad_()
         grads = torch.autograd.grad((each * weights).sum(), parameters, create_graph=True, allow_unused=True)
 
-    def pull(s: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def differentiate(s: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         pairs = [(g, d) for g, d in zip(grads, s, strict=True) if g is not None and g.requires_grad]
-        inputs = [weights, *parameters]
         rows = torch.autograd.grad(
             [g for g, _ in pairs], inputs, [d for _, d in pairs], retain_graph=True, allow_unused=True
         )
-        dots, *turned = or_zeros(rows, inputs)
+        return or_zeros(rows, inputs)
+
+    def pull(s: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        dots, *turned = differentiate(s, [weights, *parameters])
         return dots, turned
+
+    def along(s: Sequence[Tensor]) -> Tensor:
+        return differentiate(s, [weights])[0]
 
     def of(positions: Sequence[int]) -> list[Tensor]:
         rows = torch.autograd.grad(
@@ -58,7 +64,7 @@ def step_gradient(losses: Callable[[], Tensor], w: Tensor, parameters: Sequence[
         )
         return or_zeros(rows, parameters)
 
-    return StepGradient([g.detach() for g in or_zeros(grads, parameters)], pull, of)
+    return StepGradient([g.detach() for g in or_zeros(grads, parameters)], pull, along, of)
 
 
 def or_zeros(rows: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:

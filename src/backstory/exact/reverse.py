@@ -128,11 +128,14 @@ class Sweep:
         return scores
 
     def _step_back(self, t: int, x: State) -> tuple[Tensor, State]:
-        """`(scores (Q, B) of the step's occurrences, the adjoint before it)`."""
+        """`(scores (Q, B) of the step's occurrences, the adjoint before it)`; before the first step no adjoint is needed."""
         w = self.tape.weights(t)
         step, gradient = self._taken(t, w)
         x, r = pull(self.followed(step), x)
         del step  # what it holds is not needed beside the products, which take most memory
+        if t == self.bounds[0]:
+            dots = torch.stack([gradient.along(split(one, self._shapes)) for one in r])
+            return -w.to(dots) * dots, x
         out = []
         for theta, one in zip(x.theta, r, strict=True):
             dots, turned = self.products(t, gradient, split(one, self._shapes))
