@@ -197,3 +197,14 @@ def test_bounds_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_once(tape) == 5
     monkeypatch.setattr(variants, "SAVED_BYTES", 1)
     assert at_once(tape) == 1
+
+
+def test_a_step_that_is_mostly_arithmetic_is_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack saves the overhead of small operations, and costs where there is little of it."""
+    tape = Tape(examples.make)
+    tape.record((0,))
+    many = [Variant({t: [0]}) for t in range(6)]
+    assert [len(x) for x in variants.stacks(tape, many)] == [6]
+    monkeypatch.setattr(variants, "WORTH_BYTES", variants._saved_bytes(tape) - 1)
+    assert [len(x) for x in variants.stacks(tape, many)] == [1] * 6
+    assert [len(x) for x in variants.stacks(tape, many, True)] == [6], "where it is asked for, it is done all the same"
