@@ -350,7 +350,7 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     assert p.exact_seconds["reverse"] == pytest.approx({n: 10.0 * costs.reverse(n) for n in (1, 4, 16)})
     assert (p.exact_seconds["leave_out"][8], p.exact_seconds["tangent"][8]) == pytest.approx((120.0, 102.0))
     assert (
-        "exact         1 query about 42 seconds, 4 queries about 2 minutes, 16 queries about 5 minutes: influence"
+        "exact         1 query about 44 seconds, 4 queries about 2 minutes, 16 queries about 6 minutes: influence"
         in str(p)
     )
     assert "8 groups about 2 minutes: training again without each group" in str(p)

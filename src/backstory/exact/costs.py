@@ -1,12 +1,12 @@
 """What the exact ways cost, in multiples of the plain training's time.
 
 Measured on a small GPT trained from scratch, in float32 on a CPU, with the replay (`python -m experiments bench exact`); other models
-differ by a quarter or so. Reverse sweeps of 1, 4, 16 queries: 4.2, 9.4, 31; tangents of 8 parts: 10; 8 sources left out, with 3 twins: 12.
-Where nearly all is matrix products (GPT 4 × 128): 4.3, 11, 37; 9.6; 12.
+differ by a quarter or so. Reverse sweeps of 1, 4, 16 queries: 4.4, 10, 34; tangents of 8 parts: 11; 8 sources left out, with 3 twins: 12.
+Where nearly all is matrix products (GPT 4 × 128): 4.2, 9.9, 34; 9.5; 13.
 """
 
 BLOCK = 16  # queries whose sweeps share one replay
-REPLAY, SWEEP = 2.4, 1.8  # of a block of queries: its replay with what it writes; one query's way back
+REPLAY, SWEEP = 2.4, 2.0  # of a block of queries: its replay with what it writes; one query's way back
 TWINS = 3  # trainings that differ by rounding, to know the noise
 TANGENT = 1.15  # one group's way forward beside the replay
 
