@@ -1,7 +1,6 @@
 """LDS on a very small run: drops, the score itself, seconds, and going on after an interruption."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,16 +148,14 @@ def test_rows_are_stored_and_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == later
 
 
-def test_seconds_of_shared_work_are_cpu_seconds(tmp_path: Path) -> None:
-    """A row that sleeps, and one that uses what it made: neither waits for longer than it computes."""
-
-    def slow() -> torch.Tensor:
-        time.sleep(0.5)
-        return torch.rand(5, 6)
-
-    chosen: dict[str, Scored] = {name: lambda p: p.once("slow", slow) for name in ("first", "second")}
+def test_seconds_of_shared_work_are_cpu_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a CPU clock that stands still no row takes any time, nor one that uses what another made, however long they wait."""
+    monkeypatch.setattr("experiments.lds.study.time.process_time", lambda: 7.0)
+    chosen: dict[str, Scored] = {
+        name: lambda p: p.once("shared", lambda: torch.rand(5, 6)) for name in ("first", "second")
+    }
     *_, seconds = run_seed(TINY, 0, chosen, tmp_path, lambda *_: None)
-    assert seconds["second"] < 0.5
+    assert {seconds[name] for name in chosen} == {0.0}
     assert json.loads((tmp_path / f"lds-{GPT.mode}-0" / "seconds.json").read_text()) == seconds
 
 
