@@ -166,12 +166,12 @@ def command_line(path: Path, command: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_three_faces_give_one_answer(name: str, faces: Faces) -> None:
     result = compared(CASES[name], faces)
-    assert "backstory exact RUN --queries demo" in result["to_exact"]
+    assert f"backstory exact {faces.path} --queries demo" in result["to_exact"]
     assert " minute" in result["to_exact"]
     assert result["origin"].startswith("From the recording")
     quality = result["quality"]
     assert not quality["measured"]
-    assert quality["command"] == "backstory calibrate RUN --queries demo"
+    assert quality["command"] == f"backstory calibrate {faces.path} --queries demo"
     assert quality["seconds"] > 28 * 2.0
     assert quality["sentence"].startswith(
         "Quality: not measured. To measure how reliable the ranking is: `backstory cal"
@@ -256,11 +256,14 @@ def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
         assert 'class="strip"' not in page, path
         assert "To get exact values" not in page, path
     recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
-    assert "Quality: not measured. To measure how reliable the ranking is: <code>backstory calibrate RUN" in recorded
+    path = exact_faces.path
+    assert (
+        f"Quality: not measured. To measure how reliable the ranking is: <code>backstory calibrate {path}" in recorded
+    )
     assert 'class="badge' not in recorded
-    assert "To get exact values: <code>backstory exact RUN --queries demo:2</code>" in recorded
+    assert f"To get exact values: <code>backstory exact {path} --queries demo:2</code>" in recorded
     mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text
-    assert "<code>backstory exact RUN --queries test</code>" in mean
+    assert f"<code>backstory exact {path} --queries test</code>" in mean
     again = exact_faces.service.get("/harmful?queries=demo&top=3", headers={"accept": "text/html"}).text
     assert '<span class="badge exact">Exact</span>' in again, (
         "another set's sweep has the recorded mean of this one too"

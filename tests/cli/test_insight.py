@@ -139,7 +139,9 @@ def test_overwriting_adds_up_and_shows_its_terms(run: Path, model: Any, tmp_path
         call("overwriting", run, *args[:-1], "0", *TRUST)
     text = call("overwriting", run, str(sample), "--queries", "few", "--step", "0", "--top", "3", *TRUST)
     for both in ((), (str(sample), "--sample", str(sample))):
-        with pytest.raises(UsageError, match="name one sample to follow"):
+        with pytest.raises(
+            UsageError, match=f"name one sample to follow: `backstory overwriting {run} SAMPLE --queries few`"
+        ):
             call("overwriting", run, *both, "--queries", "few", *TRUST)
     assert f"influence of sample {sample}" in text
     assert "Overwritten by" in text

@@ -112,7 +112,7 @@ def test_overwriting_has_the_exact_influence_beside_the_recordings_terms(run: Ru
     assert_close(one.exact, exact.occurrences(3).influence[0])
     without = insight.overwriting(run, model, examples.loss, OTHER, 3)
     assert (without.exact, without.words) == (None, ())
-    assert "backstory exact RUN --queries NAME" in (without.to_exact or "")
+    assert f"backstory exact {run.path} --queries NAME" in (without.to_exact or "")
 
 
 def test_own_ranks_and_single_uses_say_what_they_are(run: Run, model: nn.Module) -> None:

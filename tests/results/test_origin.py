@@ -54,21 +54,25 @@ def test_a_time_to_wait(seconds: float, words: str) -> None:
 
 
 def test_the_command_and_its_time() -> None:
-    one = Remedy((Sweep("test", False, None, 240.0),))
-    assert str(one) == "To get exact values: `backstory exact RUN --queries test` (about 4 minutes)."
-    early = Remedy((Sweep("test", True, 12, None),))
-    assert str(early) == "To get exact values: `backstory exact RUN --queries test --each --at 12`."
-    unnamed = str(Remedy((Sweep(None, False, None, 60.0),)))
-    assert "`backstory exact RUN --queries NAME` (about 1 minute), where NAME is" in unnamed
-    assert str(Remedy((Sweep("test", False, None, 1.0),), recipe=False)) == NEEDS_RECIPE
+    one = Remedy((Sweep("runs/a", "test", False, None, 240.0),))
+    assert str(one) == "To get exact values: `backstory exact runs/a --queries test` (about 4 minutes)."
+    early = Remedy((Sweep("runs/a", "test", True, 12, None),))
+    assert str(early) == "To get exact values: `backstory exact runs/a --queries test --each --at 12`."
+    unnamed = str(Remedy((Sweep("runs/a", None, False, None, 60.0),)))
+    assert "`backstory exact runs/a --queries NAME` (about 1 minute), where NAME is" in unnamed
+    assert str(Remedy((Sweep("runs/a", "test", False, None, 1.0),), recipe=False)) == NEEDS_RECIPE.format(
+        "backstory exact runs/a --queries test"
+    )
 
 
 def test_several_are_one_sentence_and_their_times_add_up() -> None:
-    steps = join_remedies([Remedy((Sweep("test", False, at, 60.0),)) for at in (6, 12, None)] + [None])
+    steps = join_remedies([Remedy((Sweep("runs/a", "test", False, at, 60.0),)) for at in (6, 12, None)] + [None])
     assert str(steps) == (
-        "To get exact values: `backstory exact RUN --queries test --at 6`, and the same with --at 12, --at final "
+        "To get exact values: `backstory exact runs/a --queries test --at 6`, and the same with --at 12, --at final "
         "(about 3 minutes)."
     )
-    sets = join_remedies([Remedy((Sweep(name, True, None, None),)) for name in ("a", "b")])
-    assert str(sets) == "To get exact values: `backstory exact RUN --queries a --each`, and the same with --queries b."
+    sets = join_remedies([Remedy((Sweep("runs/a", name, True, None, None),)) for name in ("a", "b")])
+    assert (
+        str(sets) == "To get exact values: `backstory exact runs/a --queries a --each`, and the same with --queries b."
+    )
     assert join_remedies([None]) is None

@@ -1,8 +1,12 @@
 """Sentences follow the sign and the time of the numbers; words that two texts share."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from backstory.results.words import (
+    command_on,
     common_words,
     describe_change,
     describe_signs,
@@ -66,3 +70,22 @@ def test_pieces_are_the_text() -> None:
     assert [p.text for p in pieces if p.common] == ["größe", "Größe", "straße", "12345"]
     assert mark_words("", {"x"}) == []
     assert not any(p.common for p in mark_words("nothing here", set()))
+
+
+@pytest.mark.parametrize(
+    ("run", "shown"),
+    [
+        ("runs/a", "runs/a"),
+        ("/data/my run", "/data/my run"),
+        ("{here}/runs/it's", "runs/it's"),
+        ("{here}", "."),
+        ("{here}-2/a", "{here}-2/a"),
+        ("-run", "./-run"),
+        ("../a", "../a"),
+    ],
+)
+def test_a_command_is_what_a_shell_reads(run: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = command_on(run.format(here=tmp_path), "exact", "--queries", "two words; $x")
+    assert shlex.split(made) == ["backstory", "exact", shown.format(here=tmp_path), "--queries", "two words; $x"]
+    assert command_on("runs/a", "exact", "--queries", "test:4") == "backstory exact runs/a --queries test:4"

@@ -36,12 +36,12 @@ def told(run: Run, batch: Any, **options: Any) -> str | None:
 def test_a_recorded_result_names_the_command_and_the_minutes(run: Run) -> None:
     minutes = round(30 * 8 * costs.reverse(3) / 60)
     assert told(run, (X, Y)) == (
-        f"To get exact values: `backstory exact RUN --queries mine --each` (about {minutes} minutes)."
+        f"To get exact values: `backstory exact {run.path} --queries mine --each` (about {minutes} minutes)."
     )
     step = run.checkpoints[1]
     minutes = round(30 * step * costs.reverse(1) / 60)
     assert told(run, (X[1:2], Y[1:2]), at=step) == (
-        f"To get exact values: `backstory exact RUN --queries mine:1 --at {step}` (about {minutes} minutes)."
+        f"To get exact values: `backstory exact {run.path} --queries mine:1 --at {step}` (about {minutes} minutes)."
     )
     assert "--queries NAME`" in (told(run, (X[:1] + 1, Y[:1])) or "")
     mean = run.query(run.load_weights(examples.make().model), lambda m: examples.loss(m, (X, Y)).mean())
@@ -55,7 +55,9 @@ def test_what_is_not_known_is_not_said(run: Run, tmp_path: Path) -> None:
     assert "(about" not in (told(backstory.open(bare.path), (X, Y)) or "(about")
     with RunStore.open(bare.path, write=True) as store:
         store.update_config(recipe=None)
-    assert told(backstory.open(bare.path), (X, Y)) == NEEDS_RECIPE
+    assert told(backstory.open(bare.path), (X, Y)) == NEEDS_RECIPE.format(
+        f"backstory exact {bare.path} --queries NAME --each"
+    )
 
 
 def test_queries_are_named_by_what_they_are() -> None:
@@ -73,7 +75,7 @@ def test_queries_are_named_by_what_they_are() -> None:
 
 def test_a_recipes_sets_are_known_where_they_are_given(run: Run) -> None:
     other = run.reopen()
-    assert str(other.remedy((X + 2, Y))).startswith("To get exact values: `backstory exact RUN --queries NAME`")
+    assert "--queries NAME`" in str(other.remedy((X + 2, Y)))
     other.name_queries({"test": (X + 2, Y)})
     assert "--queries test`" in str(other.remedy((X + 2, Y)))
     assert "--queries mine`" in str(other.reopen().remedy((X, Y)))

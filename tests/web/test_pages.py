@@ -196,6 +196,12 @@ def test_a_list_that_is_cut_says_so() -> None:
     assert "of the first" not in page("sample")
 
 
+def test_without_neighbours_the_command_that_gives_them_names_the_run() -> None:
+    view = examples.PAGES["sample"]()
+    html = page("sample", View({**view.data, "neighbours": None}, view.figures), embed="backstory embed 'my <run>'")
+    assert "need embeddings in memory: backstory embed 'my <run>'." in words_of(read(html).text)
+
+
 def test_the_form_says_how_long_a_text_may_be() -> None:
     assert "At most 20,000 characters, and 64 times the model's context" in page("query").replace("&#39;", "'")
 

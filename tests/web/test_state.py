@@ -100,7 +100,7 @@ def test_what_cannot_be_typed_or_uploaded_is_told_only_where_samples_are_such(
 
 def test_without_embeddings_it_says_how_to_get_them(bare_run: Path) -> None:
     bare = State(bare_run, RECIPE)
-    assert any("backstory embed RUN" in line for line in bare.missing())
+    assert any(f"backstory embed {bare_run}`" in line for line in bare.missing())
     assert bare.embedded == []
     assert bare.recording(24).words
 

@@ -114,9 +114,11 @@ def overwriting(
     The terms are the recording's; the sample's exact influence is beside them if it is stored.
     """
     from .. import insight
+    from ..results.words import command_on
 
     if (sample is None) == (option is None):
-        raise UsageError("name one sample to follow: `backstory overwriting RUN SAMPLE`, or --sample SAMPLE.")
+        how = command_on(run, "overwriting", "SAMPLE", "--queries", queries)
+        raise UsageError(f"name one sample to follow: `{how}`, or --sample SAMPLE.")
     (name,) = parse_ids(run, [str(option if sample is None else sample)])
     request = Request(run, [queries], at, per_layer, contraction, recipe, trust_recipe, plot, notes, json)
     with request.opened("overwriting") as (q, options):

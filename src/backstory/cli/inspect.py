@@ -42,6 +42,8 @@ def print_contents(contents: Mapping[str, Any], everything: bool) -> None:
 
 
 def _run(contents: Mapping[str, Any]) -> dict[str, str]:
+    from ..results.words import command_on
+
     run, made = contents["run"], contents["provenance"]
     state = "closed" if run["closed"] else "not closed: still recording, or interrupted"
     waiting = run["warm-up steps waiting"]
@@ -53,7 +55,7 @@ def _run(contents: Mapping[str, Any]) -> dict[str, str]:
         "Recorded": f"{made.get('began', 'at an unknown time')}, on {made.get('device', 'an unknown device')}",
         "Versions": ", ".join(f"{name} {made[name]}" for name in ("backstory", "torch", "python") if name in made),
         "Checkpoints": _checkpoints(run["checkpoints"], run["steps"]),
-        "Embeddings": _some(run["embeddings"], "at step ") or "none: run `backstory embed`",
+        "Embeddings": _some(run["embeddings"], "at step ") or f"none: run `{command_on(run['path'], 'embed')}`",
         "Segments": _some(run["segments"], "steps "),
         "Query sets": _some(run["query sets"]) or "none in the run",
         "Exact results": _some(run["exact results"]),

@@ -5,8 +5,10 @@ Exact: the derivative through every step of the replayed training. From the reco
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 
-from .words import METHODS, describe_duration, name_method
+from .words import METHODS, command_on, describe_duration, name_method
 
 EXACT = "exact unrolling"
 BY_REPLAY = "Exact: computed through the replayed training."
@@ -14,7 +16,7 @@ IN_SHORT = "Exact, through the replayed training."
 IN_PART = "Partly exact, partly from the recording."
 NEEDS_RECIPE = (
     "Exact values need a recipe, a function that rebuilds the training run for replay, and the run names none: "
-    "`backstory exact RUN --queries NAME --recipe package.module:function`."
+    "`{} --recipe package.module:function`."
 )
 UNNAMED = ", where NAME is a query set of the recipe or of the run (run.add_queries)"
 
@@ -46,6 +48,7 @@ def describe_mixture(methods: Sequence[str], names: Sequence[str], what: str) ->
 class Sweep:
     """One exact computation that is not stored yet."""
 
+    run: str | Path
     queries: str | None  # NAME or NAME:INDEX, where they have one
     each: bool  # every query of the set by itself
     at: int | None  # None: the final model
@@ -54,8 +57,9 @@ class Sweep:
     @property
     def command(self) -> str:
         """The command that computes it."""
-        step = "" if self.at is None else f" --at {self.at}"
-        return f"backstory exact RUN --queries {self.queries or 'NAME'}{' --each' if self.each else ''}{step}"
+        step = [] if self.at is None else ["--at", str(self.at)]
+        each = ["--each"] if self.each else []
+        return command_on(self.run, "exact", "--queries", self.queries or "NAME", *each, *step)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Remedy:
     def __str__(self) -> str:
         """One sentence: the command, and how long it takes."""
         if not self.recipe:
-            return NEEDS_RECIPE
+            return NEEDS_RECIPE.format(self.sweeps[0].command)
         known = [x.seconds for x in self.sweeps if x.seconds is not None]
         time = f" (about {describe_duration(sum(known))})" if len(known) == len(self.sweeps) else ""
         unnamed = UNNAMED if any(x.queries is None for x in self.sweeps) else ""
@@ -78,7 +82,7 @@ class Remedy:
         first, *rest = self.sweeps
         sets = list(dict.fromkeys(str(x.queries) for x in rest if x.queries != first.queries))
         steps = list(dict.fromkeys("final" if x.at is None else str(x.at) for x in rest if x.at != first.at))
-        more = [f"--queries {x}" for x in sets] + [f"--at {x}" for x in steps]
+        more = [f"--queries {quote(x)}" for x in sets] + [f"--at {x}" for x in steps]
         return f", and the same with {', '.join(more)}" if more else ""
 
 

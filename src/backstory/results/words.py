@@ -1,7 +1,9 @@
 """Sentences that describe numbers, and words that two texts have in common."""
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from .sign import verb
@@ -65,6 +67,13 @@ def describe_duration(seconds: float) -> str:
     unit, size = next((x for x in (("hour", 3600), ("minute", 60)) if seconds >= x[1]), ("second", 1))
     count = max(1, round(seconds / size))
     return f"{count:,} {unit}{'s' * (count > 1)}"
+
+
+def command_on(run: str | Path, verb: str, *words: str) -> str:
+    """A command on a run as a person would type it, quoted for a shell; the run's path from the working directory, where it lies there."""
+    path, here = Path(run), Path.cwd()
+    shown = path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
+    return shlex.join(["backstory", verb, f"./{shown}" if str(shown).startswith("-") else str(shown), *words])
 
 
 def late_from(at: int) -> int:

@@ -40,6 +40,7 @@ from ..replay.recipe import Recipe, stored_args
 from ..replay.tape import Progress, RecipeSource, Removal, build_recipe, tell
 from ..results.influence import Influence
 from ..results.quality import SIZES, TENTHS, THIRDS, Agreement, FirstOrder, Quality, bounds, part_of
+from ..results.words import command_on
 from ..store import RunStore
 from ..store.files import write_tensors
 from .methods import choose_method
@@ -369,12 +370,9 @@ def unmeasured(
     """That nothing is known, and what would measure it; with another form than `calibrate` measures there is no such command."""
     if not remedy:
         return Quality(exact=exact, stale=stale or "only results of the default form are")
-    if not (recipe := store.config.get("recipe")) and not sets:
-        command = "backstory calibrate RUN --queries NAME --recipe package.module:function"
-    else:
-        named = "" if recipe else " --recipe package.module:function"
-        step = "" if at == store.n_steps() else f" --at {at}"
-        command = f"backstory calibrate RUN --queries {sets[0] if sets else 'NAME'}{named}{step}"
+    recipe = [] if store.config.get("recipe") else ["--recipe", "package.module:function"]
+    step = [] if at == store.n_steps() else ["--at", str(at)]
+    command = command_on(store.path, "calibrate", "--queries", sets[0] if sets else "NAME", *recipe, *step)
     each = store.config.get("training", {}).get("seconds_per_step")
     seconds = None if each is None else float(each) * at * costs.calibrate(SINGLES + 1, REMOVALS)
     return Quality(exact=exact, stale=stale, command=command, seconds=seconds)

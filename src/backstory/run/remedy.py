@@ -26,9 +26,10 @@ def remedy(store: RunStore, sets: Mapping[str, Any], batch: Any, at: int, querie
     if batch is None:
         return None
     config = store.config
-    step = config.get("training", {}).get("seconds_per_step")
-    seconds = None if step is None else float(step) * at * costs.reverse(queries)
-    sweep = Sweep(name_queries(sets, batch), queries > 1, None if at == store.n_steps() else at, seconds)
+    each = config.get("training", {}).get("seconds_per_step")
+    seconds = None if each is None else float(each) * at * costs.reverse(queries)
+    step = None if at == store.n_steps() else at
+    sweep = Sweep(store.path, name_queries(sets, batch), queries > 1, step, seconds)
     return Remedy((sweep,), recipe=config.get("recipe") is not None)
 
 

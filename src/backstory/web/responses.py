@@ -37,7 +37,7 @@ class Responses:
     """Makes responses out of views, for one run."""
 
     def __init__(self, state: State) -> None:
-        self._prefix: dict[str, Any] = {"run": state.name, **about(state)}
+        self._prefix: dict[str, Any] = {"run": state.name, "embed": state.embed_command, **about(state)}
 
     def make(self, request: Request, page: str, view: View, code: int = 200) -> Response:
         """The view as the page `page`, or as JSON."""

@@ -23,6 +23,7 @@ from ..replay.queries import QuerySets, part, parts, size
 from ..replay.recipe import Presentation, Recipe, load_recipe, stored_args
 from ..results.influence import Influence
 from ..results.recording_report import RecordingReport
+from ..results.words import command_on
 from ..run.calibrate import calibrations
 from ..run.catalogue import Catalogue
 from ..run.gradients import ModelAt, evaluate
@@ -216,6 +217,11 @@ class State:
         """The query set that is meant where none is named."""
         return self._chosen or next(iter(self.sets), None) if self.has_model else None
 
+    @property
+    def embed_command(self) -> str:
+        """What makes embeddings of this run."""
+        return command_on(self._folder, "embed")
+
     def missing(self) -> list[str]:
         """What is not available, and how to get it."""
         out = []
@@ -232,7 +238,7 @@ class State:
             out.append("Uploaded images: the recipe's page has no image=, a function from a PNG file to a batch.")
         if self.final not in self.in_memory:
             stored = self.run.has_embeddings(self.final)
-            why = "they do not fit into --memory" if stored else "run `backstory embed RUN`"
+            why = "they do not fit into --memory" if stored else f"run `{self.embed_command}`"
             out.append(f"Embeddings of the final model in memory ({why}). Queries read the run; no neighbours.")
         return out
 
