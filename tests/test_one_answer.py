@@ -256,14 +256,14 @@ def test_the_page_says_that_values_are_exact(exact_faces: Faces) -> None:
         assert 'class="strip"' not in page, path
         assert "To get exact values" not in page, path
     recorded = exact_faces.service.get("/queries/demo/2", headers={"accept": "text/html"}).text
-    path = exact_faces.path
+    folder = exact_faces.path
     assert (
-        f"Quality: not measured. To measure how reliable the ranking is: <code>backstory calibrate {path}" in recorded
+        f"Quality: not measured. To measure how reliable the ranking is: <code>backstory calibrate {folder}" in recorded
     )
     assert 'class="badge' not in recorded
-    assert f"To get exact values: <code>backstory exact {path} --queries demo:2</code>" in recorded
+    assert f"To get exact values: <code>backstory exact {folder} --queries demo:2</code>" in recorded
     mean = exact_faces.service.get("/timeline?queries=test", headers={"accept": "text/html"}).text
-    assert f"<code>backstory exact {path} --queries test</code>" in mean
+    assert f"<code>backstory exact {folder} --queries test</code>" in mean
     again = exact_faces.service.get("/harmful?queries=demo&top=3", headers={"accept": "text/html"}).text
     assert '<span class="badge exact">Exact</span>' in again, (
         "another set's sweep has the recorded mean of this one too"
