@@ -85,7 +85,7 @@ def compare(quality: Quality, predicted: Tensor, truth: Tensor, third: Tensor) -
         "recorded_with_exact": None if quality.whole is None else quality.whole.rank,
         "exact_with_retraining": None if quality.first_order is None else quality.first_order.rank,
         "retraining": {"rank": rank, "lower": lower, "upper": upper},
-        "thirds": {"quality": [x.rank for x in quality.thirds], "retraining": thirds},
+        "thirds": {"quality": list(quality.by_third), "retraining": thirds},
         "sentence": quality.sentence,
         "right": measured is not None and lower <= measured <= upper,
         "flattered": rank < WELL and " well " in whole,

@@ -276,13 +276,13 @@ def test_parts_that_are_not_ranked_are_grey_and_joined() -> None:
     grey = [x for x in drawn["layout"]["shapes"] if "label" not in x]
     assert [(x["x0"], x["x1"], x["y0"], x["y1"]) for x in grey] == [(-0.5, 23.5, 0, 1), (35.5, 47.5, 0, 1)]
     assert [(k["name"], k["dash"]) for k in drawn["layout"]["meta"]["key"]][-2:] == [
-        ("strip: rank correlation with exact influence", "full"),
+        ("strip: quality, a rank correlation", "full"),
         ("outlined, grey above: below 0.50, not reliable", "open"),
     ]
     legend = [x.name for x in to_plotly(drawn).layout.shapes if x.showlegend]
     assert sorted(legend) == [
         "outlined, grey above: below 0.50, not reliable",
-        "strip: rank correlation with exact influence",
+        "strip: quality, a rank correlation",
     ]
 
 

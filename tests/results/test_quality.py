@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from backstory.results.figures import strip
 from backstory.results.quality import Agreement, FirstOrder, Quality, bounds, name_rank, part_of
 
 AT = 30
@@ -77,6 +78,74 @@ def test_retraining_that_rounding_drowns_is_no_fault_of_first_order() -> None:
     )
 
 
+CHAOTIC = replace(
+    RECORDED,
+    whole=agreement(0, AT, 0.6),
+    thirds=tuple(agreement(10 * k, 10 * k + 10, x) for k, x in enumerate((0.4, 0.6, 0.85))),
+    tenths=tuple(agreement(3 * k, 3 * k + 3, 0.9) for k in range(10)),
+    first_order=FirstOrder(0.3, 0.0, 0.6, trainings=24, clear=20),
+    retrained=tuple(agreement(10 * k, 10 * k + 10, x) for k, x in enumerate((0.1, 0.7, 0.95))),
+)
+
+
+def test_a_part_takes_the_worse_of_its_own_two() -> None:
+    """First order fails in the first third and holds in the last, whatever it does over the whole run."""
+    assert CHAOTIC.by_third == (0.1, 0.6, 0.85)
+    assert CHAOTIC.rank == 0.3
+    straddling = (0.1 + 2 * 0.7) / 3, (2 * 0.7 + 0.95) / 3  # steps 9 to 11, and 18 to 20
+    expected = [0.1] * 3 + [straddling[0]] + [0.7] * 2 + [straddling[1]] + [0.9] * 3
+    assert CHAOTIC.by_tenth == pytest.approx(expected)
+    assert CHAOTIC.weak == ((0, 9),)
+    assert CHAOTIC.ranked([0, 8, 9, 29]).tolist() == [False, False, True, True]
+    assert CHAOTIC.sentence.startswith(
+        "Overall, ranks uses poorly (rank correlation 0.30): well in the last third (0.85), partly in the middle third "
+        "(0.60), not at all in the first third (0.10); measured on the mean of `test`; first order is the limit: exact"
+    )
+
+
+def test_the_strip_under_a_time_axis_shows_the_worse_of_both() -> None:
+    cells = strip(CHAOTIC)
+    assert [rank for _, _, rank, _ in cells] == pytest.approx([0.1] * 3 + [0.5] + [0.7] * 2 + [2.35 / 3] + [0.9] * 3)
+    assert [weak for *_, weak in cells] == [True] * 3 + [False] * 7
+
+
+def test_a_part_of_the_run_has_first_order_of_its_own() -> None:
+    late, early = CHAOTIC.between(24, 30), CHAOTIC.between(0, 6)
+    assert late.rank == pytest.approx(0.9)
+    assert late.sentence.endswith("well (rank correlation 0.90); measured on the mean of `test`.")
+    assert early.rank == pytest.approx(0.1)
+    assert early.sentence.endswith(
+        "; first order or rounding is the limit: exact values predict leave-one-out retraining not at all (rank correlation 0.10 "
+        "over 40 uses)."
+    )
+    both = CHAOTIC.between(15, 25)  # five steps of the middle third, five of the last one
+    assert both.first_order is not None
+    assert both.first_order.rank == pytest.approx((0.7 + 0.95) / 2)
+    assert both.first_order.trainings == 80
+    few = replace(CHAOTIC, retrained=tuple(agreement(10 * k, 10 * k + 10, None) for k in range(3)))
+    assert few.by_third == (0.3, 0.3, 0.3), "too few were left out of each third: the whole run's is what is known"
+    assert few.between(24, 30).rank == 0.3
+
+
+def test_exact_values_have_the_first_order_of_each_third() -> None:
+    exact = Quality(exact=True, on="x", first_order=CHAOTIC.first_order, retrained=CHAOTIC.retrained)
+    assert exact.by_third == (0.1, 0.7, 0.95)
+    assert exact.sentence == (
+        "Exact to first order: exact values predict leave-one-out retraining poorly (rank correlation 0.30 over 24 uses): well in "
+        "the last third (0.95), partly in the middle third (0.70), not at all in the first third (0.10)."
+    )
+    late = exact.between(22, 30)
+    assert late.rank == 0.95
+    assert (
+        late.sentence
+        == "Exact to first order: exact values predict leave-one-out retraining well (rank correlation 0.95 over 40 uses)."
+    )
+    alike = replace(exact, retrained=tuple(agreement(10 * k, 10 * k + 10, x) for k, x in enumerate((0.9, 0.95, 0.99))))
+    assert "third" not in alike.sentence
+    assert "third" not in exact.between(12, 30).sentence, "two of them are no comparison of all"
+    assert exact.between(0, AT) is exact
+
+
 def test_what_is_not_ranked_is_grey() -> None:
     assert RECORDED.weak == ((0, 12),)
     assert limited(0.3).weak == ((0, AT),), "where first order fails, nothing is ranked"
@@ -144,3 +213,4 @@ def test_json_has_numbers_and_the_sentence() -> None:
     assert (sent["rank"], sent["measured"], sent["weak"]) == (0.41, True, [[0, 12]])
     assert sent["tenths"][9]["rank"] == 0.95
     assert sent["first_order"]["trainings"] == 24
+    assert json.loads(json.dumps(CHAOTIC.as_dict()))["by_third"] == [0.1, 0.6, 0.85]

@@ -1,7 +1,8 @@
 """Calibration against numbers made by hand: exact sweeps, retraining, SciPy-free ranks; stored, stale, and interrupted."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from backstory.results.influence import CORRECTED
 from backstory.results.quality import SIZES, part_of
 from backstory.run import calibrate as calibration
 from backstory.run.run import Run
+from backstory.store.files import write_tensors
 
-REMOVALS = 9
+REMOVALS = 24
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_first_order_is_exact_beside_training_again(run: Run) -> None:
     exact = run.exact("q", examples.NAME)
     removals = calibration.draw_removals(exact, REMOVALS, seed=0)
     thirds = [r.steps[0] * 3 // run.n_steps for r in removals if r.steps]
-    assert [thirds.count(k) for k in range(3)] == [3, 3, 3]
+    assert [thirds.count(k) for k in range(3)] == [8, 8, 8]
     after = exactly.leave_out(
         examples.NAME, removals, QuerySet("q", mean=True), args=run.config["recipe_args"], dtype=torch.float64
     )
@@ -91,6 +93,15 @@ def test_first_order_is_exact_beside_training_again(run: Run) -> None:
     assert first_order is not None
     assert first_order.rank == pytest.approx(ranks(predicted, after[:, 0]), abs=1e-9)
     assert first_order.trainings == REMOVALS
+    for k, part in enumerate(run.quality(mean=True, exact=True).retrained):
+        of = [i for i, third in enumerate(thirds) if third == k]
+        assert part.uses == 8
+        assert part.rank is not None
+        assert part.rank == pytest.approx(ranks([predicted[i] for i in of], after[of, 0]), abs=1e-9)
+        reach = 1.96 * math.sqrt(1.06 / (8 - 3))
+        z = math.atanh(min(part.rank, 1 - 6 / (8**3 - 8)))
+        assert [part.low, part.high] == pytest.approx([math.tanh(z - reach), math.tanh(z + reach)])
+    assert run.quality(mean=True).retrained == run.quality(mean=True, exact=True).retrained
 
 
 def test_sizes_over_time_are_corrected_to_the_exact_ones(tmp_path: Path) -> None:
@@ -190,6 +201,31 @@ def test_a_killed_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not calls, "the sweeps were stored"
     assert len(started.exact_results()) == sweeps
     assert not (started.path / "exact-work").exists()
+
+
+def test_what_another_version_stored_is_not_read_and_is_said_to_be_so(tmp_path: Path) -> None:
+    """The first version had no thirds of what was left out: a file as it wrote it, and one of a version to come."""
+    made = recorded(tmp_path / "run")
+    made.calibrate("q", examples.NAME, removals=0)
+    name, stored = calibration.name_calibration(made._store, 8), calibration.read_calibration(made._store, 8)
+    assert stored is not None
+    rows = [{k: v for k, v in asdict(x).items() if k != "retrained_thirds"} for x in stored.measured]
+    first = {**asdict(stored), "measured": rows, "trainings": 24}
+    del first["left_out"]
+    for other in (first, {**asdict(stored), "version": 99}):
+        write_tensors(
+            made.path / f"{name}.safetensors", {"about": torch.zeros(1)}, {"about": json.dumps(other)}, checked=True
+        )
+        for exact in (False, True):
+            quality = backstory.open(made.path).quality(exact=exact)
+            assert not quality.measured
+            assert (
+                "not measured for these values: they were calibrated by another version of Backstory"
+                in quality.sentence
+            )
+            assert f"`backstory calibrate {made.path} --queries NAME`" in quality.sentence
+    made.calibrate("q", examples.NAME, removals=0)
+    assert backstory.open(made.path).quality().measured
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -326,10 +362,18 @@ def test_a_step_without_weights_is_refused_before_any_work(tmp_path: Path) -> No
 
 def measured(**parts: Any) -> calibration.Calibration:
     """Of two single queries, over 100 uses in as many steps."""
-    about = {"query": "q", "mean": False, "whole": 0.5, "thirds": [0.5] * 3, "tenths": [0.5] * 10, "retrained": None}
+    about = {
+        "query": "q",
+        "mean": False,
+        "whole": 0.5,
+        "thirds": [0.5] * 3,
+        "tenths": [0.5] * 10,
+        "retrained": None,
+        "retrained_thirds": [None] * 3,
+    }
     sizes = {"exact": [6.0] * SIZES, "recorded": [2.0] * SIZES}
     rows = [calibration.Measured(**{**about, **sizes, **{k: v[i] for k, v in parts.items()}}) for i in range(2)]
-    return calibration.Calibration(100, "q", {}, {"thirds": [33, 33, 34], "tenths": [10] * 10}, rows, 24, 20, 1.0)
+    return calibration.Calibration(100, "q", {}, {"thirds": [33, 33, 34], "tenths": [10] * 10}, rows, [8] * 3, 20, 1.0)
 
 
 def test_a_part_of_which_nothing_was_recorded_takes_no_factor_from_the_others() -> None:
@@ -354,6 +398,32 @@ def test_the_interval_of_first_order_has_the_spread_between_queries() -> None:
     )
 
 
+def test_a_third_is_judged_by_the_uses_that_were_left_out_of_it() -> None:
+    """First order fails early, where every displacement grows, and holds late: what was left out of each third ranks it."""
+    g = torch.Generator().manual_seed(0)
+    steps = np.arange(300)
+    truth = torch.randn(1, 300, generator=g).double()
+    exact = backstory.Influence(truth, steps.astype(str), steps, "int", "exact unrolling", at=300)
+    rows = torch.cat([torch.arange(100 * k, 100 * k + 9) for k in range(3)])
+    predicted, third = truth[0, rows][:, None], np.repeat(np.arange(3), 9)
+    noise = torch.tensor([3.0, 0.7, 0.0]).repeat_interleave(9)[:, None] * torch.randn(27, 1, generator=g).double()
+    removed = calibration.Removed(predicted + noise, predicted, third)
+    recorded_too = truth + 0.3 * torch.randn(1, 300, generator=g)
+    measured = calibration.measure(["q"], [True], exact, recorded_too, removed)
+    made = calibration.Calibration(300, "q", {}, calibration.count_uses(steps, 300), measured, [9] * 3, 27, 1.0)
+    quality, left = calibration.quality_of(made, exact=False, mean=True), (predicted + noise)[:, 0]
+    of_first_order = [ranks(predicted[third == k, 0], left[third == k]) for k in range(3)]
+    of_recorded = [ranks(recorded_too[0, steps // 100 == k], truth[0, steps // 100 == k]) for k in range(3)]
+    whole = ranks(predicted[:, 0], left)
+    assert of_first_order[0] < of_recorded[0], "first order is the limit in the first third"
+    assert of_first_order[2] > of_recorded[2] > whole, "the whole run's first order would judge the last third too low"
+    assert quality.by_third == pytest.approx(np.minimum(of_first_order, of_recorded))
+    assert quality.rank == pytest.approx(whole)
+    late = quality.between(200, 300)
+    assert late.rank == pytest.approx(np.mean([x.rank for x in quality.tenths[6:]]), abs=0.02)
+    assert "limit" not in late.sentence
+
+
 def test_a_perfect_rank_of_few_uses_says_no_more_than_its_neighbour() -> None:
     """One exchange of neighbours among 12 uses is all that divides 1 from 0.993."""
     near = 1 - 12 / (12**3 - 12)
@@ -369,13 +439,13 @@ def test_uses_without_any_influence_are_not_ranked() -> None:
     truth = torch.where(torch.arange(90) < 30, 0.0, torch.arange(90) * 0.1)[None].double()
     exact = backstory.Influence(truth, steps.astype(str), steps, "int", "exact unrolling", at=90)
     recorded_too = truth + (torch.arange(90) < 30) * torch.randn(90, generator=torch.Generator().manual_seed(0))
-    none = torch.zeros(0, 1)
-    (row,) = calibration.measure(["q"], [True], exact, recorded_too, none, none)
+    none = calibration.Removed(torch.zeros(0, 1), torch.zeros(0, 1), np.zeros(0, int))
+    (row,) = calibration.measure(["q"], [True], exact, recorded_too, none)
     assert row.thirds == [None, 1.0, 1.0]
-    blind, *_ = calibration.measure(["q"], [True], exact, truth * 0, none, none)
+    blind, *_ = calibration.measure(["q"], [True], exact, truth * 0, none)
     assert blind.thirds == [None, 0.0, 0.0], "what the recording does not see, it does not rank"
     turned = torch.cat([truth[:, :81], truth[:, 81:].flip(1)], 1)
-    (late,) = calibration.measure(["q"], [True], exact, turned, none, none)
+    (late,) = calibration.measure(["q"], [True], exact, turned, none)
     assert late.tenths == [None, None, None, *[1.0] * 6, -1.0]
 
 

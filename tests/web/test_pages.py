@@ -9,7 +9,7 @@ import pytest
 from tests.web import examples
 
 from backstory.results.influence import Hit
-from backstory.results.quality import Quality
+from backstory.results.quality import Agreement, FirstOrder, Quality
 from backstory.results.sign import HELPED, HURT
 from backstory.web import pages, schemas
 from backstory.web.pages import count, marked, plain, render, share, shortened, signed, when
@@ -380,6 +380,13 @@ def test_a_result_says_how_well_it_ranks_with_a_strip_of_the_tenths(name: str) -
     assert "Outlined: below 0.50, not reliable." in html
 
 
+def test_the_strip_shows_the_worse_of_both_correlations() -> None:
+    limits = tuple(Agreement(40 * k, 40 * k + 40, x, x, x, 8) for k, x in enumerate((0.4, 0.6, 0.85)))
+    html = told("timeline", examples.quality(retrained=limits, first_order=FirstOrder(0.5, 0.4, 0.6, 24, 24)))
+    cells = re.findall(r"<li class=.*?>(.*?)</li>", html[html.index('<ol class="strip"') :].partition("</ol>")[0])
+    assert cells == ["−0.05", "0.31", "0.40", "0.53", "0.60", "0.60", "–", "0.83", "0.85", "0.85"]
+
+
 @pytest.mark.parametrize("name", RESULTS)
 def test_what_was_not_measured_says_how_to_measure_it_and_for_how_long(name: str) -> None:
     html = told(name, examples.UNMEASURED)
@@ -434,7 +441,7 @@ def test_the_key_of_a_figure_names_both_looks_of_the_strip() -> None:
     html = page("result")
     key = html[html.index('<ul class="key">') :].partition("</ul>")[0]
     assert re.findall(r'<i class="(full|open)"', key) == ["full", "open"]
-    assert "strip: rank correlation with exact influence" in key
+    assert "strip: quality, a rank correlation" in key
     assert "outlined, grey above: below 0.50, not reliable" in key
 
 

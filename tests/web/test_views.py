@@ -127,7 +127,7 @@ def test_every_result_has_its_quality_and_what_the_recording_is_like(state: Stat
         assert not quality["measured"]
         assert quality["sentence"].startswith("Quality: not measured.")
         at = "" if step == 24 else f" --at {step}"
-        assert quality["command"] == f"backstory calibrate RUN --queries law{at}"
+        assert quality["command"] == f"backstory calibrate {state.run.path} --queries law{at}"
         assert view.data["recording"] == state.recording(step).as_dict()
 
 

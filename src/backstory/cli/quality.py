@@ -56,15 +56,17 @@ def calibrate(
 
 
 def print_quality(quality: "Quality") -> None:
-    """The sentence, and the ranks by tenths."""
-    if not quality.exact:
-        rows = [
-            (f"{x.first:,} to {x.last - 1:,}", f"{x.uses:,}", _rank(x.rank), f"{_rank(x.low)} to {_rank(x.high)}")
-            for x in quality.tenths
-        ]
-        output.table(
-            f"Recorded beside exact, on {quality.on}", ("steps", "uses", "rank correlation", "95 % interval"), rows
-        )
+    """The sentence, and the ranks of recorded values by tenths, those of exact ones by thirds."""
+    what, parts = (
+        ("Exact beside retraining", quality.retrained) if quality.exact else ("Recorded beside exact", quality.tenths)
+    )
+    rows = [
+        (f"{x.first:,} to {x.last - 1:,}", f"{x.uses:,}", _rank(x.rank), f"{_rank(x.low)} to {_rank(x.high)}")
+        for x in parts
+        if not quality.exact or x.rank is not None
+    ]
+    if rows:
+        output.table(f"{what}, on {quality.on}", ("steps", "uses", "rank correlation", "95 % interval"), rows)
     output.sentence(quality.sentence)
     output.out.print()
 

@@ -43,7 +43,7 @@ NAMED, FIRST = 6, 2  # samples whose places are drawn: of now, and of every chec
 MOST_BARS = 10  # of samples below each other
 CELL_HEIGHT = 15  # pixels of a strip below a time axis
 CELLS = {
-    False: "strip: rank correlation with exact influence",
+    False: "strip: quality, a rank correlation",
     True: f"outlined, grey above: below {RANKS:.2f}, not reliable",
 }
 CELLS_DRAWN = {False: "full", True: "open"}
@@ -78,12 +78,13 @@ def timeline(
 
 
 def strip(quality: Quality | None) -> Strip:
-    """The measured quality of each tenth of the run, for a strip under a time axis; empty where it was not measured."""
+    """The measured quality of each tenth of the run, the worse of its two correlations, for a strip under a time axis; empty where there is none."""
     if quality is None or quality.exact:
         return ()
     weak = quality.weak
     return tuple(
-        (x.first, x.last, x.rank, any(first <= x.first < last for first, last in weak)) for x in quality.tenths
+        (x.first, x.last, rank, any(first <= x.first < last for first, last in weak))
+        for x, rank in zip(quality.tenths, quality.by_tenth, strict=True)
     )
 
 

@@ -5,12 +5,13 @@ For the mean of a query set and a few of its single queries, over the occurrence
     rank   = Spearman(recorded_z, exact_z)                       of the whole run, its thirds and tenths
     factor = Σ |exact_z| / Σ |recorded_z|                        of its twentieths
 
-and over a few occurrences, drawn alike from each third and left out one at a time, Spearman(exact_z, retrained_z). A rank's interval is
+and over a few occurrences, drawn alike from each third and left out one at a time, Spearman(exact_z, retrained_z): of all of them, and of
+each third's own, for where training is chaotic first order fails early and holds late. A rank's interval is
 that of another query of its kind: with z = artanh(rank), n uses and Q queries measured, z̄ ± 1.96 √(s²(1 + 1/Q) + 1.06/(n − 3)); a rank of
 ±1 counts as half way to the next one that n uses can have, 6/(n³ − n) below it.
 
 What was measured is one small file of the run for each step, named by the run and the step. It holds for the form of the recording
-that it was measured on: its curvature, and how it was embedded.
+that it was measured on: its curvature, and how it was embedded. A file of another `VERSION` is not read.
 """
 
 import json
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +51,7 @@ from .segments import path_to
 if TYPE_CHECKING:
     from .run import Run
 
+VERSION = 2  # of what is stored; 1 had no thirds of what was retrained
 PREFIX, RETRAINED = "quality-", "calibrate"  # of its file; the folder of what was retrained so far
 SINGLES, REMOVALS, TWINS = 4, 24, 3  # queries, uses left out, trainings that measure rounding
 FEWEST = 8  # uses whose ranks say something
@@ -69,7 +71,8 @@ class Measured:
     tenths: list[float | None]
     exact: list[float]  # Σ |influence|
     recorded: list[float]
-    retrained: float | None  # rank of exact influences beside retraining
+    retrained: float | None  # rank of exact influences beside retraining, over all uses that were left out
+    retrained_thirds: list[float | None]  # the same over those of each third
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Calibration:
     form: dict[str, Any]
     uses: dict[str, list[int]]  # how many, of the thirds and tenths
     measured: list[Measured]
-    trainings: int
+    left_out: list[int]  # how many uses of each third
     clear: int
     seconds: float
 
@@ -129,12 +132,27 @@ def name_calibration(store: RunStore, at: int) -> str:
 
 
 def read_calibration(store: RunStore, at: int) -> Calibration | None:
-    """What was measured before a step, if anything was."""
+    """What was measured before a step, if anything was, and by this version."""
+    stored = _stored(store, at)
+    if stored is None or stored.pop("version", 1) != VERSION:
+        return None
+    return Calibration.from_dict(stored)
+
+
+def describe_unread(store: RunStore, at: int) -> str:
+    """Why what is stored for a step is not read; empty where nothing is stored, or it is read."""
+    stored = _stored(store, at)
+    read = stored is None or stored.get("version", 1) == VERSION
+    return "" if read else "they were calibrated by another version of Backstory, which measured something else"
+
+
+def _stored(store: RunStore, at: int) -> dict[str, Any] | None:
     name = name_calibration(store, at)
     if name not in store.tensor_names():
         return None
     store.load_tensors(name)  # compares its checksum
-    return Calibration.from_dict(json.loads(store.tensor_metadata(name)["about"]))
+    about: dict[str, Any] = json.loads(store.tensor_metadata(name)["about"])
+    return about
 
 
 def calibrations(path: Path) -> dict[str, int]:
@@ -144,7 +162,7 @@ def calibrations(path: Path) -> dict[str, int]:
 
 def write_calibration(store: RunStore, made: Calibration) -> None:
     """Store what was measured, in the place of an older one."""
-    about = json.dumps(asdict(made))
+    about = json.dumps({"version": VERSION, **asdict(made)})
     file = work_folder(store.path) / f"{name_calibration(store, made.at)}.safetensors"
     write_tensors(
         file, {"about": torch.tensor(list(about.encode()), dtype=torch.uint8)}, {"about": about}, checked=True
@@ -180,9 +198,10 @@ def calibrate(
     effects, removed, clear = _retrain(store, recipe, args, names, exact, drawn, workers, _between(progress, swept, 1))
     tell(progress, PARTS, PARTS)
     seconds = round(time.perf_counter() - began, 3)
+    third = part_of([r.steps[0] for r in drawn if r.steps], at, THIRDS)
     out = Calibration(
         at, queries, form_of(store, at, False, run.form()), count_uses(exact.steps, at),
-        measure(names, means, exact, recorded, effects, removed), len(drawn), clear, seconds,
+        measure(names, means, exact, recorded, Removed(effects, removed, third)), np.bincount(third, minlength=THIRDS).tolist(), clear, seconds,
     )  # fmt: skip
     write_calibration(store, out)
     clear_work(store.path, RETRAINED)
@@ -222,18 +241,27 @@ def _recorded(run: "Run", recipe: Recipe, batches: Mapping[str, Any], at: int) -
 # -- measuring -----------------------------------------------------------------------------------------------------
 
 
+class Removed(NamedTuple):
+    """R uses that were left out, one at a time."""
+
+    effects: Tensor  # (R, Q) what that did
+    exact: Tensor  # (R, Q) their exact influences
+    third: Any  # (R,) of the run
+
+
 def measure(
-    names: Sequence[str], means: Sequence[bool], exact: Influence, recorded: Tensor, retrained: Tensor, removed: Tensor
+    names: Sequence[str], means: Sequence[bool], exact: Influence, recorded: Tensor, removed: Removed
 ) -> list[Measured]:
-    """One row for each query; `retrained` (R, Q) is what leaving uses out did, `removed` (R, Q) their exact influences."""
+    """One row for each query."""
     steps, at = exact.steps, exact.at
     thirds, tenths, sizes = (part_of(steps, at, n) for n in (THIRDS, TENTHS, SIZES))
     out = []
     for q, (name, mean) in enumerate(zip(names, means, strict=True)):
         x, y = recorded[q].double(), exact.scores[q].double()
-        left = _rank(removed[:, q], retrained[:, q]) if len(retrained) else None
         ranks = _ranks(x, y, thirds, THIRDS), _ranks(x, y, tenths, TENTHS)
-        out.append(Measured(name, mean, _rank(x, y), *ranks, _sums(y, sizes), _sums(x, sizes), left))
+        predicted, left = removed.exact[:, q], removed.effects[:, q]
+        again = _rank(predicted, left), _ranks(predicted, left, removed.third, THIRDS)
+        out.append(Measured(name, mean, _rank(x, y), *ranks, _sums(y, sizes), _sums(x, sizes), *again))
     return out
 
 
@@ -300,21 +328,21 @@ def quality_of(made: Calibration, *, exact: bool, mean: bool) -> Quality:
     rows = [x for x in made.measured if x.mean == mean] or made.measured
     order = _first_order(made, rows)
     on = _describe(made, rows)
+    again = () if order is None else _parts(made.at, [x.retrained_thirds for x in rows], made.left_out)
     if exact:
-        return Quality(exact=True, on=on if order else "", first_order=order)
-    thirds, tenths = (_parts(made, rows, name, parts) for name, parts in (("thirds", THIRDS), ("tenths", TENTHS)))
+        return Quality(exact=True, on=on if order else "", first_order=order, retrained=again)
+    thirds = _parts(made.at, [x.thirds for x in rows], made.uses["thirds"])
+    tenths = _parts(made.at, [x.tenths for x in rows], made.uses["tenths"])
     whole = _agreement([x.whole for x in rows], (0, made.at), sum(made.uses["thirds"]))
-    return Quality(on=on, whole=whole, thirds=thirds, tenths=tenths, factors=_factors(rows), first_order=order)
-
-
-def _parts(made: Calibration, rows: Sequence[Measured], name: str, parts: int) -> tuple[Agreement, ...]:
-    """The thirds or tenths; a part without a step, of a short run, is none."""
-    spans = enumerate(bounds(made.at, parts))
-    return tuple(
-        _agreement([getattr(x, name)[k] for x in rows], span, made.uses[name][k])
-        for k, span in spans
-        if span[0] < span[1]
+    return Quality(
+        on=on, whole=whole, thirds=thirds, tenths=tenths, factors=_factors(rows), first_order=order, retrained=again
     )
+
+
+def _parts(at: int, ranks: Sequence[Sequence[float | None]], uses: Sequence[int]) -> tuple[Agreement, ...]:
+    """The thirds or tenths, of each query's ranks in them; a part without a step, of a short run, is none."""
+    spans = enumerate(bounds(at, len(uses)))
+    return tuple(_agreement([x[k] for x in ranks], span, uses[k]) for k, span in spans if span[0] < span[1])
 
 
 def _describe(made: Calibration, rows: Sequence[Measured]) -> str:
@@ -345,7 +373,8 @@ def _first_order(made: Calibration, rows: Sequence[Measured]) -> FirstOrder | No
     if not known:
         return None
     rank = statistics.fmean(known)
-    return FirstOrder(rank, *interval(known, made.trainings), made.trainings, made.clear)
+    trainings = sum(made.left_out)
+    return FirstOrder(rank, *interval(known, trainings), trainings, made.clear)
 
 
 def _factors(rows: Sequence[Measured]) -> tuple[float, ...]:

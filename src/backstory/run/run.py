@@ -36,6 +36,7 @@ from .calibrate import (
     SINGLES,
     calibrate,
     describe_stale,
+    describe_unread,
     form_of,
     quality_of,
     read_calibration,
@@ -528,7 +529,7 @@ class Run:
         step, sets = self.step_of(at), list(self._named)
         made, form = read_calibration(self._store, step), form_of(self._store, step, False, self.form())
         wanted = form if exact else form_of(self._store, step, per_layer, self.form(contraction), method)
-        stale = "" if made is None or exact else describe_stale(made, wanted)
+        stale = describe_unread(self._store, step) if made is None else "" if exact else describe_stale(made, wanted)
         if made is None or stale:
             return unmeasured(self._store, step, sets, exact=exact, stale=stale, remedy=wanted == form)
         known = quality_of(made, exact=exact, mean=mean)

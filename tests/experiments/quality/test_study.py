@@ -45,6 +45,13 @@ def test_the_worse_of_both_is_what_is_judged() -> None:
     assert compare(measured(0.95, first_order=0.5), noisy(0.5), TRUTH, THIRD)["right"]
 
 
+def test_thirds_are_judged_by_the_worse_of_their_own_two() -> None:
+    limits = tuple(Agreement(k, k + 1, x, x, x, 8) for k, x in enumerate((0.2, 0.5, 0.99)))
+    row = compare(replace(measured(0.7, first_order=0.5), retrained=limits), noisy(0.7), TRUTH, THIRD)
+    assert row["thirds"]["quality"] == [0.2, 0.5, 0.7]
+    assert row["quality"] == 0.5
+
+
 def test_a_run_is_flattered_where_it_ranks_badly_and_is_said_to_rank_well() -> None:
     assert compare(measured(0.9), noisy(0.2), TRUTH, THIRD)["flattered"]
     assert not compare(measured(0.9, first_order=0.3), noisy(0.2), TRUTH, THIRD)["flattered"]

@@ -89,7 +89,7 @@ def test_the_strip_stands_between_the_axis_and_its_labels(
         "grey over what is not ranked"
     )
     key = page.locator("figure.plot", has=drawn).locator(".key")
-    for words in ("strip: rank correlation with exact influence", "outlined, grey above: below 0.50, not reliable"):
+    for words in ("strip: quality, a rank correlation", "outlined, grey above: below 0.50, not reliable"):
         expect(key).to_contain_text(words)
     expect(page.locator(".strip li.weak")).to_have_count(3)
     assert page.evaluate(FITS)
