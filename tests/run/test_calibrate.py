@@ -288,6 +288,38 @@ def test_a_result_has_the_quality_of_its_kind(run: Run) -> None:
     assert run.exact("q", examples.NAME, each=True).only("mean").quality == run.quality(mean=True, exact=True)
 
 
+def test_one_loss_over_the_rows_of_a_text_is_one_query(tmp_path: Path) -> None:
+    """Its rows are pieces of one text, unless they are known to be the queries of a set."""
+    made = recorded(tmp_path / "run", optimizer="momentum", clip=0.3)
+    made.calibrate("q", examples.NAME, removals=0)
+    recipe, single, mean = examples.make("momentum", 0.3), "3 single queries of `q`", "the mean of `q`"
+    model, q = made.load_weights(recipe.model), recipe.queries["q"]
+    rows = tuple(x[:2] for x in q)
+    one_loss = {
+        "sum": lambda m, b: recipe.loss(m, b).sum(),
+        "mean": lambda m, b: recipe.loss(m, b).mean(),
+    }
+
+    def judged(run: Run, batch: Any, loss: Any) -> list[Any]:
+        results = (
+            run.query(model, loss, batch, method="adjoint"),
+            insight.timeline(run, model, loss, batch, method="adjoint"),
+            insight.overwriting(run, model, loss, batch, 3),
+        )
+        return [x.quality.on for x in results if x.quality is not None]
+
+    for loss in one_loss.values():
+        assert judged(made, rows, loss) == [single] * 3
+        assert judged(made, q, loss) == [mean] * 3, "the set that was calibrated"
+    assert judged(made, rows, recipe.loss) == [single, mean, mean], "several losses are several queries"
+    named = made.reopen()
+    named.name_queries({"pair": rows})
+    made.add_queries("pair", tuple(x[1:] for x in q))
+    for run, batch in ((named, rows), (backstory.open(made.path), tuple(x[1:] for x in q))):
+        assert judged(run, batch, one_loss["mean"]) == [mean] * 3
+    assert judged(named, tuple(x[:1] for x in q), one_loss["sum"]) == [single] * 3
+
+
 def test_sizes_of_the_mean_are_corrected_by_its_own_factors_and_once(tmp_path: Path) -> None:
     long = recorded(tmp_path / "run", make=longer)
     long.calibrate("q", longer, removals=0)
@@ -373,7 +405,9 @@ def measured(**parts: Any) -> calibration.Calibration:
     }
     sizes = {"exact": [6.0] * SIZES, "recorded": [2.0] * SIZES}
     rows = [calibration.Measured(**{**about, **sizes, **{k: v[i] for k, v in parts.items()}}) for i in range(2)]
-    return calibration.Calibration(100, "q", {}, {"thirds": [33, 33, 34], "tenths": [10] * 10}, rows, [8] * 3, 20, 1.0)
+    return calibration.Calibration(
+        100, "q", "", {}, {"thirds": [33, 33, 34], "tenths": [10] * 10}, rows, [8] * 3, 20, 1.0
+    )
 
 
 def test_a_part_of_which_nothing_was_recorded_takes_no_factor_from_the_others() -> None:
@@ -410,7 +444,7 @@ def test_a_third_is_judged_by_the_uses_that_were_left_out_of_it() -> None:
     removed = calibration.Removed(predicted + noise, predicted, third)
     recorded_too = truth + 0.3 * torch.randn(1, 300, generator=g)
     measured = calibration.measure(["q"], [True], exact, recorded_too, removed)
-    made = calibration.Calibration(300, "q", {}, calibration.count_uses(steps, 300), measured, [9] * 3, 27, 1.0)
+    made = calibration.Calibration(300, "q", "", {}, calibration.count_uses(steps, 300), measured, [9] * 3, 27, 1.0)
     quality, left = calibration.quality_of(made, exact=False, mean=True), (predicted + noise)[:, 0]
     of_first_order = [ranks(predicted[third == k, 0], left[third == k]) for k in range(3)]
     of_recorded = [ranks(recorded_too[0, steps // 100 == k], truth[0, steps // 100 == k]) for k in range(3)]

@@ -71,7 +71,7 @@ def mean_influence(
     v, caveats, queries = mean_gradient(run, model, loss, batch, step, unverified=options.get("unverified", False))
     method, notes = options.get("method", "auto"), (*caveats, *found.notes)
     result = run.query_gradients(v, step, method=method, caveats=notes, **sweep_options(options))
-    return replace(result, remedy=run.remedy(batch, step), quality=_quality(run, step, queries, options))
+    return replace(result, remedy=run.remedy(batch, step), quality=_quality(run, step, batch, queries, options))
 
 
 def find_exact(
@@ -99,15 +99,15 @@ def mean_influences(
     out = {}
     for i, (name, (v, caveats)) in enumerate(gradients.items()):
         told = (*caveats, _about_mean(len(v)), *every.caveats)
-        judged = _quality(run, step, len(v), options)
+        judged = _quality(run, step, batches[name], len(v), options)
         out[name] = replace(every.only(i), caveats=told, remedy=run.remedy(batches[name], step), quality=judged)
     return out
 
 
-def _quality(run: Run, step: int, queries: int, options: Mapping[str, Any]) -> Quality:
-    """As it was measured for the mean of so many queries."""
+def _quality(run: Run, step: int, batch: Any, losses: int, options: Mapping[str, Any]) -> Quality:
+    """As it was measured for the mean of so many losses of a batch."""
     form = {k: options[k] for k in FORM if k in options}
-    return run.quality(step, mean=queries > 1, **form)
+    return run.quality(step, mean=run.is_mean(batch, step, losses), **form)
 
 
 def about_all(influences: Sequence[Influence], names: Sequence[str], what: str) -> dict[str, Any]:

@@ -177,8 +177,9 @@ def overwriting(
     """
     until = run.step_of(at)
     v, caveats, queries = mean_gradient(run, model, loss, batch, until, unverified=options.get("unverified", False))
+    mean = run.is_mean(batch, until, queries)
     result = overwriting_of(
-        run, v, sample, until, step=step, mean=queries > 1, caveats=(*caveats, *run.caveats()), **sweep_options(options)
+        run, v, sample, until, step=step, mean=mean, caveats=(*caveats, *run.caveats()), **sweep_options(options)
     )
     found = find_exact(run, model, loss, batch, until, cast(Options, options), mean=True)
     if found.result is None:

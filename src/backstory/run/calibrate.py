@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..capture.fingerprint import batch_fingerprint
 from ..capture.ids import restore
 from ..errors import UsageError
 from ..exact import costs
@@ -81,6 +82,7 @@ class Calibration:
 
     at: int
     queries: str  # the set
+    batch: str  # its fingerprint
     form: dict[str, Any]
     uses: dict[str, list[int]]  # how many, of the thirds and tenths
     measured: list[Measured]
@@ -200,7 +202,7 @@ def calibrate(
     seconds = round(time.perf_counter() - began, 3)
     third = part_of([r.steps[0] for r in drawn if r.steps], at, THIRDS)
     out = Calibration(
-        at, queries, form_of(store, at, False, run.form()), count_uses(exact.steps, at),
+        at, queries, batch_fingerprint(batches[names[0]]), form_of(store, at, False, run.form()), count_uses(exact.steps, at),
         measure(names, means, exact, recorded, Removed(effects, removed, third)), np.bincount(third, minlength=THIRDS).tolist(), clear, seconds,
     )  # fmt: skip
     write_calibration(store, out)

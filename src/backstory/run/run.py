@@ -48,6 +48,7 @@ from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
 from .gradients import LossFn, ModelAt, check_model, evaluate, evaluate_loss
 from .groups import By
+from .kind import is_mean
 from .left_out import leave_out
 from .lookup import Lookup, count_queries, find, keep_ends
 from .memory import Memory, embedding_bytes
@@ -284,7 +285,7 @@ class Run:
         result = self.query_gradients(
             v, step, method=method, per_layer=per_layer, contraction=contraction, keep=keep, progress=progress, caveats=(*caveats, *found.notes)
         )  # fmt: skip
-        if len(v) == 1 and count_queries(batch) > 1:  # the loss is a mean
+        if len(v) == 1 and self.is_mean(batch, step):
             form: dict[str, Any] = {"per_layer": per_layer, "contraction": contraction, "method": method}
             result = replace(result, quality=self.quality(step, mean=True, **form))
         return replace(result, remedy=self.remedy(batch, step, len(v)))
@@ -324,6 +325,14 @@ class Run:
     def remedy(self, batch: Any, at: int | str = "final", queries: int = 1) -> Remedy | None:
         """What would make results for the mean of a batch, or for so many queries of it, exact: a command, and its time."""
         return remedy(self._store, self._named, batch, self.step_of(at), queries)
+
+    def is_mean(self, batch: Any, at: int | str = "final", losses: int = 1) -> bool:
+        """Whether a result on so many losses of a batch, taken together, is on the mean of several queries, not on one.
+
+        One loss is one query, also where it sums or averages rows (pieces of one text), unless the batch is a query set: one that the run
+        stores, its recipe has, or `calibrate` measured.
+        """
+        return is_mean(self._store, self._named, batch, losses, self.step_of(at))
 
     @own_precision()
     def query_gradients(
