@@ -1,5 +1,6 @@
 """What a recording keeps for replays: random states, data, the state of training, the time of a step."""
 
+import itertools
 import random
 import shutil
 from itertools import pairwise
@@ -235,17 +236,33 @@ def test_states_count_against_the_budget(tmp_path: Path) -> None:
                 one_step(rec, model, optimizer, t)
 
 
-def test_the_time_of_a_step_is_the_median(whole: tuple[Path, Any, Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_time_of_a_step_is_the_median(
+    on_cpu: bool, whole: tuple[Path, Any, Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that of the thread itself, which stands still while the machine does other things."""
     assert 0 < RunStore.open(whole[0]).config["training"]["seconds_per_step"] < 60
     now = iter([0.0, 1.0, 10.0, 13.0, 20.0, 22.0, 30.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    watch = Stopwatch()
+    clocks = ("thread_time", "perf_counter") if on_cpu else ("perf_counter", "thread_time")
+    monkeypatch.setattr(f"time.{clocks[0]}", lambda: next(now))
+    monkeypatch.setattr(f"time.{clocks[1]}", iter(range(0, 10**6, 1000)).__next__)
+    watch = Stopwatch(on_cpu)
     assert watch.median is None
     for _ in range(3):
         watch.begin()
         watch.keep(watch.stop())
         watch.over()
     assert watch.median == 2.0, "1, 3 and 2 seconds; what recording took in between is left out"
+
+
+def test_a_run_on_a_processor_has_the_threads_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr("time.thread_time", itertools.count(0.0, 500.0).__next__)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for _ in range(3):
+            one_step(rec, model, optimizer, 0)
+    assert RunStore.open(tmp_path / "run").config["training"] == {"seconds_per_step": 500.0}
 
 
 def test_python_is_watched_too(tmp_path: Path) -> None:

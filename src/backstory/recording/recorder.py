@@ -120,7 +120,7 @@ class Recorder:
         self._drop_final()
         self._known_weights: int | None = None  # what they were after the last step
         self._budget = Budget(store, self._at, steps, max_bytes)
-        self._draws, self._watch = Draws(known_draws(store, self._at)), Stopwatch()
+        self._draws, self._watch = Draws(known_draws(store, self._at)), Stopwatch(watcher.on_cpu)
         self._factored = [b for b, stored in enumerate(store.blocks) if not isinstance(stored, int)]
         self._sound = True  # the model is where the last recorded step left it
         self._open = False

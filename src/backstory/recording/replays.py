@@ -72,20 +72,23 @@ def checkpoint_bytes(model: nn.Module, optimizer: Optimizer) -> int:
 
 
 class Stopwatch:
-    """Seconds of training in each step, without what recording does at its end; data that is fetched before counts too."""
+    """Seconds of training in each step, without what recording does at its end; data that is fetched before counts too.
 
-    def __init__(self) -> None:
-        self._seconds = array("d")
+    `on_cpu` counts the training thread's own processor time, so that a busy machine, or a wait for data, does not make training look slow.
+    """
+
+    def __init__(self, on_cpu: bool = False) -> None:
+        self._seconds, self._on_cpu = array("d"), on_cpu
         self._since: float | None = None
 
     def begin(self) -> None:
         """The first step begins; later ones have begun when the one before was over."""
-        self._since = self._since or time.perf_counter()
+        self._since = self._now() if self._since is None else self._since
 
     def stop(self) -> float:
         """The step's own work is done; its seconds."""
         assert self._since is not None
-        return time.perf_counter() - self._since
+        return self._now() - self._since
 
     def keep(self, seconds: float) -> None:
         """The step is recorded."""
@@ -93,7 +96,10 @@ class Stopwatch:
 
     def over(self) -> None:
         """Recording has done its work too."""
-        self._since = time.perf_counter()
+        self._since = self._now()
+
+    def _now(self) -> float:
+        return time.thread_time() if self._on_cpu else time.perf_counter()
 
     @property
     def median(self) -> float | None:
