@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import CoverageError, UnsupportedError, UsageError
 from ..maths.layers import RULES, Rule, rule_for
-from ..maths.projection import Shape, shape_of
+from ..maths.projection import Shape, narrow, shape_of
 from .fingerprint import canonical
 
 Selection = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
@@ -62,8 +62,9 @@ def find_blocks(
     rank: Rank | None,
     layers: Selection | None = None,
     uncovered: str = "error",
+    most: int | None = None,
 ) -> Blocks:
-    """The recorded parameters of `model`; `rank=None` means no projection."""
+    """The recorded parameters of `model`; `rank=None` means no projection, `most` bounds the coordinates of all together."""
     _refuse_shared(model)
     groups = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in groups}
@@ -79,9 +80,10 @@ def find_blocks(
         raise CoverageError(
             "no trained parameter would be recorded. Check `layers=`, `requires_grad` and the optimizer."
         )
+    shapes = [shape_of(p.shape, _rank_of(canonical(n), rank)) for n, p in chosen.items()]
+    shapes = shapes if most is None else narrow(shapes, most)
     blocks = [
-        Block(canonical(n), p, groups[id(p)], shape_of(p.shape, _rank_of(canonical(n), rank)))
-        for n, p in chosen.items()
+        Block(canonical(n), p, groups[id(p)], shape) for (n, p), shape in zip(chosen.items(), shapes, strict=True)
     ]
     number = {id(b.parameter): i for i, b in enumerate(blocks)}
     table = {

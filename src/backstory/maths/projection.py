@@ -12,23 +12,20 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
     random   entries N(0, 1/r), so that E[P Pᵀ] = I and inner products are right on average;
              independent seeds for the two sides and for every parameter
     learned  top eigenvectors of Σ_z G Gᵀ and Σ_z Gᵀ G over the first steps: orthonormal; then a core, the
-             top eigenvectors of all rows vec(Lᵀ G R) in wider sides
+             coordinates of vec(Lᵀ G R) that hold most energy
     mask     r coordinates of each side, chosen by seed
 
 **Learned sides.**  M_left = Σ_z G Gᵀ,  M_right = Σ_z Gᵀ G,  and for G = Δᵀ A (factors of S positions)  G Gᵀ = Δᵀ (A Aᵀ) Δ,  so the
 S × S product in the middle replaces G. A long side (a vocabulary) never gets its d × d moment: with a seeded Ω (d, q) only Y = M Ω
 is summed, and the eigenvectors are those of Nyström's M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ.
 
-**The core.** Sides are three times as wide as the rank. Inside vec(Lᵀ G R) rows need fewer coordinates than the product has:
-with C = Σ κ x xᵀ over the rows x of the warm-up, the core is the top eigenvectors of C. How many each parameter gets is decided by
-the eigenvalues of all parameters together (the energy along the eigenvectors, so the largest first is best), so that the run as a
-whole has as many coordinates as rank × rank in each would give, or the fewest that hold a share S of the rows' energy:
+**The core.** Sides are half as wide again as the rank, and turned into their eigenvectors even where they keep everything: the energy
+then lies in few coordinates of vec(Lᵀ G R), and the core is a choice of them. Choosing is as good as the leading eigenvectors of the rows
+in wider sides (0.85 and 0.85 for the fine-tuned GPT of `experiments/results/fidelity.md`), for a thirtieth of the work. How many each
+parameter gets is decided by the energies ε = Σ κ x² of all parameters together, largest first, so that the run as a whole has as many
+coordinates as rank × rank in each would give, or the fewest that hold a share S of the rows' energy:
 
-    Σ_i Σ_{k ≤ n_i} λ_ik  ≥  S E,      E = Σ κ ‖G‖² of all parameters, before any side,      n_i ≥ 1,  Σ n_i smallest
-
-Of a C more than twice as wide as what is looked for only the leading part is computed: a block of seeded random columns, turned
-towards it by repeated products with C, then the eigenvectors of C inside it (subspace iteration with a Rayleigh-Ritz step). Of rows
-X that are fewer than their coordinates the eigenvectors of X Xᵀ give all:  X Xᵀ U = U Λ  ->  C (Xᵀ U Λ^{−½}) = (Xᵀ U Λ^{−½}) Λ.
+    Σ_i Σ_{k ≤ n_i} ε_ik  ≥  S E,      E = Σ κ ‖G‖² of all parameters, before any side,      n_i ≥ 1,  Σ n_i smallest
 
 Shapes:  d original, r kept of a side, q = 2 r, B samples, S positions.
 """
@@ -46,13 +43,10 @@ from torch import Tensor
 from .layers import Contribution, Dense, Outer, Sum
 
 KINDS = ("learned", "random", "mask", "full")
-LONG = 1024  # a longer side is given a sketch of its moment
-WIDER = 3  # sides, as a multiple of the rank; twice is 0.02 (GPT) to 0.05 (MLP) worse, for less than half the work
-PRECISE = 512  # up to this width an eigenproblem is solved whole, in float64
-LEADING = 2  # coordinates that are looked for in a wider one, as a multiple of those that rank × rank would give
-NOISE = torch.finfo(torch.float32).eps  # of the largest eigenvalue: in sums of float32 what is below it may be rounding
-SOUND = 1e-10  # of the largest eigenvalue: down to here products of rows in float64 give orthonormal eigenvectors
-TURNS = 2  # products with C that turn random columns towards its leading eigenvectors
+LONG = 256  # a longer side is given a sketch of its moment
+WIDER = 1.5  # sides, as a multiple of the rank: twice as wide gives nothing more
+WIDEST = 3  # the same where a share of the energy decides how many coordinates there are: sides then lose less of it
+NOISE = torch.finfo(torch.float32).eps  # of the largest energy: in sums of float32 what is below it may be rounding
 Side = Tensor | None
 Pair = tuple[Tensor | None, Tensor | None]  # of the left and the right side
 NO_PROBES: Pair = (None, None)
@@ -63,7 +57,7 @@ class Basis(NamedTuple):
 
     left: Side
     right: Side
-    core: Tensor | None = None  # (r_out · r_in, kept)
+    core: Side = None  # (kept,) coordinates of vec(Lᵀ G R)
 
 
 class Shape(NamedTuple):
@@ -73,7 +67,7 @@ class Shape(NamedTuple):
     d_in: int
     r_out: int
     r_in: int
-    core: int = 0  # columns of the core, 0 where there is none
+    core: int = 0  # coordinates that the core chooses, 0 where there is none
 
     @property
     def product(self) -> int:
@@ -264,9 +258,9 @@ def probes(shape: Shape, *, seed: int, name: str) -> Pair:
     return probe("left", shape.d_out, shape.r_out), probe("right", shape.d_in, shape.r_in)
 
 
-def moments(contribution: Contribution, shape: Shape, omegas: Pair = NO_PROBES) -> Pair:
-    """`(M_left, M_right)` of one call, or M Ω where a probe is given; None for a side that keeps everything."""
-    wanted = (shape.r_out < shape.d_out, shape.r_in < shape.d_in)
+def moments(contribution: Contribution, shape: Shape, omegas: Pair = NO_PROBES, *, turned: bool = False) -> Pair:
+    """`(M_left, M_right)` of one call, or M Ω where a probe is given; None for a side that keeps everything, unless it is `turned`."""
+    wanted = (turned or shape.r_out < shape.d_out, shape.d_in > 0 and (turned or shape.r_in < shape.d_in))
     if not isinstance(contribution, Outer):
         G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
         sides = G.transpose(0, 1).flatten(1), G.flatten(0, 1).T  # (d, everything else)
@@ -334,48 +328,28 @@ def _nystrom(Y: Tensor, omega: Tensor) -> Tensor:
     return U
 
 
-class Spectrum(NamedTuple):
-    """Eigenvalues and eigenvectors of one parameter's rows, largest first."""
-
-    values: Tensor  # (m,)
-    vectors: Tensor  # (n, m)
-
-
-def widen(shape: Shape) -> Shape:
-    """The same parameter with wider sides."""
+def widen(shape: Shape, times: float = WIDER) -> Shape:
+    """The same parameter with wider sides, and no core."""
     if not shape.d_in:
-        return shape
-    return shape._replace(r_out=min(shape.d_out, WIDER * shape.r_out), r_in=min(shape.d_in, WIDER * shape.r_in))
+        return shape._replace(core=0)
+    r_out, r_in = (math.ceil(times * r) for r in (shape.r_out, shape.r_in))
+    return shape._replace(r_out=min(shape.d_out, r_out), r_in=min(shape.d_in, r_in), core=0)
 
 
-def spectrum(C: Tensor, most: int) -> Spectrum:
-    """Of a symmetric matrix that has no negative eigenvalue but for rounding; of a wide one the leading `most` only."""
-    if len(C) <= PRECISE or 2 * most >= len(C):
-        values, vectors = torch.linalg.eigh(C.double() if len(C) <= PRECISE else C)
-    else:
-        # (n, m): orthonormal columns near the leading eigenvectors, the same at every call
-        Q = torch.randn(len(C), most, generator=torch.Generator().manual_seed(0), dtype=C.dtype)
-        for _ in range(TURNS):
-            Q = torch.linalg.qr(C @ Q)[0]
-        values, inner = torch.linalg.eigh(Q.T @ (C @ Q))
-        vectors = Q @ inner
-    return Spectrum(values.flip(0).clamp_min(0).double(), fix_signs(vectors.flip(1)))
-
-
-def spectrum_of_rows(X: Tensor, most: int) -> Spectrum:
-    """Of C = XᵀX for few rows X (N, n): the leading `most`, without what is zero; at least one."""
-    wide = X.double()
-    values, U = torch.linalg.eigh(wide @ wide.T)
-    values, U = values.flip(0), U.flip(1)
-    m = min(most, int((values > SOUND * values[:1].clamp_min(1e-300)).sum()))
-    if not m:
-        return Spectrum(values.new_zeros(1), torch.eye(X.shape[1], 1, dtype=X.dtype))
-    vectors = wide.T @ (U[:, :m] * values[:m].rsqrt())  # (n, m)
-    return Spectrum(values[:m], fix_signs(vectors).to(X.dtype))
+def narrow(shapes: Sequence[Shape], most: int) -> list[Shape]:
+    """Shapes with cores, in proportion to what they keep, so that there are `most` coordinates in all; as they are where these suffice."""
+    dims = [shape.dims for shape in shapes]
+    if sum(dims) <= most:
+        return list(shapes)
+    most = max(most, len(shapes))
+    kept = [1 + (most - len(dims)) * (d - 1) // (sum(dims) - len(dims)) for d in dims]
+    for b in sorted(range(len(dims)), key=lambda b: kept[b] - dims[b])[: most - sum(kept)]:
+        kept[b] += 1
+    return [shape._replace(core=n) for shape, n in zip(shapes, kept, strict=True)]
 
 
 def allocate(values: Sequence[Tensor], budget: int) -> list[int]:
-    """How many coordinates each parameter keeps: at least one, `budget` in all, the largest eigenvalues first."""
+    """How many coordinates each parameter keeps: at least one, `budget` in all, the largest `values` first (each sorted so)."""
     sizes = [len(v) for v in values]
     if not len(sizes) <= budget <= sum(sizes):
         raise ValueError(
@@ -390,7 +364,7 @@ def allocate(values: Sequence[Tensor], budget: int) -> list[int]:
 def count_sufficient(values: Sequence[Tensor], wanted: float, most: int) -> int:
     """The fewest coordinates, at least one of each parameter, that hold the energy `wanted`; at most `most`.
 
-    Where the eigenvalues do not add up to it, all of them that are more than rounding.
+    Where the values do not add up to it, all of them that are more than rounding.
     """
     first = torch.stack([v[0] for v in values])
     rest = torch.cat([v[1:] for v in values]).sort(descending=True).values

@@ -213,8 +213,10 @@ class _Costs:
         return low or None
 
     def _shapes(self, rank: int) -> list[Shape]:
-        model, optimizer, layers = self.recipe.model, self.recipe.optimizer, self.trial.settings.layers
-        return [b.shape for b in find_blocks(model, optimizer, rank=rank, layers=layers, uncovered="skip").blocks]
+        model, optimizer, settings = self.recipe.model, self.recipe.optimizer, self.trial.settings
+        most = settings.most_dims if settings.projection in ("learned", "full") else None
+        found = find_blocks(model, optimizer, rank=rank, layers=settings.layers, uncovered="skip", most=most)
+        return [block.shape for block in found.blocks]
 
     def _by_rank(self, shapes: Sequence[Shape], projection: str) -> float:
         """The bytes of the store that depend on the rank: vectors of rows, the diagonal of steps, the basis."""
@@ -243,13 +245,15 @@ def _groups_agree(optimizer: Optimizer) -> bool:
 
 
 def _basis_bytes(shapes: Sequence[Shape], projection: str) -> float:
-    """Of all sides and cores; a side that keeps everything is not kept itself."""
-    if projection == "learned" and not any(s.core for s in shapes):
+    """Of all sides and cores; a side that keeps everything is not kept itself, unless a core chooses among its coordinates."""
+    core = 0
+    if projection == "learned":
         wide, dims = [widen(s) for s in shapes], sum(s.dims for s in shapes)
-        product = sum(s.product for s in wide)
-        # coordinates go where the rows' energy is, which is not known yet: taken as shared out by the widths of the products
-        shapes = [s._replace(core=round(dims * s.product / product)) for s in wide] if product > dims else wide
-    sides = [(d, r) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if r < d]
+        if cored := sum(s.product for s in wide) > dims:
+            shapes, core = wide, dims
+    else:
+        cored = False
+    sides = [(d, r) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if d and (cored or r < d)]
     if projection == "mask":
         return 8 * sum(r for _, r in sides)
-    return 4 * (sum(d * r for d, r in sides) + sum(s.product * s.core for s in shapes))
+    return 4 * sum(d * r for d, r in sides) + 8 * core

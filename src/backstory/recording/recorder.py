@@ -78,7 +78,14 @@ def record(
         raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place the K checkpoints.")
     if recipe is not None and recipe.count(":") != 1:
         raise UsageError(f"recipe must be an import path 'package.module:function', got {recipe!r}.")
-    blocks = find_blocks(model, optimizer, rank=chosen.widths(), layers=chosen.layers, uncovered=chosen.uncovered)
+    blocks = find_blocks(
+        model,
+        optimizer,
+        rank=chosen.widths(),
+        layers=chosen.layers,
+        uncovered=chosen.uncovered,
+        most=chosen.bound,
+    )
     reader = OptimizerReader(model, optimizer, model_as=chosen.optimizer_model, scaler=scaler, clip_norm=clip_norm)
     adaptive = Adaptive(reader, blocks.blocks, chosen.projection)
     extra = {

@@ -153,7 +153,8 @@ class Settings:
     positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
     types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
-    projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`.
+    projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
+    coordinates (None: as many as the rank gives).
     """
 
     projection: str = "learned"
@@ -166,6 +167,7 @@ class Settings:
     optimizer_model: str = "auto"
     warmup_steps: int = 20
     warmup_bytes: int = 2 << 30
+    most_dims: int | None = 12_000
 
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
@@ -180,10 +182,9 @@ class Settings:
                     f"rank={self.rank!r} needs projection='learned', the only one that measures gradient energy, got "
                     f"projection={self.projection!r}. Leave projection= out, or give rank= as a number."
                 )
-        if self.warmup_steps < 1 or self.warmup_bytes < 1:
-            raise UsageError(
-                f"warmup_steps and warmup_bytes must be at least 1, got {self.warmup_steps} and {self.warmup_bytes}."
-            )
+        sizes = {"warmup_steps": self.warmup_steps, "warmup_bytes": self.warmup_bytes, "most_dims": self.most_dims}
+        if small := [f"{name}={value}" for name, value in sizes.items() if value is not None and value < 1]:
+            raise UsageError(f"{', '.join(sizes)} must be at least 1, got {', '.join(small)}.")
 
     @property
     def form(self) -> Curvature:
@@ -203,6 +204,11 @@ class Settings:
             return auto.most
         assert not isinstance(self.rank, AutoRank | str)
         return dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
+
+    @property
+    def bound(self) -> int | None:
+        """The most coordinates of a row; a projection that is not learned has what its rank gives."""
+        return self.most_dims if self.projection == "learned" else None
 
     def resolved(self, loss_reduction: str) -> "Settings":
         """With what "auto" stands for where the losses of samples are combined in this way."""

@@ -8,7 +8,7 @@ so that a resumed run equals an undisturbed one bit for bit.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -46,8 +46,7 @@ def settle_layout(store: RunStore) -> None:
         return
     blocks = [{**b, "shape": shape} for b, shape in zip(store.config["blocks"], json.loads(shapes), strict=True)]
     if blocks != store.config["blocks"]:
-        narrower = auto_rank(store.config["settings"]["rank"]) is not None
-        store.relayout([Shape(*b["shape"]).dims for b in blocks], narrower=narrower, blocks=blocks)
+        store.relayout([Shape(*b["shape"]).dims for b in blocks], blocks=blocks)
 
 
 def warmup_of(store: RunStore) -> int:
@@ -92,15 +91,14 @@ def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list
     return result.bases, result.shapes
 
 
-def _weighted(store: RunStore, only: Collection[int] | None = None) -> Iterator[tuple[int, Contribution]]:
+def _weighted(store: RunStore) -> Iterator[tuple[int, Contribution]]:
     """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
     for step in store.spool.steps():
         tensors, facts = store.spool.get(step)
         scale = _scales(facts)  # (B, rows)
         ends = list(accumulate(facts["sizes"], initial=0))
         for (row, slot, b), part in _parts(tensors).items():
-            if only is None or b in only:
-                yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
+            yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
 
 
 def _scales(facts: Mapping[str, Any]) -> Tensor:

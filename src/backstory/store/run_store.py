@@ -196,16 +196,13 @@ class RunStore:
                 self._rows = self._table("rows")
             self._write_config(new)
 
-    def relayout(self, dims: Sequence[int], *, narrower: bool = False, **changes: Any) -> None:
-        """Share the numbers of a row out among the layers anew, with other entries of the config; before any row.
-
-        With `narrower`, a row may have fewer of them.
-        """
+    def relayout(self, dims: Sequence[int], **changes: Any) -> None:
+        """Share the numbers of a row out among the layers anew, as many or fewer, with other entries of the config; before any row."""
         self._writable()
-        fits = sum(dims) == self.width or (narrower and sum(dims) < self.width and not self.config["diagonal"])
+        fits = sum(dims) == self.width or (sum(dims) < self.width and not self.config["diagonal"])
         if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
-                f"the layout of a run is fixed once it has steps: it must keep {self.width} coordinates in "
+                f"the layout of a run is fixed once it has steps: it must keep at most {self.width} coordinates in "
                 f"{len(self.dims)} layers, got {sum(dims)} in {len(dims)}, with {self.n_steps()} steps recorded."
             )
         names = [layer["name"] for layer in self.config["layers"]]
