@@ -31,7 +31,7 @@ from backstory.results.result import frame
 from backstory.results.row import plain
 from backstory.run.embed import ContractionChoice, Progress
 from backstory.run.run import Run
-from backstory.run.sweep import backward, refuse_compressed
+from backstory.run.sweep import backward
 from backstory.store import RunStore
 
 UNIT = "norms in the run's coordinates, embeddings per unit of learning rate; traces as shares of the dimensions"
@@ -87,7 +87,6 @@ def analytic(
     progress: Progress | None = None,
 ) -> Analytic:
     """Measured and simplified curves up to `at`, by one sweep with `probes` random queries (None: exact, p of them)."""
-    refuse_compressed(RunStore.open(run.path), "the paper's simplified curve")
     step, p = run.step_of(at), run.width
     if probes is not None and probes < 1:
         raise UsageError(f"probes must be at least 1, or None for all {p} dimensions, got {probes}.")
@@ -97,7 +96,7 @@ def analytic(
     adjoint, out = Adjoint(z, contraction=run.form(contraction)), np.zeros((5, step))
     spent = np.zeros(2)  # Σ σ and Σ σ² of the steps after
     mu: float | Tensor | None = None
-    for chunk in backward(RunStore.open(run.path), step, dtype=torch.float32):
+    for chunk in backward(RunStore.open(run.path), step, dtype=torch.float32, own=True):
         for t, s in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             trace = share * float((adjoint.x_theta * z).sum())
             squares = share * adjoint.influence(s).double().square().sum(0)  # (B,) ‖e‖²

@@ -154,14 +154,17 @@ def test_inspect_counts_and_verifies(digits_run: Path) -> None:
     assert actual["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
 
 
-def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path) -> None:
-    printed = call("inspect", digits_run)
+def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(
+    digits_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(digits_run.parent)  # hints have the run's path, which may be long
+    printed = call("inspect", digits_run.name)
     assert fits(printed)
     assert len(printed.splitlines()) <= 24
     run = backstory.open(digits_run)
     assert f"{run.n_occurrences:,}, {run._store.bytes_per_row:,} bytes each" in printed
     assert "projection learned" in printed
-    assert "4.weight 10 × 1024 →" in printed
+    assert "4.weight 10 × 1024 →" in " ".join(printed.split())
     assert f"{', '.join(map(str, run.checkpoints))}; 1 between start and end" in printed
     assert "not checked: pass --verify" in printed
     assert "every file matches its checksum" in call("inspect", digits_run, "--verify")
@@ -171,8 +174,11 @@ def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path) -
     assert all(text in " ".join(call("inspect", digits_run, "--notes").split()) for text in (quality.sentence, *words))
 
 
-def test_inspect_of_many_parameters_and_checkpoints_stays_one_screen(digits_run: Path) -> None:
-    contents = inspect_run(digits_run)
+def test_inspect_of_many_parameters_and_checkpoints_stays_one_screen(
+    digits_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(digits_run.parent)  # hints have the run's path, which may be long
+    contents = inspect_run(Path(digits_run.name))
     contents["run"]["checkpoints"] = list(range(200))
     contents["parameters"] = {f"layers.{k}.weight": "768 × 768 -> 256 numbers a row" for k in range(100)}
     with output.out.capture() as printed:

@@ -19,7 +19,8 @@ A row of curvature belongs to an occurrence, so each occurrence of step k has a 
     (its own influence on the query) × (W V d)_r / √w,       in the literal form and for SGD  ⟨g_k(z), d⟩ × influence of z at k
 
 which is the paper's Theorem 1: a later sample takes over as much as its gradient overlaps with the displacement. In the implicit
-form W shares the overlap out among the rows of the step, and nothing is left over. The decays (λ and λ') have a term of their own.
+form W shares the overlap out among the rows of the step, and nothing is left over. In a run that keeps curvature by windows no row belongs
+to an occurrence, and h = g is taken. The decays (λ and λ') have a term of their own.
 
 One backward sweep, in float64, for one sample and one query (or the mean of a set); the free path takes as many vectors as the
 momentum's buffer lasts.
@@ -47,12 +48,16 @@ from ..results.words import signed
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
 from ..run.run import Run
-from ..run.sweep import backward, cut, refuse_compressed, slices
+from ..run.sweep import backward, cut, slices
 from ..store import RunStore
 from .mean import CheckedOptions, Options, find_exact, mean_gradient, sweep_options
 from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
+OWN = (
+    "the terms take the curvature of each step from its own gradients, because this run keeps curvature by windows of "
+    "steps: they add up to an influence that is rougher than the one a query reports"
+)
 FADED = 1e-20  # share of a buffer below which it pays out nothing more
 
 
@@ -203,7 +208,6 @@ def overwriting_of(
 ) -> Overwriting:
     """Like `overwriting`, from the gradient (1, p) of a query, or of a `mean` of several, projected to the run's coordinates."""
     store = RunStore.open(run.path)
-    refuse_compressed(store, "overwriting")
     until, v = run.step_of(at), v.double()
     judged = run.quality(until, mean=mean, per_layer=per_layer, contraction=contraction, method="adjoint")
     samples, steps = run.occurrences(until)
@@ -227,7 +231,7 @@ def overwriting_of(
         sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
         overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
         overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
-        caveats=tuple(caveats), quality=judged, recording=run.recording_report(until),
+        caveats=(*caveats, *([OWN] if store.has_windows else [])), quality=judged, recording=run.recording_report(until),
     )  # fmt: skip
 
 
@@ -244,7 +248,7 @@ def _sweep(
     """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
     where = slices(store, per_layer)
     adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
-    for chunk in backward(store, at, dtype=torch.float64, down_to=first):
+    for chunk in backward(store, at, dtype=torch.float64, down_to=first, own=True):
         end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
         for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             end -= len(whole.w)
@@ -260,7 +264,7 @@ def _sweep(
 
 
 def _moved(store: RunStore, step: int, row: int) -> Moved:
-    (chunk,) = backward(store, step + 1, dtype=torch.float64, down_to=step)
+    (chunk,) = backward(store, step + 1, dtype=torch.float64, down_to=step, own=True)
     return moved(chunk.steps[0], row - chunk.row_start)
 
 

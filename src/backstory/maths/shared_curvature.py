@@ -34,6 +34,8 @@ from .low_rank import FIRST
 from .steps import Contraction, Step, implicit, squares
 
 GATHER = 4  # so many times r rows are gathered before they are reduced
+MORE = 1.25  # rows of a sketch, as a multiple of those that are looked for
+SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
 class Sketch:
@@ -68,18 +70,50 @@ class Sketch:
         return float(self.rows().double().square().sum())
 
 
-def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
+def leading(rows: Tensor, most: int) -> Tensor:
+    """About the `most` leading directions of VᵀV over `rows` (N, p), orthogonal, the largest first; exactly where rows are few."""
+    q = round(MORE * most)
+    if len(rows) <= 2 * q:
+        return orthogonal(rows, most)
+    Q = torch.linalg.qr(rows @ signed_sums(rows, q).T)[0]  # (N, q) near the leading left singular vectors
+    return orthogonal(Q.T @ rows, most, gram=rows.dtype)
+
+
+def signed_sums(rows: Tensor, q: int) -> Tensor:
+    """Rows (N, p) in q groups of about one size, those of a group added up with random signs: the same at every call."""
+    g = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(rows), generator=g)
+    signs = torch.randint(0, 2, (len(rows), 1), generator=g).to(rows) * 2 - 1
+    out = rows.new_zeros(q, rows.shape[1])
+    for part in (rows * signs)[order].split(q):
+        out[: len(part)] += part
+    return out
+
+
+def smallest(rows: Tensor, dots: Tensor) -> Tensor:
+    """The smallest d (p,) with ⟨v, d⟩ = `dots` for the rows v (N, p)."""
+    wide = rows.double()
+    M = wide @ wide.T
+    M.diagonal().add_(SOLVE * M.diagonal().mean() + torch.finfo(torch.float64).tiny)
+    solution: Tensor = torch.cholesky_solve(dots.double()[:, None], torch.linalg.cholesky(M))
+    return (wide.T @ solution)[:, 0].to(rows)
+
+
+def orthogonal(rows: Tensor, most: int | None = None, gram: torch.dtype = torch.float64) -> Tensor:
     """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 
-    The eigenvalues are found in float64: those that float32 would round away add up over many rows.
+    The eigenvalues are found in float64: those that float32 would round away add up over many rows. Where only the largest are wanted,
+    products of the rows (`gram`) may be taken in their own precision.
     """
-    wide, V = len(rows) <= rows.shape[1], rows.double()
-    values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
+    wide, V = len(rows) <= rows.shape[1], rows.to(gram)
+    values, U = torch.linalg.eigh((V @ V.T if wide else V.T @ V).double())
     values, U = values.flip(0).clamp_min(0), U.flip(1)
-    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
+    rank = int((values > values[:1] * len(values) * torch.finfo(gram).eps).sum())
+    V, U = V.to(torch.promote_types(gram, rows.dtype)), U.to(V)
+    values = values.to(V)
     r = rank if most is None else min(rank, most)
-    leading = U[:, :r].T
-    out: Tensor = leading @ V if wide else leading * values[:r].sqrt()[:, None]
+    top = U[:, :r].T
+    out: Tensor = top @ V if wide else top * values[:r].sqrt()[:, None]
     return out.to(rows)
 
 

@@ -9,7 +9,8 @@ curvature), carry what the removals so far have done to (θ, m) forward in time:
 
 with H̃ x = Σ_r V_r (W V x)_r, W = (I + V γα Vᵀ)⁻¹. At the end x is the displacement of θ_T; its product with a query's
 gradient is the influence, positive where the sample helped. For plain SGD with h = g this is Σ ω_i e_i with
-ω_i = 1 + (κ/w) ⟨g_i, x_i⟩.
+ω_i = 1 + (κ/w) ⟨g_i, x_i⟩. Where steps share curvature rows, none of them is z's, and what is missing is taken as that of its
+gradient, h = g.
 
 Shapes:  M tracked samples, B rows and R curvature rows of a step, p kept coordinates.
 """
@@ -37,8 +38,12 @@ class Tangent:
         per = len(V) // max(1, len(step.w))  # curvature rows of one sample
         source = torch.zeros_like(self.x)
         for tracked, row in rows.items():
-            WVx[tracked, row * per : (row + 1) * per] = 0.0  # its own curvature is gone with it
-            source[tracked] = step.w[row] * JG[row]
+            pull = step.w[row]
+            if step.orthogonal:
+                pull = pull * (1 + step.G[row] @ self.x[tracked])
+            else:
+                WVx[tracked, row * per : (row + 1) * per] = 0.0  # its own curvature is gone with it
+            source[tracked] = pull * JG[row]
         u = WVx @ JV + self.x * k.l2 - source
         self.y = self.y * k.momentum + u * (1 - k.tau)
         self.x = self.x * (1 - k.rate * k.decay) - (self.y * k.a + u * k.n) * k.pace

@@ -71,8 +71,7 @@ def learned(rows: Rows, layout: Layout, seed: int, share: float | None) -> Learn
     budget = min(budget, sum(map(len, values)))
     sizes = allocate(values, budget if share is None else count_sufficient(values, share * whole, budget))
     cores = [
-        _laid_out(x._replace(core=e.indices[:n].sort().values))
-        for x, e, n in zip(bases, energies, sizes, strict=True)
+        _laid_out(x._replace(core=e.indices[:n].sort().values)) for x, e, n in zip(bases, energies, sizes, strict=True)
     ]
     shapes = [shape._replace(core=n) for (_, shape), n in zip(wide, sizes, strict=True)]
     if share is None:

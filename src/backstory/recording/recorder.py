@@ -116,6 +116,7 @@ class Recorder:
         self.skipped = 0  # steps that a GradScaler skipped
         watcher.reshape([Shape(*b["shape"]) for b in store.config["blocks"]])
         self._boundaries = _boundaries(steps, checkpoints)
+        self._steps, self._grid = steps, store.grid
         self._bases = load_bases(store, (b.name for b in watcher.blocks)) or fixed_bases(
             settings.projection, watcher.layout, settings.seed
         )
@@ -167,7 +168,9 @@ class Recorder:
         """One optimizer update: forward, backward and `optimizer.step()` go inside."""
         self._check_ready()
         self._watch.begin()
-        scope = self.watcher.begin(self._at, self.store.config.get("ids"), whole=self._warming_up)
+        scope = self.watcher.begin(
+            self._at, self.store.config.get("ids"), whole=self._warming_up, seen=self._is_seen(self._at)
+        )
         scope.random = self._draws.before()
         try:
             if ids is not None:
@@ -182,6 +185,10 @@ class Recorder:
         finally:
             self.watcher.forget()
             self._watch.over()
+
+    def _is_seen(self, step: int) -> bool:
+        """Whether a step gives rows for curvature: all do while windows are not settled."""
+        return self._grid is None or self._grid.is_seen(step)
 
     @property
     def _warming_up(self) -> bool:
@@ -230,6 +237,7 @@ class Recorder:
             self.skipped += 1
             return
         self._settle_factors(taken)
+        self._settle_windows(taken)
         self._budget.spend(self._at, len(scope.ids), *self._bytes_beside(scope))
         if self._warming_up:
             self._keep_for_warmup(taken)
@@ -260,6 +268,12 @@ class Recorder:
                 "times (calls and positions), but in the first step only once, so its gradients are stored as two "
                 "factors. Earlier steps are safe. Record with projection='learned', which stores them in full."
             )
+
+    def _settle_windows(self, taken: TakenStep) -> None:
+        """By the first step, which tells how many samples there are in one."""
+        if self.settings.windows and self._grid is None:
+            self._grid = self.settings.form.grid(len(taken.scope.ids), self._steps)
+            self.store.keep_windows(self._grid)
 
     def _hand_over(self, taken: TakenStep) -> None:
         assert self.watcher.bases is not None
@@ -365,6 +379,7 @@ class Recorder:
             if self._bases is None and self.store.spool.steps() and not failed:  # else they wait, to be resumed
                 self._end_warmup()
             self._writer.close()
+            self.store.windows.settle(self.store.n_steps(), end=not failed)
             if self._sound and self._at == self.store.n_steps():
                 if self._known_weights not in (None, self._versions()):
                     self._leave_weights_out("the model was changed after the last step")

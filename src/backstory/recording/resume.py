@@ -58,8 +58,9 @@ def open_store(
             encoding=settings.encoding,
             n_groups=len(optimizer.param_groups),
             config=more,
-            curvature_rows=settings.form.rows,
-            split=settings.form.split,
+            curvature_rows=0 if settings.windows else settings.form.rows,
+            split=settings.form.split and not settings.windows,
+            windows=settings.windows,
             diagonal=adaptive.diagonal,
         )
     store = RunStore.open(path, write=True)

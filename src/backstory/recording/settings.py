@@ -9,6 +9,7 @@ A curvature and a rank that the gradients choose have a short form as text, whic
     "exact:10"          Exact(outputs=10)
 """
 
+import math
 import platform
 import re
 import time
@@ -25,9 +26,12 @@ from ..errors import UsageError, check_one_of
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
 from ..maths.projection import KINDS
+from ..maths.windows import Grid
 
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
+WINDOW_RANK = 512  # directions of a window's curvature that are kept
+CURVATURE_OF = ("windows", "steps")
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
 
@@ -81,6 +85,17 @@ class Curvature:
         """Whether the gradient is the sum of the curvature rows."""
         return self.rows > 0 and not self.passes
 
+    @property
+    def wanted(self) -> tuple[int, int, int]:
+        """The fewest steps of a window, the most windows of a run whose length is known, and how many rows a window is made of."""
+        return 25, 32, 2400
+
+    def grid(self, batch: int, steps: int | None) -> Grid:
+        """The windows of a run with so many samples in a step."""
+        fewest, most, rows = self.wanted
+        seen = max(1, math.ceil(rows / max(1, batch * max(1, self.rows))))
+        return Grid(max(fewest, math.ceil((steps or 0) / most)), not steps, seen, WINDOW_RANK)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Empirical(Curvature):
@@ -97,6 +112,11 @@ class Sampled(Curvature):
     kind: ClassVar[str] = "sampled"
 
     @property
+    def wanted(self) -> tuple[int, int, int]:
+        """Fewer and longer windows: few draws of many samples."""
+        return (25, 32, 2400) if self.position_groups > 1 else (50, 8, 3000)
+
+    @property
     def passes(self) -> int:
         """One for each draw."""
         return self.draws
@@ -108,6 +128,11 @@ class Exact(Curvature):
 
     outputs: int
     kind: ClassVar[str] = "exact"
+
+    @property
+    def wanted(self) -> tuple[int, int, int]:
+        """About 750 samples with all their output entries."""
+        return 50, 8, 750 * self.outputs
 
     @property
     def passes(self) -> int:
@@ -150,7 +175,8 @@ class Settings:
     either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
     rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D draws: D extra
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
-    positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
+    positions into K position groups. With `curvature_of="windows"` the steps of a window share the mean of their curvature samples, with
+    "steps" every occurrence keeps its own. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
     types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
@@ -160,6 +186,7 @@ class Settings:
     projection: str = "learned"
     rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | AutoRank | str = 16
     curvature: Curvature | str = "auto"
+    curvature_of: str = "steps"
     layers: Selection | None = None
     uncovered: str = "error"
     encoding: str = "float16"
@@ -172,6 +199,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
         check_one_of("uncovered", self.uncovered, ("error", "skip"))
+        check_one_of("curvature_of", self.curvature_of, CURVATURE_OF)
         check_encoding(self.encoding)
         if self.curvature != "auto":
             object.__setattr__(self, "curvature", str(self.form))
@@ -204,6 +232,11 @@ class Settings:
             return auto.most
         assert not isinstance(self.rank, AutoRank | str)
         return dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
+
+    @property
+    def windows(self) -> bool:
+        """Whether the steps of a window share their curvature."""
+        return self.curvature_of == "windows"
 
     @property
     def bound(self) -> int | None:

@@ -12,6 +12,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ..maths.curvature import KINDS
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
+from ..maths.shared_curvature import smallest
 from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
@@ -222,6 +224,13 @@ class StepScope:
             raise UsageError(f"s.{what}() was called before s.batch(ids). Declare the micro-batch first.")
 
 
+class Part(NamedTuple):
+    """What a step is to the curvature of its window."""
+
+    seen: bool  # whether it gives rows
+    dual: bool  # whether ∇L of a clipped step must be kept: rows are in Adam's coordinates
+
+
 class TakenStep(NamedTuple):
     """A step after its update."""
 
@@ -231,6 +240,7 @@ class TakenStep(NamedTuple):
     inverse: Tensor  # (B,) 1/(w × loss scale): what arrived in the hooks carries both
     form: Curvature
     blocks: Sequence[Block]
+    part: Part | None = None  # what the step is to the curvature of its window, where there are windows
 
     @property
     def finite(self) -> bool:
@@ -246,7 +256,11 @@ class TakenStep(NamedTuple):
         rows = rows * self.inverse.to(rows.dtype)[:, None, None]
         scope.check_finite(rows)
         curved = None if scope.curvature is None else scope.curvature.rows(scope)
-        return make_record(scope.number, rows, self.facts(), curved)
+        return self.keep(make_record(scope.number, rows, self.facts(), curved))
+
+    def keep(self, record: StepRecord) -> StepRecord:
+        """The record of this step, with its curvature samples or its part in the window's."""
+        return record if self.part is None else share(record, self.part)
 
     def parts(self) -> Parts:
         """What was contributed to each row, merged and on the CPU, while its projection is not known."""
@@ -282,6 +296,7 @@ class TakenStep(NamedTuple):
             "kappa": _listed(self._kappa()),
             "gradient_rows": scope.gradients.groups,
             "own_rows": self.form.rows if scope.curvature is not None else 0,
+            "part": None if self.part is None else list(self.part),
             "batch": scope.digest,
             "generators": list(scope.generators),
             "random": None if scope.random is None else b64encode(scope.random).decode(),
@@ -291,7 +306,7 @@ class TakenStep(NamedTuple):
     def _kappa(self) -> Tensor | None:
         """κ of each curvature row, (B, R), where there are any."""
         if self.form.split:
-            return (self.weight * self.scope.terms())[:, None].expand(-1, self.form.position_groups)
+            return (self.weight * self.scope.terms())[:, None].expand(-1, self.scope.gradients.groups)
         return None if self.scope.curvature is None else self.scope.curvature.kappa(self.weight)
 
 
@@ -322,6 +337,21 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
         random=None if facts["random"] is None else b64decode(facts["random"]),
         **plain,
     )
+
+
+def share(record: StepRecord, part: Part) -> StepRecord:
+    """The record of a step that shares the curvature of its window: its samples' rows √κ h go there, where the step is seen."""
+    if record.curvature is None or record.kappa is None or record.hdot is None:
+        root, rows, dots = record.weight.sqrt(), record.rows, record.gdot
+    else:
+        root, rows, dots = record.kappa.flatten().sqrt(), record.curvature.flatten(0, 1), record.hdot.flatten()
+    V, dot_v = root.to(rows.dtype)[:, None] * rows, root * dots
+    dual = None
+    if part.dual and record.clip < 1:
+        own = record.weight.sqrt()
+        dual = smallest(torch.cat([V, own.to(V.dtype)[:, None] * record.rows]), torch.cat([dot_v, own * record.gdot]))
+    shared = V if part.seen else None
+    return replace(record, curvature=None, kappa=None, hdot=None, shared=shared, dual=dual)
 
 
 def safe_inverse(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ..store import RunStore, StepRecord
 from .contributions import divided
 from .projecting import Layout, learned
 from .settings import auto_rank
-from .step import Parts, make_record
+from .step import Part, Parts, make_record, share
 
 
 def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: int = 0) -> None:
@@ -132,7 +132,9 @@ def project_step(
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
         laid_out = type(part)(*(x.contiguous() for x in part))  # as it is in the spool: products round by their strides
         rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(laid_out, layout[b][1], bases[b])
-    return make_record(step, rows[:, :n_gradient], facts, rows[:, n_gradient:] if n_curvature else None)
+    record = make_record(step, rows[:, :n_gradient], facts, rows[:, n_gradient:] if n_curvature else None)
+    shared = facts.get("part")
+    return record if shared is None else share(record, Part(*shared))
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Parts:

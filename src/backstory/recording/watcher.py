@@ -23,7 +23,7 @@ from .curvature import CurvatureRows
 from .projecting import basis_like
 from .reduction import check_reduction
 from .settings import Settings
-from .step import StepScope, TakenStep, safe_inverse
+from .step import Part, StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
 CHECKED_FIRST = 2  # steps whose loss must be the declared one
@@ -51,6 +51,8 @@ class StepWatcher:
         self._digest = BatchDigest(model)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
+        self._windows = settings.windows
+        self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far
         self.single: list[
             bool
@@ -96,20 +98,21 @@ class StepWatcher:
         """From now on rows are projected with these."""
         self.bases = list(map(basis_like, bases, (block.parameter for block in self.blocks)))
 
-    def begin(self, number: int, id_kind: str | None, *, whole: bool) -> StepScope:
-        """A step begins; with `whole` its contributions are not projected."""
+    def begin(self, number: int, id_kind: str | None, *, whole: bool, seen: bool = True) -> StepScope:
+        """A step begins; with `whole` its contributions are not projected. It has curvature samples if it is `seen`."""
         self.reader.begin()
         self._tap.begin()
         self._digest.begin()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
-        groups = self.form.position_groups if self.form.split else 1
+        groups = self.form.position_groups if self.form.split and seen else 1
+        self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
         scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
         with own_precision(self.device):
             scope.stale = left_over(scope, self.blocks)
-        if self.form.passes:
+        if self.form.passes and seen:
             scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
         return scope
 
@@ -126,7 +129,7 @@ class StepWatcher:
         self._taken += 1
         weight = scope.weights()
         inverse = safe_inverse(weight * self.reader.loss_scale)
-        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks)
+        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part)
 
     def forget(self) -> None:
         """Let go of the step, complete or not."""

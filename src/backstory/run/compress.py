@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
-from ..maths import encoding as enc
-from ..maths.shared_curvature import Sketch
+from ..maths.shared_curvature import Sketch, smallest
 from ..maths.steps import NAMES, Step
+from ..maths.windows import Span
 from ..results.row import Row
 from ..store import RunStore, StepRecord, layout
 from ..store.bases import is_preconditioned
 from ..store.files import fsync
 from ..store.schema import STEP_NUMBERS
+from ..store.windows import Window
 from .embed import Progress
-from .sweep import Chunk, Span, Window, forward, window_name
+from .sweep import Chunk, forward
 
 RANK = 512  # of a sketch: lost nothing to the truth where it was measured
 OCCURRENCES = 4  # times the rank make a window: its curvature then takes at most a quarter of its gradient rows' room
-SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> R
         n_groups=store.config["groups"],
         config=config,
         diagonal=store.config["diagonal"],
+        windows=True,
         factors=None if store.split else factors,  # sums are no products
     )
 
@@ -143,37 +144,22 @@ def _fill(
             for step in chunk.steps:
                 assert step.V is not None
                 sketch.add(step.V / (span[1] - span[0]) ** 0.5)
-                d += [smallest(step)] if preconditioned and step.clip < 1 else []
+                d += [dual_of(step)] if preconditioned and step.clip < 1 else []
             if progress is not None:
                 progress(chunk.first_step + len(chunk.steps), spans[-1][1])
         V = sketch.rows()
-        write_window(new, span, Window(V, torch.stack(d) if d else None))
+        new.windows.write(span, Window(V, torch.stack(d) if d else None))
         retained, total, count = retained + sketch.retained, total + sketch.total, count + len(V)
     return retained / total if total else 1.0, count
 
 
-def write_window(store: RunStore, span: Span, window: Window) -> None:
-    """Keep the curvature of one window, in the run's encoding."""
-    tensors: dict[str, Tensor] = {}
-    for name, rows in zip(Window._fields, window, strict=True):
-        if rows is not None:
-            codes, scales = enc.encode(rows, store.dims, store.config["encoding"])
-            tensors |= {name: codes} if scales is None else {name: codes, f"{name}/scale": scales}
-    store.save_tensors(window_name(span), tensors)
-
-
-def smallest(step: Step) -> Tensor:
+def dual_of(step: Step) -> Tensor:
     """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the rows of a clipped step: its curvature rows, and its gradient rows, whose sum J must shrink."""
     assert step.V is not None
     assert step.dot_v is not None
     assert step.dot_g is not None
     root = step.w.sqrt()
-    rows = torch.cat([step.V, root[:, None] * step.G]).double()
-    dots = torch.cat([step.dot_v, root * step.dot_g]).double()
-    M = rows @ rows.T
-    M.diagonal().add_(SOLVE * M.diagonal().mean())
-    solution: Tensor = torch.cholesky_solve(dots[:, None], torch.linalg.cholesky(M))
-    return (rows.T @ solution)[:, 0].to(step.V)
+    return smallest(torch.cat([step.V, root[:, None] * step.G]), torch.cat([step.dot_v, root * step.dot_g]))
 
 
 def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:

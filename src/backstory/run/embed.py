@@ -15,12 +15,13 @@ from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import all_finite, is_coarse
 from ..maths.steps import Contraction
+from ..maths.windows import Span
 from ..results.recording_report import RecordingReport
 from ..results.row import Row
 from ..store import RunStore
 from ..workers import ahead
 from .recording_report import Watch
-from .sweep import Chunk, Span, backward, cut, slices
+from .sweep import Chunk, backward, cut, slices
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`
@@ -125,11 +126,11 @@ def form_of(contraction: Contraction) -> str:
     return {"never": "literal", "when_expanding": "implicit where a step expands"}.get(str(contraction), "implicit")
 
 
-def contraction_of(choice: ContractionChoice, curvature: str) -> Contraction:
-    """What "auto" stands for, by what was measured: rows of groups of positions want the implicit form at every step."""
+def contraction_of(choice: ContractionChoice, curvature: str, windows: bool) -> Contraction:
+    """What "auto" stands for, by what was measured: a step's own rows of groups of positions want the implicit form at every step."""
     if choice == "auto":
         fits = CURVATURE.fullmatch(curvature)
-        return "always" if fits and int(fits["groups"] or 1) > 1 else "when_expanding"
+        return "always" if fits and int(fits["groups"] or 1) > 1 and not windows else "when_expanding"
     if choice not in ("always", "never", "when_expanding") and not (isinstance(choice, int | float) and choice > 0):
         raise UsageError(
             f"contraction must be 'auto', 'always', 'never', 'when_expanding' or a number above 0, got {choice!r}."

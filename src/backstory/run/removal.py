@@ -14,7 +14,7 @@ from ..maths.steps import Contraction
 from ..maths.tangent import Tangent
 from ..store import RunStore
 from .embed import Progress
-from .sweep import forward, refuse_compressed
+from .sweep import forward
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ def corrected(
     progress: Progress | None,
 ) -> Tensor:
     """⟨v, x⟩ for the displacements x of the tracked samples, (Q, M)."""
-    refuse_compressed(store, "predicting removal")
     number = {name: i for i, name in enumerate(samples)}
     if len(number) < len(samples):
         raise UsageError("samples must be unique: one is listed twice.")

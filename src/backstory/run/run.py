@@ -518,7 +518,7 @@ class Run:
 
     def form(self, contraction: ContractionChoice = "auto") -> Contraction:
         """The form that "auto" stands for in this run: "always" if curvature is split by position groups."""
-        return contraction_of(contraction, self.config["settings"]["curvature"])
+        return contraction_of(contraction, self.config["settings"]["curvature"], self._store.has_windows)
 
     def quality(
         self,

@@ -23,13 +23,14 @@ from torch import Tensor
 from ..errors import StoreError, UsageError
 from ..maths.blocked import ALGORITHM, Propagator
 from ..maths.steps import Contraction
+from ..maths.windows import Span
 from ..results.recording_report import RecordingReport
 from ..store import RunStore
 from ..workers import spread
 from .embed import EmbedReport, Form, Progress, embed_rows, report
 from .recording_report import merged, read_report
 from .scoring import pieces
-from .sweep import Span, slices
+from .sweep import slices
 
 ROUNDS = 3  # of trying again after the death of a worker
 

@@ -1,15 +1,7 @@
 r"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
 
-Curvature that a compressed run keeps for windows of steps, and how a step gets its share of it.
-
-Of the steps t of a window, the mean of their curvature is kept as few orthogonal rows (`maths.shared_curvature`):
-
-    VᵀV ≈ 1/T Σ_t H_t,      H_t ← VᵀV  for each of them
-
-Where a step was clipped, ⟨v, ∇L_t⟩ of these rows is needed. In raw coordinates it is ⟨v, n⟩, n = Σ w g. In Adam's, ∇L_t is seen
-through the smallest vector d_t that has the recorded products with the step's own rows, gradient rows among them: ⟨h, d_t⟩ = ⟨h, ∇L_t⟩.
-
-`curvature-<from>-<to>.safetensors`:  `V`, `V/scale` encoded like rows; `d`, `d/scale` likewise, one for each clipped step.
+Steps of a run with windows get the curvature of their window (`store.windows`); so can those of a run that stores curvature samples of
+every occurrence, whose own they have otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,18 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
-from ..maths import encoding as enc
 from ..maths.blocked import CHUNK_ROWS
-from ..maths.shared_curvature import orthogonal
 from ..maths.steps import NAMES, Coefficients, Step
+from ..maths.windows import Span
 from ..store import RowBlock, RunStore, StepTable
+from ..store.windows import Window
 from ..workers import ahead
 
 CHUNK_BYTES = 32 << 20  # of rows read at once, of which a sweep holds up to three: enough of them for large products
-
-
-Span = tuple[int, int]  # from step, to step
 
 
 class Chunk(NamedTuple):
@@ -43,19 +31,12 @@ class Chunk(NamedTuple):
     block: RowBlock
 
 
-class Window(NamedTuple):
-    """What is kept for the steps of one window."""
-
-    V: Tensor  # (R, p), orthogonal rows
-    d: Tensor | None  # one row for each clipped step, in Adam's coordinates only
-
-
-class Compressed:
-    """The curvature of a compressed run while a sweep passes over it; holds one window at a time."""
+class Shared:
+    """The curvature of a run's windows while a sweep passes over it; holds one window at a time."""
 
     def __init__(self, store: RunStore, dtype: torch.dtype) -> None:
         self._store, self._dtype = store, dtype
-        self._spans: list[Span] = [(lo, hi) for lo, hi in (store.config.get("compressed") or {}).get("windows", [])]
+        self._spans: list[Span] = store.windows.spans(store.n_steps()) if store.has_windows else []
         self._current: tuple[Span, Window, dict[int, int]] | None = None  # and the row of `d` of each clipped step
 
     def fill(self, steps: Sequence[Step], first: int) -> list[Step]:
@@ -63,11 +44,11 @@ class Compressed:
         return [self._filled(s, t) for t, s in enumerate(steps, first)] if self._spans else list(steps)
 
     def _filled(self, step: Step, t: int) -> Step:
-        span = next(s for s in self._spans if s[0] <= t < s[1])
-        if self._current is None or self._current[0] != span:
+        if self._current is None or not self._current[0][0] <= t < self._current[0][1]:
+            span = next(s for s in self._spans if s[0] <= t < s[1])
             clipped = np.flatnonzero(self._store.steps(*span).clip < 1).tolist()
             rows = {span[0] + k: i for i, k in enumerate(clipped)}
-            self._current = span, read_window(self._store, span, self._dtype), rows
+            self._current = span, self._store.windows.read(span, self._dtype), rows
         _, (V, d), row = self._current
         if step.clip >= 1:
             return step._replace(V=V, dot_v=None, orthogonal=True)
@@ -75,29 +56,30 @@ class Compressed:
         return step._replace(V=V, dot_v=V @ gradient, orthogonal=True)
 
 
-def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0) -> Iterator[Chunk]:
+def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0, own: bool = False) -> Iterator[Chunk]:
     """Chunks of the steps from `down_to` to `at`, latest first.
 
-    They are read in a thread of their own, with tables of its own: two threads cannot read one table of Lance.
+    Steps have the curvature of their window, where there are windows; with `own` that of their own gradients there. They are read in a thread of their own, with tables of its own: two threads cannot read one table of Lance.
     """
     store = RunStore.open(store.path)
-    windows = Compressed(store, dtype)
+    windows = None if own else Shared(store, dtype)
     blocks = store.chunks(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
     return ahead(_chunk(store, block, dtype, windows) for block in blocks)
 
 
 def forward(store: RunStore, at: int, *, dtype: torch.dtype, start: int = 0) -> Iterator[Chunk]:
     """Chunks of the steps from `start` to `at`, earliest first, with the ids of their samples."""
-    windows = Compressed(store, dtype)
+    windows = Shared(store, dtype)
     blocks = store.chunks(at, dtype=dtype, lo_step=start, samples=True, earliest_first=True)
     return (_chunk(store, block, dtype, windows) for block in blocks)
 
 
-def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, windows: Compressed) -> Chunk:
+def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, windows: Shared | None) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
     lo, hi = int(block.step[0]), int(block.step[-1]) + 1
-    steps = windows.fill(_steps(block, store.steps(lo, hi), owner, dtype), lo)
+    steps = _steps(block, store.steps(lo, hi), owner, dtype)
+    steps = steps if windows is None else windows.fill(steps, lo)
     P = store.diagonal(lo, hi)
     if P is not None:
         steps = [s._replace(coefficients=s.coefficients._replace(P=x)) for s, x in zip(steps, P.to(dtype), strict=True)]
@@ -159,26 +141,3 @@ def _coefficients(groups: dict[str, Sequence[float]], owner: Tensor, dtype: torc
             for name, values in groups.items()
         }
     )
-
-
-def read_window(store: RunStore, span: Span, dtype: torch.dtype) -> Window:
-    """The curvature of one window; its rows are made orthogonal again after their rounding."""
-    tensors = store.load_tensors(window_name(span))
-    rows = {
-        k: enc.decode(tensors[k], tensors.get(f"{k}/scale"), store.dims, dtype) for k in Window._fields if k in tensors
-    }
-    return Window(orthogonal(rows["V"]), rows.get("d"))
-
-
-def refuse_compressed(store: RunStore, what: str) -> None:
-    """Raise where the curvature of single samples is needed and only that of windows is kept."""
-    if store.config.get("compressed"):
-        raise UsageError(
-            f"{what} needs per-sample curvature, but this run was compressed to one curvature per window of steps. "
-            "Use the original run."
-        )
-
-
-def window_name(span: Span) -> str:
-    """Under which a window's curvature is kept."""
-    return f"curvature-{span[0]:08d}-{span[1]:08d}"

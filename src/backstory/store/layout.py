@@ -12,11 +12,11 @@ from ..maths.encoding import Block
 from .files import TEMPORARY, read_json
 
 FORMAT = 1
-FACTORS, COMPRESSED = "factors", "compressed"  # rows kept as two factors a matrix; curvature kept for windows of steps
-FEATURES = (FACTORS, COMPRESSED)  # what a reader must know beyond the format
+FACTORS, WINDOWS = "factors", "windows"  # rows kept as two factors a matrix; curvature kept for windows of steps
+FEATURES = (FACTORS, WINDOWS)  # what a reader must know beyond the format
 FIXED = ("format", "features", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _TABLES = ("rows.lance", "steps.lance", "samples.lance", "batches.lance")
-_OURS = (*_TABLES, "recipe.json", "spool", "lock", "damaged", "config.json" + TEMPORARY)
+_OURS = (*_TABLES, "recipe.json", "spool", "window", "lock", "damaged", "config.json" + TEMPORARY)
 
 
 def new_config(
@@ -28,6 +28,7 @@ def new_config(
     split: bool = False,
     diagonal: bool = False,
     factors: Sequence[tuple[int, int] | None] | None = None,
+    windows: bool = False,
 ) -> dict[str, Any]:
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
@@ -44,7 +45,7 @@ def new_config(
         raise UsageError(f"the config must not set {taken}: the store sets these keys itself. Rename them.")
     fixed = {
         "format": FORMAT,
-        "features": [COMPRESSED] if "compressed" in extra else [],
+        "features": [WINDOWS] if windows else [],
         "layers": layer_table(layers),
         "encoding": encoding,
         "groups": n_groups,

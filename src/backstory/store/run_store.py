@@ -8,6 +8,7 @@ samples, the batches of the steps and the recipe that reads them, and the warm-u
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -20,6 +21,7 @@ from torch import Tensor
 from ..errors import DiskError, StoreError, UsageError
 from ..maths import encoding as enc
 from ..maths.encoding import Block, parts
+from ..maths.windows import Grid
 from . import codec, files, layout, samples, tables, verify
 from .batches import Batches
 from .embeddings import Embeddings
@@ -36,6 +38,7 @@ from .schema import (
     samples_schema,
     steps_schema,
 )
+from .windows import Windows
 
 FRAGMENT = 256 << 20  # bytes of rows in one compacted fragment
 TIDY_EVERY = 500  # commits
@@ -43,7 +46,7 @@ LABELS_AT_ONCE = 1 << 16  # rows whose ids are read together
 Labels = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids as text, steps
 _CHECKPOINT = re.compile(r"(?:checkpoint|scale|state)-(\d+)")
 _BEGUN = re.compile(
-    r"config\.json|lock|(rows|steps|samples|batches)\.lance|spool|(basis|(checkpoint|scale|state)-\d+)\.safetensors"
+    r"config\.json|lock|(rows|steps|samples|batches)\.lance|spool|window|(basis|(checkpoint|scale|state)-\d+)\.safetensors"
 )
 
 
@@ -71,6 +74,9 @@ class RunStore:
             self._repair()
         self.batches = Batches(path, self._writable, self._mutex)
         self.spool = Spool(path / "spool", self._writable, self.batches.commit)  # steps that wait for their projection
+        self.windows = Windows(path, lambda: self.dims, self.config["encoding"], lambda: self.grid, self._writable)
+        if lock is not None and self.has_windows:
+            self.windows.truncate(self._committed[0], self._count_clipped)
         self._embeddings, self._segments = (
             Embeddings(path, lambda: self.dims, self._keys, kind) for kind in ("emb", "seg")
         )
@@ -97,13 +103,17 @@ class RunStore:
         split: bool = False,
         diagonal: bool = False,
         factors: Sequence[tuple[int, int] | None] | None = None,
+        windows: bool = False,
     ) -> Self:
         """A new run, open for writing; it becomes a run with its last file, `config.json`.
 
         A layer with `factors` (m, n) has rows of m n numbers that are outer products, and are kept as their two factors.
+        With `windows`, steps share the curvature of their window.
         """
         folder = Path(path)
-        contents = layout.new_config(layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors)
+        contents = layout.new_config(
+            layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors, windows
+        )
         layout.check_free(folder)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -248,6 +258,24 @@ class RunStore:
         """Whether the gradient row is the sum of the curvature rows, and not kept apart."""
         return bool(self.config["split"])
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether steps share the curvature of their window."""
+        return layout.WINDOWS in self.config["features"]
+
+    @property
+    def grid(self) -> Grid | None:
+        """Where windows begin and end; None where there are none, or none yet."""
+        stored = self.config.get("windows")
+        return None if stored is None else Grid.from_dict(stored)
+
+    def keep_windows(self, grid: Grid) -> None:
+        """Where windows begin and end, and what is kept of them; settled by the first step."""
+        self.update_config(windows=grid._asdict())
+
+    def _count_clipped(self, lo: int, hi: int) -> int:
+        return int((self.steps(lo, hi).clip < 1).sum())
+
     # steps and rows
 
     def _tail(self) -> tuple[int, int]:
@@ -326,6 +354,7 @@ class RunStore:
         try:
             self._drop_orphans()
             self.batches.commit(n + len(records))
+            self.windows.spool(records)
             rows, crcs = codec.rows_table(
                 records, self.blocks, self.config["encoding"], self.curvature_rows, self.split
             )
@@ -339,6 +368,8 @@ class RunStore:
                 f"not. Free some space (a step takes about {size:,} bytes), then resume the run."
             ) from error
         self._committed = (n + len(records), start + len(rows))
+        with suppress(DiskError):  # what waits is on the disk: a window can be closed later
+            self.windows.settle(self._committed[0])
         self._commits += 1
         if self._commits % TIDY_EVERY == 0:
             self._tidy()
@@ -432,6 +463,8 @@ class RunStore:
             self._steps.delete(f"step >= {step}")
             self._committed = self._tail()
             self._drop_orphans()
+            if self.has_windows:
+                self.windows.truncate(step, self._count_clipped, going_on=True)
 
     def drop_checkpoints_after(self, step: int) -> None:
         """Delete what was kept of the model and the optimizer at later steps."""
@@ -656,8 +689,7 @@ class RunStore:
         stored += [(f"of steps {lo} to {hi}", lo, hi, self._segments.table((lo, hi))) for lo, hi in self.segments()]
         for which, lo, hi, table in stored:
             damage += verify.check_embedding(which, (self.rows_before(lo), self.rows_before(hi)), table, self._rows)
-        windows = [f"curvature-{lo:08d}-{hi:08d}" for lo, hi in self.config.get("compressed", {}).get("windows", [])]
-        damage += [f"{name}.safetensors is missing." for name in windows if name not in self.tensor_names()]
+        damage += self.windows.damage(self.n_steps()) if self.has_windows else []
         damage += verify.check_readable(self.load_tensors, self.tensor_names())
         damage += self.batches.damage(self.n_steps())
         return damage + list(verify.check_readable(self.spool.get, self.spool.steps()))

@@ -56,6 +56,8 @@ class StepRecord:
     curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
     kappa: Tensor | None = None  # (B, R) float64, their scales κ
     hdot: Tensor | None = None  # (B, R) float64, ⟨h, ∇L⟩
+    shared: Tensor | None = None  # (N, Σp) rows √κ h for the curvature of the step's window, where it gives any
+    dual: Tensor | None = None  # (Σp,) what ∇L of a clipped step is to the window's rows, in Adam's coordinates
     batch: int | None = None  # checksum of the tensors that reached the model
     generators: Sequence[int] = (0,) * GENERATORS  # checksums of the random states after the step
     random: bytes | None = None  # the random states before the step, packed; None: as after the step before
@@ -63,7 +65,9 @@ class StepRecord:
     @property
     def nbytes(self) -> int:
         """Memory that the record holds, about."""
-        more = sum(0 if x is None else x.nbytes for x in (self.curvature, self.P)) + len(self.random or b"")
+        more = sum(0 if x is None else x.nbytes for x in (self.curvature, self.P, self.shared, self.dual)) + len(
+            self.random or b""
+        )
         return self.rows.nbytes + more + 100 * len(self.samples) + 1000
 
 
@@ -189,7 +193,8 @@ def check_record(
             f"{where}: expected {n_groups} values per coefficient, one per parameter group, got {sizes}. The "
             "optimizer's parameter groups must not change during a run."
         )
-    if not all(enc.all_finite(x) for x in (record.rows, record.curvature, record.P) if x is not None):
+    vectors = (record.rows, record.curvature, record.P, record.shared, record.dual)
+    if not all(enc.all_finite(x) for x in vectors if x is not None):
         raise NumericalError(
             f"{where} has NaN or Inf in its per-sample gradients, curvature samples or optimizer diagonal, so it was "
             "not recorded. Check for a diverging loss or numerical overflow at that step."
