@@ -31,6 +31,11 @@ Row = Method[Problem]
 WHICH = "sequences"  # the one set of removals
 TRAK_RANK = 8  # fewer coordinates than sequences, as TRAK wants them
 FULL: Settings = {"projection": "full", "curvature": "empirical"}
+STEPS: Settings = {
+    "curvature_of": "steps",
+    "encoding": "float16",
+    "warmup_steps": 20,
+}  # every occurrence keeps its own curvature
 GROUPS = (1, 2, 4, 6, 12)
 SIX = "empirical/6"
 
@@ -88,7 +93,7 @@ def _replayed_rows() -> list[Row]:
 
 def _learned_rows() -> list[Row]:
     def learned(curvature: str) -> Settings:
-        return {"projection": "learned", "rank": 16, "curvature": curvature}
+        return {"projection": "learned", "rank": 16, "curvature": curvature, **STEPS}
 
     result = []
     for k in GROUPS:
@@ -104,7 +109,7 @@ def _learned_rows() -> list[Row]:
 
 def _other_rows() -> list[Row]:
     def six(**settings: Any) -> Settings:
-        return {"projection": "learned", "rank": 16, "curvature": SIX, **settings}
+        return {"projection": "learned", "rank": 16, "curvature": SIX, **STEPS, **settings}
 
     return [
         row("learned-24-empirical/6", six(rank=24)),
@@ -113,10 +118,12 @@ def _other_rows() -> list[Row]:
         row("random-16-empirical/6", six(projection="random")),
         row("random-32-empirical/6", six(projection="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
+        compressed_row("learned-16-empirical/6-compressed", six()),
         compressed_row("int8-compressed", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         row("default", {}),
-        compressed_row("default-compressed", {}),
+        row("float16", {"encoding": "float16"}),
+        row("sampled-1/6", {"curvature": "sampled:1/6"}),
     ]
 
 

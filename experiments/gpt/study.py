@@ -29,12 +29,14 @@ CONTRASTS = (
     ("full-sampled-1/6", "full-sampled-1/6-expanding"),
     ("learned-16-empirical/6", "learned-16-empirical/6-expanding"),
     ("learned-16-sampled-1/6", "learned-16-empirical/6"),
-    ("default-compressed", "default"),
-    ("int8-compressed", "default-compressed"),
+    ("default", "learned-16-empirical/6"),  # windows, beside every occurrence's own curvature
+    ("default", "float16"),
+    ("sampled-1/6", "default"),
+    ("int8-compressed", "learned-16-empirical/6-compressed"),
     ("default", "random-32-empirical/6"),  # the store that others are measured by
     ("learned-auto-0.9-empirical/6", "learned-16-empirical/6"),
     ("learned-auto-0.95-empirical/6", "learned-16-empirical/6"),
-    ("default-compressed", "random-32-empirical/6"),
+    ("learned-16-empirical/6-compressed", "random-32-empirical/6"),
     ("int8-compressed", "random-32-empirical/6"),
     ("full-empirical/6-compressed", "full-empirical/6"),
     ("full-sampled-1/6-compressed", "full-sampled-1/6"),

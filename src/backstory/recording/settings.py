@@ -31,7 +31,7 @@ from ..maths.windows import Grid
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
 WINDOW_RANK = 512  # directions of a window's curvature that are kept
-CURVATURE_OF = ("windows", "steps")
+CURVATURE_OF = ("auto", "windows", "steps")
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
 
@@ -175,24 +175,25 @@ class Settings:
     either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
     rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D draws: D extra
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
-    positions into K position groups. With `curvature_of="windows"` the steps of a window share the mean of their curvature samples, with
-    "steps" every occurrence keeps its own. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". `layers` includes names and
-    types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
+    positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". With
+    `curvature_of="windows"`, the default of a learned projection, the steps of a window share the mean of their curvature samples; with
+    "steps" every occurrence keeps its own. `encoding` is "int8" for a learned projection, otherwise "float16". `layers` includes names
+    and types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
     coordinates (None: as many as the rank gives).
     """
 
     projection: str = "learned"
-    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | AutoRank | str = 16
+    rank: int | tuple[int, int] | Mapping[str, int | tuple[int, int]] | AutoRank | str = 32
     curvature: Curvature | str = "auto"
-    curvature_of: str = "steps"
+    curvature_of: str = "auto"
     layers: Selection | None = None
     uncovered: str = "error"
-    encoding: str = "float16"
+    encoding: str = "auto"
     seed: int = 0
     optimizer_model: str = "auto"
-    warmup_steps: int = 20
+    warmup_steps: int = 8
     warmup_bytes: int = 2 << 30
     most_dims: int | None = 12_000
 
@@ -200,7 +201,8 @@ class Settings:
         check_one_of("projection", self.projection, KINDS)
         check_one_of("uncovered", self.uncovered, ("error", "skip"))
         check_one_of("curvature_of", self.curvature_of, CURVATURE_OF)
-        check_encoding(self.encoding)
+        if self.encoding != "auto":
+            check_encoding(self.encoding)
         if self.curvature != "auto":
             object.__setattr__(self, "curvature", str(self.form))
         if (auto := self.auto_rank) is not None:
@@ -246,9 +248,13 @@ class Settings:
     def resolved(self, loss_reduction: str) -> "Settings":
         """With what "auto" stands for where the losses of samples are combined in this way."""
         check_one_of("loss_reduction", loss_reduction, LOSS_REDUCTIONS)
-        if self.curvature != "auto":
-            return self
-        return replace(self, curvature=SEQUENCE_CURVATURE if loss_reduction == "token-mean" else Empirical())
+        learned = self.projection == "learned"
+        chosen: dict[str, Any] = {
+            "curvature": str(SEQUENCE_CURVATURE if loss_reduction == "token-mean" else Empirical()),
+            "curvature_of": "windows" if learned else "steps",
+            "encoding": "int8" if learned else "float16",
+        }
+        return replace(self, **{k: value for k, value in chosen.items() if getattr(self, k) == "auto"})
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json; the chosen layers are in its table of layers."""
