@@ -31,8 +31,8 @@ class Tap:
     ) -> None:
         self.model, self.blocks, self.sink = model, blocks, sink
         self._groups = groups  # of positions, in which contributions will be taken apart
-        self._keep_calls, self._calls = keep_calls, list[Call]()  # of the micro-batch under way
-        self._muted = False  # during a backward pass of our own
+        self.keep_calls, self._calls = keep_calls, list[Call]()  # of the micro-batch under way
+        self.muted = False  # during a backward pass of our own
         self.slot: int | None = None  # the micro-batch that forward passes belong to now
         self.sizes: list[int] = []  # samples of each micro-batch of the step
         self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
@@ -85,7 +85,7 @@ class Tap:
         calls, slot = list(self._calls), self.slot  # a recomputed forward pass may call again
         if slot is None or not calls:
             return
-        self._muted = True
+        self.muted = True
         try:
             edges = [edge for _, _, edge in calls]
             with own_precision(outputs.device):
@@ -96,7 +96,7 @@ class Tap:
                 "frees the graph. With activation checkpointing, pass use_reentrant=False."
             ) from error
         finally:
-            self._muted = False
+            self.muted = False
         for (module, inputs, _), delta in zip(calls, deltas, strict=True):
             if delta is not None:
                 self._contribute(module, inputs, delta, slot, sink)
@@ -130,18 +130,18 @@ class Tap:
         return self._meaning[module] == "positions"
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.slot is None or self._muted or not torch.is_grad_enabled():
+        if self.slot is None or self.muted or not torch.is_grad_enabled():
             return
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return
         slot = self.slot
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if self._keep_calls:
+        if self.keep_calls:
             self._calls.append((module, inputs, get_gradient_edge(output)))
         output.register_hook(lambda delta: self._on_gradient(module, inputs, delta, slot))
 
     def _on_gradient(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
-        if self.slot is None or self._muted:
+        if self.slot is None or self.muted:
             return  # a backward pass outside of any step, or one of our own
         self.passes.add(backward_pass())
         self.differentiable |= torch.is_grad_enabled()  # create_graph=True

@@ -53,9 +53,13 @@ class CurvatureRows:
             self._pass(outputs, seed, self.passes[r].add)
         self._scales.append(inner / self.form.passes if self.form.kind == "sampled" else inner)
 
+    def is_complete(self, scope: StepScope) -> bool:
+        """Whether every micro-batch has its rows."""
+        return len(self._scales) == len(scope.sizes)
+
     def check_complete(self, scope: StepScope) -> None:
         """Before the optimizer moves: has every micro-batch its rows?"""
-        if len(self._scales) != len(scope.sizes):
+        if not self.is_complete(scope):
             raise UsageError(
                 f"curvature={self.form.kind!r} needs the model's outputs, but step {scope.number} has them for "
                 f"{len(self._scales)} of {len(scope.sizes)} micro-batches. Run the forward pass inside `with "

@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
+from .outputs import Loss
 from .projecting import fixed_bases
 from .replays import Draws, Stopwatch, checkpoint_bytes, known_draws, random_state, training_state
 from .resume import open_store
@@ -117,6 +119,8 @@ class Recorder:
         watcher.reshape([Shape(*b["shape"]) for b in store.config["blocks"]])
         self._boundaries = _boundaries(steps, checkpoints)
         self._steps, self._grid = steps, store.grid
+        if self._grid is not None and settings.watches_outputs:
+            watcher.know(Loss(**store.config["outputs"]) if "outputs" in store.config else None)
         self._bases = load_bases(store, (b.name for b in watcher.blocks)) or fixed_bases(
             settings.projection, watcher.layout, settings.seed
         )
@@ -271,9 +275,15 @@ class Recorder:
 
     def _settle_windows(self, taken: TakenStep) -> None:
         """By the first step, which tells how many samples there are in one."""
-        if self.settings.windows and self._grid is None:
-            self._grid = self.settings.form.grid(len(taken.scope.ids), self._steps)
-            self.store.keep_windows(self._grid)
+        if not self.settings.windows or self._grid is not None:
+            return
+        loss, form = self.watcher.loss, self.watcher.form
+        if loss is not None:
+            self.settings = replace(self.settings, curvature=form)
+            about = {**self.store.config["settings"], "curvature": str(form)}
+            self.store.update_config(settings=about, outputs=loss._asdict())
+        self._grid = form.grid(len(taken.scope.ids), self._steps)
+        self.store.keep_windows(self._grid)
 
     def _hand_over(self, taken: TakenStep) -> None:
         assert self.watcher.bases is not None

@@ -65,7 +65,7 @@ def open_store(
         )
     store = RunStore.open(path, write=True)
     try:
-        _go_on(store, model, table, optimizer, adaptive, config["settings"], start)
+        _go_on(store, model, table, optimizer, adaptive, config["settings"], start, settings.watches_outputs)
     except BaseException:
         store.close(compact=False)
         raise
@@ -87,11 +87,12 @@ def _go_on(
     adaptive: Adaptive,
     settings: Mapping[str, Any],
     start: int | None,
+    decided: bool,
 ) -> None:
     """Bring a run that is opened again to step `start`."""
     if store.config.get("compressed"):
         raise UsageError("a compressed run cannot be recorded into. Continue the run that it was compressed from.")
-    _check_same(store, table, settings)
+    _check_same(store, table, settings, decided=decided)
     _check_optimizer(store, optimizer, adaptive)
     settle_layout(store)
     layout = [(b["name"], Shape(*b["shape"])) for b in store.config["blocks"]]
@@ -133,7 +134,8 @@ def _go_on(
     store.update_config(closed=False, fingerprints=earlier, unverified_joins=joins, optimizer=about)
 
 
-def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, Any]) -> None:
+def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, Any], *, decided: bool = False) -> None:
+    """Raise where layers or settings are others; a curvature that the first step has `decided` on is the run's."""
     old, new = ({b["name"]: (b["group"], b["shape"][:2]) for b in x} for x in (store.config["blocks"], table))
     if list(old.items()) != list(new.items()):
         differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
@@ -142,7 +144,8 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, 
             "same model and settings, or record into a new folder."
         )
     before = store.config["settings"]
-    changed = sorted(k for k in now if not k.startswith("warmup") and before.get(k) != now[k])
+    ours = {"curvature"} if decided and "outputs" in store.config else set()
+    changed = sorted(k for k in now if not k.startswith("warmup") and k not in ours and before.get(k) != now[k])
     if changed:
         pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)
         raise MismatchError(f"settings changed ({pairs}). Resume with the run's settings, or record into a new folder.")

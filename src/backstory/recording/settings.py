@@ -14,7 +14,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -196,6 +196,7 @@ class Settings:
     warmup_steps: int = 8
     warmup_bytes: int = 2 << 30
     most_dims: int | None = 12_000
+    watches_outputs: bool = field(default=False, init=False)  # the first step decides on the curvature
 
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
@@ -254,7 +255,10 @@ class Settings:
             "curvature_of": "windows" if learned else "steps",
             "encoding": "int8" if learned else "float16",
         }
-        return replace(self, **{k: value for k, value in chosen.items() if getattr(self, k) == "auto"})
+        out = replace(self, **{k: value for k, value in chosen.items() if getattr(self, k) == "auto"})
+        decides = self.curvature == "auto" and loss_reduction != "token-mean" and out.windows
+        object.__setattr__(out, "watches_outputs", decides)
+        return out
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json; the chosen layers are in its table of layers."""
@@ -263,7 +267,7 @@ class Settings:
         return plain
 
 
-NAMES = tuple(field.name for field in fields(Settings))
+NAMES = tuple(x.name for x in fields(Settings) if x.init)
 
 
 def settings_of(settings: Settings | None, short: Mapping[str, Any]) -> Settings:

@@ -71,6 +71,7 @@ class StepScope:
             int, list[Tensor]
         ] = {}  # slot -> ∂L/∂ℓ of each backward pass, where ℓ is in the graph
         self.curvature: CurvatureRows | None = None  # rows beside the gradient's, set by the watcher if there are any
+        self.watched = False  # the watcher sees the outputs itself
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
@@ -129,13 +130,13 @@ class StepScope:
             )
         if mask is not None and self.tokens[-1] is None:
             self.tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
-        if self.curvature is not None:
+        if self.curvature is not None and not self.watched:
             self.curvature.take(self, logits, kind, mask, reduction)
 
     @contextmanager
     def outputs_of(self, model: nn.Module, kind: str, reduction: str | None = None) -> Iterator[None]:
         """Inside, pass on the outputs of `model` (their `logits`, if any) where curvature needs them."""
-        if self.curvature is None:
+        if self.curvature is None or self.watched:
             yield
             return
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..capture import OptimizerReader, Tap
 from ..capture.batches import BatchDigest
@@ -20,9 +20,10 @@ from ..maths.projection import Basis, Shape
 from .adam import Adaptive
 from .checks import Passes, check_sums, left_over
 from .curvature import CurvatureRows
+from .outputs import Loss, OutputWatch
 from .projecting import basis_like
 from .reduction import check_reduction
-from .settings import Settings
+from .settings import Exact, Settings
 from .step import Part, StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
@@ -52,6 +53,9 @@ class StepWatcher:
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._windows = settings.windows
+        self._outputs = OutputWatch(model, self._take_outputs, lambda: self._tap.muted or self._tap.slot is None)
+        self._deciding = settings.watches_outputs  # on the curvature, by the first step
+        self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far
         self.single: list[
@@ -83,12 +87,15 @@ class StepWatcher:
         self._tap.attach()
         self._digest.attach()
         self.reader.attach()
+        if self._deciding or self.loss is not None:
+            self._outputs.attach()
 
     def detach(self) -> None:
         """Remove the hooks."""
         self._tap.detach()
         self._digest.detach()
         self.reader.detach()
+        self._outputs.detach()
 
     def reshape(self, shapes: Sequence[Shape]) -> None:
         """The blocks in other coordinates."""
@@ -103,6 +110,7 @@ class StepWatcher:
         self.reader.begin()
         self._tap.begin()
         self._digest.begin()
+        self._outputs.begin()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
@@ -114,7 +122,37 @@ class StepWatcher:
             scope.stale = left_over(scope, self.blocks)
         if self.form.passes and seen:
             scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
+            scope.watched = self.loss is not None
         return scope
+
+    def know(self, loss: Loss | None) -> None:
+        """What the first step has shown, of this recording or of the one that goes on: the curvature that is taken from here on."""
+        self._deciding, self.loss, self._outputs.looking = False, loss, False
+        if loss is None:
+            self._outputs.detach()
+            return
+        self.form = Exact(outputs=loss.entries)
+        self._tap.keep_calls = True
+
+    def _decide(self, scope: StepScope) -> None:
+        """At the end of the first step, which has no curvature samples where the loss can be told."""
+        scale = self.reader.loss_scale
+        self.know(self._outputs.loss([w * scale for w in scope.weights().split(scope.sizes)]))
+        if self.loss is not None:
+            self._part = Part(False, self.adaptive.preconditioned)
+
+    def _take_outputs(self, outputs: Tensor) -> None:
+        scope, loss = self._scope, self.loss
+        if scope is None or scope.curvature is None or loss is None:
+            return
+        if scope.curvature.is_complete(scope) or len(outputs) != scope.sizes[-1] or outputs[0].numel() != loss.entries:
+            self._unsee(scope)  # the model is called again, or for something else
+        else:
+            scope.curvature.take(scope, outputs, loss.kind, None, loss.reduction)
+
+    def _unsee(self, scope: StepScope) -> None:
+        """The step gives no rows for the curvature of its window after all."""
+        scope.curvature, self._part = None, Part(False, self.adaptive.preconditioned)
 
     def end(self) -> TakenStep | None:
         """The step is complete; None where the optimizer has not stepped."""
@@ -153,8 +191,12 @@ class StepWatcher:
         scope.weights()
         if self.form.split:
             scope.terms()
+        if scope.curvature is not None and scope.watched and not scope.curvature.is_complete(scope):
+            self._unsee(scope)
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
+        if self._deciding:
+            self._decide(scope)
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)

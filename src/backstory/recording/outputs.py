@@ -1,0 +1,95 @@
+r"""What loss a model's outputs go into, seen from the gradient that comes back to them in the first step.
+
+With f the outputs, w the weight of a sample and δ = ∂L/∂f,
+
+    cross-entropy   δ = w (softmax f − y),  y a distribution over the classes
+    bce             δ = w c (σ(f) − y),     y 0 or 1,  c = 1 or one over the number of outputs
+
+so y, computed from δ, tells. Where the outputs of a sample are few, exact curvature of some steps of each window is then affordable, and far
+better than the gradients' own: 0.94 / 0.88 in place of 0.46 / 0.52 (a small MLP with AdamW, `experiments/results/fidelity.md`).
+Squared error cannot be told: any δ would do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..capture.hooks import HALF
+
+MOST = 32  # outputs of a sample: so many more backward passes a seen step has
+CLOSE = {True: 2e-2, False: 1e-3}  # how far y may be from what it must be, in half precision and else
+
+
+class Loss(NamedTuple):
+    """The loss that a model's outputs go into."""
+
+    kind: str
+    reduction: str  # of a sample's own terms
+    entries: int  # outputs of a sample
+
+
+class OutputWatch:
+    """Sees the outputs of a model, once for each micro-batch, and in the first step the gradient that comes back to them."""
+
+    def __init__(self, model: nn.Module, on_outputs: Callable[[Tensor], None], is_ours: Callable[[], bool]) -> None:
+        self._model, self._on_outputs, self._is_ours = model, on_outputs, is_ours
+        self._handle: RemovableHandle | None = None
+        self._seen: list[tuple[Tensor, list[Tensor]]] = []  # outputs, and the gradients that came back to them
+        self.looking = True  # for the loss
+
+    def attach(self) -> None:
+        """Install the hook."""
+        hook = torch.compiler.disable(self._after_forward)
+        self._handle = self._model.register_forward_hook(hook)
+
+    def detach(self) -> None:
+        """Remove it."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+    def begin(self) -> None:
+        """A new step."""
+        self._seen.clear()
+
+    def _after_forward(self, module: nn.Module, args: Any, out: Any) -> None:
+        outputs = getattr(out, "logits", out)
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad or self._is_ours():
+            return
+        if self.looking:
+            back: list[Tensor] = []
+            outputs.register_hook(lambda delta: None if self._is_ours() else back.append(delta.detach()))
+            self._seen.append((outputs.detach(), back))
+        else:
+            self._on_outputs(outputs)
+
+    def loss(self, weights: Sequence[Tensor]) -> Loss | None:
+        """The loss of the step, from the weights (with the loss scale) of each micro-batch's samples; None where it cannot be told."""
+        self.looking = False
+        found: set[Loss | None] = {None} if len(weights) != len(self._seen) else set()
+        for (outputs, back), weight in zip(self._seen, weights, strict=False):
+            fits = len(back) == 1 and outputs.dim() > 0 and len(outputs) == len(weight) and bool((weight > 0).all())
+            found.add(loss_of(outputs, back[0], weight) if fits else None)
+        self._seen.clear()
+        return found.pop() if len(found) == 1 else None
+
+
+def loss_of(outputs: Tensor, delta: Tensor, weight: Tensor) -> Loss | None:
+    """What a micro-batch shows."""
+    entries = outputs[0].numel()
+    if entries > MOST:
+        return None
+    close, f = CLOSE[outputs.dtype in HALF or delta.dtype in HALF], outputs.double().cpu()
+    back = delta.double().cpu() / weight.double().cpu().reshape(-1, *[1] * (f.dim() - 1))
+    if f.dim() == 2 and entries > 1:
+        y = f.softmax(1) - back
+        if bool((y > -close).all()) and bool(((y.sum(1) - 1).abs() < close).all()) and bool((y < 1 + close).all()):
+            return Loss("cross-entropy", "sum", entries)
+    for reduction, c in {"sum": 1.0, "mean": 1 / entries}.items():
+        y = f.sigmoid() - back / c
+        if bool((y * (1 - y)).abs().max() < close):
+            return Loss("bce", reduction, entries)
+    return None
