@@ -1,10 +1,10 @@
 r"""Windows: the steps of a run that share one curvature, and which of them give rows for it.
 
-Windows are `first` steps long. Where the run's length is not known they grow: after eight windows of one length the next are twice as long,
+Windows are `first` steps long. Where the run's length is not known they grow: after twelve windows of one length the next are twice as long,
 
-    8 windows of n steps, 8 of 2 n, 8 of 4 n, …      step t lies in the group k = ⌊log₂(t / 8n + 1)⌋, which begins at 8n (2ᵏ − 1)
+    12 windows of n steps, 12 of 2 n, 12 of 4 n, …      step t lies in the group k = ⌊log₂(t / 12n + 1)⌋, which begins at 12n (2ᵏ − 1)
 
-so that a run of T steps has about 8 log₂(T / 8n) of them. Of each window, `seen` steps give rows, evenly spread:
+so that a run of T steps has about 12 log₂(T / 12n) of them. Of each window, `seen` steps give rows, evenly spread:
 
     step lo + i of a window of n steps is seen where  (i · seen) mod n < seen
 """
@@ -12,7 +12,7 @@ so that a run of T steps has about 8 log₂(T / 8n) of them. Of each window, `se
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-ALIKE = 8  # windows of one length
+ALIKE = 12  # windows of one length
 Span = tuple[int, int]  # from step, to step
 
 
