@@ -15,8 +15,9 @@ from backstory import insight
 from backstory.errors import StoreError, UsageError
 from backstory.run import compress
 from backstory.run.run import Run
-from backstory.run.sweep import Compressed, forward, read_window
+from backstory.run.sweep import Shared, forward
 from backstory.store import RunStore
+from backstory.store.windows import Windows
 
 STEPS = 8
 EXACT: dict[str, Any] = {"dtype": torch.float64, "encoding": "float64"}
@@ -97,7 +98,7 @@ def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
     assert [tuple(s) for s in spans] == [(0, 3), (3, 6), (6, 8)]
     assert report.windows == 3
     for lo, hi in spans:
-        V = read_window(store, (lo, hi), torch.float64).V
+        V = store.windows.read((lo, hi), torch.float64).V
         assert_close(V.T @ V, torch.stack(H[lo:hi]).mean(0), 1e-9, "weights of the steps, or √ of their number")
     assert report.energy == pytest.approx(1.0, abs=1e-9)
 
@@ -105,7 +106,7 @@ def test_a_window_is_the_mean_of_its_steps(tmp_path: Path) -> None:
 def test_a_rank_keeps_the_leading_part(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
     report = run.compress(tmp_path / "small", rank=3, windows=1)
-    V = read_window(backstory.open(tmp_path / "small")._store, (0, STEPS), torch.float64).V
+    V = backstory.open(tmp_path / "small")._store.windows.read((0, STEPS), torch.float64).V
     values = torch.linalg.eigvalsh(torch.stack(curvatures(run)).mean(0)).flip(0)
     assert V.shape[0] == report.rows == 3
     assert float(V.square().sum()) == pytest.approx(float(values[:3].sum()), rel=0.05)  # gathered in several pieces
@@ -151,7 +152,7 @@ def test_everything_beside_the_rows_is_carried_over(tmp_path: Path) -> None:
     assert small._store.embeddings() == {}, "embeddings belong to the curvature that made them"
     same = {k: v for k, v in small.config.items() if k in run.config and run.config[k] != v}
     assert same.keys() == {"features", "curvature_rows"}
-    assert small.config["features"] == [*run.config["features"], "compressed"]
+    assert small.config["features"] == [*run.config["features"], "windows"]
     assert any("retain 100.0% of its trace" in note for note in small.query_gradients(queries(small)).caveats)
     assert report.path == str(tmp_path / "small")
     assert not (tmp_path / "small.partial").exists()
@@ -174,7 +175,7 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
     steps = [s for chunk in forward(run._store, STEPS, dtype=torch.float64) for s in chunk.steps]
     assert all(s.clip < 1 for s in steps)
     for step in steps:
-        d = compress.smallest(step)
+        d = compress.dual_of(step)
         assert step.dot_g is not None
         assert step.dot_v is not None
         assert step.V is not None
@@ -186,8 +187,8 @@ def test_only_clipped_steps_keep_such_a_vector(tmp_path: Path) -> None:
     recorded("adamw, preconditioned", tmp_path / "run").compress(tmp_path / "small", windows=2)
     recorded("adamw, preconditioned, clipped", tmp_path / "run2").compress(tmp_path / "small2", windows=2)
     free, clipped = (backstory.open(tmp_path / name)._store for name in ("small", "small2"))
-    assert read_window(free, (0, 4), torch.float64).d is None
-    d = read_window(clipped, (0, 4), torch.float64).d
+    assert free.windows.read((0, 4), torch.float64).d is None
+    d = clipped.windows.read((0, 4), torch.float64).d
     assert d is not None
     assert len(d) == 4
 
@@ -196,7 +197,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run").compress(tmp_path / "small", windows=2)
     (file,) = (tmp_path / "small").glob("curvature-00000004-*")
     file.unlink()
-    assert backstory.open(tmp_path / "small")._store.verify() == [f"{file.name} is missing."]
+    assert backstory.open(tmp_path / "small")._store.verify() == ["the curvature of steps 4 to 7 is missing."]
 
 
 def test_the_config_is_that_of_now(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(compress, "write_window", full)
+    monkeypatch.setattr(Windows, "write", full)
     with pytest.raises(OSError, match="no space"):
         run.compress(tmp_path / "small")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
@@ -297,7 +298,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_older_readers_do_not_take_it_for_a_run_without_curvature(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run").compress(tmp_path / "small")
-    assert json.loads((tmp_path / "small" / "config.json").read_text())["features"] == ["factors", "compressed"]
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["features"] == ["factors", "windows"]
 
 
 def test_more_windows_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
@@ -306,4 +307,4 @@ def test_more_windows_than_steps_are_as_many_as_steps(tmp_path: Path) -> None:
 
 def test_other_runs_keep_their_steps(tmp_path: Path) -> None:
     run = recorded("sgd", tmp_path / "run")
-    assert Compressed(run._store, torch.float64).fill([], 0) == []
+    assert Shared(run._store, torch.float64).fill([], 0) == []

@@ -71,18 +71,19 @@ def compress(
     out: Annotated[Path, typer.Argument(help="A new folder for the compressed run.", show_default=False)],
     rank: Annotated[int, typer.Option(help="Curvature directions per window (0 keeps all).", min=0)] = 512,
     windows: Annotated[
-        int | None, typer.Option(help="Number of windows; chosen automatically if not given.", min=1)
+        int | None,
+        typer.Option(help="Number of windows, for a run without any; chosen automatically if not given.", min=1),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="float16, int8, float32 or float64; the run's own if not given.", metavar="NAME")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a smaller copy of a run, faster to embed.
-
-    Curvature is averaged over windows of steps.
-    """
+    """Write a smaller copy of a run: fewer curvature directions per window, or another encoding."""
     from ..run.run import Run
 
     with output.one_bar("compress") as progress:
-        report = Run(run).compress(out, rank=rank or None, windows=windows, progress=progress)
+        report = Run(run).compress(out, rank=rank or None, windows=windows, encoding=encoding, progress=progress)
     if json:
         output.emit(report.as_dict())
         return

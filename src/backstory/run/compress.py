@@ -1,7 +1,7 @@
-r"""Compress a run: replace the curvature samples of each occurrence by a few per window of steps.
+r"""Compress a run: change the rank of its curvature or the encoding of its numbers; curvature of single occurrences becomes that of windows.
 
-Curvature changes slowly, and the rows of one step are a noisy sample of it; their mean over a window takes less room and is
-nearer to the truth in fine-tuning (`experiments/results/fidelity.md`). Of a window of N occurrences with R rows each, p coordinates, what is smaller is kept:
+A run that was recorded with windows keeps them, with fewer of their leading directions. Of one that stores curvature samples of every
+occurrence, windows of N occurrences with R rows each and p coordinates are made; what is smaller is kept:
 
     min(r, N R, p) rows:  the sum itself where r is not below the other two, a sketch of the leading directions otherwise
 
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError, UsageError
+from ..maths.encoding import check as check_encoding
 from ..maths.shared_curvature import Sketch, smallest
-from ..maths.steps import NAMES, Step
+from ..maths.steps import NAMES, Step, curvature_rows
 from ..maths.windows import Span
 from ..results.row import Row
 from ..store import RunStore, StepRecord, layout
@@ -50,14 +51,21 @@ class CompressReport(Row):
 
 
 def compress(
-    store: RunStore, out: Path, *, rank: int | None, windows: int | None, progress: Progress | None
+    store: RunStore,
+    out: Path,
+    *,
+    rank: int | None,
+    windows: int | None,
+    encoding: str | None,
+    progress: Progress | None,
 ) -> CompressReport:
     """Write the compressed run to `out`; `store` is open for writing, so that nobody records into it meanwhile."""
-    _check(store, out, rank, windows)
-    spans = windows_of(store, windows or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
+    _check(store, out, rank, windows, encoding)
+    spans = store.windows.spans(store.n_steps()) if store.has_windows else []
+    spans = spans or windows_of(store, windows or max(1, store.n_rows() // (OCCURRENCES * (rank or store.width))))
     partial = _claimed(out)
     try:
-        with _made(store, partial, spans, rank) as new:
+        with _made(store, partial, spans, rank, encoding) as new:
             energy, rows = _fill(store, new, spans, rank, progress)
             new.update_config(compressed={**new.config["compressed"], "energy": energy})
             _beside(store, new)
@@ -92,35 +100,41 @@ def windows_of(store: RunStore, count: int) -> list[Span]:
     return list(pairwise(cuts))
 
 
-def _check(store: RunStore, out: Path, rank: int | None, windows: int | None) -> None:
+def _check(store: RunStore, out: Path, rank: int | None, windows: int | None, encoding: str | None) -> None:
     if rank is not None and rank < 1:
         raise UsageError(f"rank must be at least 1, or None to keep the full sum, got {rank}.")
     if windows is not None and windows < 1:
         raise UsageError(f"windows must be at least 1, got {windows}.")
+    if encoding is not None:
+        check_encoding(encoding)
     if store.path.resolve() in out.resolve().parents:
         raise UsageError(f"out must not be inside the run itself, got {str(out)!r}.")
     if out.exists():
         raise StoreError(f"{out} already exists. Choose a new path.")
     if store.n_steps() == 0:
         raise StoreError("the run has no complete step, so there is nothing to compress.")
-    if store.config.get("compressed"):
-        raise UsageError("this run is already compressed. Compress the original run with another rank.")
-    if not store.curvature_rows:
+    if store.has_windows:
+        if windows is not None:
+            raise UsageError(
+                f"windows={windows} cannot be chosen: the run already keeps its curvature by windows. Give rank= or encoding= instead."
+            )
+    elif not store.curvature_rows and encoding in (None, store.config["encoding"]):
         raise UsageError(
             "this run stores no separate curvature samples (it uses its gradients), so compressing would not make it "
-            "smaller. Record with curvature='sampled', or with position groups."
+            "smaller. Pass another encoding=, or record with curvature_of='windows'."
         )
 
 
-def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None) -> RunStore:
+def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None, encoding: str | None) -> RunStore:
     """An empty run with the same gradient rows and no curvature rows."""
-    config = {k: v for k, v in store.read_config().items() if k not in layout.FIXED}  # the store fills these in
+    ours = (*layout.FIXED, "windows")  # the store fills these in, and no window is open
+    config = {k: v for k, v in store.read_config().items() if k not in ours}
     factors = [None if isinstance(block, int) else block for block in store.blocks]
     config["compressed"] = {"windows": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
     return RunStore.create(
         path,
         layers=[(layer["name"], layer["dims"]) for layer in store.config["layers"]],
-        encoding=store.config["encoding"],
+        encoding=encoding or store.config["encoding"],
         n_groups=store.config["groups"],
         config=config,
         diagonal=store.config["diagonal"],
@@ -134,31 +148,56 @@ def _fill(
 ) -> tuple[float, int]:
     """Rows and curvature of all windows; the share of the trace that is kept, and the rows of curvature."""
     dtype = torch.float64 if store.config["encoding"] == "float64" else torch.float32
-    preconditioned = is_preconditioned(store)
+    window_of = _narrowed if store.has_windows else _averaged
     retained = total = 0.0
     count = 0
     for span in spans:
-        sketch, d = Sketch(store.width, rank), list[Tensor]()
-        for chunk in forward(store, span[1], dtype=dtype, start=span[0]):
-            new.append(list(_records(store, chunk)))
-            for step in chunk.steps:
-                assert step.V is not None
-                sketch.add(step.V / (span[1] - span[0]) ** 0.5)
-                d += [dual_of(step)] if preconditioned and step.clip < 1 else []
-            if progress is not None:
-                progress(chunk.first_step + len(chunk.steps), spans[-1][1])
-        V = sketch.rows()
-        new.windows.write(span, Window(V, torch.stack(d) if d else None))
-        retained, total, count = retained + sketch.retained, total + sketch.total, count + len(V)
+        chunks = _copied(store, new, span, dtype, progress)
+        window, kept, whole = window_of(store, span, chunks, dtype, rank)
+        new.windows.write(span, window)
+        retained, total, count = retained + kept, total + whole, count + len(window.V)
     return retained / total if total else 1.0, count
+
+
+def _copied(
+    store: RunStore, new: RunStore, span: Span, dtype: torch.dtype, progress: Progress | None
+) -> Iterator[Chunk]:
+    """The chunks of a window, once their gradient rows are in the new run."""
+    for chunk in forward(store, span[1], dtype=dtype, start=span[0]):
+        new.append(list(_records(store, chunk)))
+        yield chunk
+        if progress is not None:
+            progress(chunk.first_step + len(chunk.steps), store.n_steps())
+
+
+def _averaged(
+    store: RunStore, span: Span, chunks: Iterator[Chunk], dtype: torch.dtype, rank: int | None
+) -> tuple[Window, float, float]:
+    """A window of steps that have their own curvature, and its trace before and after."""
+    sketch, d, preconditioned = Sketch(store.width, rank), list[Tensor](), is_preconditioned(store)
+    for chunk in chunks:
+        for step in chunk.steps:
+            sketch.add(curvature_rows(step) / (span[1] - span[0]) ** 0.5)
+            d += [dual_of(step)] if preconditioned and step.clip < 1 else []
+    return Window(sketch.rows(), torch.stack(d) if d else None), sketch.retained, sketch.total
+
+
+def _narrowed(
+    store: RunStore, span: Span, chunks: Iterator[Chunk], dtype: torch.dtype, rank: int | None
+) -> tuple[Window, float, float]:
+    """A window with fewer directions; its rows are orthogonal, the largest first."""
+    for _ in chunks:
+        pass
+    V, d = store.windows.read(span, dtype)
+    return Window(V[:rank], d), float(V[:rank].square().sum()), float(V.square().sum())
 
 
 def dual_of(step: Step) -> Tensor:
     """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the rows of a clipped step: its curvature rows, and its gradient rows, whose sum J must shrink."""
-    assert step.V is not None
-    assert step.dot_v is not None
     assert step.dot_g is not None
     root = step.w.sqrt()
+    if step.V is None or step.dot_v is None:
+        return smallest(root[:, None] * step.G, root * step.dot_g)
     return smallest(torch.cat([step.V, root[:, None] * step.G]), torch.cat([step.dot_v, root * step.dot_g]))
 
 
@@ -183,7 +222,7 @@ def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
 def _beside(store: RunStore, new: RunStore) -> None:
     """What lies beside the rows: bases, checkpoints, query sets, the recipe and its batches, samples."""
     for name in store.tensor_names():
-        if not name.startswith("seg-"):  # embeddings belong to the curvature that made them
+        if not name.startswith(("seg-", "curvature-")):  # embeddings belong to the curvature that made them
             new.save_tensors(name, store.load_tensors(name), store.tensor_metadata(name))
     if (recipe := store.recipe()) is not None:
         new.put_recipe(recipe)

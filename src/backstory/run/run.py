@@ -242,16 +242,22 @@ class Run:
 
     @own_precision()
     def compress(
-        self, out: str | Path, *, rank: int | None = RANK, windows: int | None = None, progress: Progress | None = None
+        self,
+        out: str | Path,
+        *,
+        rank: int | None = RANK,
+        windows: int | None = None,
+        encoding: str | None = None,
+        progress: Progress | None = None,
     ) -> CompressReport:
-        """Write a smaller copy of this run to `out`, with curvature averaged over windows of steps.
+        """Write a smaller copy of this run to `out`: with fewer curvature directions per window, or in another encoding.
 
-        Each window retains the `rank` leading directions of its curvature (None: all). By default a window has four times as
-        many occurrences as the rank. For fine-tuned models, results came closer to leave-one-out retraining. This run is not
+        Each window retains the `rank` leading directions of its curvature (None: all). Of a run that stores curvature samples of
+        every occurrence, `windows` are made (by default one for four times as many occurrences as the rank). This run is not
         changed; embeddings are not copied.
         """
         with RunStore.open(self.path, write=True) as store:
-            return compress(store, Path(out), rank=rank, windows=windows, progress=progress)
+            return compress(store, Path(out), rank=rank, windows=windows, encoding=encoding, progress=progress)
 
     def query(
         self,
