@@ -77,7 +77,9 @@ def projected(rows: Tensor, model: nn.Module, run: Path) -> Tensor:
     for name, p in model.named_parameters():
         G = rows[:, lo : lo + p.numel()].reshape(len(rows), p.shape[0], -1)
         lo += p.numel()
-        left, right = (as_matrix(sides.get(f"{name}/{s}"), d) for s, d in zip(("left", "right"), G.shape[1:], strict=True))
+        left, right = (
+            as_matrix(sides.get(f"{name}/{s}"), d) for s, d in zip(("left", "right"), G.shape[1:], strict=True)
+        )
         row = torch.einsum("boi,or,ik->brk", G, left, right).flatten(1)
         out.append(row @ as_matrix(sides.get(f"{name}/core"), row.shape[1]))
     return torch.cat(out, 1)

@@ -117,11 +117,35 @@ def test_the_ceiling_is_what_that_rank_would_keep(ceiling: int, tmp_path: Path) 
     assert float(kept[:12].square().sum()) / whole == pytest.approx(run.config["energy"], rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("rank", "most_dims", "width"),
+    [(2, 7, 7), (2, 17, 17), (2, 100, 18), (2, None, 18), ("auto:0.999/4", 7, 7), (2, 1, 4), (12, 50, 50)],
+)
+def test_a_bound_on_all_coordinates_keeps_the_best_so_many(
+    rank: int | str, most_dims: int | None, width: int, tmp_path: Path
+) -> None:
+    """Rank 2 gives 4 + 8 + 4 + 2; below four there is one for each parameter; all of rank 12 would fit without a core."""
+    model, rows = recorded(tmp_path / "run", rank=rank, most_dims=most_dims)
+    run, inside = backstory.open(tmp_path / "run"), between_sides(rows[:12], model, tmp_path / "run")
+    assert run.width == stored(tmp_path / "run").rows.shape[1] == width
+    assert run._store.dims == fewest(energies(inside), torch.inf, width)
+    sides = (3, 3) if rank == 2 else (9, 12)
+    assert check_sides(rows[:12], model, tmp_path / "run")["0.weight"] == sides, "a bound narrows no side"
+
+
+def test_a_bound_leaves_other_projections_as_they_are(tmp_path: Path) -> None:
+    for kind, width in (("random", 18), ("mask", 18), ("full", 137)):
+        recorded(tmp_path / kind, projection=kind, rank=2, most_dims=5)
+        assert RunStore.open(tmp_path / kind).width == width
+
+
 def test_no_more_than_there_is(tmp_path: Path) -> None:
     """Only coordinates between directions that some row has: of two classes a side of the last layer has one."""
     model, rows = recorded(tmp_path / "run", rank="auto:0.9999999999")
     run, G = backstory.open(tmp_path / "run"), by_parameter(rows[:12], model)
-    directions = [[np.linalg.matrix_rank(np.einsum(m, x, x)) for m in ("bij,bkj->ik", "bij,bik->jk")] for x in G.values()]
+    directions = [
+        [np.linalg.matrix_rank(np.einsum(m, x, x)) for m in ("bij,bkj->ik", "bij,bik->jk")] for x in G.values()
+    ]
     assert directions[2][0] == directions[3][0] == 1
     assert all(k <= out * inner for k, (out, inner) in zip(run._store.dims, directions, strict=True))
     assert run.config["energy"] == pytest.approx(1)

@@ -336,7 +336,9 @@ def test_a_layout_is_settled_anew_before_the_first_row_only(tmp_path: Path) -> N
 def test_a_wider_layout_or_one_of_another_number_is_refused(dims: list[int], tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as store:
         before = (tmp_path / "run" / "config.json").read_bytes()
-        with pytest.raises(StoreError, match=rf"keep at most 12 coordinates in 2 layers, got {sum(dims)} in {len(dims)}"):
+        with pytest.raises(
+            StoreError, match=rf"keep at most 12 coordinates in 2 layers, got {sum(dims)} in {len(dims)}"
+        ):
             store.relayout(dims)
         assert (store.dims, (tmp_path / "run" / "config.json").read_bytes()) == ([5, 7], before)
 
