@@ -211,6 +211,28 @@ def test_ranks_are_one_number_a_pair_or_patterns(rank: Any, expected: list[int])
     assert [(b.name, b.shape.dims) for b in blocks.blocks] == list(zip(ALL, expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("rank", "most", "expected"),
+    [
+        (None, None, [20, 4, 4, 12, 3, 6]),
+        (None, 49, [20, 4, 4, 12, 3, 6]),
+        (None, 48, [20, 4, 4, 12, 3, 5]),
+        (None, 20, [8, 2, 1, 5, 1, 3]),
+        (2, 12, [3, 2, 2, 2, 1, 2]),
+        (2, 1, [1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_all_parameters_together_have_no_more_coordinates_than_asked_for(
+    rank: Any, most: int | None, expected: list[int]
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    blocks = find_blocks(net, optimizer, rank=rank, most=most).blocks
+    assert [(b.name, b.shape.dims) for b in blocks] == list(zip(ALL, expected, strict=True))
+    free = find_blocks(net, optimizer, rank=rank).blocks
+    assert [b.shape._replace(core=0) for b in blocks] == [b.shape for b in free], "sides are those of the rank"
+
+
 def test_ranks_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match=r"no pattern in rank= matches 'body.embed.weight'. Add one"):
         actual(model(), rank={"out*": 1})

@@ -19,6 +19,7 @@ from tests.models.language import (
     token_losses,
     train,
 )
+from tests.support.bases import as_matrix
 from tests.support.loops import terms_of
 from tests.support.oracles import assert_close, assert_same
 from torch import Tensor, nn
@@ -76,11 +77,11 @@ def projected(rows: Tensor, model: nn.Module, run: Path) -> Tensor:
     for name, p in model.named_parameters():
         G = rows[:, lo : lo + p.numel()].reshape(len(rows), p.shape[0], -1)
         lo += p.numel()
-        left = sides.get(f"{name}/left", torch.eye(G.shape[1])).double()
-        right = sides.get(f"{name}/right", torch.eye(G.shape[2])).double()
+        left, right = (
+            as_matrix(sides.get(f"{name}/{s}"), d) for s, d in zip(("left", "right"), G.shape[1:], strict=True)
+        )
         row = torch.einsum("boi,or,ik->brk", G, left, right).flatten(1)
-        core = sides.get(f"{name}/core", torch.eye(row.shape[1])).double()
-        out.append(torch.einsum("bk,kc->bc", row, core))
+        out.append(row @ as_matrix(sides.get(f"{name}/core"), row.shape[1]))
     return torch.cat(out, 1)
 
 

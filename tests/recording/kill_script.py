@@ -38,10 +38,15 @@ def batches(start: int) -> list[list[int]]:
     return [order[t * BATCH : (t + 1) * BATCH] for t in range(start, STEPS)]
 
 
+def net() -> nn.Module:
+    """5 -> 6 -> 3."""
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
 def main(run: Path, own: Path, pause: float, workers: int = 2) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     start = load(own, model, optimizer)
     resume = (run / "config.json").exists()

@@ -13,16 +13,16 @@ import psutil
 import pytest
 import torch
 from tests.recording import kill_script
-from tests.support.loops import same_numbers, stored
+from tests.support.loops import same_numbers, stored, terms_of
 from tests.support.oracles import assert_same
 
 import backstory
 from backstory.store import RunStore
 
 PATIENCE = 90.0  # seconds for anything that should take a few
-CORE = 2 * 30  # a basis is kept in float32: each number of a core, up to 6 × 5 to a row, may be the next one
 SOURCE = Path(backstory.__path__[0]).parent
 ROOT = Path(__file__).parents[2]
+TERMS = terms_of(kill_script.net(), kill_script.STEPS)
 
 
 def start(run: Path, own: Path, pause: float) -> "subprocess.Popen[bytes]":
@@ -107,9 +107,9 @@ def test_a_run_survives_kills(kills: int, seed: int, tmp_path: Path) -> None:
     last = start(run, own, pause=0.0)
     assert last.wait(PATIENCE) == 0, own.with_suffix(".err").read_text()
     kill_script.main(tmp_path / "undisturbed", tmp_path / "other.pt", 0.0, workers=0)
-    same_numbers(stored(run), stored(tmp_path / "undisturbed"), CORE, torch.float32)
+    same_numbers(stored(run), stored(tmp_path / "undisturbed"), TERMS)
     one, two = (RunStore.open(p).load_tensors("basis") for p in (run, tmp_path / "undisturbed"))
     for name in two:
-        assert_same(one[name], two[name], CORE, dtype=torch.float32)
+        assert_same(one[name], two[name], TERMS)
     assert backstory.open(run).config["fingerprints"][str(kill_script.STEPS)]
     assert np.isfinite(stored(run).rows.numpy()).all()

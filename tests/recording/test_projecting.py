@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.recording.test_warmup import by_parameter, wide_batch, wide_net
+from tests.recording.test_warmup import between_sides, by_parameter, check_sides, cores_of, wide_batch, wide_net
 from tests.support.loops import (
     Interrupted,
     cross_entropy,
@@ -36,14 +36,12 @@ from torch import Tensor, nn
 import backstory
 from backstory.errors import DiskError, MismatchError
 from backstory.integrations.recording import Recording
-from backstory.recording import projecting as module
 from backstory.recording.from_checkpoints import record_checkpoints
 from backstory.run.export import inspect
 from backstory.store import RunStore
 
 AUTO: dict[str, Any] = {"projection": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}
 STEPS = 7
-CORE = 2 * 108  # a basis is kept in float32: each number of a core, up to 12 × 9 to a row, may be the next one
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,36 +56,40 @@ def recorded(path: Path, size: int = 3, steps: int = STEPS, **settings: Any) -> 
     return model, torch.cat(rows)
 
 
-def eigenvalues(rows: Tensor, model: nn.Module) -> list[list[float]]:
-    """Of each parameter's own Σ g gᵀ, largest first."""
-    actual = [G.flatten(1).numpy() for G in by_parameter(rows, model).values()]
-    return [np.linalg.eigvalsh(X.T @ X)[::-1].clip(0).tolist() for X in actual]
+def energies(inside: Mapping[str, Tensor]) -> list[list[float]]:
+    """Of each parameter's coordinates between its sides: Σ x² over the rows, largest first."""
+    return [np.sort(np.square(x.numpy()).sum(0))[::-1].tolist() for x in inside.values()]
 
 
-def fewest(values: list[list[float]], share: float) -> list[int]:
-    """How many of each parameter, one at a time: the largest eigenvalue that is left, until the share is held."""
-    kept, whole = [1] * len(values), sum(map(sum, values))
-    while sum(sum(v[:k]) for v, k in zip(values, kept, strict=True)) < share * whole:
+def fewest(values: list[list[float]], wanted: float, most: int) -> list[int]:
+    """How many of each parameter, one at a time: the largest energy that is left, until there is enough, or `most` of them."""
+    kept = [1] * len(values)
+    while sum(kept) < most and sum(sum(v[:k]) for v, k in zip(values, kept, strict=True)) < wanted:
         left = [v[k] if k < len(v) else -1.0 for v, k in zip(values, kept, strict=True)]
         kept[left.index(max(left))] += 1
     return kept
 
 
 @pytest.mark.parametrize("size", [3, 9], ids=["few rows", "many rows"])
-@pytest.mark.parametrize("share", [0.3, 0.8, 0.97])
-def test_the_fewest_coordinates_that_hold_the_share(share: float, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "most"), [(0.3, 4), (0.8, 4), (0.97, 4), (0.3, 2), (0.6, 2)])
+def test_the_fewest_coordinates_that_hold_the_share(share: float, most: int, size: int, tmp_path: Path) -> None:
+    """Sides three times as wide as the ceiling: all of 12 × 9 for rank 4, and 6 × 6 of them for rank 2."""
     steps = 4 if size == 3 else 13  # 12 rows are fewer, 117 are more than the coordinates of any parameter
-    model, rows = recorded(tmp_path / "run", size, steps + 2, rank=f"auto:{share}/4", warmup_steps=steps)
+    model, rows = recorded(tmp_path / "run", size, steps + 2, rank=f"auto:{share}/{most}", warmup_steps=steps)
     run, n = backstory.open(tmp_path / "run"), steps * size
-    values = eigenvalues(rows[:n], model)
-    dims = run._store.dims
-    assert dims == fewest(values, share), f"of {[len(v) for v in values]} coordinates"
-    held = sum(sum(v[:k]) for v, k in zip(values, dims, strict=True)) / sum(map(sum, values))
-    assert run.config["energy"] == pytest.approx(held, rel=1e-6)
+    sides = check_sides(rows[:n], model, tmp_path / "run")
+    assert sides["0.weight"] == ((9, 12) if most == 4 else (6, 6))
+    inside, whole = between_sides(rows[:n], model, tmp_path / "run"), float(rows[:n].square().sum())
+    values, dims = energies(inside), run._store.dims
+    assert dims == fewest(values, share * whole, 999), f"of {[len(v) for v in values]} coordinates"
+    held = sum(sum(v[:k]) for v, k in zip(values, dims, strict=True)) / whole
+    assert run.config["energy"] == pytest.approx(held, rel=1e-12)
+    cores = cores_of(tmp_path / "run")
+    expected = torch.cat([x[:, cores[name]] for name, x in between_sides(rows, model, tmp_path / "run").items()], 1)
     kept = stored(tmp_path / "run").rows
-    assert kept.shape == ((steps + 2) * size, sum(dims)), "rows are as narrow as the choice"
-    ratio = float(kept[:n].square().sum() / rows[:n].square().sum())
-    assert ratio == pytest.approx(held, rel=1e-6), "the rows do not hold what the eigenvalues promise"
+    assert_close(kept, expected, 1e-12, "rows are as narrow as the choice")
+    ratio = float(kept[:n].square().sum()) / whole
+    assert ratio == pytest.approx(held, rel=1e-12), "the rows do not hold what the energies promise"
     assert ratio >= share
     assert run._store.verify() == []
 
@@ -104,22 +106,48 @@ def test_a_larger_share_keeps_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ceiling", [1, 2])
 def test_the_ceiling_is_what_that_rank_would_keep(ceiling: int, tmp_path: Path) -> None:
-    _, rows = recorded(tmp_path / "run", rank=f"auto:0.999/{ceiling}")
+    model, rows = recorded(tmp_path / "run", rank=f"auto:0.999/{ceiling}")
     recorded(tmp_path / "number", rank=ceiling)
     run, number = (backstory.open(tmp_path / x) for x in ("run", "number"))
-    assert run.width <= number.width
-    if ceiling == 1:
-        assert run._store.dims == number._store.dims, "the best so many are those of the number"
+    whole, values = float(rows[:12].square().sum()), energies(between_sides(rows[:12], model, tmp_path / "run"))
+    assert sum(fewest(values, 0.999 * whole, 999)) > number.width == run.width
+    assert run._store.dims == fewest(values, torch.inf, number.width), "not the best so many"
     kept = stored(tmp_path / "run").rows
     assert run.config["energy"] < 0.999
-    assert float(kept[:12].square().sum() / rows[:12].square().sum()) == pytest.approx(run.config["energy"], rel=1e-6)
+    assert float(kept[:12].square().sum()) / whole == pytest.approx(run.config["energy"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rank", "most_dims", "width"),
+    [(2, 7, 7), (2, 17, 17), (2, 100, 18), (2, None, 18), ("auto:0.999/4", 7, 7), (2, 1, 4), (12, 50, 50)],
+)
+def test_a_bound_on_all_coordinates_keeps_the_best_so_many(
+    rank: int | str, most_dims: int | None, width: int, tmp_path: Path
+) -> None:
+    """Rank 2 gives 4 + 8 + 4 + 2; below four there is one for each parameter; all of rank 12 would fit without a core."""
+    model, rows = recorded(tmp_path / "run", rank=rank, most_dims=most_dims)
+    run, inside = backstory.open(tmp_path / "run"), between_sides(rows[:12], model, tmp_path / "run")
+    assert run.width == stored(tmp_path / "run").rows.shape[1] == width
+    assert run._store.dims == fewest(energies(inside), torch.inf, width)
+    sides = (3, 3) if rank == 2 else (9, 12)
+    assert check_sides(rows[:12], model, tmp_path / "run")["0.weight"] == sides, "a bound narrows no side"
+
+
+def test_a_bound_leaves_other_projections_as_they_are(tmp_path: Path) -> None:
+    for kind, width in (("random", 18), ("mask", 18), ("full", 137)):
+        recorded(tmp_path / kind, projection=kind, rank=2, most_dims=5)
+        assert RunStore.open(tmp_path / kind).width == width
 
 
 def test_no_more_than_there_is(tmp_path: Path) -> None:
-    """Twelve rows have no more than twelve directions in any parameter; each has no more coordinates than its size."""
-    _, rows = recorded(tmp_path / "run", rank="auto:0.9999999999")
-    run = backstory.open(tmp_path / "run")
-    assert all(k <= min(12, d) for k, d in zip(run._store.dims, (108, 9, 18, 2), strict=True))
+    """Only coordinates between directions that some row has: of two classes a side of the last layer has one."""
+    model, rows = recorded(tmp_path / "run", rank="auto:0.9999999999")
+    run, G = backstory.open(tmp_path / "run"), by_parameter(rows[:12], model)
+    directions = [
+        [np.linalg.matrix_rank(np.einsum(m, x, x)) for m in ("bij,bkj->ik", "bij,bik->jk")] for x in G.values()
+    ]
+    assert directions[2][0] == directions[3][0] == 1
+    assert all(k <= out * inner for k, (out, inner) in zip(run._store.dims, directions, strict=True))
     assert run.config["energy"] == pytest.approx(1)
     assert_close(stored(tmp_path / "run").rows[:12].square().sum(1), rows[:12].square().sum(1), 1e-6)
 
@@ -220,17 +248,6 @@ def test_a_run_with_everything_kept_answers_as_in_full_coordinates(how: str, tmp
     assert_close(answers[0], answers[1], 1e-5)
 
 
-def test_memory_for_one_block_at_a_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in (("all", 512 << 20), ("one", 1)):
-        monkeypatch.setattr(module, "LEARNING_BYTES", limit)
-        recorded(tmp_path / name, size=9)  # of the four blocks some have fewer rows than coordinates, some more
-    one, two = (RunStore.open(tmp_path / x) for x in ("all", "one"))
-    assert one.dims == two.dims
-    a, b = (x.load_tensors("basis") for x in (one, two))
-    for name in a:
-        assert_same(b[name], a[name], CORE, dtype=torch.float32)
-
-
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +276,7 @@ def test_from_the_first_step_again_with_the_choice_that_was_made(tmp_path: Path)
 
 
 def equal(one: Path, two: Path) -> None:
-    same_numbers(stored(one), stored(two), CORE, torch.float32)
+    same_numbers(stored(one), stored(two), terms_of(wide_net(), STEPS))
     a, b = RunStore.open(one), RunStore.open(two)
     assert (a.config["blocks"], a.config["layers"]) == (b.config["blocks"], b.config["layers"])
     assert a.config["energy"] == pytest.approx(b.config["energy"], rel=1e-9)

@@ -44,7 +44,6 @@ def make() -> nn.Module:
 
 STEPS, WARM = 7, 4
 TERMS = terms_of(make(), STEPS, 3 * 5)
-CORE = 2 * 36  # a basis is kept in float32: each number of a core, up to 6 × 6 to a row, may be the next one
 CASES: dict[str, dict[str, Any]] = {
     "learned": {"projection": "learned", "rank": 2, "warmup_steps": WARM},
     "random": {"projection": "random", "rank": 2},
@@ -88,21 +87,17 @@ def loop(
 def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     """All tables and files agree, but for what an interruption after `ended` steps left at its own end."""
     first, second = RunStore.open(a), RunStore.open(b)
-    learned = first.config["settings"]["projection"] == "learned"
-    terms, dtype = (CORE, torch.float32) if learned else (TERMS, torch.float64)
-    same_numbers(stored(a), stored(b), terms, dtype)
+    same_numbers(stored(a), stored(b), TERMS)
     one, two = block_of(a), block_of(b)
     for name in ("curvature", "kappa", "hdot"):
-        assert_same(getattr(two, name), getattr(one, name), terms, dtype=dtype)
+        assert_same(getattr(two, name), getattr(one, name), TERMS)
     more = set(second.tensor_names()) - set(first.tensor_names())
     assert more <= (set() if ended is None else {f"{x}-{ended:08d}" for x in ("scale", "checkpoint", "state")})
     for name in first.tensor_names():  # basis, checkpoints, states, scales
         x, y = first.load_tensors(name), second.load_tensors(name)
         assert x.keys() == y.keys()
         for k in (k for k in x if not k.startswith("random/")):  # the user does not save these here
-            assert_same(
-                y[k], x[k], CORE if name == "basis" else TERMS, dtype=torch.float32 if name == "basis" else None
-            )
+            assert_same(y[k], x[k], TERMS)
     P, Q = first.diagonal(0, STEPS), second.diagonal(0, STEPS)
     assert (P is None) == (Q is None) == (first.config["settings"]["projection"] != "full")
     if P is not None and Q is not None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from typing import Any
 
 import pytest
 
@@ -31,9 +33,38 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         Settings(projection="pca")
     with pytest.raises(UsageError, match=r"encoding must be one of 'float16', .*'float64', got 'float'"):
         Settings(encoding="float")
-    for wrong in ({"warmup_steps": 0}, {"warmup_bytes": 0}):
-        with pytest.raises(UsageError, match="must be at least 1"):
-            Settings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        ({"warmup_steps": 0}, "warmup_steps=0"),
+        ({"warmup_bytes": 0}, "warmup_bytes=0"),
+        ({"most_dims": 0}, "most_dims=0"),
+        ({"warmup_bytes": -1, "most_dims": -3}, "warmup_bytes=-1, most_dims=-3"),
+    ],
+)
+def test_numbers_below_one_are_refused_by_name(wrong: dict[str, Any], got: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^warmup_steps, warmup_bytes, most_dims must be at least 1, got {re.escape(got)}\.$"
+    ):
+        Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        ({}, 12_000),
+        ({"rank": "auto:0.95"}, 12_000),
+        ({"most_dims": 1}, 1),
+        ({"most_dims": None}, None),
+        ({"projection": "random"}, None),
+        ({"projection": "mask", "most_dims": 5}, None),
+        ({"projection": "full", "most_dims": 5}, None),
+    ],
+)
+def test_only_a_learned_projection_is_bounded(settings: dict[str, Any], bound: int | None) -> None:
+    assert Settings(**settings).bound == bound
 
 
 @pytest.mark.parametrize("rank", [4, (4, 2), {"a*": 3, "*": (1, 2)}, "auto:0.95", "auto:.5/8"])

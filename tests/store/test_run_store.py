@@ -332,11 +332,13 @@ def test_a_layout_is_settled_anew_before_the_first_row_only(tmp_path: Path) -> N
         )
 
 
-@pytest.mark.parametrize("dims", [[5, 8], [6, 5], [12], [4, 4, 4], []])
-def test_a_layout_of_another_sum_or_number_is_refused(dims: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("dims", [[5, 8], [12, 1], [12], [4, 4, 4], [4], [1, 2, 3], []])
+def test_a_wider_layout_or_one_of_another_number_is_refused(dims: list[int], tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as store:
         before = (tmp_path / "run" / "config.json").read_bytes()
-        with pytest.raises(StoreError, match=rf"keep 12 coordinates in 2 layers, got {sum(dims)} in {len(dims)}"):
+        with pytest.raises(
+            StoreError, match=rf"keep at most 12 coordinates in 2 layers, got {sum(dims)} in {len(dims)}"
+        ):
             store.relayout(dims)
         assert (store.dims, (tmp_path / "run" / "config.json").read_bytes()) == ([5, 7], before)
 
@@ -384,12 +386,12 @@ def test_a_layout_may_become_narrower_before_the_first_row(encoding: str, tmp_pa
     with new_run(tmp_path / "run", encoding=encoding) as store:
         reader, cost = RunStore.open(tmp_path / "run"), store.bytes_per_row
         assert reader.n_steps() == 0
-        store.relayout([1, 3], narrower=True, seed=4)
+        store.relayout([1, 3], seed=4)
         assert (store.dims, store.config["seed"]) == ([1, 3], 4)
         assert cost - store.bytes_per_row == 8 * (8 if encoding == "float64" else 1)
         store.append([narrow(0), narrow(1)])
         with pytest.raises(StoreError, match=r"got 2 in .* with 2 steps recorded"):
-            store.relayout([1, 1], narrower=True)
+            store.relayout([1, 1])
         assert (reader.n_steps(), reader.dims) == (2, [1, 3])
         assert torch.equal(all_rows(reader), all_rows(store))
     fresh = RunStore.open(tmp_path / "run")
@@ -400,15 +402,13 @@ def test_a_layout_may_become_narrower_before_the_first_row(encoding: str, tmp_pa
     )
 
 
-@pytest.mark.parametrize("dims", [[5, 8], [12], [4, 4, 4]])
-def test_a_layout_never_becomes_wider(dims: list[int], tmp_path: Path) -> None:
-    with new_run(tmp_path / "run") as store, pytest.raises(StoreError, match="keep 12 coordinates in 2 layers"):
-        store.relayout(dims, narrower=True)
-
-
 def test_a_diagonal_is_as_wide_as_it_began(tmp_path: Path) -> None:
-    with diagonal_run(tmp_path / "run") as store, pytest.raises(StoreError, match="keep 12 coordinates in 2 layers"):
-        store.relayout([1, 3], narrower=True)
+    with diagonal_run(tmp_path / "run") as store:
+        for dims in ([1, 3], [5, 6]):
+            with pytest.raises(StoreError, match=rf"in 2 layers, got {sum(dims)} in 2"):
+                store.relayout(dims)
+        store.relayout([7, 5])
+        assert store.dims == [7, 5]
 
 
 def test_a_death_between_the_narrower_table_and_the_config_can_be_made_good(
@@ -418,11 +418,11 @@ def test_a_death_between_the_narrower_table_and_the_config_can_be_made_good(
     with monkeypatch.context() as patch:
         patch.setattr("backstory.store.files.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store.relayout([1, 3], narrower=True)
+            store.relayout([1, 3])
     store.close(compact=False)
     with RunStore.open(tmp_path / "run", write=True) as store:
         assert (store.dims, store.n_steps()) == ([5, 7], 0)
-        store.relayout([1, 3], narrower=True)
+        store.relayout([1, 3])
         store.append([narrow(0)])
         assert torch.equal(all_rows(store), narrow(0).rows)
         assert store.verify() == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tests.support.bases import as_matrix
 from tests.support.loops import Batch, Losses, batch_of, cross_entropy, ids_of, one_backward_each, trained_names
 from torch import Tensor, nn
 
@@ -170,8 +171,8 @@ def projected(rows: Tensor, model: nn.Module, path: Path, *, core: bool = True) 
         left, right = (sides.get(f"{name}/{side}") for side in ("left", "right"))
         G = G if left is None else torch.einsum("...ij,ir->...rj", G, left.double())
         G = G if right is None else torch.einsum("...ij,jr->...ir", G, right.double())
-        inner = sides.get(f"{name}/core") if core else None
-        out.append(G.flatten(-2) if inner is None else torch.einsum("...k,kc->...c", G.flatten(-2), inner.double()))
+        x = G.flatten(-2)
+        out.append(x @ as_matrix(sides.get(f"{name}/core"), x.shape[-1]) if core else x)
     return torch.cat(out, -1)
 
 
