@@ -438,7 +438,7 @@ def test_what_cannot_be_planned(settings: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("encoding", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
 def test_the_compressed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
-    chosen = {"encoding": encoding, "curvature_of": "steps"}
+    chosen: dict[str, Any] = {"encoding": encoding, "curvature_of": "steps"}
     planned = backstory.plan(gpt, **chosen, **QUICK)
     recorded_bytes(gpt(), tmp_path / "run", **chosen)
     real = backstory.open(tmp_path / "run").compress(tmp_path / "small").bytes_after

@@ -245,7 +245,7 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
     assert new is not None
     assert_close(new, old, 1e-12)
     v = queries(run)
-    alike = {"contraction": "always"}
+    alike: dict[str, Any] = {"contraction": "always"}
     assert_close(small.query_gradients(v, **alike).scores, run.query_gradients(v, **alike).scores, 1e-9)
 
 
