@@ -27,13 +27,18 @@ def plan(
         ),
     ],
     steps: Annotated[int | None, typer.Option(help="Planned steps; if not given, the recipe's.", min=1)] = None,
-    projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
-    rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "32",
+    preset: Annotated[
+        str | None, typer.Option(help="fast, default or best: how much recording may cost.", show_default=False)
+    ] = None,
+    projection: Annotated[str | None, typer.Option(help="learned, random, mask or full; learned if not given.")] = None,
+    rank: Annotated[
+        str | None, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95; 32 if not given.")
+    ] = None,
     curvature: Annotated[
-        str,
+        str | None,
         typer.Option(help="auto, ggn, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups."),
-    ] = "auto",
-    encoding: Annotated[str, typer.Option(help="auto, float16, int8, float32 or float64.")] = "auto",
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="auto, float16, int8, float32 or float64.")] = None,
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[
         str, typer.Option(help="What to do with layers that no rule covers: error or skip.")
@@ -44,6 +49,9 @@ def plan(
     max_bytes: Annotated[str | None, typer.Option(help="Disk that the run may take, such as 20GB.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Directory for temporary trial files.")] = None,
     seconds: Annotated[float, typer.Option(help="Approximate time per round of steps, in seconds.", min=0.001)] = 1.0,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Try the three presets too, and show what each costs.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Estimate what recording will cost, by a trial on your own model.
@@ -54,11 +62,14 @@ def plan(
     from ..recording.plan import plan as plan_recording
 
     function = load(recipe)
-    chosen: dict[str, Any] = {"projection": projection, "curvature": curvature, "encoding": encoding}
+    given = {"projection": projection, "curvature": curvature, "encoding": encoding}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen |= {} if rank is None else {"rank": ranks(rank)}
     with output.progress() as progress:
         result = plan_recording(
             function, steps=steps, checkpoints=checkpoints, max_bytes=None if max_bytes is None else size(max_bytes),
-            uncovered=uncovered, outputs=outputs, folder=folder, seconds=seconds, progress=progress, rank=ranks(rank), **chosen,
+            uncovered=uncovered, outputs=outputs, folder=folder, seconds=seconds, progress=progress, preset=preset, compare=compare,
+            **chosen,
         )  # fmt: skip
     if json:
         output.emit(result.as_dict())

@@ -31,15 +31,16 @@ from ..maths.encoding import parts, row_bytes
 from ..maths.projection import Shape, widen
 from ..maths.windows import Grid
 from ..replay.recipe import Recipe
-from ..results.plan import Plan
+from ..results.plan import Plan, PresetPlan
 from ..run.compress import OCCURRENCES, RANK
 from ..run.sweep import CHUNK_BYTES
 from .plan_trial import Progress, Trial, trial
 from .recorder import stored_as
-from .settings import Settings, settings_of
+from .settings import PRESETS, Settings, settings_of
 
 IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
-MOST_RANK = 48  # that is suggested: learning a projection holds 9 r² × 9 r² numbers, 1.7 GB at 48
+MOST_RANK = 48  # that is suggested: beyond it `most_dims` bounds what a row has
+COMPARED = 2  # rounds in which another preset is tried
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
 
 
@@ -55,6 +56,7 @@ def plan(
     folder: str | Path | None = None,
     seconds: float = 1.0,
     repeats: int = 5,
+    compare: bool = False,
     progress: Progress | None = None,
     **short: Any,
 ) -> Plan:
@@ -63,7 +65,8 @@ def plan(
     `preset`, `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
     to the recipe's number of steps. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial
     is written to a temporary folder inside `folder` (use the disk that the run will be on), which is always removed. Plain and
-    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round.
+    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round. With `compare`, the presets
+    are tried too.
     """
     if odd := [name for name in short if name in NOT_PLANNED]:
         raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")
@@ -82,7 +85,23 @@ def plan(
             built, replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
             folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
         )  # fmt: skip
-        return _planned(_Costs(built, tried, total, checkpoints), blocks, refused, max_bytes)
+        planned = _planned(_Costs(built, tried, total, checkpoints), blocks, refused, max_bytes)
+    if not compare:
+        return planned
+    of_presets = partial(
+        plan, recipe, steps=total, checkpoints=checkpoints, outputs=outputs, folder=folder, seconds=seconds,
+        repeats=min(COMPARED, repeats), progress=progress, uncovered="skip",
+    )  # fmt: skip
+    return replace(planned, presets=tuple(_preset(name, of_presets, planned, chosen) for name in PRESETS))
+
+
+def _preset(name: str, of_presets: Callable[..., Plan], planned: Plan, chosen: Settings) -> PresetPlan:
+    """What a preset would cost; the plan itself where it is that preset's."""
+    try:
+        p = planned if replace(chosen, uncovered="error") == Settings(**PRESETS[name]) else of_presets(preset=name)
+    except UsageError as error:
+        return PresetPlan(name, refused=str(error))
+    return PresetPlan(name, p.curvature, p.dims, p.store_bytes, p.row_bytes, p.slowdown)
 
 
 def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:

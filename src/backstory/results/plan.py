@@ -9,6 +9,28 @@ from ..capture.modules import taken_as_frozen
 from .words import describe_duration
 
 
+@dataclass(frozen=True)
+class PresetPlan:
+    """What recording with one preset would cost."""
+
+    name: str
+    curvature: str = ""
+    dims: int = 0
+    store_bytes: int = 0
+    row_bytes: float = 0.0
+    slowdown: float = 0.0
+    refused: str = ""  # why it cannot be recorded so
+
+    def __str__(self) -> str:
+        """One line of the report."""
+        if self.refused:
+            return f"not possible: {self.refused}"
+        return (
+            f"{self.slowdown:.2f} × over the whole run, {_size(self.store_bytes)} on disk ({self.row_bytes:,.0f} bytes per "
+            f"occurrence): curvature {self.curvature}, {self.dims:,} dimensions"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a recording with these settings would cost; bytes and seconds are plain numbers, `str(plan)` has them with units."""
@@ -47,6 +69,7 @@ class Plan:
     exact_seconds: dict[str, dict[int, float]]  # "reverse": by queries; "leave_out", "tangent": by groups
     max_bytes: int | None
     suggested_rank: int | None  # the largest that fits into max_bytes with the other settings as they are
+    presets: tuple[PresetPlan, ...] = ()  # where they are compared
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -104,8 +127,13 @@ def _lines(p: Plan) -> Iterator[str]:
         verdict = "fits into" if p.store_bytes <= p.max_bytes else "does not fit into"
         rank = "no rank fits" if p.suggested_rank is None else f"the largest rank that fits is {p.suggested_rank}"
         yield f"budget        {verdict} {_size(p.max_bytes)}; {rank}"
+    if p.presets:
+        yield f"presets       {WHERE_QUALITY}"
+        for preset in p.presets:
+            yield f"  {preset.name:<12}{preset}"
 
 
+WHERE_QUALITY = "what each reached on measured models is in docs/how-to/settings.md; measure your own run with `backstory calibrate`"
 WAYS = {
     "reverse": ("query", "queries", "influence of every use on so many queries (a reverse sweep)"),
     "leave_out": ("group", "groups", "training again without each group"),
