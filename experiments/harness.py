@@ -49,6 +49,12 @@ def silent(stage: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
+STEPS: dict[str, Any] = {
+    "curvature_of": "steps",
+    "encoding": "float16",
+}  # every occurrence keeps its own curvature samples
+
+
 @dataclass(frozen=True)
 class Training:
     """A run trained once, with nothing else going on."""

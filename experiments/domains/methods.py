@@ -55,8 +55,7 @@ def problem_of(setup: DomainSetup, seed: int) -> SourceProblem:
 def methods() -> list[Row]:
     """All rows; those of one recording and of one sweep can be chosen by one name."""
     return [
-        Row("default", lambda p: by_insight(p, "default", recorded(p)[0].run), group="recorded"),
-        Row("default-compressed", lambda p: by_insight(p, "default-compressed", recorded(p)[1]), group="recorded"),
+        Row("default", lambda p: by_insight(p, "default", recorded(p).run), group="recorded"),
         Row("tracin-run", tracin_in_run, group="recorded"),
         Row("paper", paper),
         Row("tracin", tracin_of_groups),
@@ -66,25 +65,23 @@ def methods() -> list[Row]:
     ]
 
 
-def recorded(problem: SourceProblem) -> tuple[Recording, Run]:
-    """The default recording with the passages' sources, and the same run compressed."""
+def recorded(problem: SourceProblem) -> Recording:
+    """The default recording with the passages' sources."""
 
-    def make() -> tuple[Recording, Run]:
+    def make() -> Recording:
         made = problem.recording(clip_norm=problem.trained.clip_norm)
         ids = [str(name) for names, _ in problem.trained.batches for name in names]
         made.run.describe(ids, source=[source_of(name) for name in ids])
-        folder = made.run.path.parent / "compressed"
-        made.run.compress(folder)
-        return made, Run(folder)
+        return made
 
-    both: tuple[Recording, Run] = problem.once("recorded", make)
-    return both
+    result: Recording = problem.once("recorded", make)
+    return result
 
 
 def by_insight(problem: SourceProblem, row: str, run: Run) -> Scores:
     """`insight.sources` for the whole sources; the sums of `run.query` for their halves."""
     run.embed()
-    model = recorded(problem)[0].model
+    model = recorded(problem).model
     result = sources(run, model, by_passage, dict(zip(problem.names, problem.queries, strict=True)))
     problem.notes[SOURCES][row] = result
     order = [result.sources.index(name) for name in problem.names]
@@ -94,7 +91,7 @@ def by_insight(problem: SourceProblem, row: str, run: Run) -> Scores:
 
 def tracin_in_run(problem: SourceProblem) -> Scores:
     """TracIn from the rows of the default recording."""
-    made, _ = recorded(problem)
+    made = recorded(problem)
     return Scores(problem.of(tracin_run(made.run, made.model, problem.loss, problem.queries)))
 
 

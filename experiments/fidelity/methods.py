@@ -14,6 +14,7 @@ from backstory.baselines.similarity import gradient_cosine, gradient_dot, repres
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.exact.losses import QuerySet
+from backstory.recording.settings import Curvature
 from backstory.replay.recipe import Recipe
 from backstory.replay.tape import in_precision
 from backstory.run.run import Run
@@ -21,7 +22,7 @@ from backstory.store import RunStore
 from experiments.baselines import PAPERS_DAMPING, at, influence, post_hoc
 from experiments.data.images import Batch, Setup, mean_loss, recipe, removals
 from experiments.fidelity.full import Replay, corrected, influences, replayed
-from experiments.harness import Method, Problem, Scores
+from experiments.harness import STEPS, Method, Problem, Scores
 
 DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 CLASSES = 10
@@ -109,7 +110,13 @@ def _recorded_rows(optimizer: str) -> list[Row]:
         about = _about(where, "exact" if curvature == EXACT else curvature, form)
         return Row(name, lambda p: recorded(p, projection, rank, curvature, kind), about)
 
+    def by_name(name: str, **settings: str) -> Row:
+        return Row(name, lambda p: chosen(p, **settings), _about("learned 32×32, windows", "auto", f"{model}, auto"))
+
     return [
+        by_name("default"),
+        by_name("fast", preset="fast"),
+        by_name("best", preset="best"),
         row("learned-16-empirical", "learned", 16, "empirical"),
         row("learned-16-sampled-1", "learned", 16, "sampled:1"),
         row("learned-16-sampled-4", "learned", 16, "sampled:4"),
@@ -181,11 +188,36 @@ def recorded(problem: ImageProblem, projection: str, rank: int, curvature: str, 
 
 
 def recording(problem: ImageProblem, projection: str, rank: int, curvature: str, warmup: int) -> tuple[Run, nn.Module]:
-    """`(run, trained model)`."""
+    """`(run, trained model)`; every occurrence keeps its own curvature samples."""
     made = problem.recording(
-        seed=problem.seed, projection=projection, rank=rank, curvature=curvature, warmup_steps=warmup
+        seed=problem.seed, projection=projection, rank=rank, curvature=curvature, warmup_steps=warmup, **STEPS
     )
     return made.run, made.model
+
+
+def chosen(problem: ImageProblem, **settings: str) -> Scores:
+    """Train once more with a recording as a user makes it, the number of steps known, and query the run."""
+    made = problem.recording(seed=problem.seed, steps=len(problem.trained.batches), **settings)
+    values = problem.of(made.run.query(made.model, problem.loss, problem.queries))
+    store = RunStore.open(made.run.path)
+    return Scores(
+        values,
+        about={"curvature": store.config["settings"]["curvature"]},
+        cost={
+            "store_bytes": store.size_bytes(("checkpoint-",)),
+            "recording_ratio": made.seconds / problem.training.seconds,
+            "passes": passes(store),
+        },
+    )
+
+
+def passes(store: RunStore) -> float:
+    """Extra backward passes of a step, on average."""
+    grid, form = store.grid, Curvature.parse(store.config["settings"]["curvature"])
+    if grid is None:
+        return float(form.passes)
+    seen = sum(grid.is_seen(t) for t in range(store.n_steps()))
+    return form.passes * seen / store.n_steps()
 
 
 def no_propagation(problem: ImageProblem) -> Scores:

@@ -24,18 +24,13 @@ from backstory.store import RunStore
 from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, TEXT_RANK, at, influence, post_hoc
 from experiments.gpt.replayed import Curvature, sweep
 from experiments.gpt.setups import GptSetup, domain_losses, draw, recipe, removals
-from experiments.harness import Method, Problem, Recording, Scores
+from experiments.harness import STEPS, Method, Problem, Recording, Scores
 
 Settings = Mapping[str, Any]  # arguments of `record`; "seed" is the study's own unless they are empty
 Row = Method[Problem]
 WHICH = "sequences"  # the one set of removals
 TRAK_RANK = 8  # fewer coordinates than sequences, as TRAK wants them
 FULL: Settings = {"projection": "full", "curvature": "empirical"}
-STEPS: Settings = {
-    "curvature_of": "steps",
-    "encoding": "float16",
-    "warmup_steps": 20,
-}  # every occurrence keeps its own curvature
 GROUPS = (1, 2, 4, 6, 12)
 SIX = "empirical/6"
 
@@ -93,7 +88,7 @@ def _replayed_rows() -> list[Row]:
 
 def _learned_rows() -> list[Row]:
     def learned(curvature: str) -> Settings:
-        return {"projection": "learned", "rank": 16, "curvature": curvature, **STEPS}
+        return {"projection": "learned", "rank": 16, "curvature": curvature, "warmup_steps": 20, **STEPS}
 
     result = []
     for k in GROUPS:
@@ -109,7 +104,7 @@ def _learned_rows() -> list[Row]:
 
 def _other_rows() -> list[Row]:
     def six(**settings: Any) -> Settings:
-        return {"projection": "learned", "rank": 16, "curvature": SIX, **STEPS, **settings}
+        return {"projection": "learned", "rank": 16, "curvature": SIX, "warmup_steps": 20, **STEPS, **settings}
 
     return [
         row("learned-24-empirical/6", six(rank=24)),

@@ -29,7 +29,7 @@ from backstory.demo.data import Bytes, decode
 from backstory.demo.gpt_model import token_losses
 from backstory.replay.tape import Removal
 from experiments.baselines import PAPERS_DAMPING, post_hoc, setting
-from experiments.gpt.methods import FULL, compressed, queried, recording, swept, trak_scores
+from experiments.gpt.methods import FULL, queried, recording, swept, trak_scores
 from experiments.gpt.setups import GptSetup, draw, generator, recipe
 from experiments.harness import Problem, Say, silent
 from experiments.lds.bm25 import bm25
@@ -109,7 +109,6 @@ def rows() -> dict[str, Scored]:
     """Every row of the table."""
     return {
         "recording (default)": lambda p: queried(p, recording(p, {})).values[WHICH],
-        "recording, compressed": lambda p: compressed(p, recording(p, {})).values[WHICH],
         EXACT: lambda p: p.of(p.exact(torch.float32))[WHICH],
         "paper (SGD proxy)": lambda p: queried(p, recording(p, PAPER), contraction="never").values[WHICH],
         "influence function": lambda p: swept(p).settings[setting(PAPERS_DAMPING)][WHICH],

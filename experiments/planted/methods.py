@@ -12,7 +12,7 @@ Shapes:  N samples, p coordinates; all scores in the order of the ids as text.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from backstory.replay.recipe import Recipe
 from backstory.results.influence import Influence
 from backstory.run.run import Run
 from experiments.baselines import PAPERS_DAMPING, TEXT_DAMPINGS, at, setting
-from experiments.harness import Method, Recording, Scores, Table
+from experiments.harness import STEPS, Method, Recording, Scores, Table
 from experiments.planted.setups import PlantedProblem
 
 SUSPICION, INFLUENCE = (
@@ -43,7 +43,7 @@ def methods(labels: bool) -> list[Row]:
         Row("default", lambda p: queried(p, recorded(p))),
         Row(f"curvature-{FINER}", lambda p: queried(p, recorded(p, curvature=FINER)))
         if labels
-        else Row("default-compressed", compressed),
+        else Row("steps-compressed", compressed),
         Row("tracin", lambda p: Scores({SUSPICION: hurt(traced(p)).values[SUSPICION]})),
         Row(f"influence-function-{PAPERS_DAMPING:g}", lambda p: at(influence_functions(*of(p)[:2])[0], PAPERS_DAMPING)),
         Row("influence-function", lambda p: influence_functions(*of(p)[:2])[0]),
@@ -60,7 +60,7 @@ def hurt(answer: Influence) -> Scores:
     return Scores({SUSPICION: -scores, INFLUENCE: scores})
 
 
-def recorded(problem: PlantedProblem, **settings: str) -> Recording:
+def recorded(problem: PlantedProblem, **settings: Any) -> Recording:
     """The run recorded by default, but for these settings."""
     return problem.recording(clip_norm=problem.trained.clip_norm, **settings)
 
@@ -71,8 +71,8 @@ def queried(problem: PlantedProblem, made: Recording) -> Scores:
 
 
 def compressed(problem: PlantedProblem) -> Scores:
-    """The default recording after `compress`."""
-    made = recorded(problem)
+    """Every occurrence's own curvature, after `compress`."""
+    made = recorded(problem, rank=16, **STEPS)
     folder = made.run.path.parent / "compressed"
     made.run.compress(folder)
     return queried(problem, replace(made, run=Run(folder)))

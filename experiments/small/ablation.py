@@ -18,7 +18,7 @@ from backstory.store import RunStore
 from experiments.data.images import Setup
 from experiments.fidelity.full import influences
 from experiments.fidelity.methods import KINDS, WARMUP, ImageProblem, Row, problem_of
-from experiments.harness import Say, Scores, Seed, run_seeds
+from experiments.harness import STEPS, Say, Scores, Seed, run_seeds
 from experiments.statistics import agreement, mean, spearman
 
 RANKS = (4, 8, 16, 32)
@@ -99,7 +99,7 @@ def _recorded(cell: Cell) -> Row:
         steps = len(problem.trained.batches)
         warmup = steps // problem.setup.epochs if cell.warmup == "epoch" else min(int(cell.warmup or WARMUP), steps)
         made = problem.recording(
-            curvature=cell.curvature, projection=cell.projection, rank=cell.rank, seed=problem.seed, warmup_steps=warmup
+            curvature=cell.curvature, projection=cell.projection, rank=cell.rank, seed=problem.seed, warmup_steps=warmup, **STEPS
         )  # fmt: skip
         every = made.run.query(made.model, problem.loss, problem.queries).scores.mean(0)  # (N,)
         reference = full_scores(problem, "empirical" if cell.curvature == "empirical" else "exact")

@@ -21,7 +21,7 @@ from experiments.baselines import PAPERS_DAMPING, post_hoc
 from experiments.data.images import Setup, generator, mean_loss, recipe, split
 from experiments.fidelity.full import influences, replayed
 from experiments.fidelity.methods import EXACT, QUERY, ImageProblem, Row
-from experiments.harness import Say, Scores, Table, run_seeds
+from experiments.harness import STEPS, Say, Scores, Table, run_seeds
 from experiments.statistics import mean, spearman
 
 PART = 4  # early: the first quarter of the steps; late: the last
@@ -104,7 +104,7 @@ def methods(rank: int) -> list[Row]:
     """All rows of the table."""
 
     def ours(problem: ImageProblem) -> Scores:
-        made = problem.recording(curvature=EXACT, rank=rank, seed=problem.seed)
+        made = problem.recording(curvature=EXACT, rank=rank, seed=problem.seed, **STEPS)
         return Scores(problem.of(made.run.query(made.model, problem.loss, problem.queries)))
 
     return [
