@@ -55,7 +55,7 @@ def call(*args: str | Path) -> str:
 
 def test_a_plan_of_a_file(file: Path) -> None:
     out = call(f"{file}:recipe", "--steps", "500", "--rank", "2", "--max-bytes", "1MB", "--folder", file.parent)
-    assert out.startswith("500 steps of 4 samples, 2,000 occurrences; learned projection, rank 2, float16")
+    assert out.startswith("500 steps of 4 samples, 2,000 occurrences; learned projection, rank 2, int8")
     assert "fits into 1 MB; the largest rank that fits is" in out
     assert not list(file.parent.glob("backstory-plan-*"))
 

@@ -217,7 +217,7 @@ def _(scope: Scope, printed: str) -> None:
     assert scope["recorder"].settings.encoding == "int8"
     assert scope["plan"].suggested_rank
     lines = {line.split()[0] for line in printed.splitlines() if line.strip()}
-    assert {"disk", "compressed", "embedding", "slowdown", "one-off", "recorded", "budget"} <= lines
+    assert {"disk", "embedding", "slowdown", "one-off", "recorded", "budget"} <= lines
 
 
 @check("query")

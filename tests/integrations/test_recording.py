@@ -76,7 +76,8 @@ def test_opening_again_lets_go_of_what_failed(tmp_path: Path) -> None:
 
 def test_defaults_follow_the_loss_that_was_named() -> None:
     assert Recording("x", "token-mean", None, {})._arguments["settings"].curvature == "empirical/6"
-    assert Recording("x", "mean", None, {})._arguments["settings"].curvature == "empirical"
+    assert Recording("x", "mean", None, {})._arguments["settings"].curvature == "auto", "the first step decides"
+    assert Recording("x", "mean", None, {"preset": "fast"})._arguments["settings"].rank == 16
     assert (
         Recording("x", "token-mean", None, {"curvature": "empirical"})._arguments["settings"].curvature == "empirical"
     )
