@@ -24,7 +24,7 @@ from torch import Tensor
 from backstory.errors import UsageError
 from backstory.insight.phases import Curve
 from backstory.maths.adjoint import Adjoint
-from backstory.maths.steps import Step, curvature_rows
+from backstory.maths.steps import Step, curvature_rows, own_curvature
 from backstory.results import figures
 from backstory.results.figures import ACCENT, WARM, Figure, figure, line, smoothed, thinned
 from backstory.results.result import frame
@@ -96,8 +96,8 @@ def analytic(
     adjoint, out = Adjoint(z, contraction=run.form(contraction)), np.zeros((5, step))
     spent = np.zeros(2)  # Σ σ and Σ σ² of the steps after
     mu: float | Tensor | None = None
-    for chunk in backward(RunStore.open(run.path), step, dtype=torch.float32, own=True):
-        for t, s in reversed(list(enumerate(chunk.steps, chunk.first_step))):
+    for chunk in backward(RunStore.open(run.path), step, dtype=torch.float32):
+        for t, s in reversed(list(enumerate(map(own_curvature, chunk.steps), chunk.first_step))):
             trace = share * float((adjoint.x_theta * z).sum())
             squares = share * adjoint.influence(s).double().square().sum(0)  # (B,) ‖e‖²
             total = _total(s, s.coefficients.momentum if mu is None else mu)

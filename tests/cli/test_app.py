@@ -154,9 +154,7 @@ def test_inspect_counts_and_verifies(digits_run: Path) -> None:
     assert actual["gradients"]["share of squared norm covered, mean"] == pytest.approx(1.0)
 
 
-def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(
-    digits_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_is_one_screen_and_has_the_rest_in_its_notes(digits_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(digits_run.parent)  # hints have the run's path, which may be long
     printed = call("inspect", digits_run.name)
     assert fits(printed)

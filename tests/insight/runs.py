@@ -40,7 +40,12 @@ RUNS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], dict[str, An
     "nesterov": (lambda m: sgd(m, 0.1, momentum=0.9, nesterov=True), {"projection": "random", "rank": 2}, None),
     "groups": (grouped, {}, 0.2),
     "adamw, diagonal": (adamw, {}, None),
-    "adamw, preconditioned, clipped": (adamw, {"projection": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
+    "adamw, preconditioned, clipped": (
+        adamw,
+        {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature_of": "steps"},
+        0.1,
+    ),
+    "adamw, windows, clipped": (adamw, {"projection": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
 }
 
 

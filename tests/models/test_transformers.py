@@ -62,7 +62,12 @@ def test_rows_of_a_random_subspace_are_projections_of_the_true_ones(name: str, t
 @pytest.mark.parametrize("projection", ["random", "learned"])
 def test_groups_of_positions_sum_to_the_row_in_adams_coordinates(name: str, projection: str, tmp_path: Path) -> None:
     model = make(name)
-    settings: dict[str, Any] = {"projection": projection, "rank": 3, "curvature": "empirical/3"}
+    settings: dict[str, Any] = {
+        "projection": projection,
+        "rank": 3,
+        "curvature": "empirical/3",
+        "curvature_of": "steps",
+    }
     actual, _ = train(tmp_path / "run", model, adamw(model), **settings)
     assert actual.curvature is not None
     assert_close(actual.curvature.sum(1), actual.rows, 1e-9)

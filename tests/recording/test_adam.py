@@ -34,7 +34,7 @@ from backstory.store.bases import load_scales
 
 STEPS = 5
 RANDOM: dict[str, Any] = {"projection": "random", "rank": 2}
-LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 3}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature_of": "steps"}
 TEXT: dict[str, Any] = {"losses": next_token, "batch": sequences}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

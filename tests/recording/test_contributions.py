@@ -20,7 +20,7 @@ from backstory.errors import UsageError
 from backstory.maths.layers import RULES
 from backstory.store import RunStore
 
-LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 2}
+LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 2, "curvature_of": "steps"}
 PROJECTIONS: dict[str, dict[str, Any]] = {
     "full": {"projection": "full"},
     "random": {"projection": "random", "rank": 2},

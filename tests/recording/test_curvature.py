@@ -125,7 +125,13 @@ def test_the_training_step_does_not_notice(tmp_path: Path) -> None:
                 optimizer.zero_grad()
             return model.state_dict(), torch.rand(3)
         with backstory.record(
-            model, optimizer, tmp_path / "r", loss_reduction="mean", curvature="sampled:3", warmup_steps=2
+            model,
+            optimizer,
+            tmp_path / "r",
+            loss_reduction="mean",
+            curvature="sampled:3",
+            warmup_steps=2,
+            curvature_of="steps",
         ) as rec:
             for _ in range(4):
                 with rec.step(range(6)) as s:
@@ -147,7 +153,7 @@ def test_warm_up_steps_have_the_same_rows(tmp_path: Path) -> None:
     x, y = batch("cross-entropy")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with backstory.record(
-        model, optimizer, tmp_path / "r", loss_reduction="mean", rank=2, encoding="float64", curvature="exact:3", warmup_steps=2
+        model, optimizer, tmp_path / "r", loss_reduction="mean", rank=2, encoding="float64", curvature="exact:3", warmup_steps=2, curvature_of="steps"
     ) as rec:  # fmt: skip
         for _ in range(4):
             with rec.step(range(6)) as s:

@@ -21,6 +21,7 @@ from backstory.errors import UsageError
 from backstory.exact import costs
 from backstory.recording.plan import _Costs
 from backstory.recording.plan_trial import Trial, _each, _Size, trial
+from backstory.recording.settings import Settings
 from backstory.replay.recipe import Recipe, take_step
 from backstory.results.plan import Plan
 from backstory.store import RunStore, Writer
@@ -138,7 +139,7 @@ def test_the_store_is_as_large_as_planned(case: str, tmp_path: Path) -> None:
 
 def test_the_parts_make_the_whole() -> None:
     p = backstory.plan(gpt, steps=5000, checkpoints=1, **QUICK)
-    parts = p.row_bytes * p.occurrences + p.step_bytes * p.steps + p.fixed_bytes + p.checkpoint_bytes
+    parts = p.row_bytes * p.occurrences + p.step_bytes * p.steps + p.window_bytes + p.fixed_bytes + p.checkpoint_bytes
     assert p.store_bytes == pytest.approx(parts, rel=1e-6)
     assert (p.steps, p.batch, p.occurrences) == (5000, 6, 30_000)
     assert p.checkpoint_bytes > 3 * sum(x.nbytes for x in gpt().model.state_dict().values())
@@ -155,7 +156,8 @@ def test_the_final_weights_are_planned_without_checkpoints() -> None:
     assert p.checkpoint_bytes == sum(x.nbytes for x in wide().model.state_dict().values())
     assert p.fixed_bytes < p.checkpoint_bytes / 2, "the trial's own weights are not planned again"
     assert p.store_bytes == pytest.approx(
-        p.row_bytes * p.occurrences + p.step_bytes * p.steps + p.fixed_bytes + p.checkpoint_bytes, rel=1e-6
+        p.row_bytes * p.occurrences + p.step_bytes * p.steps + p.window_bytes + p.fixed_bytes + p.checkpoint_bytes,
+        rel=1e-6,
     )
 
 
@@ -184,6 +186,8 @@ def test_the_largest_rank_fills_the_budget(make: Make, settings: dict[str, Any],
     assert rank is not None
     assert rank > 1
     theirs = {**settings, "projection": "mask" if settings.get("projection") == "mask" else "learned"}
+    if settings.get("projection") == "full":  # the rest is that of the full projection
+        theirs |= {"curvature_of": "steps", "encoding": "float16"}
     sizes = [recorded_bytes(make(), tmp_path / str(more), **{**theirs, "rank": rank + more}) for more in (0, 1)]
     assert sizes[0] < 1.05 * budget, "it does not fit"
     assert sizes[1] > 0.95 * budget, "a larger one fits"
@@ -327,7 +331,7 @@ def in_two_groups() -> Recipe:
 
 
 def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None:
-    short, long = (backstory.plan(mlp, rank=4, steps=steps, **QUICK) for steps in (100, 10_100))
+    short, long = (backstory.plan(mlp, rank=4, steps=steps, curvature_of="steps", **QUICK) for steps in (100, 10_100))
     ids = np.array(["299"] * 120_000).nbytes  # as an answer holds them
     assert short.rows_bytes == 3 * torch.zeros(1200, short.dims).nbytes
     assert long.rows_bytes == 3 * min(32 << 20, torch.zeros(121_200, long.dims).nbytes)
@@ -338,15 +342,16 @@ def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None
 def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*args: Any, **settings: Any) -> Trial:
         tried = trial(*args, **settings)
-        times = tried._replace(plain_seconds=0.1, recorded_seconds=0.12, learning_seconds=5.0)
+        times = tried._replace(plain_seconds=0.1, recorded_seconds=0.14, unseen_seconds=0.1, learning_seconds=5.0)
         return times._replace(opening_seconds=0.25, closing_seconds=0.25)
 
     monkeypatch.setattr("backstory.recording.plan.trial", timed)
-    p = backstory.plan(mlp, steps=100, **QUICK)
-    assert p.warmup_steps == 20
-    assert p.warmup_seconds == pytest.approx(5.0 - 20 * 0.1)
-    assert p.slowdown == pytest.approx((0.5 + 5.0 + 80 * 0.12) / 10.0)
-    assert "1.51 × over the whole run: a step takes 120 ms instead of 100 ms (1.20 ×)" in str(p)
+    p = backstory.plan(mlp, steps=100, window_rows=0.4, **QUICK)
+    assert p.warmup_steps == 8
+    assert p.warmup_seconds == pytest.approx(5.0 - 8 * 0.1)
+    assert p.recorded_seconds == pytest.approx(0.12), "25 of the 50 steps of a window give 12 · 3 rows of 900"
+    assert p.slowdown == pytest.approx((0.5 + 5.0 + 92 * 0.12) / 10.0)
+    assert "1.65 × over the whole run: a step takes 120 ms instead of 100 ms (1.20 ×)" in str(p)
     assert p.exact_seconds["reverse"] == pytest.approx({n: 10.0 * costs.reverse(n) for n in (1, 4, 16)})
     assert (p.exact_seconds["leave_out"][8], p.exact_seconds["tangent"][8]) == pytest.approx((120.0, 102.0))
     assert (
@@ -355,16 +360,15 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     )
     assert "8 groups about 2 minutes: training again without each group" in str(p)
     assert p.once_seconds == pytest.approx(0.5)
-    assert "3 s to learn the projection in the first 20 steps, 500 ms to open and close the run (35 ms per step" in str(
-        p
-    )
+    told = "4.2 s to learn the projection in the first 8 steps, 500 ms to open and close the run (47 ms per step"
+    assert told in str(p)
 
 
 @pytest.mark.parametrize(("closing", "times", "expected"), [(0.5, 1, 0.7), (0.5, 3, 0.7 + 2 * 0.3), (0.1, 3, 0.3)])
 def test_joining_files_takes_longer_in_a_longer_run(closing: float, times: int, expected: float) -> None:
     trial = SimpleNamespace(
         opening_seconds=0.2, closing_seconds=closing, closed_bytes=1000, batch=1, row_bytes=100, step_bytes=0, basis_bytes=0,
-        other_bytes=0, model_bytes=0,
+        other_bytes=0, model_bytes=0, settings=Settings(curvature_of="steps"),
     )  # fmt: skip
     costs = _Costs(cast(Recipe, None), cast(Trial, trial), steps=10 * times, checkpoints=None)
     assert costs.once_seconds() == pytest.approx(expected)
@@ -391,8 +395,9 @@ def test_fewer_steps_than_the_warm_up() -> None:
 
 
 def test_curvature_that_needs_outputs() -> None:
-    p = backstory.plan(mlp, rank=4, curvature="sampled:2", **QUICK)
-    plain = backstory.plan(mlp, rank=4, **QUICK)
+    steps = {"curvature_of": "steps", "encoding": "float16", **QUICK}
+    p = backstory.plan(mlp, rank=4, curvature="sampled:2", **steps)
+    plain = backstory.plan(mlp, rank=4, **steps)
     assert p.row_bytes - plain.row_bytes == pytest.approx(2 * (2 * p.dims + 4 * p.layers + 16), rel=0.05)
 
 
@@ -401,7 +406,7 @@ def test_every_number_has_its_unit() -> None:
     report = str(p)
     units = r"(?: steps| samples| occurrences| dimensions| parameters|%| bytes| [kMGT]B| ms| s\b| ×|, float16"
     units += r"| quer(?:y|ies)| groups| (?:second|minute|hour)s?\b)"
-    allowed = r"rank \d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
+    allowed = r"rank \d+|int8|exact:\d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
     bare = re.findall(rf"(?<![\w.,])\d[\d,.]*(?!{units})(?![\w.,])", re.sub(allowed, "", report))
     assert bare == [], f"without a unit: {bare} in\n{report}"
 
@@ -433,8 +438,9 @@ def test_what_cannot_be_planned(settings: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("encoding", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
 def test_the_compressed_store_is_as_large_as_planned(encoding: str, tmp_path: Path) -> None:
-    planned = backstory.plan(gpt, encoding=encoding, **QUICK)
-    recorded_bytes(gpt(), tmp_path / "run", encoding=encoding)
+    chosen: dict[str, Any] = {"encoding": encoding, "curvature_of": "steps"}
+    planned = backstory.plan(gpt, **chosen, **QUICK)
+    recorded_bytes(gpt(), tmp_path / "run", **chosen)
     real = backstory.open(tmp_path / "run").compress(tmp_path / "small").bytes_after
     assert planned.compressed_bytes == pytest.approx(real, rel=0.1)
     assert "after `backstory compress`" in str(planned)

@@ -40,7 +40,13 @@ from backstory.recording.from_checkpoints import record_checkpoints
 from backstory.run.export import inspect
 from backstory.store import RunStore
 
-AUTO: dict[str, Any] = {"projection": "learned", "rank": "auto:0.8/4", "encoding": "float64", "warmup_steps": 4}
+AUTO: dict[str, Any] = {
+    "projection": "learned",
+    "rank": "auto:0.8/4",
+    "encoding": "float64",
+    "warmup_steps": 4,
+    "curvature_of": "steps",
+}
 STEPS = 7
 ROOT = Path(__file__).parents[2]
 

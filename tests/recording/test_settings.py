@@ -46,7 +46,8 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
 )
 def test_numbers_below_one_are_refused_by_name(wrong: dict[str, Any], got: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"^warmup_steps, warmup_bytes, most_dims must be at least 1, got {re.escape(got)}\.$"
+        UsageError,
+        match=rf"^warmup_steps, warmup_bytes, most_dims, window_rank must be at least 1, got {re.escape(got)}\.$",
     ):
         Settings(**wrong)
 
@@ -109,7 +110,11 @@ def test_curvature_that_means_nothing_is_refused(wrong: str) -> None:
 
 def test_auto_takes_sequences_apart_and_nothing_else() -> None:
     assert Settings().resolved("token-mean").curvature == "empirical/6"
-    assert {Settings().resolved(x).curvature for x in ("mean", "sum", "weights")} == {"empirical"}
+    for reduction in ("mean", "sum", "weights"):
+        left = Settings().resolved(reduction)
+        assert (left.curvature, left.is_open, left.form) == ("auto", True, Empirical()), "the first step decides"
+        assert left.resolved("weights") == left, "a trainer's callback resolves first"
+        assert Settings(projection="random").resolved(reduction).curvature == "empirical"
     assert Settings(curvature="empirical").resolved("token-mean").curvature == "empirical"
 
 

@@ -34,7 +34,13 @@ from backstory.errors import StoreError
 from backstory.recording.warmup import spooled_bytes, warmup_of
 from backstory.store import RunStore
 
-LEARNED: dict[str, Any] = {"projection": "learned", "rank": (3, 2), "encoding": "float64", "warmup_steps": 3}
+LEARNED: dict[str, Any] = {
+    "projection": "learned",
+    "rank": (3, 2),
+    "encoding": "float64",
+    "warmup_steps": 3,
+    "curvature_of": "steps",
+}
 
 
 def by_parameter(rows: Tensor, model: nn.Module) -> dict[str, Tensor]:

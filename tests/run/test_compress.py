@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.loops import batch_of, cross_entropy, ids_of, mlp, normal, sgd
@@ -244,24 +245,65 @@ def test_split_runs_get_their_gradient_rows(tmp_path: Path) -> None:
     assert new is not None
     assert_close(new, old, 1e-12)
     v = queries(run)
-    assert_close(small.query_gradients(v).scores, run.query_gradients(v).scores, 1e-9)
-    assert small.form() == run.form()
+    alike: dict[str, Any] = {"contraction": "always"}
+    assert_close(small.query_gradients(v, **alike).scores, run.query_gradients(v, **alike).scores, 1e-9)
 
 
-def test_what_needs_single_samples_is_refused(tmp_path: Path) -> None:
+def test_what_needs_single_samples_takes_their_gradients(tmp_path: Path) -> None:
     recorded("sgd", tmp_path / "run").compress(tmp_path / "small")
     small, model = backstory.open(tmp_path / "small"), mlp()
     small.load_weights(model)
-    with pytest.raises(UsageError, match="needs per-sample curvature"):
-        small.predict_removal([1], model, cross_entropy, batch_of([1]))
-    with pytest.raises(UsageError, match="needs per-sample curvature"):
-        insight.overwriting(small, model, cross_entropy, batch_of([1]), 1)
+    removed = small.predict_removal([1], model, cross_entropy, batch_of([1]))
+    assert bool((removed.corrected != removed.plain).all())
+    terms = insight.overwriting(small, model, cross_entropy, batch_of([1]), 1)
+    assert any("keeps curvature by windows" in note for note in terms.caveats)
     with pytest.raises(UsageError, match="cannot be recorded into"):
         backstory.record(
             model, sgd(model, 0.1), tmp_path / "small", loss_reduction="mean", resume=True, start=STEPS
         ).__enter__()
-    with pytest.raises(UsageError, match="already compressed"):
-        small.compress(tmp_path / "smaller")
+
+
+def windowed(path: Path, **more: Any) -> Run:
+    return recorded("adamw, preconditioned, clipped", path, curvature_of="windows", **more)
+
+
+def test_a_run_with_windows_keeps_them_and_loses_directions(tmp_path: Path) -> None:
+    run = windowed(tmp_path / "run")
+    whole = run._store.windows.read((0, STEPS), torch.float64)
+    report = run.compress(tmp_path / "small", rank=4)
+    V, d = backstory.open(tmp_path / "small")._store.windows.read((0, STEPS), torch.float64)
+    assert len(V) == report.rows == 4
+    values = np.linalg.svd(whole.V.numpy(), compute_uv=False) ** 2
+    assert_close(torch.linalg.svdvals(V).square(), torch.from_numpy(values[:4].copy()), 1e-9)
+    assert report.energy == pytest.approx(values[:4].sum() / values.sum(), rel=1e-9)
+    assert d is not None
+    assert whole.d is not None
+    assert_close(d, whole.d, 1e-12)
+    with pytest.raises(UsageError, match="already keeps its curvature by windows"):
+        run.compress(tmp_path / "other", windows=2)
+
+
+@pytest.mark.parametrize("of", ["windows", "steps"])
+def test_another_encoding_is_that_of_a_run_recorded_in_it(of: str, tmp_path: Path) -> None:
+    name = "adamw, preconditioned, clipped"
+    run = recorded(name, tmp_path / "run", curvature_of=of)
+    if of == "steps":
+        run.compress(tmp_path / "float64", rank=None, windows=1)
+        run = backstory.open(tmp_path / "float64")
+    run.compress(tmp_path / "small", rank=None, encoding="int8")
+    small, v = backstory.open(tmp_path / "small"), queries(run)
+    assert small._store.bytes_per_row < run._store.bytes_per_row
+    assert small._store.verify() == []
+    expected = run.query_gradients(v).scores
+    off = (small.query_gradients(v).scores - expected).norm() / expected.norm()
+    assert 1e-4 < off < 0.05, "rounded, and by no more than 8 bits do"
+
+
+def test_gradients_without_curvature_rows_can_be_encoded_anew(tmp_path: Path) -> None:
+    run = recorded("sgd", tmp_path / "run", curvature="empirical")
+    run.compress(tmp_path / "small", rank=None, windows=STEPS, encoding="float32")
+    small, v = backstory.open(tmp_path / "small"), queries(run)
+    assert_close(small.query_gradients(v).scores, run.query_gradients(v).scores, 1e-4)
 
 
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -149,8 +149,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"projection": "full"},
     "mask": {"projection": "mask", "rank": 2},
     "random": {"projection": "random", "rank": 2},
-    "learned": {"projection": "learned", "rank": 2, "warmup_steps": 3},
-    "learned, split rows": {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature": "empirical/3"},
+    "learned": {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature_of": "steps"},
+    "learned, split rows": {
+        "projection": "learned",
+        "rank": 2,
+        "warmup_steps": 3,
+        "curvature": "empirical/3",
+        "curvature_of": "steps",
+    },
     "full, split rows": {"projection": "full", "curvature": "empirical/3"},
 }
 

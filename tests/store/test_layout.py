@@ -76,9 +76,9 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
     config.write_text(written.replace('"format": 1', '"format": 5'))
     with pytest.raises(FormatError, match=r"format 5, but this version of Backstory reads format 1"):
         RunStore.open(tmp_path / "run")
-    config.write_text(written.replace('"features": []', '"features": ["compressed", "rings"]'))
+    config.write_text(written.replace('"features": []', '"features": ["windows", "rings"]'))
     with pytest.raises(
-        FormatError, match=r"uses rings, which this version .* cannot read \(it supports factors, compressed\)"
+        FormatError, match=r"uses rings, which this version .* cannot read \(it supports factors, windows\)"
     ):
         RunStore.open(tmp_path / "run")
     config.write_text(written.replace('"encoding": "float64"', '"encoding": "4 bits"'))

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from . import output, recipes
-from .options import Encoding, Json
+from .options import Json
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
@@ -28,11 +28,12 @@ def plan(
     ],
     steps: Annotated[int | None, typer.Option(help="Planned steps; if not given, the recipe's.", min=1)] = None,
     projection: Annotated[str, typer.Option(help="learned, random, mask or full.")] = "learned",
-    rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "16",
+    rank: Annotated[str, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95.")] = "32",
     curvature: Annotated[
-        str, typer.Option(help="auto, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups.")
+        str,
+        typer.Option(help="auto, ggn, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups."),
     ] = "auto",
-    encoding: Encoding = "float16",
+    encoding: Annotated[str, typer.Option(help="auto, float16, int8, float32 or float64.")] = "auto",
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[
         str, typer.Option(help="What to do with layers that no rule covers: error or skip.")

@@ -19,8 +19,8 @@ A row of curvature belongs to an occurrence, so each occurrence of step k has a 
     (its own influence on the query) × (W V d)_r / √w,       in the literal form and for SGD  ⟨g_k(z), d⟩ × influence of z at k
 
 which is the paper's Theorem 1: a later sample takes over as much as its gradient overlaps with the displacement. In the implicit
-form W shares the overlap out among the rows of the step, and nothing is left over. In a run that keeps curvature by windows no row belongs
-to an occurrence, and h = g is taken. The decays (λ and λ') have a term of their own.
+form W shares the overlap out among the rows of the step, and nothing is left over. In a run that keeps curvature by windows the rows of a
+step belong to no occurrence: they give what the step takes, and an occurrence's term is that of its own gradient, h = g. The decays (λ and λ') have a term of their own.
 
 One backward sweep, in float64, for one sample and one query (or the mean of a set); the free path takes as many vectors as the
 momentum's buffer lasts.
@@ -40,7 +40,15 @@ from torch import Tensor, nn
 from ..capture.ids import as_text, restore
 from ..errors import UsageError
 from ..maths.adjoint import Adjoint
-from ..maths.steps import Contraction, Step, clipped_curvature, clipped_gradients, curvature_rows, implicit
+from ..maths.steps import (
+    Contraction,
+    Step,
+    clipped_curvature,
+    clipped_gradients,
+    curvature_rows,
+    implicit,
+    own_curvature,
+)
 from ..results import figures
 from ..results.result import Result
 from ..results.row import Row
@@ -55,8 +63,8 @@ from .phases import Curve
 
 STEPS_AT_ONCE = 256  # whose numbers are read together
 OWN = (
-    "the terms take the curvature of each step from its own gradients, because this run keeps curvature by windows of "
-    "steps: they add up to an influence that is rougher than the one a query reports"
+    "the run keeps curvature by windows of steps: what each step overwrote is that of its window, and the shares of samples are taken "
+    "from their gradients in it, so that they need not add up to it"
 )
 FADED = 1e-20  # share of a buffer below which it pays out nothing more
 
@@ -162,6 +170,7 @@ class Taken(NamedTuple):
     """What one later step took of the influence."""
 
     rows: Tensor  # (B,) by the curvature of each occurrence
+    whole: float  # by all curvature of the step
     decay: float
 
 
@@ -220,17 +229,16 @@ def overwriting_of(
     moves = {t - first: _moved(store, t, row) for t, row in rows.items()}
     path = free_path(moves, _pays(store, first, until))
     terms = np.zeros(len(samples))
-    decay, left = np.zeros(until), 0.0
+    decay, bent, left = np.zeros(until), np.zeros(until), 0.0
     for t, row_start, term, scores in _sweep(store, v, until, first, path, per_layer, run.form(contraction), progress):
         terms[row_start : row_start + len(term.rows)] = term.rows.numpy()
-        decay[t] = term.decay
+        decay[t], bent[t] = term.decay, term.whole
         left += float(scores[rows[t] - row_start]) if t in rows else 0.0
-    by_step = decay + np.bincount(steps, weights=terms, minlength=until)
     direct = functools.reduce(torch.add, [moves[t].theta for t in sorted(moves)])
     return Overwriting(
         sample, tuple(sorted(rows)), at=until, just_after=float(v[0] @ direct), momentum=float(v[0] @ (path[-1] - direct)),
-        overwritten=float(terms.sum()), decay=float(decay.sum()), influence=left,
-        overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=by_step,
+        overwritten=float(bent.sum()), decay=float(decay.sum()), influence=left,
+        overwritten_by=_ranked(samples, steps, terms, first, run.config.get("ids", "str")), by_step=decay + bent,
         caveats=(*caveats, *([OWN] if store.has_windows else [])), quality=judged, recording=run.recording_report(until),
     )  # fmt: skip
 
@@ -248,23 +256,25 @@ def _sweep(
     """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
     where = slices(store, per_layer)
     adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
-    for chunk in backward(store, at, dtype=torch.float64, down_to=first, own=True):
+    for chunk in backward(store, at, dtype=torch.float64, down_to=first):
         end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
         for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             end -= len(whole.w)
+            seen = (whole, own_curvature(whole))
             parts = [
-                (a, cut(whole, w) if per_layer else whole, path[t - first][w])
+                (a, [cut(x, w) for x in seen] if per_layer else seen, path[t - first][w])
                 for a, w in zip(adjoints, where, strict=True)
             ]
-            terms = [taken(a, step, d) for a, step, d in parts]
-            scores = torch.stack([a.influence(step)[0] for a, step, _ in parts]).sum(0)
-            yield t, end, Taken(torch.stack([x.rows for x in terms]).sum(0), sum(x.decay for x in terms)), scores
+            terms = [taken(a, step, d, own) for a, (step, own), d in parts]
+            scores = torch.stack([a.influence(step)[0] for a, (step, _), _ in parts]).sum(0)
+            rows = torch.stack([x.rows for x in terms]).sum(0)
+            yield t, end, Taken(rows, sum(x.whole for x in terms), sum(x.decay for x in terms)), scores
         if progress is not None:
             progress(at - chunk.first_step, at - first)
 
 
 def _moved(store: RunStore, step: int, row: int) -> Moved:
-    (chunk,) = backward(store, step + 1, dtype=torch.float64, down_to=step, own=True)
+    (chunk,) = backward(store, step + 1, dtype=torch.float64, down_to=step)
     return moved(chunk.steps[0], row - chunk.row_start)
 
 
@@ -324,11 +334,20 @@ def free_path(moves: Mapping[int, Moved], pays: Iterable[Pay]) -> list[Tensor]:
     return path
 
 
-def taken(adjoint: Adjoint, step: Step, d: Tensor) -> Taken:
-    """The terms of one step for the displacement d (p,) before it; the adjoint is after the step and does not move."""
-    k, V = step.coefficients, curvature_rows(step)
+def taken(adjoint: Adjoint, step: Step, d: Tensor, own: Step | None = None) -> Taken:
+    """The terms of one step for the displacement d (p,) before it; the adjoint is after the step and does not move.
+
+    `own` has the curvature of the step's own samples, where `step` has that of its window.
+    """
+    k = step.coefficients
     s, x = adjoint.effect(step)[0], adjoint.x_theta[0]  # (p,)
-    overlap = implicit(step, adjoint.contraction, (V @ d)[:, None])  # (R, 1)
-    rows = -(clipped_curvature(step) @ s) * overlap[:, 0]  # (R,)
+    whole = _bent(step, s, d, adjoint.contraction)
+    rows = whole if own is None else _bent(own, s, d, adjoint.contraction)
     decay = float(((x * (k.rate * k.decay) - s * k.l2) * d).sum())
-    return Taken(rows.reshape(len(step.w), -1).sum(1), decay)
+    return Taken(rows.reshape(len(step.w), -1).sum(1), float(whole.sum()), decay)
+
+
+def _bent(step: Step, s: Tensor, d: Tensor, contraction: Contraction) -> Tensor:
+    """−⟨s, J V_r⟩ (W V d)_r of each curvature row, (R,)."""
+    overlap = implicit(step, contraction, (curvature_rows(step) @ d)[:, None])  # (R, 1)
+    return -(clipped_curvature(step) @ s) * overlap[:, 0]

@@ -36,7 +36,9 @@ class Recording:
         self.path, self.reduction, self.tokens = Path(path), loss_reduction, tokens
         others = dict(arguments)
         short = {name: others.pop(name) for name in NAMES if name in others}
-        others["settings"] = settings_of(others.get("settings"), short).resolved(loss_reduction)
+        others["settings"] = settings_of(others.get("settings"), short, others.pop("preset", None)).resolved(
+            loss_reduction
+        )
         self._arguments = {**others, "loss_reduction": "weights"}
         self.recorder: Recorder | None = None
         self.scope: StepScope | None = None  # of the step under way

@@ -337,11 +337,13 @@ def widen(shape: Shape, times: float = WIDER) -> Shape:
 
 
 def narrow(shapes: Sequence[Shape], most: int) -> list[Shape]:
-    """Shapes with cores, in proportion to what they keep, so that there are `most` coordinates in all; as they are where these suffice."""
-    dims = [shape.dims for shape in shapes]
+    """Shapes with cores, in proportion to what they keep, so that there are `most` coordinates in all, and one of each at least.
+
+    As they are where these suffice.
+    """
+    dims, most = [shape.dims for shape in shapes], max(most, len(shapes))
     if sum(dims) <= most:
         return list(shapes)
-    most = max(most, len(shapes))
     kept = [1 + (most - len(dims)) * (d - 1) // (sum(dims) - len(dims)) for d in dims]
     for b in sorted(range(len(dims)), key=lambda b: kept[b] - dims[b])[: most - sum(kept)]:
         kept[b] += 1

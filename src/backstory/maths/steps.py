@@ -85,6 +85,11 @@ def curvature_rows(step: Step) -> Tensor:
     return step.w.sqrt()[:, None] * step.G if step.V is None else step.V
 
 
+def own_curvature(step: Step) -> Step:
+    """The step with rows of its own samples: those that it has, or where it shares a window's the gradients, the empirical Fisher."""
+    return step._replace(V=None, dot_v=None, orthogonal=False) if step.orthogonal else step
+
+
 def clipped_gradients(step: Step) -> Tensor:
     """Rows J g: (B, p)."""
     return step.G if step.clip >= 1 else _clip(step, step.G, step.dot_g)

@@ -29,6 +29,7 @@ from ..exact.costs import exact_costs
 from ..maths.blocked import chunk_rows
 from ..maths.encoding import parts, row_bytes
 from ..maths.projection import Shape, widen
+from ..maths.windows import Grid
 from ..replay.recipe import Recipe
 from ..results.plan import Plan
 from ..run.compress import OCCURRENCES, RANK
@@ -49,6 +50,7 @@ def plan(
     checkpoints: int | None = None,
     max_bytes: int | None = None,
     settings: Settings | None = None,
+    preset: str | None = None,
     outputs: str = "cross-entropy",
     folder: str | Path | None = None,
     seconds: float = 1.0,
@@ -58,7 +60,7 @@ def plan(
 ) -> Plan:
     """Estimate what recording `steps` steps of a recipe would cost, from a short trial on copies of its model and optimizer.
 
-    `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
+    `preset`, `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
     to the recipe's number of steps. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial
     is written to a temporary folder inside `folder` (use the disk that the run will be on), which is always removed. Plain and
     recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round.
@@ -67,7 +69,7 @@ def plan(
         raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")
     if repeats < 1 or seconds <= 0:
         raise UsageError(f"repeats must be at least 1 and seconds more than 0, got {repeats=}, {seconds=}.")
-    chosen = settings_of(settings, short)
+    chosen = settings_of(settings, short, preset)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         built = recipe()
         if not isinstance(built, Recipe):
@@ -95,9 +97,10 @@ def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
 def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: int | None) -> Plan:
     t, steps, dims, once = costs.trial, costs.steps, sum(costs.dims), costs.once_seconds()
     config, names = t.settings.as_config(), [field.name for field in fields(Plan)]
-    in_all = once + t.learning_seconds + (steps - t.warmup_steps) * t.recorded_seconds
+    in_all = once + t.learning_seconds + (steps - t.warmup_steps) * costs.recorded_seconds
     return Plan(
-        **{name: getattr(t, name) for name in Trial._fields if name in names},
+        **{name: getattr(t, name) for name in Trial._fields if name in names and name != "recorded_seconds"},
+        recorded_seconds=costs.recorded_seconds,
         **{name: config[name] for name in ("projection", "rank", "encoding", "curvature")},
         steps=steps,
         occurrences=costs.occurrences,
@@ -108,6 +111,7 @@ def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: in
         refused=refused,
         store_bytes=costs.store_bytes,
         fixed_bytes=round(t.basis_bytes + t.other_bytes),
+        window_bytes=costs.window_bytes,
         checkpoint_bytes=costs.checkpoint_bytes,
         compressed_bytes=costs.compressed_bytes(),
         propagator_bytes=costs.propagator_bytes(dims),
@@ -161,13 +165,20 @@ class _Costs:
 
     def _store(self, row_bytes: float) -> int:
         t = self.trial
-        grown = row_bytes * self.occurrences + t.step_bytes * self.steps
+        grown = row_bytes * self.occurrences + t.step_bytes * self.steps + self.window_bytes
         return round(grown + t.basis_bytes + t.other_bytes + self.checkpoint_bytes)
+
+    @property
+    def window_bytes(self) -> int:
+        """What windows keep of curvature."""
+        if not self._windowed:
+            return 0
+        return round(self._vector(self.trial.shapes, "learned") * self._window_rows(sum(self.dims)))
 
     def compressed_bytes(self) -> int | None:
         """The store after `compress` with its defaults; None where there are no curvature rows to compress."""
         t, form = self.trial, self.trial.settings.form
-        if not form.rows:
+        if not self._own_rows:
             return None
         windows = max(1, self.occurrences // (OCCURRENCES * RANK))
         rank = min(RANK, sum(self.dims), form.rows * self.occurrences // windows)  # rows of curvature of a window
@@ -178,17 +189,18 @@ class _Costs:
 
     def propagator_bytes(self, dims: int) -> int:
         """What a sweep holds beside the rows it reads: matrices and a chunk's rows, or two numbers for each of a short run's."""
-        rows = self.occurrences * max(1, self.trial.settings.form.rows)
+        rows = self.occurrences * max(1, self._own_rows)
         uniform = not self._has_diagonal(self.trial.settings.projection) and _groups_agree(self.recipe.optimizer)
-        if uniform and 2 * rows <= dims:
+        if uniform and 2 * rows <= dims and not self._windowed:
             return 8 * rows * dims
         matrices = 3 if self.trial.momentum else 2  # A, with momentum C, and what they are made into
         return 4 * matrices * dims**2 + (8 * min(rows, chunk_rows(dims)) * dims if uniform else 0)
 
     def rows_bytes(self) -> int:
         """What a sweep holds of rows."""
-        step = 4 * sum(self.dims) * self.trial.batch * (1 + self.trial.settings.form.rows)
-        return IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * self.steps))
+        step = 4 * sum(self.dims) * self.trial.batch * (1 + self._own_rows)
+        window = 8 * sum(self.dims) * min(self.trial.settings.window_rank, sum(self.dims)) * self._windowed
+        return IN_FLIGHT * round(min(max(CHUNK_BYTES, step), step * self.steps)) + window
 
     def query_bytes(self) -> int:
         """What a question holds: rows, and each occurrence's score, step and id, which are put together from pieces."""
@@ -204,11 +216,11 @@ class _Costs:
         """That fits into `max_bytes`, all else as in the trial; None where even rank 1 does not."""
         t = self.trial
         kind = "learned" if t.settings.projection == "full" else t.settings.projection
-        beside = self.store_bytes - self._by_rank(t.shapes, t.settings.projection)
+        beside = self.store_bytes - self._by_rank(t.shapes, t.settings.projection, settled=True)
         low, high = 0, min(MOST_RANK, max(max(s.d_out, s.d_in) for s in t.shapes))
         while low < high:
             middle = (low + high + 1) // 2
-            fits = beside + self._by_rank(self._shapes(middle), kind) <= max_bytes
+            fits = beside + self._by_rank(self._shapes(middle), kind, settled=False) <= max_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low or None
 
@@ -218,12 +230,45 @@ class _Costs:
         found = find_blocks(model, optimizer, rank=rank, layers=settings.layers, uncovered="skip", most=most)
         return [block.shape for block in found.blocks]
 
-    def _by_rank(self, shapes: Sequence[Shape], projection: str) -> float:
-        """The bytes of the store that depend on the rank: vectors of rows, the diagonal of steps, the basis."""
-        form = self.trial.settings.form
-        rows = self._vector(shapes, projection) * (form.rows + (not form.split)) * self.occurrences
+    def _by_rank(self, shapes: Sequence[Shape], projection: str, *, settled: bool) -> float:
+        """The bytes of the store that depend on the rank: vectors of rows, the diagonal of steps, windows, the basis."""
+        form, vector = self.trial.settings.form, self._vector(shapes, projection)
+        rows = vector * (self._own_rows + (not form.split or self._windowed)) * self.occurrences
         diagonals = 4 * sum(s.dims for s in shapes) * self._has_diagonal(projection) * self.steps
-        return rows + diagonals + _basis_bytes(shapes, projection)
+        windows = vector * self._window_rows(sum(s.dims for s in shapes))
+        return rows + diagonals + windows + _basis_bytes(shapes, projection, settled)
+
+    @property
+    def _windowed(self) -> bool:
+        return self.trial.settings.windows
+
+    @property
+    def _own_rows(self) -> int:
+        """Curvature samples that each occurrence keeps."""
+        return 0 if self._windowed else self.trial.settings.form.rows
+
+    def _window_rows(self, dims: int) -> float:
+        """Rows of all windows: their directions, and one for each step that was clipped in the optimizer's own coordinates."""
+        if not self._windowed:
+            return 0.0
+        each, spans = self.trial.batch * max(1, self.trial.settings.form.rows), self.grid.windows(0, self.steps)
+        rows = sum(min(self.grid.rank, dims, each * min(self.grid.seen, hi - lo)) for lo, hi in spans)
+        return rows + self.trial.clipped * self.steps
+
+    @property
+    def grid(self) -> Grid:
+        """The windows of the planned run."""
+        chosen = self.trial.settings
+        return chosen.form.grid(self.trial.batch, self.steps, rank=chosen.window_rank, share=chosen.window_rows)
+
+    @property
+    def recorded_seconds(self) -> float:
+        """A step, once the projection is known: on average over those that give rows for curvature and those that do not."""
+        if not self._windowed:
+            return self.trial.recorded_seconds
+        lo, hi = self.grid.window(self.trial.warmup_steps)
+        share = min(1.0, self.grid.seen / (hi - lo))
+        return share * self.trial.recorded_seconds + (1 - share) * self.trial.unseen_seconds
 
     def _vector(self, shapes: Sequence[Shape], projection: str) -> int:
         """Bytes of the numbers of one row, and their scales."""
@@ -244,16 +289,17 @@ def _groups_agree(optimizer: Optimizer) -> bool:
     return all(group == numbers[0] for group in numbers)
 
 
-def _basis_bytes(shapes: Sequence[Shape], projection: str) -> float:
-    """Of all sides and cores; a side that keeps everything is not kept itself, unless a core chooses among its coordinates."""
-    core = 0
-    if projection == "learned":
-        wide, dims = [widen(s) for s in shapes], sum(s.dims for s in shapes)
-        if cored := sum(s.product for s in wide) > dims:
-            shapes, core = wide, dims
-    else:
-        cored = False
+def _basis_bytes(shapes: Sequence[Shape], projection: str, settled: bool) -> float:
+    """Of all sides and cores; a side that keeps everything is not kept itself, unless a core chooses among its coordinates.
+
+    Shapes are widened unless they are `settled`, as a warm-up has left them.
+    """
+    dims, cored = sum(s.dims for s in shapes), any(s.core for s in shapes)
+    if projection == "learned" and not settled:
+        wide = [widen(s) for s in shapes]
+        cored = sum(s.product for s in wide) > dims
+        shapes = wide if cored else shapes
     sides = [(d, r) for s in shapes for d, r in ((s.d_out, s.r_out), (s.d_in, s.r_in)) if d and (cored or r < d)]
     if projection == "mask":
         return 8 * sum(r for _, r in sides)
-    return 4 * sum(d * r for d, r in sides) + 8 * core
+    return 4 * sum(d * r for d, r in sides) + 8 * dims * cored

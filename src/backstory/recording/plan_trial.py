@@ -62,7 +62,10 @@ class Trial(NamedTuple):
     warmup_steps: int
     learning_seconds: float  # of all warm-up steps and the learning of the projection
     plain_seconds: float  # a step
-    recorded_seconds: float  # a step, once the projection is known
+    recorded_seconds: (
+        float  # a step, once the projection is known; where steps share curvature, one that gives rows for it
+    )
+    unseen_seconds: float  # one that gives none
     opening_seconds: float
     closing_seconds: float  # files are joined then
 
@@ -102,12 +105,17 @@ def trial(
             warmup_steps, warmup = recorded.taken, _now() - began if recorded.taken else 0.0
             for group in (*plain.recipe.optimizer.param_groups, *copied.optimizer.param_groups):
                 group["lr"] = 0 * group["lr"]  # few batches, again and again, would make no typical model
+            rec.sees = True
             first = _commit_of_a_step(recorded, rec.store)
-            turns = _turns(plain, recorded, seconds, repeats, say)
+            plain_seconds, recorded_seconds = _turns(plain, recorded, seconds, repeats, say)
+            unseen_seconds = recorded_seconds
+            if rec.settings.windows:
+                rec.sees = False
+                unseen_seconds = plain_seconds * _ratio(_turns(plain, recorded, seconds, repeats, say))
             times.append(_now())
         return _measured(
-            path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup, plain_seconds=turns[0], recorded_seconds=turns[1],
-            opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2],
+            path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup,
+            plain_seconds=plain_seconds, recorded_seconds=recorded_seconds, unseen_seconds=unseen_seconds, opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2],
             letters=max(len(str(sample)) for ids, _ in copied.batches for sample in ids),
         )  # fmt: skip
 
@@ -179,6 +187,10 @@ def _turns(plain: _Steps, recorded: _Steps, seconds: float, repeats: int, say: P
     return statistics.median(of_plain), statistics.median(of_recorded)
 
 
+def _ratio(turns: tuple[float, float]) -> float:
+    return turns[1] / turns[0]
+
+
 def _now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -203,7 +215,7 @@ def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any)
         step_bytes=each["steps"],
         basis_bytes=basis,
         scale_bytes=max((file.stat().st_size for file in path.glob("scale-*.safetensors")), default=0),
-        other_bytes=max(0.0, size - each["rows"] * n_rows - each["steps"] * n_steps - basis),
+        other_bytes=max(0.0, size - each["rows"] * n_rows - each["steps"] * n_steps - basis - _window_bytes(path)),
         model_bytes=(weights := sum(x.nbytes for x in rec.model.state_dict().values())),
         state_bytes=checkpoint_bytes(rec.model, rec.watcher.reader.optimizer) - weights,
         closed_bytes=store.size_bytes(),
@@ -220,6 +232,11 @@ def _tables(store: RunStore) -> dict[str, _Size]:
     lines = {"rows": store.n_rows(), "steps": store.n_steps()}
     sizes = {name: [f.stat().st_size for f in (store.path / f"{name}.lance" / "data").glob("*")] for name in lines}
     return {name: _Size(len(sizes[name]), sum(sizes[name]), count) for name, count in lines.items()}
+
+
+def _window_bytes(path: Path) -> int:
+    """What windows, and rows that waited for them, take of the trial's folder."""
+    return sum(file.stat().st_size for pattern in ("curvature-*", "window/*") for file in path.glob(pattern))
 
 
 def _each(whole: _Size, first: _Size) -> float:

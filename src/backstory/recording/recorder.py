@@ -37,6 +37,7 @@ from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
+from .outputs import MOST as MOST_OUTPUTS
 from .outputs import Loss
 from .projecting import fixed_bases
 from .replays import Draws, Stopwatch, checkpoint_bytes, known_draws, random_state, training_state
@@ -54,6 +55,7 @@ def record(
     *,
     loss_reduction: str,
     settings: Settings | None = None,
+    preset: str | None = None,
     steps: int | None = None,
     checkpoints: int | None = None,
     max_bytes: int | None = None,
@@ -69,13 +71,14 @@ def record(
 
     `loss_reduction` is how the training loss combines the samples' losses: "mean", "sum", "token-mean" (the sum over all
     tokens divided by their number in the step) or "weights" (given per batch).
-    `settings` is a `backstory.Settings`; its fields can also be passed by name: `record(…, projection="random", rank=8)`.
+    `preset` is "fast", "default" or "best": how much recording may cost. `settings` is a `backstory.Settings`; its fields can also be
+    passed by name: `record(…, projection="random", rank=8)`.
     `steps` is the planned number of steps. With it, recording refuses a run that would exceed the disk or `max_bytes` before it
     writes anything. The weights at the end are stored in the run if they fit; `checkpoints=K` stores those at the start and at K steps in
     between too, and needs `steps`. To continue after an interruption, pass `resume=True` and `start=t`, the step that your own
     checkpoint continues from; recorded steps from t on are replaced.
     """
-    chosen = settings_of(settings, short).resolved(loss_reduction)
+    chosen = settings_of(settings, short, preset).resolved(loss_reduction)
     if checkpoints is not None and not steps:
         raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place the K checkpoints.")
     if recipe is not None and recipe.count(":") != 1:
@@ -116,11 +119,13 @@ class Recorder:
     ) -> None:
         self.model, self.watcher, self.store, self.settings = model, watcher, store, settings
         self.skipped = 0  # steps that a GradScaler skipped
+        self.sees: bool | None = None  # for a trial: whether steps give rows for the curvature of their window
         watcher.reshape([Shape(*b["shape"]) for b in store.config["blocks"]])
         self._boundaries = _boundaries(steps, checkpoints)
         self._steps, self._grid = steps, store.grid
-        if self._grid is not None and settings.watches_outputs:
-            watcher.know(Loss(**store.config["outputs"]) if "outputs" in store.config else None)
+        if self._grid is not None and settings.is_open:
+            seen = store.config.get("outputs")
+            watcher.know(None if seen is None else Loss(**seen))
         self._bases = load_bases(store, (b.name for b in watcher.blocks)) or fixed_bases(
             settings.projection, watcher.layout, settings.seed
         )
@@ -191,8 +196,12 @@ class Recorder:
             self._watch.over()
 
     def _is_seen(self, step: int) -> bool:
-        """Whether a step gives rows for curvature: all do while windows are not settled."""
-        return self._grid is None or self._grid.is_seen(step)
+        """Whether a step gives rows for curvature: all do while windows are not settled, but for a first step that tells the loss."""
+        if self._grid is None:
+            return True
+        if self.sees is not None:
+            return self.sees
+        return self._grid.is_seen(step) and (step > 0 or self.watcher.loss is None)
 
     @property
     def _warming_up(self) -> bool:
@@ -277,12 +286,18 @@ class Recorder:
         """By the first step, which tells how many samples there are in one."""
         if not self.settings.windows or self._grid is not None:
             return
-        loss, form = self.watcher.loss, self.watcher.form
-        if loss is not None:
+        loss, form, chosen = self.watcher.loss, self.watcher.form, self.settings
+        if loss is None and chosen.curvature == "ggn":
+            raise UsageError(
+                "curvature='ggn' needs a loss that is the cross-entropy or BCE of the model's outputs, at most "
+                f"{MOST_OUTPUTS} of a sample, and the first step does not show one. Nothing was recorded. Use curvature='auto', or "
+                "'sampled:D' or 'exact:N' with s.outputs()."
+            )
+        if chosen.is_open:
             self.settings = replace(self.settings, curvature=form)
             about = {**self.store.config["settings"], "curvature": str(form)}
-            self.store.update_config(settings=about, outputs=loss._asdict())
-        self._grid = form.grid(len(taken.scope.ids), self._steps)
+            self.store.update_config(settings=about, outputs=None if loss is None else loss._asdict())
+        self._grid = form.grid(len(taken.scope.ids), self._steps, rank=chosen.window_rank, share=chosen.window_rows)
         self.store.keep_windows(self._grid)
 
     def _hand_over(self, taken: TakenStep) -> None:

@@ -65,7 +65,7 @@ def open_store(
         )
     store = RunStore.open(path, write=True)
     try:
-        _go_on(store, model, table, optimizer, adaptive, config["settings"], start, settings.watches_outputs)
+        _go_on(store, model, table, optimizer, adaptive, config["settings"], start, settings.is_open)
     except BaseException:
         store.close(compact=False)
         raise
@@ -135,7 +135,7 @@ def _go_on(
 
 
 def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, Any], *, decided: bool = False) -> None:
-    """Raise where layers or settings are others; a curvature that the first step has `decided` on is the run's."""
+    """Raise where layers or settings are others; a curvature that a first step has `decided` on is the run's."""
     old, new = ({b["name"]: (b["group"], b["shape"][:2]) for b in x} for x in (store.config["blocks"], table))
     if list(old.items()) != list(new.items()):
         differing = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
@@ -144,7 +144,7 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, 
             "same model and settings, or record into a new folder."
         )
     before = store.config["settings"]
-    ours = {"curvature"} if decided and "outputs" in store.config else set()
+    ours = {"curvature"} if decided else set()
     changed = sorted(k for k in now if not k.startswith("warmup") and k not in ours and before.get(k) != now[k])
     if changed:
         pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)

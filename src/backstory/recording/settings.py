@@ -14,7 +14,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -30,7 +30,6 @@ from ..maths.windows import Grid
 
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
-WINDOW_RANK = 512  # directions of a window's curvature that are kept
 CURVATURE_OF = ("auto", "windows", "steps")
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
@@ -54,7 +53,7 @@ class Curvature:
         fits = CURVATURE.fullmatch(text)
         if not fits:
             raise UsageError(
-                "curvature must be 'auto', 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
+                "curvature must be 'auto', 'ggn', 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
                 f"output entries per sample (the number of classes), got {text!r}. Append '/K' to split each "
                 "sequence into K position groups ('empirical/6')."
             )
@@ -90,11 +89,11 @@ class Curvature:
         """The fewest steps of a window, the most windows of a run whose length is known, and how many rows a window is made of."""
         return 25, 32, 2400
 
-    def grid(self, batch: int, steps: int | None) -> Grid:
-        """The windows of a run with so many samples in a step."""
+    def grid(self, batch: float, steps: int | None, *, rank: int, share: float) -> Grid:
+        """The windows of a run with so many samples in a step, of a `share` of the rows that are wanted."""
         fewest, most, rows = self.wanted
-        seen = max(1, math.ceil(rows / max(1, batch * max(1, self.rows))))
-        return Grid(max(fewest, math.ceil((steps or 0) / most)), not steps, seen, WINDOW_RANK)
+        seen = max(1, math.ceil(share * rows / max(1, batch * max(1, self.rows))))
+        return Grid(max(fewest, math.ceil((steps or 0) / most)), not steps, seen, rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +139,11 @@ class Exact(Curvature):
         return self.outputs
 
 
-SEQUENCE_CURVATURE = Empirical(position_groups=6)  # "auto" where a sample's loss is a sum over tokens
+# what "auto" and "ggn" stand for where a sample's loss is a sum over tokens
+SEQUENCE_CURVATURE: dict[str, Curvature] = {
+    "auto": Empirical(position_groups=6),
+    "ggn": Sampled(draws=2, position_groups=6),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +180,14 @@ class Settings:
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
     positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". With
     `curvature_of="windows"`, the default of a learned projection, the steps of a window share the mean of their curvature samples; with
-    "steps" every occurrence keeps its own. `encoding` is "int8" for a learned projection, otherwise "float16". `layers` includes names
+    "steps" every occurrence keeps its own. "ggn" is the Gauss-Newton matrix: two draws for token-mean losses (needs `s.outputs`), otherwise exact, in some
+    steps of each window, from outputs that the first step shows to go into a cross-entropy or BCE. `encoding` is "int8" for a learned
+    projection, otherwise "float16". `layers` includes names
     and types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
-    coordinates (None: as many as the rank gives).
+    coordinates (None: as many as the rank gives). Of a window's curvature `window_rank` directions are kept, made of `window_rows` times as
+    many rows as by default.
     """
 
     projection: str = "learned"
@@ -196,7 +202,8 @@ class Settings:
     warmup_steps: int = 8
     warmup_bytes: int = 2 << 30
     most_dims: int | None = 12_000
-    watches_outputs: bool = field(default=False, init=False)  # the first step decides on the curvature
+    window_rank: int = 512
+    window_rows: float = 1.0
 
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
@@ -204,7 +211,7 @@ class Settings:
         check_one_of("curvature_of", self.curvature_of, CURVATURE_OF)
         if self.encoding != "auto":
             check_encoding(self.encoding)
-        if self.curvature != "auto":
+        if not self.is_open:
             object.__setattr__(self, "curvature", str(self.form))
         if (auto := self.auto_rank) is not None:
             object.__setattr__(self, "rank", str(auto))
@@ -213,13 +220,17 @@ class Settings:
                     f"rank={self.rank!r} needs projection='learned', the only one that measures gradient energy, got "
                     f"projection={self.projection!r}. Leave projection= out, or give rank= as a number."
                 )
-        sizes = {"warmup_steps": self.warmup_steps, "warmup_bytes": self.warmup_bytes, "most_dims": self.most_dims}
+        sizes = {name: getattr(self, name) for name in ("warmup_steps", "warmup_bytes", "most_dims", "window_rank")}
         if small := [f"{name}={value}" for name, value in sizes.items() if value is not None and value < 1]:
             raise UsageError(f"{', '.join(sizes)} must be at least 1, got {', '.join(small)}.")
+        if not self.window_rows > 0:
+            raise UsageError(f"window_rows must be more than 0, got {self.window_rows}.")
 
     @property
     def form(self) -> Curvature:
-        """The curvature samples of an occurrence."""
+        """The curvature samples of an occurrence; those of its gradient until the first step decides."""
+        if self.is_open:
+            return Empirical()
         return self.curvature if isinstance(self.curvature, Curvature) else Curvature.parse(self.curvature)
 
     @property
@@ -249,16 +260,22 @@ class Settings:
     def resolved(self, loss_reduction: str) -> "Settings":
         """With what "auto" stands for where the losses of samples are combined in this way."""
         check_one_of("loss_reduction", loss_reduction, LOSS_REDUCTIONS)
-        learned = self.projection == "learned"
-        chosen: dict[str, Any] = {
-            "curvature": str(SEQUENCE_CURVATURE if loss_reduction == "token-mean" else Empirical()),
-            "curvature_of": "windows" if learned else "steps",
-            "encoding": "int8" if learned else "float16",
-        }
-        out = replace(self, **{k: value for k, value in chosen.items() if getattr(self, k) == "auto"})
-        decides = self.curvature == "auto" and loss_reduction != "token-mean" and out.windows
-        object.__setattr__(out, "watches_outputs", decides)
-        return out
+        sequences = loss_reduction == "token-mean"
+        learned, curvature = self.projection == "learned", self.curvature
+        by = ("windows" if learned else "steps") if self.curvature_of == "auto" else self.curvature_of
+        encoding = ("int8" if learned else "float16") if self.encoding == "auto" else self.encoding
+        if self.is_open and (sequences or by == "steps"):
+            if curvature == "ggn" and not sequences:
+                raise UsageError(
+                    "curvature='ggn' needs curvature by windows. Record with projection='learned', or choose 'sampled:D' or 'exact:N'."
+                )
+            curvature = SEQUENCE_CURVATURE[str(curvature)] if sequences else Empirical()
+        return replace(self, curvature=curvature, curvature_of=by, encoding=encoding)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the curvature is "auto" or "ggn": once resolved, that the first step decides on it."""
+        return isinstance(self.curvature, str) and self.curvature in SEQUENCE_CURVATURE
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json; the chosen layers are in its table of layers."""
@@ -267,11 +284,26 @@ class Settings:
         return plain
 
 
-NAMES = tuple(x.name for x in fields(Settings) if x.init)
+NAMES = tuple(field.name for field in fields(Settings))
 
 
-def settings_of(settings: Settings | None, short: Mapping[str, Any]) -> Settings:
-    """`settings`, or the defaults, with those of its fields that were given by name."""
+# settings by name: how much a recording may cost, for how good results
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"rank": 16, "warmup_steps": 4, "window_rank": 256, "window_rows": 0.5},
+    "default": {},
+    "best": {"curvature": "ggn", "window_rows": 2.0},
+}
+
+
+def settings_of(settings: Settings | None, short: Mapping[str, Any], preset: str | None = None) -> Settings:
+    """`settings`, or those of a preset, or the defaults, with those of its fields that were given by name."""
+    if preset is not None:
+        check_one_of("preset", preset, PRESETS)
+        if settings is not None:
+            raise UsageError(
+                "preset= and settings= cannot be combined. Leave one of them out; single settings can be given by name."
+            )
+        settings = Settings(**PRESETS[preset])
     if unknown := [name for name in short if name not in NAMES]:
         close = get_close_matches(unknown[0], NAMES, 3)
         raise UsageError(

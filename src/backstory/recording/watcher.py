@@ -54,7 +54,7 @@ class StepWatcher:
         self._scope: StepScope | None = None
         self._windows = settings.windows
         self._outputs = OutputWatch(model, self._take_outputs, lambda: self._tap.muted or self._tap.slot is None)
-        self._deciding = settings.watches_outputs  # on the curvature, by the first step
+        self._deciding = settings.is_open  # on the curvature, by the first step
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far

@@ -31,6 +31,7 @@ class Plan:
     row_bytes: float  # of one occurrence, its curvature rows included
     step_bytes: float  # of one step beside its rows
     fixed_bytes: int  # basis and config
+    window_bytes: int  # curvature that the steps of windows share
     checkpoint_bytes: int  # all checkpoints
     compressed_bytes: int | None  # after `compress` with its defaults, where there are curvature rows
     propagator_bytes: int  # joint
@@ -71,7 +72,8 @@ def _lines(p: Plan) -> Iterator[str]:
         f"  grows       gradients {_size(p.row_bytes * p.occurrences)} ({p.row_bytes:,.0f} bytes per occurrence), "
         f"steps {_size(p.step_bytes * p.steps)} ({p.step_bytes:,.0f} bytes each)"
     )
-    yield f"  fixed       projection and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
+    windows = f"curvature of windows {_size(p.window_bytes)}, " if p.window_bytes else ""
+    yield f"  fixed       {windows}projection and config {_size(p.fixed_bytes)}, checkpoints {_size(p.checkpoint_bytes)}"
     if p.compressed_bytes is not None and p.compressed_bytes < p.store_bytes:
         yield (
             f"  compressed  {_size(p.compressed_bytes)} after `backstory compress` "

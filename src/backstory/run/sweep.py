@@ -62,7 +62,7 @@ def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0, 
     Steps have the curvature of their window, where there are windows; with `own` that of their own gradients there. They are read in a thread of their own, with tables of its own: two threads cannot read one table of Lance.
     """
     store = RunStore.open(store.path)
-    windows = None if own else Shared(store, dtype)
+    windows = Shared(store, dtype)
     blocks = store.chunks(at, dtype=dtype, lo_step=down_to, chunk_bytes=CHUNK_BYTES, multiple=CHUNK_ROWS.least)
     return ahead(_chunk(store, block, dtype, windows) for block in blocks)
 
@@ -74,12 +74,11 @@ def forward(store: RunStore, at: int, *, dtype: torch.dtype, start: int = 0) -> 
     return (_chunk(store, block, dtype, windows) for block in blocks)
 
 
-def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, windows: Shared | None) -> Chunk:
+def _chunk(store: RunStore, block: RowBlock, dtype: torch.dtype, windows: Shared) -> Chunk:
     groups = torch.tensor([b["group"] for b in store.config["blocks"]])
     owner = groups.repeat_interleave(torch.tensor(store.dims))  # (p,) optimizer group of each coordinate
     lo, hi = int(block.step[0]), int(block.step[-1]) + 1
-    steps = _steps(block, store.steps(lo, hi), owner, dtype)
-    steps = steps if windows is None else windows.fill(steps, lo)
+    steps = windows.fill(_steps(block, store.steps(lo, hi), owner, dtype), lo)
     P = store.diagonal(lo, hi)
     if P is not None:
         steps = [s._replace(coefficients=s.coefficients._replace(P=x)) for s, x in zip(steps, P.to(dtype), strict=True)]

@@ -212,7 +212,8 @@ class RunStore:
         fits = sum(dims) == self.width or (sum(dims) < self.width and not self.config["diagonal"])
         if self.n_steps() or not fits or len(dims) != len(self.dims):
             raise StoreError(
-                f"the layout of a run is fixed once it has steps: it must keep at most {self.width} coordinates in "
+                f"the layout of a run is fixed once it has steps: it must keep "
+                f"{'' if self.config['diagonal'] else 'at most '}{self.width} coordinates in "
                 f"{len(self.dims)} layers, got {sum(dims)} in {len(dims)}, with {self.n_steps()} steps recorded."
             )
         names = [layer["name"] for layer in self.config["layers"]]
@@ -464,7 +465,7 @@ class RunStore:
             self._committed = self._tail()
             self._drop_orphans()
             if self.has_windows:
-                self.windows.truncate(step, self._count_clipped, going_on=True)
+                self.windows.truncate(step, self._count_clipped)
 
     def drop_checkpoints_after(self, step: int) -> None:
         """Delete what was kept of the model and the optimizer at later steps."""

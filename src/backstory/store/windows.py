@@ -11,9 +11,9 @@ through the smallest vector d_t that has the recorded products with the step's o
     curvature-<from>-<to>.safetensors           of a closed window: `V` and `d`, one row for each clipped step
 
 both encoded like rows, with `…/scale`, and a checksum of each tensor. A window is closed once the steps that end it are committed, from what
-waits on disk alone, so a death at any moment changes nothing. What waits is dropped when the *next* window is closed: a run that is
-resumed within the last two windows goes on as if it had not stopped. Resumed further back, the window is cut there: its rows stay those
-of all its steps, later ones too.
+waits on disk alone, so a death at any moment changes nothing. What waits is dropped when the *next* window is closed, and at the end of a
+run: one that is resumed within its last two windows goes on as if it had not stopped. Resumed further back, or once it had ended, the
+window is cut there: its rows stay those of all its steps, later ones too.
 """
 
 import re
@@ -115,7 +115,7 @@ class Windows:
                 self.write((lo, hi), self._from_waiting((lo, hi), self._exact, grid.rank))
                 closed[lo] = hi
         for span in self._spooled():
-            if closed and span[1] <= max(closed):
+            if closed and (end or span[1] <= max(closed)):
                 self._spool_file(span).unlink()
 
     def write(self, span: Span, window: Window) -> None:
@@ -167,19 +167,16 @@ class Windows:
 
     # going on
 
-    def truncate(self, step: int, clipped: Callable[[int, int], int], *, going_on: bool = False) -> None:
-        """Drop what belongs to steps from `step` on; `clipped` counts the clipped steps between two. With `going_on`, steps follow."""
-        grid = self._grid()
+    def truncate(self, step: int, clipped: Callable[[int, int], int]) -> None:
+        """Drop what belongs to steps from `step` on; `clipped` counts the clipped steps between two."""
         self._writable()
         for lo, hi in self._closed().items():
-            ended_early = going_on and grid is not None and hi == step < grid.window(lo)[1]
-            if hi < step or (hi == step and not ended_early):
+            if hi <= step:
                 continue
-            if lo < step < hi and not self._waits_for(lo):
+            if lo < step and not self._waits_for(lo):
                 V, d = self.read((lo, hi), self._exact)
                 self.write((lo, step), Window(V, None if d is None else d[: clipped(lo, step)]))
-            if lo >= step or hi > step or self._waits_for(lo):
-                files.remove(self._closed_file((lo, hi)))
+            files.remove(self._closed_file((lo, hi)))
         for lo, hi in self._spooled():
             if hi > step > lo:
                 tensors = files.read_tensors(self._spool_file((lo, hi)))
