@@ -546,20 +546,24 @@ def test_all_steps_are_dropped(tmp_path: Path) -> None:
     same_windows(store, whole)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_run_that_ended_and_goes_on_opens_its_last_window_again(times: int, tmp_path: Path) -> None:
-    whole, store = new_run(tmp_path / "whole", 9), new_run(tmp_path / "run", 3, 5)
-    for n in range(5, 5 + times):
-        go_on(store, n)
-        store.windows.settle(n, end=True)
-        assert store.windows.spans(n)[-1] == (4, n)
-        let_go(store)
-        store = RunStore.open(store.path, write=True)
-        assert store.windows._closed() == {0: 4, 4: n}, "opening alone changes nothing"
-        store.truncate(n)
-        check(store, (4, n))
+def test_a_run_that_ended_keeps_its_last_window_as_it_was(tmp_path: Path) -> None:
+    """What waited is dropped at the end; a run that goes on begins a window of its own there, cut or not."""
+    store = new_run(tmp_path / "run", 3, 6)
+    store.windows.settle(6, end=True)
+    assert waiting(store.path) == []
+    let_go(store)
+    store = RunStore.open(store.path, write=True)
+    store.truncate(6)
+    go_on(store, 7)
+    store.windows.settle(7, end=True)
+    store.truncate(7)
     go_on(store, 9)
-    same_windows(store, whole)
+    assert store.windows.spans(9) == [(0, 4), (4, 6), (6, 7), (7, 8), (8, 9)]
+    for span in ((0, 4), (4, 6), (6, 7), (8, 9)):
+        check(store, span)
+    store.truncate(5)
+    check(store, (4, 5), of=(4, 6))
+    assert store.verify() == []
 
 
 def test_a_run_that_ended_with_its_window_stays_as_it_is(tmp_path: Path) -> None:
