@@ -152,7 +152,8 @@ def jacobians(model: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         for i in range(len(out))
         for c in range(out.shape[1])
     ]
-    return torch.stack(rows).unflatten(0, out.shape[:2])
+    J: Tensor = torch.stack(rows).unflatten(0, out.shape[:2])
+    return J
 
 
 def training(
