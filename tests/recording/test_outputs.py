@@ -1,0 +1,381 @@
+"""Which losses the first step tells, from torch's own gradients; the exact curvature that is then recorded, by hand; and nothing else changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.recording.test_windows import SIZE, budget, is_seen, same_windows, windows_of
+from tests.support.adam import adamw, projected, second_moments
+from tests.support.loops import (
+    Interrupted,
+    batch_of,
+    ids_of,
+    mlp,
+    normal,
+    restore,
+    seeded,
+    sgd,
+    snapshot,
+    stored,
+    trained_names,
+)
+from tests.support.oracles import assert_close
+from torch import Tensor, nn
+
+import backstory
+from backstory.recording.outputs import loss_of
+from backstory.store import RunStore
+
+STEPS, CLASSES, N = 11, 4, 12
+AUTO: dict[str, Any] = {"loss_reduction": "mean", "encoding": "float64", "rank": 2, "warmup_steps": 3}
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> the loss of the batch
+
+
+def labels(n: int = N) -> Tensor:
+    return torch.arange(n) % CLASSES
+
+
+def told(
+    loss: Callable[[Tensor], Tensor], *shape: int, weight: float = 1 / N, dtype: torch.dtype = torch.float64
+) -> Any:
+    """What outputs of this shape and the gradient of the loss at them tell."""
+    f = (2 * normal(*shape, seed=4)).to(dtype).requires_grad_()
+    (delta,) = torch.autograd.grad(loss(f), f)
+    found = loss_of(f.detach(), delta, torch.full((shape[0],), weight, dtype=torch.float64))
+    return None if found is None else tuple(found)
+
+
+HOT = F.one_hot(labels(), CLASSES).double()
+KNOWN: dict[str, Any] = {
+    "cross-entropy": (lambda f: F.cross_entropy(f, labels()), 1 / N, ("cross-entropy", "sum", CLASSES)),
+    "cross-entropy, sum": (
+        lambda f: F.cross_entropy(f, labels(), reduction="sum"),
+        1.0,
+        ("cross-entropy", "sum", CLASSES),
+    ),
+    "smoothed": (lambda f: F.cross_entropy(f, labels(), label_smoothing=0.1), 1 / N, ("cross-entropy", "sum", CLASSES)),
+    "soft labels": (lambda f: F.cross_entropy(f, (2 * HOT + 1).softmax(1)), 1 / N, ("cross-entropy", "sum", CLASSES)),
+    "scaled": (lambda f: 1024 * F.cross_entropy(f, labels()), 1024 / N, ("cross-entropy", "sum", CLASSES)),
+    "bce": (lambda f: F.binary_cross_entropy_with_logits(f, HOT), 1 / N, ("bce", "mean", CLASSES)),
+    "bce, sum": (lambda f: F.binary_cross_entropy_with_logits(f, HOT, reduction="sum"), 1.0, ("bce", "sum", CLASSES)),
+}
+UNKNOWN: dict[str, Any] = {
+    "squared error": lambda f: F.mse_loss(f, HOT),
+    "hinge": lambda f: F.multi_margin_loss(f, labels()),
+    "weighted classes": lambda f: F.cross_entropy(f, labels(), weight=torch.tensor([0.2, 1.0, 3.0, 0.5]).double()),
+    "weighted bce": lambda f: F.binary_cross_entropy_with_logits(f, HOT, pos_weight=torch.tensor(3.0).double()),
+    "soft bce": lambda f: F.binary_cross_entropy_with_logits(f, 0.3 + 0.4 * HOT),
+    "cold": lambda f: F.cross_entropy(3 * f, labels()),
+    "another weight": lambda f: 2 * F.cross_entropy(f, labels()),
+    "a penalty too": lambda f: F.cross_entropy(f, labels()) + f.square().mean(),
+    "ignored": lambda f: F.cross_entropy(f, labels().where(labels() > 0, -100)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_it_tells_a_loss(name: str) -> None:
+    loss, weight, expected = KNOWN[name]
+    assert told(loss, N, CLASSES, weight=weight) == expected
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_it_does_not_mistake_another_loss(name: str) -> None:
+    assert told(UNKNOWN[name], N, CLASSES) is None
+
+
+@pytest.mark.parametrize(("outputs", "entries"), [((N,), 1), ((N, 1), 1), ((N, 2, 3), 6)], ids=str)
+def test_single_outputs_and_several_of_a_sample(outputs: tuple[int, ...], entries: int) -> None:
+    truth = (normal(*outputs, seed=8) > 0).double()
+    found = told(lambda f: F.binary_cross_entropy_with_logits(f, truth, reduction="sum"), *outputs, weight=1.0)
+    assert found == ("bce", "sum", entries)
+    assert told(lambda f: F.mse_loss(f, truth, reduction="sum"), *outputs, weight=1.0) is None
+
+
+@pytest.mark.parametrize(("classes", "known"), [(2, True), (32, True), (33, False)])
+def test_outputs_must_be_few(classes: int, known: bool) -> None:
+    assert (told(lambda f: F.cross_entropy(f, labels() % classes), N, classes) is not None) == known
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_low_precision_is_precise_enough(dtype: torch.dtype) -> None:
+    assert told(lambda f: F.cross_entropy(f.float(), labels()), N, CLASSES, dtype=dtype) == (
+        "cross-entropy",
+        "sum",
+        CLASSES,
+    )
+    assert told(lambda f: F.binary_cross_entropy_with_logits(f.float(), HOT.float()), N, CLASSES, dtype=dtype) == (
+        "bce", "mean", CLASSES,
+    )  # fmt: skip
+    assert told(lambda f: F.mse_loss(f.float(), HOT.float()), N, CLASSES, dtype=dtype) is None
+
+
+@pytest.mark.xfail(strict=True, reason="weights up to 1 and ignored samples leave what could be smoothed labels")
+@pytest.mark.parametrize("how", ["weight", "ignored"])
+def test_it_does_not_mistake_weights_under_a_sum(how: str) -> None:
+    """a (p − y), a ≤ 1, is p − y' with y' = (1 − a) p + a y: one for each sample, where smoothed labels have one shape."""
+    more: dict[str, Any] = {"weight": {"weight": torch.tensor([0.2, 1.0, 0.4, 0.5]).double()}, "ignored": {}}[how]
+    y = labels() if how == "weight" else labels().where(labels() > 0, -100)
+    assert told(lambda f: F.cross_entropy(f, y, reduction="sum", **more), N, CLASSES, weight=1.0) is None
+
+
+# recorded runs
+
+
+class Wired(nn.Module):
+    """Dropout, and a buffer that counts calls."""
+
+    calls: Tensor
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, outputs)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.second(self.drop(self.first(x).tanh()))
+        return out
+
+
+def bce_mean(out: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 2).double())
+
+
+def jacobians(model: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+    """(B, C, p) by one backward pass from every output of every sample."""
+    parameters = [model.get_parameter(n) for n in trained_names(model)]
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(out[i, c], parameters, retain_graph=True)])
+        for i in range(len(out))
+        for c in range(out.shape[1])
+    ]
+    J: Tensor = torch.stack(rows).unflatten(0, out.shape[:2])
+    return J
+
+
+def training(
+    path: Path | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int = STEPS,
+    *,
+    loss: Loss = F.cross_entropy,
+    micro: int = 1,
+    max_norm: float | None = None,
+    start: int | None = None,
+    states: list[Any] | None = None,
+    inside: Callable[[int, Any, Tensor], None] = lambda t, s, out: None,
+    each: Callable[[int], None] = lambda t: None,
+    **settings: Any,
+) -> None:
+    """A loop that is recorded where there is a path."""
+    settings = {**AUTO, **({} if start is None else {"resume": True, "start": start}), **settings}
+    rec = None if path is None else backstory.record(model, optimizer, path, **settings)
+    if rec is not None:
+        rec.__enter__()
+    for t in range(start or 0, steps):
+        if states is not None:
+            states.append(snapshot(model, optimizer))
+        ids = ids_of(t, SIZE)
+        optimizer.zero_grad()
+        step = None if rec is None else rec.step()
+        s = None if step is None else step.__enter__()
+        for part in torch.tensor(ids).chunk(micro):
+            x, y = batch_of(part.tolist())
+            if s is not None:
+                s.batch(part)
+            out = model(x)
+            if s is not None:
+                inside(t, s, out)
+            (loss(out, y) * len(part) / SIZE).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        each(t)
+        if step is not None:
+            step.__exit__(None, None, None)
+    if rec is not None:
+        rec.__exit__(None, None, None)
+
+
+def hessian(kind: str, out: Tensor) -> Tensor:
+    """(B, C, C) of each sample's loss in its outputs."""
+    if kind == "cross-entropy":
+        p = out.softmax(1)
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    p = out.sigmoid()
+    D: Tensor = torch.diag_embed(p * (1 - p))
+    return D / out.shape[1]  # the mean over the outputs
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("case", ["sgd", "adamw, clipped"])
+@pytest.mark.parametrize("kind", ["cross-entropy", "bce"])
+def test_windows_hold_the_exact_gauss_newton_matrix(
+    kind: str, case: str, micro: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Σ w Jᵀ H J of the seen steps but the first, which told the loss."""
+    budget(monkeypatch, 2 * SIZE * 2)
+    model, path = mlp(), tmp_path / "run"
+    optimizer = sgd(model) if case == "sgd" else adamw(model)
+    pieces: list[tuple[Tensor, Tensor]] = []
+
+    def look(t: int) -> None:
+        half = second_moments(model, optimizer)[0] if case != "sgd" else torch.ones(1, dtype=torch.float64)
+        pieces[t] = pieces[t][0] * half, pieces[t][1]
+
+    def before(t: int, s: Any, out: Tensor) -> None:
+        if len(pieces) == t:
+            pieces.append(by_hand(t))
+
+    def by_hand(t: int) -> tuple[Tensor, Tensor]:
+        twin = mlp()
+        twin.load_state_dict(model.state_dict())
+        x = batch_of(ids_of(t, SIZE))[0]
+        out = twin(x)
+        return jacobians(twin, x, out), hessian(kind, out.detach())
+
+    loss = F.cross_entropy if kind == "cross-entropy" else bce_mean
+    training(path, model, optimizer, loss=loss, micro=micro, inside=before, each=look,
+             max_norm=None if case == "sgd" else 0.1)  # fmt: skip
+    config = RunStore.open(path).config
+    assert config["settings"]["curvature"] == "exact:2"
+    assert config["outputs"] == {"kind": kind, "reduction": "sum" if kind == "cross-entropy" else "mean", "entries": 2}
+    windows = windows_of(path)
+    assert list(windows) == [(0, 4), (4, 8), (8, 11)]
+    for (lo, hi), (V, _) in windows.items():
+        of_steps = []
+        for t in range(max(1, lo), hi):
+            if is_seen(t):
+                J = projected(pieces[t][0], model, path)
+                of_steps.append(torch.einsum("bcp,bcd,bdq->pq", J, pieces[t][1], J) / SIZE)
+        assert_close(V.T @ V, torch.stack(of_steps).mean(0), 1e-9, f"steps {lo} to {hi}")
+
+
+@pytest.mark.parametrize("make", [sgd, adamw], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("loss", [F.cross_entropy, bce_mean], ids=["cross-entropy", "bce"])
+def test_training_is_not_changed(
+    make: Callable[[nn.Module], torch.optim.Optimizer], loss: Loss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients, buffers and random numbers are those of a loop without recording, bit for bit."""
+    budget(monkeypatch, 2 * SIZE * 2)
+    ends = []
+    for path in (tmp_path / "run", None):
+        torch.manual_seed(3)
+        model = seeded(Wired())
+        grads: list[Tensor] = []
+
+        def keep(t: int, model: nn.Module = model, grads: list[Tensor] = grads) -> None:
+            grads.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+
+        training(path, model, make(model), loss=loss, micro=3, max_norm=0.1, each=keep)
+        ends.append([*grads, *model.state_dict().values(), torch.get_rng_state()])
+    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "exact:2"
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+class Twice(nn.Module):
+    """Calls its inner model; or hands out what is no output of each sample."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 40 if how == "many" else 2)), how
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.inner(x)
+        return {"tuple": (out, out), "twofold": torch.cat([out, out])}.get(self.how, out)
+
+
+@pytest.mark.parametrize("how", ["squared error", "many", "tuple", "twofold", "model called twice"])
+def test_where_the_loss_is_not_told_curvature_is_that_of_gradients(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget(monkeypatch, 2 * SIZE)
+    model = seeded(Twice(how))
+
+    def loss(out: Any, y: Tensor) -> Tensor:
+        out = out[0] if isinstance(out, tuple) else out[: len(y)]
+        if how == "model called twice":
+            out = out + model(normal(len(y), 3))
+        return F.mse_loss(out, F.one_hot(y, 2).double()) if how == "squared error" else F.cross_entropy(out, y)
+
+    training(tmp_path / "run", model, sgd(model), 6, loss=loss)
+    store = RunStore.open(tmp_path / "run")
+    assert store.config["settings"]["curvature"] == "empirical"
+    assert store.config.get("outputs") is None
+    if how != "model called twice":
+        rows = stored(tmp_path / "run").rows.reshape(6, SIZE, -1)
+        V = windows_of(tmp_path / "run")[0, 4].V
+        assert_close(V.T @ V, torch.stack([rows[t].T @ rows[t] / SIZE for t in (0, 2)]).mean(0), 1e-9)
+
+
+def test_a_step_that_calls_the_model_again_gives_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that calls it without gradients does."""
+    budget(monkeypatch, 4 * SIZE * 2)
+    whole: dict[str, Any] = {"projection": "full", "curvature_of": "windows"}
+    x = batch_of([1, 2, 3])[0]
+
+    def again(t: int, s: Any, out: Tensor) -> None:
+        if t == 2:
+            model(x)
+        with torch.no_grad():
+            model(x)
+
+    model = mlp()
+    training(tmp_path / "run", model, sgd(model), 4, inside=again, **whole)
+    other = mlp()
+    training(tmp_path / "other", other, sgd(other), 4, **whole)
+    rows = {}
+    for name in ("run", "other"):
+        V = windows_of(tmp_path / name)[0, 4].V
+        rows[name] = V.T @ V
+    budget(monkeypatch, 2 * SIZE * 2)  # steps 0 and 2 alone; the first gives none
+    third = mlp()
+    training(tmp_path / "third", third, sgd(third), 4, **whole)
+    V = windows_of(tmp_path / "third")[0, 4].V
+    assert_close(rows["other"] * 3, rows["run"] * 2 + V.T @ V, 1e-9, "steps 1 to 3 are steps 1 and 3, and step 2")
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 5, 9])
+def test_a_run_that_goes_on_keeps_what_was_decided(start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget(monkeypatch, 2 * SIZE * 2)
+    model, states = mlp(), list[Any]()
+    training(tmp_path / "whole", model, sgd(model), states=states)
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(Interrupted), backstory.record(model, optimizer, tmp_path / "run", **AUTO) as rec:
+        for t in range(10 if start > 4 else 7):  # no more than the window before waits
+            x, y = batch_of(ids_of(t, SIZE))
+            optimizer.zero_grad()
+            with rec.step(ids_of(t, SIZE)):
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        raise Interrupted
+    model = mlp()
+    optimizer = sgd(model)
+    restore(states[start], model, optimizer)
+    training(tmp_path / "run", model, optimizer, start=start)
+    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "exact:2"
+    same_windows(tmp_path / "run", tmp_path / "whole")
+
+
+def test_outputs_that_are_passed_all_the_same_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget(monkeypatch, 2 * SIZE * 2)
+    for name in ("told", "untold"):
+        model = mlp()
+        tell = (lambda t, s, out: s.outputs(out, kind="cross-entropy")) if name == "told" else (lambda t, s, out: None)
+        training(tmp_path / name, model, sgd(model), inside=tell)
+    same_windows(tmp_path / "told", tmp_path / "untold")
+    assert RunStore.open(tmp_path / "told").config["settings"]["curvature"] == "exact:2"
+
+
+@pytest.mark.xfail(strict=True, reason="the only seen step of the first window is the one that told the loss")
+def test_the_first_window_has_curvature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches: one step of a window has rows enough."""
+    budget(monkeypatch, SIZE * 2)
+    model = mlp()
+    training(tmp_path / "run", model, sgd(model), 9)
+    assert [len(w.V) > 0 for w in windows_of(tmp_path / "run").values()] == [True, True, True]
