@@ -112,7 +112,6 @@ def test_low_precision_is_precise_enough(dtype: torch.dtype) -> None:
     assert told(lambda f: F.mse_loss(f.float(), HOT.float()), N, CLASSES, dtype=dtype) is None
 
 
-@pytest.mark.xfail(strict=True, reason="weights up to 1 and ignored samples leave what could be smoothed labels")
 @pytest.mark.parametrize("how", ["weight", "ignored"])
 def test_it_does_not_mistake_weights_under_a_sum(how: str) -> None:
     """a (p − y), a ≤ 1, is p − y' with y' = (1 − a) p + a y: one for each sample, where smoothed labels have one shape."""
@@ -372,7 +371,6 @@ def test_outputs_that_are_passed_all_the_same_change_nothing(tmp_path: Path, mon
     assert RunStore.open(tmp_path / "told").config["settings"]["curvature"] == "exact:2"
 
 
-@pytest.mark.xfail(strict=True, reason="the only seen step of the first window is the one that told the loss")
 def test_the_first_window_has_curvature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches: one step of a window has rows enough."""
     budget(monkeypatch, SIZE * 2)

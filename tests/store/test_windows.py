@@ -349,7 +349,6 @@ def test_a_death_in_a_run_that_is_opened_again_changes_nothing(tmp_path: Path, m
     assert k > 1
 
 
-@pytest.mark.xfail(strict=True, reason="rows that wait are in two files for a moment, and counted twice")
 def test_a_reader_of_a_run_that_died_while_steps_were_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has opened it for writing since, so nothing is repaired: what is read is the run as it is committed."""
     let_go(new_run(tmp_path / "base", 9, 12))
@@ -461,7 +460,7 @@ def test_a_flipped_bit_is_found(file: str, span: Span, tmp_path: Path) -> None:
     flip(store.path / f"{file}.safetensors")
     (sentence,) = store.verify()
     assert f"{file.split('/')[-1]}.safetensors has changed since it was written" in sentence
-    with pytest.raises(StoreError, match="has changed since"):
+    with pytest.raises(StoreError, match=r"has changed since|is damaged\. Restore it"):
         store.windows.read(span, torch.float64)
 
 

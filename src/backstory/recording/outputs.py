@@ -2,7 +2,8 @@ r"""What loss a model's outputs go into, seen from the gradient that comes back 
 
 With f the outputs, w the weight of a sample and δ = ∂L/∂f,
 
-    cross-entropy   δ = w (softmax f − y),  y a distribution over the classes
+    cross-entropy   δ = w (softmax f − y),  y a distribution over the classes, the same for all samples but for their order: labels,
+                                            smoothed or not (with weights of classes, or ignored samples, y is no such thing)
     bce             δ = w c (σ(f) − y),     y 0 or 1,  c = 1 or one over the number of outputs
 
 so y, computed from δ, tells. Where the outputs of a sample are few, exact curvature of some steps of each window is then affordable, and far
@@ -86,7 +87,9 @@ def loss_of(outputs: Tensor, delta: Tensor, weight: Tensor) -> Loss | None:
     back = delta.double().cpu() / weight.double().cpu().reshape(-1, *[1] * (f.dim() - 1))
     if f.dim() == 2 and entries > 1:
         y = f.softmax(1) - back
-        if bool((y > -close).all()) and bool(((y.sum(1) - 1).abs() < close).all()) and bool((y < 1 + close).all()):
+        shape = y.sort(1).values  # of the labels
+        whole = bool(((y.sum(1) - 1).abs() < close).all())
+        if whole and bool((y > -close).all()) and bool(((shape - shape[0]).abs() < close).all()):
             return Loss("cross-entropy", "sum", entries)
     for reduction, c in {"sum": 1.0, "mean": 1 / entries}.items():
         y = f.sigmoid() - back / c

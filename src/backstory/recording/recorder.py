@@ -122,7 +122,9 @@ class Recorder:
         self.sees: bool | None = None  # for a trial: whether steps give rows for the curvature of their window
         watcher.reshape([Shape(*b["shape"]) for b in store.config["blocks"]])
         self._boundaries = _boundaries(steps, checkpoints)
+        self._at = store.n_steps() or len(store.spool.steps())  # the next step's number
         self._steps, self._grid = steps, store.grid
+        self._cut = store.windows.cut_at(self._at)  # gives rows, where none of its window's would
         if self._grid is not None and settings.is_open:
             seen = store.config.get("outputs")
             watcher.know(None if seen is None else Loss(**seen))
@@ -133,7 +135,6 @@ class Recorder:
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
         self._failure: BaseException | None = None  # of the writer, that was raised
-        self._at = store.n_steps() or len(store.spool.steps())  # the next step's number
         self._drop_final()
         self._known_weights: int | None = None  # what they were after the last step
         self._budget = Budget(store, self._at, steps, max_bytes)
@@ -201,7 +202,11 @@ class Recorder:
             return True
         if self.sees is not None:
             return self.sees
-        return self._grid.is_seen(step) and (step > 0 or self.watcher.loss is None)
+        if (
+            self.watcher.loss is not None and step < 2
+        ):  # where one step is all that a window needs, the second in place of the first
+            return step == 1 and (self._grid.seen == 1 or self._grid.is_seen(1))
+        return self._grid.is_seen(step) or step == self._cut
 
     @property
     def _warming_up(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import StoreError
 from ..maths.blocked import CHUNK_ROWS
 from ..maths.steps import NAMES, Coefficients, Step
 from ..maths.windows import Span
@@ -45,7 +46,12 @@ class Shared:
 
     def _filled(self, step: Step, t: int) -> Step:
         if self._current is None or not self._current[0][0] <= t < self._current[0][1]:
-            span = next(s for s in self._spans if s[0] <= t < s[1])
+            span = next((s for s in self._spans if s[0] <= t < s[1]), None)
+            if span is None:
+                raise StoreError(
+                    f"the curvature of step {t} is missing from {self._store.path}. Restore its curvature-*.safetensors from a copy of the "
+                    "run, or record it again."
+                )
             clipped = np.flatnonzero(self._store.steps(*span).clip < 1).tolist()
             rows = {span[0] + k: i for i, k in enumerate(clipped)}
             self._current = span, self._store.windows.read(span, self._dtype), rows

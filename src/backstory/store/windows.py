@@ -104,6 +104,13 @@ class Windows:
         """From step -> to step, in order; of two that begin alike (one was cut, and a death came) the longer one."""
         return dict(_spans(self._path, _CLOSED))
 
+    def cut_at(self, step: int) -> int | None:
+        """`step` where a window ends there that would go on, and no later step of it gives rows; None elsewhere."""
+        grid = self._grid()
+        if grid is None or not grid.window(step)[0] < step in self._closed().values():
+            return None
+        return None if any(map(grid.is_seen, range(step, grid.window(step)[1]))) else step
+
     def settle(self, n: int, *, end: bool = False) -> None:
         """Close the windows that end with the first `n` steps, all of which are committed; at the `end` of the run the last one too."""
         if (grid := self._grid()) is None:
@@ -134,7 +141,14 @@ class Windows:
             if grid is None:
                 raise self._missing(span)
             return self._from_waiting(span, dtype, grid.rank)
-        tensors = files.read_tensors(self._closed_file((span[0], closed[span[0]])))
+        file = self._closed_file((span[0], closed[span[0]]))
+        try:
+            tensors = files.read_tensors(file)
+        except StoreError as error:
+            raise StoreError(
+                f"the curvature of steps {span[0]} to {span[1] - 1} cannot be read: {file} is damaged. Restore it from a copy of the run, or "
+                "record the run again."
+            ) from error
         V, d = (self._decoded(tensors, name, dtype) if name in tensors else None for name in Window._fields)
         assert V is not None
         return Window(orthogonal(V, gram=dtype), d)
@@ -153,11 +167,12 @@ class Windows:
         return Window(V, torch.cat(duals) if duals else None)
 
     def _waiting(self, span: Span) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        for lo, hi in self._spooled():
-            if lo < span[1] and hi > span[0]:
+        at = span[0]
+        for lo, hi in self._spooled():  # two have the same steps where a death came while some were dropped
+            if lo < span[1] and hi > at:
                 tensors = files.read_tensors(self._spool_file((lo, hi)))
-                for t in range(max(lo, span[0]), min(hi, span[1])):
-                    yield t, tensors
+                yield from ((t, tensors) for t in range(max(lo, at), min(hi, span[1])))
+                at = hi
 
     def _missing(self, span: Span) -> StoreError:
         return StoreError(
@@ -189,7 +204,7 @@ class Windows:
         done = 0
         for span in self.spans(n):
             if span[0] != done or (span[0] not in self._closed() and not self._waits_for(span[0])):
-                yield f"the curvature of steps {done} to {span[1] - 1} is missing."
+                yield f"the curvature of steps {done} to {(span[0] if span[0] != done else span[1]) - 1} is missing."
             done = span[1]
         if done < n:
             yield f"the curvature of steps {done} to {n - 1} is missing."

@@ -71,7 +71,7 @@ def test_the_exact_row_is_the_effect_of_removing_a_little_of_each_group(problem:
 
 
 def test_what_insight_reports_is_the_sum_over_the_passages_in_the_order_of_the_domains(problem: SourceProblem) -> None:
-    made, _ = recorded(problem)
+    made = recorded(problem)
     summed = problem.of(made.run.query(made.model, domain_losses, problem.queries))
     actual = by_insight(problem, "here", made.run).values
     for p in PARTS:  # embeddings are stored in float16
