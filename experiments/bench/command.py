@@ -25,7 +25,7 @@ app.add_typer(bench, name="bench")
 
 @bench.command()
 def record(
-    workloads: Annotated[str, typer.Option(help="Some of A, B and C.")] = "ABC",
+    workloads: Annotated[str, typer.Option(help="Some of A, B, C, D and E.")] = "ABCDE",
     study: Study = None,
     scale: Scale = "full",
     json: Json = False,

@@ -5,12 +5,15 @@ known only after its warm-up, so there are three figures:
 
     ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
     one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the projection
+    learning_s   the same in CPU time
+    peak_memory_ratio   the highest memory of a process that trains and records, beyond an idle one, over that of one that trains
     run_ratio    the whole run of N steps, opening and closing included, over the plain one
 """
 
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,34 +23,34 @@ import torch
 from backstory.recording.settings import Settings as RecordSettings
 from backstory.run.run import Run
 from backstory.store import RunStore
+from experiments.bench.children import in_child
 from experiments.bench.planning import planned
-from experiments.bench.timing import Times, median, timed, total, turns
+from experiments.bench.timing import Times, median, peak_bytes, timed, total, turns
 from experiments.bench.training import Plain, Recorded, Settings, sizes
 from experiments.bench.workloads import SCALES, Workload
+from experiments.harness import STEPS
 
 Say = Callable[[str], None]
 WARMUP = RecordSettings.warmup_steps
 JOINT = 10_000  # numbers a row, at most, that are embedded jointly here
 
+OWN = "own: learned 16×16, every step's curvature"  # every occurrence keeps its own curvature samples
 CONFIGURATIONS: dict[str, Settings] = {
     "default": {},
+    "fast": {"preset": "fast"},
+    "best": {"preset": "best"},
+    OWN: {"rank": 16, "warmup_steps": 20, **STEPS},
     "paper: random 32×32, empirical": {"projection": "random", "rank": 32, "curvature": "empirical"},
-    "sampled:1/6": {"curvature": "sampled:1/6"},
-    "int8": {"encoding": "int8"},
 }
 STUDIED = {  # the configuration's line in `python -m experiments gpt`
     "default": "default",
-    "sampled:1/6": "learned-16-sampled-1/6",
-    "int8": "learned-16-empirical/6-int8",
-    "default, compressed": "default-compressed",
-    "int8, compressed": "int8-compressed",
-    "sampled:1/6, compressed": "learned-16-sampled-1/6-compressed",
+    "fast": "fast",
+    "best": "best",
+    OWN: "learned-16-empirical/6",
+    f"{OWN}, compressed": "learned-16-empirical/6-compressed",
 }
-COMPRESSED = (
-    "default",
-    "sampled:1/6",
-    "int8",
-)  # configurations that are compressed afterwards, where they have curvature rows
+COMPRESSED = (OWN,)  # configurations that are compressed afterwards, where they have curvature rows
+REMEMBERED = 20  # steps of a process whose memory is looked at
 EMBEDDED = 1024  # occurrences whose embedding is timed, at most
 
 
@@ -57,7 +60,7 @@ def quiet(text: str) -> None:
 
 def bench_record(
     *,
-    workloads: Sequence[str] = "ABC",
+    workloads: Sequence[str] = "ABCDE",
     scale: str = "full",
     study: Mapping[str, Any] | None = None,
     say: Say = quiet,
@@ -81,8 +84,7 @@ def for_workload(work: Workload) -> dict[str, Settings]:
     """The configurations as they make sense there: samples without positions have no groups of them."""
     if work.language:
         return CONFIGURATIONS
-    others = {name: settings for name, settings in CONFIGURATIONS.items() if name != "sampled:1/6"}
-    return {**others, "sampled:1": {"curvature": "sampled:1"}}
+    return {**CONFIGURATIONS, OWN: {**CONFIGURATIONS[OWN], "curvature": "empirical"}}
 
 
 def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict[str, Any]]:
@@ -102,10 +104,35 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
         lines = []
         for name, path in paths.items():
             seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
-            lines.append({**seen, "configuration": name, **sizes(path), **embedding(path)})
+            remembered = {"peak_memory_ratio": peak_memory(work, configurations[name])}
+            lines.append({**seen, **remembered, "configuration": name, **sizes(path), **embedding(path)})
             if name in COMPRESSED and RunStore.open(path).curvature_rows:
                 lines.append({**seen, "configuration": f"{name}, compressed", **compressed(path)})
         return lines
+
+
+def peak_memory(work: Workload, settings: Settings) -> float:
+    """Of the recorded training over the plain one's, each in a process of its own, beyond what an idle one has."""
+    peaks = [
+        in_child("experiments.bench.recording:remember", {"work": asdict(work), "settings": chosen})
+        for chosen in (None, dict(settings))
+    ]
+    plain, recorded = (x["peak_bytes"] - x["idle_bytes"] for x in peaks)
+    return float(recorded / max(1, plain))
+
+
+def remember(work: Mapping[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Train for a few steps, in a process of one's own; what it had before."""
+    torch.set_num_threads(1)
+    asked, idle = Workload(**work), peak_bytes()
+    if settings is None:
+        Plain(asked).advance(REMEMBERED)
+        return {"idle_bytes": idle}
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Recorded(asked, Path(folder) / "run", settings)
+        loop.advance(REMEMBERED)
+        loop.close()
+    return {"idle_bytes": idle}
 
 
 def compressed(path: Path) -> dict[str, Any]:
@@ -144,6 +171,7 @@ def figures(work: Workload, plain: Sequence[Times], recorded: Sequence[Times], e
         "cpu_ratio": statistics.median(r.cpu / p.cpu for p, r in pairs),
         "one_off_s": before.wall - warm * steady.wall,
         "one_off_cpu_s": before.cpu - warm * steady.cpu,
+        "learning_s": max(0.0, before.cpu - warm * steady.cpu),
         "steps": len(plain) * work.turn,
         "run_ratio": whole.wall / total(plain).wall,
         "run_cpu_ratio": whole.cpu / total(plain).cpu,

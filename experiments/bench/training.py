@@ -45,7 +45,7 @@ class Recorded(Plain):
 
     def __init__(self, work: Workload, path: Path, settings: Settings) -> None:
         super().__init__(work)
-        self.outputs = not str(settings.get("curvature", "auto")).startswith(("auto", "empirical"))
+        self.outputs = "curvature" in settings or settings.get("preset") == "best"
         self.recorder = record(self.model, self.optimizer, path, loss_reduction=work.loss_reduction, **settings)
         self.recorder.__enter__()
         self._open = True

@@ -1,9 +1,11 @@
-"""The training runs that are timed, with seeded random data: A, an MLP; B, a small GPT; C, two wide layers.
+"""The training runs that are timed, with seeded random data: A, an MLP; B, a small GPT; C, two wide layers; D, a larger GPT; E, a tiny one.
 
     A  MLP 784-128-10, ReLU, SGD, 6,000 samples, batch 64, mean loss, 100 queries
     B  GPT of 4 layers, width 128, 4 heads, sequence 128, vocabulary 2,048, AdamW, clipping 1.0, token mean,
        1,024 sequences, batch 16, 32 queries
     C  as B with 2 layers of width 768, 12 heads, batch 8
+    D  as B with 5 layers of width 384, 6 heads, batch 8: 10 million parameters
+    E  as B with 2 layers of width 48, sequence 48, vocabulary 256: 80,000 parameters, 100 steps in all
 
 Speed does not depend on what the tokens say. Every call of `start` gives the same initial weights.
 Shapes:  N samples, B of a batch, S positions.
@@ -162,10 +164,26 @@ def train_step(work: Workload, model: nn.Module, optimizer: Optimizer, x: Tensor
 A = Workload(name="A", samples=6000, batch=64, n_queries=100, turn=8, steps=280)
 B = Workload(name="B", samples=1024, batch=16, n_queries=32, turn=64, steps=320, layers=4)
 C = Workload(name="C", samples=64, batch=8, n_queries=8, turn=16, steps=80, layers=2, width=768, heads=12)
-FULL = {w.name: w for w in (A, B, C)}
+D = Workload(name="D", samples=64, batch=8, n_queries=8, turn=16, steps=80, layers=5, width=384, heads=6)
+E = Workload(
+    name="E",
+    samples=512,
+    batch=16,
+    n_queries=8,
+    turn=20,
+    steps=100,
+    layers=2,
+    width=48,
+    heads=4,
+    length=48,
+    vocabulary=256,
+)
+FULL = {w.name: w for w in (A, B, C, D, E)}
 TINY = {
     "A": replace(A, samples=24, batch=8, n_queries=3, turn=1, steps=6, inputs=6, width=5, classes=3),
     "B": replace(B, samples=12, batch=4, n_queries=2, turn=1, steps=6, layers=1, width=8, length=5, vocabulary=11),
     "C": replace(C, samples=8, batch=4, n_queries=2, turn=1, steps=6, layers=1, width=12, length=5, vocabulary=11),
+    "D": replace(D, samples=8, batch=4, n_queries=2, turn=1, steps=6, layers=1, width=12, length=5, vocabulary=11),
+    "E": replace(E, samples=8, batch=4, n_queries=2, turn=1, steps=6, layers=1, width=12, length=5, vocabulary=11),
 }
 SCALES = {"full": FULL, "tiny": TINY}
