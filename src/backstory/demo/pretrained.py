@@ -26,7 +26,7 @@ from .data.fetch import check, keep
 from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, warmup_cosine
 from .stages import StageProgress, Stages
 
-FOLDER, FORM = "text-demo", 1  # the number changes whenever the same settings would give another file
+FOLDER, FORM = "text-demo", 2  # the number changes whenever the same settings would give another file
 QUERIES = 16  # passages of each domain for queries
 PRETRAINING_RATE = 3e-3  # the highest
 WARMUP, END = 0.05, 0.05  # the part of the steps that leads to it, and its part at the end
@@ -45,7 +45,7 @@ class TextSetup:
     layers: int = 3
     width: int = 128
     vocabulary: int = 4096
-    megabytes: float = 0.6  # of each domain
+    megabytes: float = 0.9  # of each domain
     seed: int = 0
 
     @property

