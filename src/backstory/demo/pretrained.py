@@ -39,13 +39,13 @@ class TextSetup:
     """Sizes of the text demo; the recorded training is a fine-tuning of `steps` steps after `pretraining` steps."""
 
     steps: int = 200
-    pretraining: int = 800
+    pretraining: int = 1700
     batch_size: int = 16
     length: int = 64  # tokens that have a loss
     layers: int = 3
     width: int = 128
-    vocabulary: int = 4096
-    megabytes: float = 0.9  # of each domain
+    vocabulary: int = 2048
+    megabytes: float = 1.2  # of each domain
     seed: int = 0
 
     @property
@@ -162,8 +162,10 @@ def pretrain(setup: TextSetup, model: GPT, tokens: Tensor, progress: StageProgre
         progress(t + 1, len(plan.batches))
 
 
-def plan_training(setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float) -> Recipe:
-    """AdamW with warm-up and cosine over these passages, each used once."""
+def plan_training(
+    setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float, end: float = END
+) -> Recipe:
+    """AdamW with warm-up and cosine, down to the part `end` of the rate, over these passages, each used once."""
     size, steps = setup.batch_size, -(-len(tokens) // setup.batch_size)
     optimizer = torch.optim.AdamW(
         (p for p in model.parameters() if p.requires_grad), lr=rate, betas=BETAS, weight_decay=DECAY
@@ -171,7 +173,7 @@ def plan_training(setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tens
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(tokens.split(size))],
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, steps, WARMUP, END)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, steps, WARMUP, end)),
     )  # fmt: skip
 
 
