@@ -30,6 +30,17 @@ def test_no_passage_is_used_twice_and_every_domain_has_as_many(monkeypatch: pyte
     assert len(set(firsts)) == 3, "training must mix the domains"
 
 
+def test_law_is_court_opinions_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def corpus(names: list[str], limit: int) -> list[Document]:
+        return [Document(f"{name}-{k}", name, f"{name} {k}") for name in names for k in range(4)]
+
+    monkeypatch.setattr(pretrained, "corpus", corpus)
+    documents = read_documents(SETUP, lambda done, total: None)
+    law = [d.id for d in documents if d.source == "law"]
+    assert sorted(law) == sorted([f"law-{k}" for k in range(4)] + [f"court-opinions-{k}" for k in range(4)])
+    assert {d.source for d in documents} == set(LETTERS)
+
+
 def test_pretraining_happens_once_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = TextSetup(**{**TINY, "pretraining": 12, "seed": 3})
     stages = Stages(None)

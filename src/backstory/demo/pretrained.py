@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..replay.recipe import Recipe, take_step
 from .data import DataError, Document, Pieces, Sequences, cache_dir, corpus, cut, mend
-from .data.domains import SOURCES
+from .data.domains import SOURCES, mix
 from .data.fetch import check, keep
 from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, warmup_cosine
 from .stages import StageProgress, Stages
@@ -30,6 +30,8 @@ FOLDER, FORM = "text-demo", 2  # the number changes whenever the same settings w
 QUERIES = 16  # passages of each domain for queries
 PRETRAINING_RATE = 3e-3  # the highest
 WARMUP, END = 0.05, 0.05  # the part of the steps that leads to it, and its part at the end
+JOINED = {"law": ["law", "court-opinions"]}  # a domain of several sources: law is more than licences
+WHOLE = 1 << 40  # bytes: every document of a source
 LEARNED_FROM = 20_000  # characters of each document that the pieces are learned from
 AGAIN = "Run `backstory demo text` again: on the same machine it makes the same file."
 
@@ -106,8 +108,11 @@ def make_beginning(setup: TextSetup, stages: Stages) -> Beginning:
 def read_documents(setup: TextSetup, progress: StageProgress) -> list[Document]:
     """Documents of every domain, with broken encodings mended."""
     out: list[Document] = []
+    limit = round(setup.megabytes * 1e6)
     for n, name in enumerate(SOURCES):
-        out += [d._replace(text=mend(d.text)) for d in corpus([name], round(setup.megabytes * 1e6))]
+        several = JOINED.get(name)
+        found = corpus([name], limit) if several is None else mix(corpus(several, WHOLE), name, limit)
+        out += [d._replace(text=mend(d.text)) for d in found]
         progress(n + 1, len(SOURCES))
     return out
 

