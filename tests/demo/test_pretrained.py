@@ -55,6 +55,15 @@ def test_pretraining_happens_once_and_helps(monkeypatch: pytest.MonkeyPatch) -> 
     assert after < before
 
 
+def test_the_same_settings_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "pretrain", lambda *_: None)
+    setup, seen = TextSetup(**TINY, seed=11), set()
+    for _ in range(4):
+        seen.add(make_beginning(setup, Stages(None)).sha256)
+        setup.file.unlink()
+    assert len(seen) == 1
+
+
 def test_a_recipe_reads_what_its_run_began_from(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_beginning(SETUP, Stages(None))
     monkeypatch.setattr(pretrained, "corpus", None)

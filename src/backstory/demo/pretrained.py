@@ -26,10 +26,11 @@ from .data.fetch import check, keep
 from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, warmup_cosine
 from .stages import StageProgress, Stages
 
-FOLDER, FORM = "text-demo", 2  # the number changes whenever the same settings would give another file
+FOLDER, FORM = "text-demo", 3  # the number changes whenever the same settings would give another file
 QUERIES = 16  # passages of each domain for queries
 PRETRAINING_RATE = 3e-3  # the highest
 WARMUP, END = 0.05, 0.05  # the part of the steps that leads to it, and its part at the end
+WORDS = "words"  # the key of what the file has beside its tensors
 JOINED = {"law": ["law", "court-opinions"]}  # a domain of several sources: law is more than licences
 WHOLE = 1 << 40  # bytes: every document of a source
 LEARNED_FROM = 20_000  # characters of each document that the pieces are learned from
@@ -124,11 +125,14 @@ def _written(setup: TextSetup, tokenizer: Pieces, pool: Sequences, progress: Sta
     pretrain(setup, model, pool.tokens[pretraining], progress)
     words = {
         "tokenizer": tokenizer.as_json,
-        "ids": json.dumps([pool.ids[i] for i in training]),
-        "domains": json.dumps(sorted(set(pool.sources))),
+        "ids": [pool.ids[i] for i in training],
+        "domains": sorted(set(pool.sources)),
     }
     weights = {f"model.{name}": x.contiguous() for name, x in model.state_dict().items()}
-    return save({**weights, "passages": pool.tokens[training], "queries": pool.tokens[queries]}, metadata=words)
+    return save(
+        {**weights, "passages": pool.tokens[training], "queries": pool.tokens[queries]},
+        metadata={WORDS: json.dumps(words)},
+    )  # several would be written in random order
 
 
 def share_out(setup: TextSetup, pool: Sequences) -> tuple[Tensor, list[int], list[int]]:
@@ -184,9 +188,9 @@ def plan_training(
 
 def _read(data: bytes, sha256: str) -> Beginning:
     tensors = load(data)
-    words = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    words = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"][WORDS])
     weights = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
     return Beginning(
-        weights, Pieces(words["tokenizer"]), json.loads(words["ids"]), tensors["passages"],
-        json.loads(words["domains"]), tensors["queries"], sha256,
+        weights, Pieces(words["tokenizer"]), words["ids"], tensors["passages"],
+        words["domains"], tensors["queries"], sha256,
     )  # fmt: skip
