@@ -1,27 +1,33 @@
 """Sixteen texts that a person might type, two for each domain of the text demo.
 
 They were written, and committed, before the demo was run on any of them, and are not to be changed to please it. The demo's settings were
-chosen on `development`'s texts. One of them, that of the court, is prescribed and had been run on earlier settings.
+chosen on `development`'s texts.
 """
 
 QUERIES: tuple[tuple[str, str], ...] = (
-    ("medicine", "Treatment with the antibiotic for ten days reduced fever and pain in most of the infants."),
-    ("medicine", "We report a case of a rare tumour of the liver in a young woman."),
-    ("film-reviews", "The first half is slow, but the last twenty minutes of this thriller are really exciting."),
-    ("film-reviews", "I had high hopes for the sequel, but it is boring and badly acted."),
-    ("code-sympy", "f = Function('f')\neq = f(x).diff(x) - f(x)\nprint(dsolve(eq, f(x)))\n"),
+    ("medicine", "Patients who took the drug every day had fewer heart attacks than those who received a placebo."),
+    ("medicine", "We compared two methods for detecting the virus in samples of saliva."),
+    ("film-reviews", "The acting was terrible and the plot made no sense, so I want my money back."),
+    ("film-reviews", "A wonderful film about friendship, and the young actress deserves an Oscar."),
     (
         "code-sympy",
-        "def test_factor():\n    x, y = symbols('x,y')\n    assert factor(x**2 - y**2) == (x - y)*(x + y)\n",
+        "from sympy import integrate, exp, oo\nx = symbols('x')\nprint(integrate(exp(-x), (x, 0, oo)))\n",
     ),
-    ("speeches", "The peace and prosperity of our country depend on the wisdom of the laws you will pass."),
-    ("speeches", "My fellow Americans, we will defeat terrorism and bring our troops home with honor."),
-    ("books", "Prince Andrew looked at the sky, and it seemed to him that he was dying."),
-    ("books", "He lit a cigarette, sat down by the fire, and asked me to tell him everything."),
-    ("code-django", "class PostListView(ListView):\n    model = Post\n    template_name = 'posts/list.html'\n"),
-    ("code-django", "parser.add_argument('--database', default='default', help='Which database to use.')\n"),
-    ("law", "The court held that the defendant was liable."),
-    ("law", "This contract may be terminated by either party upon thirty days written notice to the other."),
-    ("scripture", "The priest shall sprinkle the blood before the tabernacle seven times, and burn the fat."),
-    ("scripture", "Let not your heart be troubled, for the Lord is nigh unto them that fear him."),
+    ("code-sympy", "def test_simplify():\n    assert simplify(sin(x)**2 + cos(x)**2) == 1\n"),
+    ("speeches", "Last year our economy created two million jobs, and I ask the Congress to help us do even better."),
+    ("speeches", "Our relations with Spain remain friendly, and the new treaty will be laid before the Senate."),
+    ("books", "My dear Watson, you have not noticed the mud upon the stranger's boots."),
+    ("books", "The princess sat silent at the table while the officers talked about the war."),
+    (
+        "code-django",
+        "class Comment(models.Model):\n    post = models.ForeignKey(Post, on_delete=models.CASCADE)\n",
+    ),
+    (
+        "code-django",
+        "from django.http import JsonResponse\n\ndef view(request):\n    return JsonResponse({'ok': True})\n",
+    ),
+    ("law", "The jury found him guilty of murder, and he appealed his conviction."),
+    ("law", "The landlord breached the lease, so the tenant is entitled to recover the deposit."),
+    ("scripture", "And the children of Israel went up against the city, and the LORD delivered it into their hand."),
+    ("scripture", "Blessed is the man that giveth bread unto the poor, for the Lord shall reward him."),
 )

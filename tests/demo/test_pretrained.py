@@ -30,6 +30,17 @@ def test_no_passage_is_used_twice_and_every_domain_has_as_many(monkeypatch: pyte
     assert len(set(firsts)) == 3, "training must mix the domains"
 
 
+def test_law_is_court_opinions_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def corpus(names: list[str], limit: int) -> list[Document]:
+        return [Document(f"{name}-{k}", name, f"{name} {k}") for name in names for k in range(4)]
+
+    monkeypatch.setattr(pretrained, "corpus", corpus)
+    documents = read_documents(SETUP, lambda done, total: None)
+    law = [d.id for d in documents if d.source == "law"]
+    assert sorted(law) == sorted([f"law-{k}" for k in range(4)] + [f"court-opinions-{k}" for k in range(4)])
+    assert {d.source for d in documents} == set(LETTERS)
+
+
 def test_pretraining_happens_once_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = TextSetup(**{**TINY, "pretraining": 12, "seed": 3})
     stages = Stages(None)
@@ -42,6 +53,15 @@ def test_pretraining_happens_once_and_helps(monkeypatch: pytest.MonkeyPatch) -> 
     with torch.no_grad():
         before, after = (loss(m, tokens).mean() for m in (empty_model(longer, made.tokenizer), made.model(longer)))
     assert after < before
+
+
+def test_the_same_settings_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "pretrain", lambda *_: None)
+    setup, seen = TextSetup(**TINY, seed=11), set()
+    for _ in range(4):
+        seen.add(make_beginning(setup, Stages(None)).sha256)
+        setup.file.unlink()
+    assert len(seen) == 1
 
 
 def test_a_recipe_reads_what_its_run_began_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_run_is_left_that_can_be_queried_and_replayed(actual: tuple[dict[str, 
     assert {k: v for k, v in run.config["recipe_args"].items() if k != "sha256"} == TINY
     assert len(run.checkpoints) > 2
     assert run.query_sets == ["code", "law", "passages", "poems"]
-    assert run.config["settings"]["curvature"] == "empirical/6"
+    assert run.config["settings"]["curvature"] == "empirical/2"
     assert [q["domain"] for q in result["queries"]] == ["code", "law", "poems"]
     assert all(q["hits"][0]["influence"] > q["harmful"][0]["influence"] for q in result["queries"])
     assert result["scope"] == SCOPE

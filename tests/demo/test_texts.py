@@ -11,9 +11,9 @@ from tests.support.oracles import assert_same
 from backstory.demo.data import Document
 from backstory.demo.data.typed import text_of
 from backstory.demo.gpt_model import warmup_cosine
-from backstory.demo.pretrained import END, QUERIES, WARMUP, TextSetup, make_beginning
+from backstory.demo.pretrained import QUERIES, WARMUP, TextSetup, make_beginning
 from backstory.demo.stages import Stages
-from backstory.demo.texts import LEARNING_RATE, recipe, scope
+from backstory.demo.texts import FLAT, LEARNING_RATE, recipe, scope
 from backstory.replay.recipe import take_step
 
 TINY: dict[str, Any] = {
@@ -73,8 +73,8 @@ def test_no_step_weighs_more_because_of_its_place() -> None:
     for t in range(TINY["steps"]):
         rates.append(made.optimizer.param_groups[0]["lr"])
         take_step(made, t)
-    assert rates == pytest.approx([LEARNING_RATE * warmup_cosine(t, 8, WARMUP, END) for t in range(8)])
-    assert rates[-1] < 0.1 * max(rates)
+    assert rates == pytest.approx([LEARNING_RATE * warmup_cosine(t, 8, WARMUP, FLAT) for t in range(8)])
+    assert rates[-1] == pytest.approx(LEARNING_RATE)
 
 
 def test_the_fine_tuning_trains_token_embeddings_and_output_layer_only() -> None:

@@ -10,7 +10,7 @@ from tests.support.beginnings import replace_corpus
 from torch import Tensor
 
 import backstory
-from backstory.demo import digits
+from backstory.demo import digits, texts
 from backstory.demo.data import DataError, Document, fetch
 from backstory.demo.digits import image_demo, png
 from backstory.demo.texts import text_demo
@@ -36,8 +36,9 @@ WORDS = {
 def corpus(sources: Sequence[str] | None = None, limit: int = 0) -> list[Document]:
     """Three domains with words of their own, and a tag in each: stands in for the corpus that is fetched."""
     out = []
-    for name in WORDS if sources is None else sources:
-        words = WORDS[name]
+    for name, words in WORDS.items():
+        if sources is not None and name not in sources:
+            continue
         picked = (f"{words[k % 4]} {words[4 + k * k % 2]} {words[6 + k // 3 % 2]} {k}." for k in range(200))
         out.append(Document("0", name, f"{HOSTILE} " + " ".join(picked)))
     return out
@@ -51,8 +52,16 @@ def without_network() -> Iterator[None]:
 
 
 def text_run(out: Path) -> Path:
-    """The text demo at small size; needs `without_network`."""
-    text_demo(out, **SMALL)
+    """The text demo at small size, with embeddings; needs `without_network`."""
+    return _embedded_demo(out, SMALL)
+
+
+def _embedded_demo(out: Path, sizes: dict[str, Any]) -> Path:
+    """The text demo with so few coordinates that its run can have embeddings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(texts.SETTINGS, "rank", 16)
+        text_demo(out, **sizes)
+    backstory.open(out / "run").embed()
     return out / "run"
 
 
@@ -80,8 +89,7 @@ def domains_demo(out: Path) -> Path:
         "vocabulary": 1024,
         "megabytes": 0.2,
     }
-    text_demo(out, **{**SMALL, **sizes})
-    return out / "run"
+    return _embedded_demo(out, {**SMALL, **sizes})
 
 
 def mnist_demo(out: Path) -> Path:

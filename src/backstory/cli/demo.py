@@ -103,7 +103,7 @@ def print_text(result: "TextDemo") -> None:
     influence = result.influence
     output.line(
         f"A pretrained GPT, fine-tuned on text from {len(result.domains)} sources: {influence.at:,} steps, {len(influence):,} passages; "
-        f"{result.before:.2f} nats per token on unseen passages before, {result.loss:.2f} after"
+        f"{result.before:.3f} nats per token on unseen passages before, {result.loss:.3f} after"
     )
     output.line(result.scope)
     best = [influence.top(1, query=k)[0] for k in range(influence.n_queries)]

@@ -21,15 +21,18 @@ from torch import Tensor
 from ..errors import UsageError
 from ..replay.recipe import Recipe, take_step
 from .data import DataError, Document, Pieces, Sequences, cache_dir, corpus, cut, mend
-from .data.domains import SOURCES
+from .data.domains import SOURCES, mix
 from .data.fetch import check, keep
 from .gpt_model import BETAS, CLIP, DECAY, GPT, counts, loss, warmup_cosine
 from .stages import StageProgress, Stages
 
-FOLDER, FORM = "text-demo", 1  # the number changes whenever the same settings would give another file
+FOLDER, FORM = "text-demo", 3  # the number changes whenever the same settings would give another file
 QUERIES = 16  # passages of each domain for queries
 PRETRAINING_RATE = 3e-3  # the highest
 WARMUP, END = 0.05, 0.05  # the part of the steps that leads to it, and its part at the end
+WORDS = "words"  # the key of what the file has beside its tensors
+JOINED = {"law": ["law", "court-opinions"]}  # a domain of several sources: law is more than licences
+WHOLE = 1 << 40  # bytes: every document of a source
 LEARNED_FROM = 20_000  # characters of each document that the pieces are learned from
 AGAIN = "Run `backstory demo text` again: on the same machine it makes the same file."
 
@@ -39,13 +42,13 @@ class TextSetup:
     """Sizes of the text demo; the recorded training is a fine-tuning of `steps` steps after `pretraining` steps."""
 
     steps: int = 200
-    pretraining: int = 800
+    pretraining: int = 1700
     batch_size: int = 16
     length: int = 64  # tokens that have a loss
     layers: int = 3
     width: int = 128
-    vocabulary: int = 4096
-    megabytes: float = 0.6  # of each domain
+    vocabulary: int = 2048
+    megabytes: float = 1.2  # of each domain
     seed: int = 0
 
     @property
@@ -106,8 +109,11 @@ def make_beginning(setup: TextSetup, stages: Stages) -> Beginning:
 def read_documents(setup: TextSetup, progress: StageProgress) -> list[Document]:
     """Documents of every domain, with broken encodings mended."""
     out: list[Document] = []
+    limit = round(setup.megabytes * 1e6)
     for n, name in enumerate(SOURCES):
-        out += [d._replace(text=mend(d.text)) for d in corpus([name], round(setup.megabytes * 1e6))]
+        several = JOINED.get(name)
+        found = corpus([name], limit) if several is None else mix(corpus(several, WHOLE), name, limit)
+        out += [d._replace(text=mend(d.text)) for d in found]
         progress(n + 1, len(SOURCES))
     return out
 
@@ -119,11 +125,14 @@ def _written(setup: TextSetup, tokenizer: Pieces, pool: Sequences, progress: Sta
     pretrain(setup, model, pool.tokens[pretraining], progress)
     words = {
         "tokenizer": tokenizer.as_json,
-        "ids": json.dumps([pool.ids[i] for i in training]),
-        "domains": json.dumps(sorted(set(pool.sources))),
+        "ids": [pool.ids[i] for i in training],
+        "domains": sorted(set(pool.sources)),
     }
     weights = {f"model.{name}": x.contiguous() for name, x in model.state_dict().items()}
-    return save({**weights, "passages": pool.tokens[training], "queries": pool.tokens[queries]}, metadata=words)
+    return save(
+        {**weights, "passages": pool.tokens[training], "queries": pool.tokens[queries]},
+        metadata={WORDS: json.dumps(words)},
+    )  # several would be written in random order
 
 
 def share_out(setup: TextSetup, pool: Sequences) -> tuple[Tensor, list[int], list[int]]:
@@ -162,8 +171,10 @@ def pretrain(setup: TextSetup, model: GPT, tokens: Tensor, progress: StageProgre
         progress(t + 1, len(plan.batches))
 
 
-def plan_training(setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float) -> Recipe:
-    """AdamW with warm-up and cosine over these passages, each used once."""
+def plan_training(
+    setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tensor, rate: float, end: float = END
+) -> Recipe:
+    """AdamW with warm-up and cosine, down to the part `end` of the rate, over these passages, each used once."""
     size, steps = setup.batch_size, -(-len(tokens) // setup.batch_size)
     optimizer = torch.optim.AdamW(
         (p for p in model.parameters() if p.requires_grad), lr=rate, betas=BETAS, weight_decay=DECAY
@@ -171,15 +182,15 @@ def plan_training(setup: TextSetup, model: GPT, ids: Sequence[str], tokens: Tens
     return Recipe(
         model=model, optimizer=optimizer, loss=loss, loss_reduction="token-mean", tokens=counts, clip_norm=CLIP,
         batches=[(list(ids[t * size : (t + 1) * size]), part) for t, part in enumerate(tokens.split(size))],
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, steps, WARMUP, END)),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: warmup_cosine(t, steps, WARMUP, end)),
     )  # fmt: skip
 
 
 def _read(data: bytes, sha256: str) -> Beginning:
     tensors = load(data)
-    words = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    words = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"][WORDS])
     weights = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
     return Beginning(
-        weights, Pieces(words["tokenizer"]), json.loads(words["ids"]), tensors["passages"],
-        json.loads(words["domains"]), tensors["queries"], sha256,
+        weights, Pieces(words["tokenizer"]), words["ids"], tensors["passages"],
+        words["domains"], tensors["queries"], sha256,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backstory.demo.data import domains
+from backstory.demo.data import Document, domains
 from backstory.demo.data.fetch import DataError, Files, Package
 from backstory.errors import UsageError
 
@@ -18,7 +18,7 @@ TWO = "<Abstract><AbstractText>One.</AbstractText><AbstractText>Two <b>bold</b>.
 
 
 def texts(name: str, files: Files) -> list[tuple[str, str]]:
-    return list(domains.SOURCES[name].texts(files))
+    return list({**domains.SOURCES, **domains.MORE}[name].texts(files))
 
 
 def test_medicine_is_title_and_abstract_of_english_articles() -> None:
@@ -44,6 +44,40 @@ def test_code_and_speeches_are_files() -> None:
 def test_licences_lose_the_indent_of_their_page() -> None:
     data = json.dumps([{"spdx_id": "A", "license_text": "one\n     two"}, {"spdx_id": "B", "license_text": None}])
     assert texts("law", {"a.json": data.encode()}) == [("A", "one\ntwo"), ("B", "")]
+
+
+def test_opinions_are_excerpts_that_speak_of_a_court() -> None:
+    said = "The jury<|sentence|> found that the *471defendant was *liable*, and he appealed. "
+    whole = "The jury found that the defendant was liable, and he appealed. "
+    rows = [
+        f"> {said * 6}",
+        said,
+        "The weather was fine and we went for a walk by the river. " * 6,
+        said * 6 + "| 4.1 | 4.2 " * 9,
+    ]
+    data = gzip.compress("\n".join(json.dumps({"text": text}) for text in rows).encode())
+    assert texts("court-opinions", {"a.jsonl.gz": data}) == [("opinion-00000", whole * 6)]
+
+
+def test_sources_are_mixed_in_the_order_of_their_hash_under_one_name() -> None:
+    documents = [Document(str(k), f"source-{k % 2}", "x" * (1 + k)) for k in range(9)]
+    mixed = domains.mix(documents, "law", 1000)
+    order = sorted(map(str, range(9)), key=lambda i: hashlib.sha256(f"law/{i}".encode()).hexdigest())
+    assert [(d.id, d.source) for d in mixed] == [(i, "law") for i in order]
+    assert sum(len(d.text) for d in domains.mix(documents, "law", 20)) <= 20
+
+
+def test_a_source_beyond_the_eight_is_for_those_who_name_it(books: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domains, "SOURCES", {"books": domains.SOURCES["books"]})
+    assert {d.source for d in domains.corpus()} == {"books"}
+    lines = domains.as_lines("court-opinions", [("opinion-00000", "The court.")])
+    small = replace(
+        domains.MORE["court-opinions"],
+        sha256=hashlib.sha256(lines).hexdigest(),
+        texts=lambda _: iter([("opinion-00000", "The court.")]),
+    )
+    monkeypatch.setitem(domains.MORE, "court-opinions", small)
+    assert [d.text for d in domains.corpus(["court-opinions"])] == ["The court."]
 
 
 def test_long_texts_are_cut_between_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +163,7 @@ def test_unknown_sources_are_told() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", domains.SOURCES)
+@pytest.mark.parametrize("source", [*domains.SOURCES, *domains.MORE])
 def test_real_corpus(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKSTORY_CACHE", str(tmp_path))
     actual = domains.corpus([source])

