@@ -230,7 +230,7 @@ class Propagator:
         V, coefficients = curvature_rows(steps[0]), [step.coefficients for step in steps]
         if self._of_pairs or not self._has_room(2 * len(V)):
             self._matrices()
-        basis = [self._times_S(V, x.expand(len(V), -1)) for x in self._numbers()]  # V Aᵀ and V Cᵀ at the window's end
+        basis = self._times_A_and_C(V)
         s = self._low_rank.pass_by(coefficients)
         of_ends = LowRank().pass_by(coefficients)[:, :FIRST]  # the same, of A and C themselves
         rows = [torch.cat([clipped_gradients(x), taken_out(x)[None] if x.clip < 1 else x.G[:0]]) for x in steps]
@@ -266,16 +266,26 @@ class Propagator:
         GS: Sequence[Tensor] = self._times_S(JG, s).addmm_(later, terms.H, alpha=-1).split(sizes)
         return GS
 
+    def _times_A_and_C(self, V: Tensor) -> list[Tensor]:
+        """V Aᵀ and V Cᵀ, the latter unless C is 0."""
+        numbers = self._numbers()
+        out = [self._times_matrices(V, x[:FIRST].to(V).expand(len(V), -1)) for x in numbers]
+        self._low_rank.times_alike(V, numbers, out)
+        return out
+
     def _times_S(self, rows: Tensor, s: Tensor) -> Tensor:
         """rows Sᵀ as far as A₀, C₀ and earlier low-rank terms make it, with the numbers s of each row's step."""
-        of_matrices = s[:, :FIRST].to(rows)
+        return self._low_rank.times(rows, s, self._times_matrices(rows, s[:, :FIRST].to(rows)))
+
+    def _times_matrices(self, rows: Tensor, of_matrices: Tensor) -> Tensor:
+        """The same as far as A₀ and C₀ make it."""
         if self._A is None:
             out = torch.cat([rows * x for x in of_matrices[:, : 1 + self._of_pairs, None].unbind(1)], 1)
         else:
             out = (rows @ self._A.T).mul_(of_matrices[:, :1])
         if self._C is not None:
             out.addmm_(rows * of_matrices[:, 1:], self._C.T)
-        return self._low_rank.times(rows, s, out)
+        return out
 
 
 def group_steps(steps: Sequence[Step]) -> list[list[Step]]:
