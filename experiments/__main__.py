@@ -19,6 +19,7 @@ for study in (
     "lds",
     "quality",
     "timelines",
+    "recordings",
 ):
     import_module(f"experiments.{study}.command")  # adds its commands to the app
 

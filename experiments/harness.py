@@ -294,8 +294,16 @@ def third_of(step: int, total: int) -> int:
     return sum(step >= end for end in third_ends(total))
 
 
-def recorded(plan: Recipe, path: Path, **settings: Any) -> Run:
-    """Train `plan` from where it is, recording into `path`; its model is trained afterwards."""
+def recorded(plan: Recipe, path: Path, *, autocast: bool = False, **settings: Any) -> Run:
+    """Train `plan` from where it is, recording into `path`, with `autocast` under bfloat16's; its model is trained afterwards."""
+    if autocast:
+        loss = plan.loss
+
+        def rounded(model: nn.Module, batch: Any) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return loss(model, batch).float()
+
+        plan = replace(plan, loss=rounded)
     with record(plan.model, plan.optimizer, path, loss_reduction=plan.loss_reduction, **settings) as rec:
         for t, (ids, batch) in enumerate(plan.batches):
             tokens = None if plan.tokens is None else plan.tokens(batch)

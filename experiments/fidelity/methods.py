@@ -14,7 +14,6 @@ from backstory.baselines.similarity import gradient_cosine, gradient_dot, repres
 from backstory.baselines.tracin import tracin
 from backstory.baselines.trak import margins, trak
 from backstory.exact.losses import QuerySet
-from backstory.recording.settings import Curvature
 from backstory.replay.recipe import Recipe
 from backstory.replay.tape import in_precision
 from backstory.run.run import Run
@@ -206,18 +205,8 @@ def chosen(problem: ImageProblem, **settings: str) -> Scores:
         cost={
             "store_bytes": store.size_bytes(("checkpoint-",)),
             "recording_ratio": made.seconds / problem.training.seconds,
-            "passes": passes(store),
         },
     )
-
-
-def passes(store: RunStore) -> float:
-    """Extra backward passes of a step, on average."""
-    grid, form = store.grid, Curvature.parse(store.config["settings"]["curvature"])
-    if grid is None:
-        return float(form.passes)
-    seen = sum(grid.is_seen(t) for t in range(store.n_steps()))
-    return form.passes * seen / store.n_steps()
 
 
 def no_propagation(problem: ImageProblem) -> Scores:

@@ -118,6 +118,7 @@ def _other_rows() -> list[Row]:
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         row("default", {}),
         row("float16", {"encoding": "float16"}),
+        row("autocast", {"autocast": True}),
         row("fast", {"preset": "fast"}),
         row("best", {"preset": "best"}),
     ]

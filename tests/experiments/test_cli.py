@@ -10,7 +10,7 @@ from typer.main import get_command
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "fidelity", "gpt", "projection", "checkpoints", "domains", "planted", "treebank", "stories", "picture", "limit", "kinks", "bound", "duplicates",
-    "ablation", "bench", "lds", "quality", "timelines", "demo-queries"}  # fmt: skip
+    "ablation", "bench", "lds", "quality", "timelines", "recordings", "demo-queries"}  # fmt: skip
 
 
 def test_every_name_has_its_line() -> None:

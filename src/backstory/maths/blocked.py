@@ -39,7 +39,7 @@ changes a number but by rounding.
 
 4. *Windows* (`shared_curvature.py`, `_embed_window`). In a compressed run the steps of a window share curvature rows V, and these are
    orthogonal: V then mixes no columns, W is a division, and what a window adds to A and C is X V and Y V with a few numbers a column and step.
-   Products with p × p matrices are left for V once a window and for the gradient rows. Measured on a small GPT (p = 5,440, six
+   Products with A and C are left for V once a window and for the gradient rows; at the end of a run X V and Y V wait too, as above. Measured on a small GPT (p = 5,440, six
    curvature rows a sample): 0.40 s in place of 9.3 s (experiments/results/benchmarks.md).
 
 A segment from a to b (Algorithm 2) is the same recursion begun at b. Without momentum its K is A. With momentum the state is
@@ -143,9 +143,19 @@ class Propagator:
         return self._embed_chunk(group)
 
     def _has_room_for(self, group: Sequence[Step]) -> bool:
-        """Whether these rows may wait too: beside matrices a chunk, and before there is any as many numbers as it would have."""
+        """Whether the rows of these steps may wait too."""
+        return self._has_room(sum(size(s) for s in group))
+
+    def _has_room(self, rows: int) -> bool:
+        """Whether so many more rows may wait: beside matrices a chunk, and before there is any as many numbers as it would have."""
         room = max(chunk_rows(self._p), self._p // 2 if self._A is None else 0)
-        return max(self._low_rank.rows + sum(size(s) for s in group), self._low_rank.steps) <= room
+        return max(self._low_rank.rows + rows, self._low_rank.steps) <= room
+
+    def _numbers(self) -> list[Tensor]:
+        """Those of A, and of C unless it is 0."""
+        a, c = self._low_rank.a, self._low_rank.c
+        zero = self._C is None and not bool(c[0]) and not bool(c[FIRST:].any())
+        return [a] if zero else [a, c]
 
     def _matrices(self) -> tuple[Tensor, Tensor | None]:
         """A and C themselves, everything multiplied out."""
@@ -217,16 +227,17 @@ class Propagator:
 
     def _embed_window(self, steps: Sequence[Step]) -> list[Tensor]:
         """Steps that share orthogonal curvature rows: numbers for each column, and one triangular solve over the clipped steps."""
-        self._multiply_out()
-        if self._of_pairs:
+        V, coefficients = curvature_rows(steps[0]), [step.coefficients for step in steps]
+        if self._of_pairs or not self._has_room(2 * len(V)):
             self._matrices()
-        V, s = curvature_rows(steps[0]), self._low_rank.pass_by([step.coefficients for step in steps])
+        basis = self._times_A_and_C(V)
+        s = self._low_rank.pass_by(coefficients)
+        of_ends = LowRank().pass_by(coefficients)[:, :FIRST]  # the same, of A and C themselves
         rows = [torch.cat([clipped_gradients(x), taken_out(x)[None] if x.clip < 1 else x.G[:0]]) for x in steps]
         sizes, JG = [len(x) for x in rows], torch.cat(rows)
         of_G = torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(sizes))  # the step of each row
         in_V = JG @ V.T
-        numbers = columns(steps, s[:, :FIRST], in_V.split(sizes), self.contraction)
-        basis = [V if x is None else V @ x.T for x in (self._A, self._C)[: 1 if self._C is None else 2]]
+        numbers = columns(steps, of_ends, in_V.split(sizes), self.contraction)
         GS = self._times_S(JG, s[of_G])  # (N, p)
         for k, b in enumerate(basis):
             GS.addmm_(in_V * numbers.z[of_G, k], b)
@@ -255,16 +266,26 @@ class Propagator:
         GS: Sequence[Tensor] = self._times_S(JG, s).addmm_(later, terms.H, alpha=-1).split(sizes)
         return GS
 
+    def _times_A_and_C(self, V: Tensor) -> list[Tensor]:
+        """V Aᵀ and V Cᵀ, the latter unless C is 0."""
+        numbers = self._numbers()
+        out = [self._times_matrices(V, x[:FIRST].to(V).expand(len(V), -1)) for x in numbers]
+        self._low_rank.times_alike(V, numbers, out)
+        return out
+
     def _times_S(self, rows: Tensor, s: Tensor) -> Tensor:
         """rows Sᵀ as far as A₀, C₀ and earlier low-rank terms make it, with the numbers s of each row's step."""
-        of_matrices = s[:, :FIRST].to(rows)
+        return self._low_rank.times(rows, s, self._times_matrices(rows, s[:, :FIRST].to(rows)))
+
+    def _times_matrices(self, rows: Tensor, of_matrices: Tensor) -> Tensor:
+        """The same as far as A₀ and C₀ make it."""
         if self._A is None:
             out = torch.cat([rows * x for x in of_matrices[:, : 1 + self._of_pairs, None].unbind(1)], 1)
         else:
             out = (rows @ self._A.T).mul_(of_matrices[:, :1])
         if self._C is not None:
             out.addmm_(rows * of_matrices[:, 1:], self._C.T)
-        return self._low_rank.times(rows, s, out)
+        return out
 
 
 def group_steps(steps: Sequence[Step]) -> list[list[Step]]:

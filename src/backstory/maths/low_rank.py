@@ -9,7 +9,9 @@ so the recursion runs on the numbers a and c alone, and products with A become p
 Shapes:  R rows, p kept coordinates, n numbers of an embedding (p, or 2p in a segment with momentum).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +85,22 @@ class LowRank:
 
     def times(self, X: Tensor, s: Tensor, out: Tensor) -> Tensor:
         """`out` − Σ_j s_j X W_jᵀ H_j, for rows X (N, p) and the numbers s of each, (N, numbers)."""
-        for H, W, number in self._terms:
-            out.addmm_((X @ W.T).mul_(s.index_select(1, number).to(X)), H, alpha=-1)
+        for W, terms in self._by_rows():
+            products = X @ W.T
+            for H, _, number in terms:
+                out.addmm_(products * s.index_select(1, number).to(X), H, alpha=-1)
         return out
+
+    def times_alike(self, X: Tensor, numbers: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """The same where all rows have the same numbers: for each of several, into its own `out`."""
+        for W, terms in self._by_rows():
+            products = X @ W.T
+            for s, out in zip(numbers, outs, strict=True):
+                scaled = [H * s[number].to(H)[:, None] for H, _, number in terms]
+                out.addmm_(products, reduce(torch.add, scaled), alpha=-1)
+
+    def _by_rows(self) -> Iterator[tuple[Tensor, list[Terms]]]:
+        """The terms, those together that follow each other with the same rows W."""
+        for _, terms in groupby(self._terms, key=lambda x: id(x.W)):
+            same = list(terms)
+            yield same[0].W, same

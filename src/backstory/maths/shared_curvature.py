@@ -76,10 +76,9 @@ def leading(rows: Tensor, most: int) -> Tensor:
 
     The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all.
     """
-    q = round(MORE * most)
+    q, p = round(MORE * most), rows.shape[1]
     if len(rows) <= 2 * q:
         return orthogonal(rows, most)
-    p = rows.shape[1]
     busy = rows[:, rows.square().sum(0).topk(min(p, max(BUSY * q, p // BUSY))).indices]
     Q = torch.linalg.qr(busy @ signed_sums(busy, q).T)[0]  # (N, q) near the leading left singular vectors
     return orthogonal(Q.T @ rows, most, gram=rows.dtype)

@@ -1,0 +1,1 @@
+"""Recordings of classifiers beside exact derivatives, and what they cost."""
