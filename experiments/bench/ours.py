@@ -7,7 +7,7 @@ from typing import Any
 from backstory._version import __version__
 from backstory.run.run import Run
 from experiments.bench.asking import ASKED, questions
-from experiments.bench.recording import Say, figures, quiet
+from experiments.bench.recording import Say, figures, quiet, warmup
 from experiments.bench.rivals import with_ratios
 from experiments.bench.timing import interleave, timed, total, turns
 from experiments.bench.training import Plain, Recorded, Settings, sizes
@@ -44,7 +44,7 @@ def _measured(work: Workload, settings: Settings, per_layer: bool, repeats: int)
             rest = timed(lambda: recorded.advance(work.epoch - recorded.at))
         finally:
             ends = timed(recorded.close)
-        steady = figures(work, took["plain"], took["record"], total([rest, ends]))
+        steady = figures(work, took["plain"], took["record"], total([rest, ends]), warmup(settings))
         asked = interleave(questions(Run(path), recorded.model, work, per_layer), repeats)
         kept = sizes(path)
     steps = work.epoch / 1e3

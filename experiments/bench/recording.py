@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from backstory.recording.settings import PRESETS
 from backstory.recording.settings import Settings as RecordSettings
 from backstory.run.run import Run
 from backstory.store import RunStore
@@ -31,7 +32,6 @@ from experiments.bench.workloads import SCALES, Workload
 from experiments.harness import STEPS
 
 Say = Callable[[str], None]
-WARMUP = RecordSettings.warmup_steps
 JOINT = 10_000  # numbers a row, at most, that are embedded jointly here
 
 OWN = "own: learned 16×16, every step's curvature"  # every occurrence keeps its own curvature samples
@@ -103,7 +103,8 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
                     ends[name] = total([ends[name], timed(loop.close)])
         lines = []
         for name, path in paths.items():
-            seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name])}
+            warm = warmup(configurations[name])
+            seen = {"workload": work.words, **figures(work, took["plain"], took[name], ends[name], warm)}
             remembered = {"peak_memory_ratio": peak_memory(work, configurations[name])}
             lines.append({**seen, **remembered, "configuration": name, **sizes(path), **embedding(path)})
             if name in COMPRESSED and RunStore.open(path).curvature_rows:
@@ -161,9 +162,17 @@ def _turn(loop: Plain) -> Callable[[], None]:
     return lambda: loop.advance(loop.work.turn)
 
 
-def figures(work: Workload, plain: Sequence[Times], recorded: Sequence[Times], ends: Times) -> dict[str, Any]:
+def warmup(settings: Settings) -> int:
+    """Steps of the warm-up with these settings."""
+    chosen = {**PRESETS[settings.get("preset", "default")], **settings}
+    return int(chosen.get("warmup_steps", RecordSettings.warmup_steps))
+
+
+def figures(
+    work: Workload, plain: Sequence[Times], recorded: Sequence[Times], ends: Times, warmup: int
+) -> dict[str, Any]:
     """The figures of one configuration from the times of its turns, and of its opening and closing."""
-    warm = min(-(-WARMUP // work.turn), len(plain) - 1)  # turns that may hold a part of the warm-up
+    warm = min(-(-warmup // work.turn), len(plain) - 1)  # turns that may hold a part of the warm-up
     steady, pairs = median(recorded[warm:]), list(zip(plain[warm:], recorded[warm:], strict=True))
     before, whole = total(recorded[:warm]), total([*recorded, ends])
     return {

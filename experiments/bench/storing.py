@@ -4,22 +4,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.recording import Say, quiet
+from experiments.bench.recording import OWN, Say, quiet
 from experiments.bench.training import Settings, recorded_run, sizes
 from experiments.bench.workloads import SCALES
+from experiments.harness import STEPS as EVERY_STEP
 
 REFERENCE: Settings = {"projection": "random", "rank": 32, "encoding": "float16"}
+OWN_SETTINGS: Settings = {"rank": 16, **EVERY_STEP}
 STORES: dict[str, Settings] = {
     "default": {},
-    "int8": {"encoding": "int8"},
-    "rank 8": {"rank": 8},
-    "rank 8, int8": {"rank": 8, "encoding": "int8"},
+    "fast": {"preset": "fast"},
+    "best": {"preset": "best"},
+    "float16": {"encoding": "float16"},
     "empirical": {"curvature": "empirical"},
-    "empirical, int8": {"curvature": "empirical", "encoding": "int8"},
-    "sampled:1/6": {"curvature": "sampled:1/6"},
-    "sampled:1/6, int8": {"curvature": "sampled:1/6", "encoding": "int8"},
+    OWN: OWN_SETTINGS,
+    f"{OWN}, int8": {**OWN_SETTINGS, "encoding": "int8"},
+    f"{OWN}, sampled:1/6": {**OWN_SETTINGS, "curvature": "sampled:1/6"},
 }
-COMPRESSED: dict[str, Settings] = {"default, compressed": {}, "int8, compressed": {"encoding": "int8"}}
+COMPRESSED: dict[str, Settings] = {
+    f"{OWN}, compressed": OWN_SETTINGS,
+    f"{OWN}, int8, compressed": {**OWN_SETTINGS, "encoding": "int8"},
+}
 WINDOW = 2048  # occurrences of a run that is compressed: one window, as `compress` chooses them
 LEARNED_FROM = 8  # steps: the size of a row does not depend on how well its projection was learned
 STEPS = LEARNED_FROM + 4
@@ -43,7 +48,11 @@ def bench_store(*, scale: str = "full", say: Say = quiet) -> list[dict[str, Any]
 
 def _recorded(workload: str, scale: str, settings: Settings, *, compress: bool = False) -> dict[str, Any]:
     work = SCALES[scale][workload]
-    steps = WINDOW // work.batch if compress and scale == "full" else STEPS
+    steps = STEPS
+    if scale == "full" and compress:
+        steps = WINDOW // work.batch
+    elif scale == "full" and "curvature_of" not in settings and "projection" not in settings:
+        steps = work.steps  # windows: a run of this length shares their curvature
     with tempfile.TemporaryDirectory() as folder:
         path, small = Path(folder) / "run", Path(folder) / "small"
         run, _ = recorded_run(work, path, {**settings, "warmup_steps": LEARNED_FROM}, steps)

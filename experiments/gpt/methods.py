@@ -97,6 +97,7 @@ def _learned_rows() -> list[Row]:
         if curvature == SIX:
             result.append(row(f"learned-16-{SIX}-expanding", learned(SIX), contraction="when_expanding"))
             result.append(row(f"learned-16-{SIX}-per-layer", learned(SIX), per_layer=True))
+            result.append(compressed_row(f"learned-16-{SIX}-compressed", learned(SIX)))
     for curvature in ("sampled:1", "sampled:4", "sampled:1/6"):
         result.append(row(f"learned-16-{curvature.replace(':', '-')}", learned(curvature)))
     return [*result, compressed_row("learned-16-sampled-1/6-compressed", learned("sampled:1/6"))]
@@ -113,7 +114,6 @@ def _other_rows() -> list[Row]:
         row("random-16-empirical/6", six(projection="random")),
         row("random-32-empirical/6", six(projection="random", rank=32)),
         row("learned-16-empirical/6-int8", six(encoding="int8")),
-        compressed_row("learned-16-empirical/6-compressed", six()),
         compressed_row("int8-compressed", six(encoding="int8")),
         row("learned-16-empirical/6-warmup-50", six(warmup_steps=50)),
         row("default", {}),

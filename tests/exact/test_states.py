@@ -31,6 +31,15 @@ def test_states_come_back_bit_for_bit() -> None:
     assert isinstance(small, State)
 
 
+def test_a_single_number_that_stands_for_many_comes_back_in_every_shape() -> None:
+    """A model of one coordinate: there torch calls a tensor contiguous that it cannot view as bytes."""
+    one, states = torch.tensor([2.5, 3.0])[1:], States()
+    for k, x in enumerate([one[0], one[0].expand(1), one.expand(1, 1), one[None], one.expand(3, 1), one.expand(1, 2)]):
+        states[k] = x
+        assert torch.equal(states[k], x)
+    states.close()
+
+
 def test_the_room_is_used_again() -> None:
     states = States()
     for _ in range(5):

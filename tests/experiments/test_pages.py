@@ -64,7 +64,7 @@ def test_a_page_says_where_its_figures_come_from(page: Path) -> None:
 def test_a_page_names_commands_that_exist(page: Path) -> None:
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     for command in (row[0] for row in read_tables(page.read_text())[0]["rows"]):
-        name = re.match(r"`python -m experiments (\w+)", command)
+        name = re.match(r"`python -m experiments ([\w-]+)", command)
         assert (name and name[1] in known) or command.startswith("`backstory demo "), command
 
 

@@ -103,13 +103,19 @@ def test_the_trainers_own_optimizer_with_two_groups(tmp_path: Path) -> None:
     assert (table.clip < 1).any()
 
 
-def test_learned_subspace_and_sampled_curvature_by_default_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("of", "rows"), [("auto", 0), ("steps", 4)])
+def test_learned_subspace_and_sampled_curvature_by_default_settings(of: str, rows: int, tmp_path: Path) -> None:
     chosen: dict[str, Any] = {"projection": "learned", "rank": 3, "warmup_steps": 4, "curvature": "sampled:2/2"}
-    made, _ = trainer(tmp_path / "out", tmp_path / "run", record=chosen, gradient_accumulation_steps=2)
+    more: dict[str, Any] = {"record": {**chosen, "curvature_of": of}, "gradient_accumulation_steps": 2}
+    made, _ = trainer(tmp_path / "out", tmp_path / "run", **more)
     made.train()
     run = backstory.open(tmp_path / "run")
     assert run.n_steps == 8
-    assert run._store.config["curvature_rows"] == 4
+    assert run._store.config["curvature_rows"] == rows
+    store = run._store.windows
+    kept = [store.read(span, torch.float32).V for span in store.spans(run.n_steps)]
+    assert bool(kept) == (rows == 0)
+    assert all(bool(V.isfinite().all()) and float(V.abs().max()) > 0 for V in kept)
 
 
 def test_half_precision_is_autocast(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class Visitor:
         self._free = FREE.setdefault(browser, {}).setdefault(repr(sorted(options.items())), [])
         self.page: Page = self._free.pop() if self._free else _window(browser, options)
         self.context = self.page.context
+        # whoever had the window before may have changed its colours
+        self.page.emulate_media(color_scheme=options.get("color_scheme", "light"))
         self._heard: dict[Any, Callable[[Any], None]] = {
             "request": lambda request: self._asked(request.url),
             "pageerror": lambda error: self.wrong.append(str(error)),

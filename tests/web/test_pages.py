@@ -301,6 +301,17 @@ def test_what_overwrote_a_sample_is_computed_by_a_link() -> None:
         assert "Nothing overwrote its influence." in read(page(name, view)).text
 
 
+def test_a_sample_s_page_has_the_caveats_of_what_overwrote_it() -> None:
+    """Those that its other results have are not said twice."""
+    over = examples.overwriting()
+    assert over.data["caveats"] == ["a caveat"]
+    over.data["caveats"].append("shares need not add up")
+    text = read(page("sample", examples.one_sample(over))).text
+    assert "Caveats of what overwrote it" in text
+    assert (text.count("shares need not add up"), text.count("a caveat")) == (1, 1)
+    assert "Caveats of what overwrote it" not in read(page("sample", examples.one_sample(examples.overwriting()))).text
+
+
 def test_sources_come_as_csv_for_the_same_query_sets() -> None:
     actual = read(page("sources"))
     link = next(a for a in actual.all("a") if "download" in a)

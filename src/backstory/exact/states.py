@@ -79,7 +79,10 @@ class States(MutableMapping[int, Any]):
 
 
 def _bytes(x: Tensor) -> memoryview:
-    data: memoryview = x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else memoryview(bytearray())
+    """The bytes of a contiguous tensor; one value is contiguous whatever its strides are."""
+    if not x.numel():
+        return memoryview(bytearray())
+    data: memoryview = x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy().data
     return data
 
 

@@ -26,7 +26,8 @@ def test_bench_record_has_its_keys() -> None:
     assert {"ratio", "cpu_ratio", "run_ratio", "one_off_s", "bytes_per_occurrence"} <= actual["rows"][0].keys()
 
 
-def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path) -> None:
+def test_bench_record_takes_fidelity_from_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "peak_memory", lambda *_: 1.5)
     study = tmp_path / "gpt.json"
     study.write_text('seed 0\n{"rows": [{"method": "default", "mean": 0.75}]}\n')
     actual = run("record", "--workloads", "B", "--scale", "tiny", "--study", str(study), "--json")

@@ -10,4 +10,4 @@ def test_lines_beside_rivals() -> None:
         assert line["record_over_plain"] == line["record_s"] / line["plain_s"]
         assert line["index_over_plain"] == line["index_s"] / line["plain_s"]
         assert min(line[k] for k in ("query_s", "adjoint_s", "store_bytes", "dims")) > 0
-    assert actual[2]["configuration"] == "learned, rank 16, empirical/6, float16, joint"
+    assert actual[2]["configuration"] == "learned, rank 32, empirical/6, int8, joint"

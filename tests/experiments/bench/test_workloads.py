@@ -7,11 +7,16 @@ from experiments.bench.workloads import FULL, TINY, Workload, sample_losses, tra
 
 
 def test_sizes_are_those_of_the_table() -> None:
-    A, B, C = FULL.values()
+    A, B, C, D, E = FULL.values()
     assert (A.samples, A.batch, A.n_queries, A.epoch) == (6000, 64, 100, 94)
     assert (B.samples, B.batch, B.n_queries, B.steps, B.terms) == (1024, 16, 32, 320, 128)
     assert (C.layers, C.width, C.batch, C.vocabulary) == (2, 768, 8, 2048)
-    assert [w.loss_reduction for w in (A, B, C)] == ["mean", "token-mean", "token-mean"]
+    assert (D.layers, D.width, D.heads, D.batch) == (5, 384, 6, 8)
+    assert (E.layers, E.width, E.length, E.vocabulary, E.steps) == (2, 48, 48, 256, 100)
+    assert sum(p.numel() for p in D.start()[0].parameters()) == pytest.approx(10e6, rel=0.1)
+    assert sum(p.numel() for p in E.start()[0].parameters()) == pytest.approx(80e3, rel=0.1)
+    assert [w.loss_reduction for w in FULL.values()] == ["mean", *["token-mean"] * 4]
+    assert [w.name for w in FULL.values()] == list(FULL) == list(TINY)
 
 
 @pytest.mark.parametrize("work", TINY.values(), ids=TINY)

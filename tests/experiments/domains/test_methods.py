@@ -85,5 +85,5 @@ def test_every_row_is_a_matrix_of_both_parts(problem: SourceProblem) -> None:
         assert [tuple(values[p].shape) for p in PARTS] == [(3, 3), (3, 3)], method.name
         assert all(bool(values[p].isfinite().all()) and float(values[p].abs().max()) > 0 for p in PARTS), method.name
         assert not torch.equal(values["whole"], values["half"])
-    assert set(problem.notes[SOURCES]) == {"default", "default-compressed"}
+    assert set(problem.notes[SOURCES]) == {"default"}
     assert problem.notes["losses"].shape == (3,)

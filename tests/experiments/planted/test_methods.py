@@ -113,7 +113,7 @@ def test_text_has_a_compressed_run_and_images_a_finer_curvature(actual: dict[str
     rows = {m.name: m for m in methods(labels=False)}
     assert "curvature-sampled:4" not in rows
     with problem_of(TINY, "uniform", 0, 0.1) as problem:
-        assert len(rows["default-compressed"].scores(problem).values[SUSPICION]) == 48
+        assert len(rows["steps-compressed"].scores(problem).values[SUSPICION]) == 48
 
 
 def test_small_damping_makes_every_sample_explain_itself() -> None:

@@ -31,7 +31,8 @@ def test_a_run_is_left_with_a_checkpoint_at_each_epoch_s_end_and_between(actual:
     assert len(run.checkpoints) == 13
     assert (run.config["recipe"], run.config["recipe_args"]["sequences"]) == (RECIPE, 24)
     assert run.config["settings"]["curvature"] == "empirical/6"
-    assert run.config["settings"]["rank"] == 16
+    assert run.config["settings"]["rank"] == 32
+    assert run.config["settings"]["curvature_of"] == "windows"
     first = drawn(SETUP)
     assert run.content([first.ids[3]])[first.ids[3]]["text"] == first.texts[3]
 

@@ -624,6 +624,10 @@ def test_an_error_is_said_in_the_words_of_the_service(visit: Visit) -> None:
     visitor.wrong.clear()
 
 
+def in_scheme(page: Page, scheme: str) -> bool:
+    return bool(page.evaluate(f"matchMedia('(prefers-color-scheme: {scheme})').matches"))
+
+
 @pytest.fixture(scope="module")
 def axe() -> str:
     file = Path(os.environ.get("AXE_CORE", ROOT / ".venv" / "axe" / "package" / "axe.min.js"))
@@ -640,6 +644,7 @@ def test_axe_finds_nothing_serious_and_pages_fit(
     visitor = visit(run, color_scheme=scheme, **window)
     for path in paths(visitor):
         page = visitor.see(path)
+        assert in_scheme(page, scheme)
         fits(page, path)
         page.evaluate(axe)
         actual = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
@@ -662,6 +667,7 @@ def test_screens_are_kept(scheme: str, width: int, browser: Browser, screened: d
         visitor = Visitor(browser, address, color_scheme=scheme, viewport={"width": width, "height": 900})
         for path in paths(visitor):
             page = visitor.see(path)
+            assert in_scheme(page, scheme)
             page.evaluate("document.querySelectorAll('img').forEach((x) => { x.loading = 'eager'; })")
             page.wait_for_load_state("networkidle")
             name = "sample" if path.startswith("/samples/") else path.split("?")[0].split("/")[1] or "overview"
