@@ -16,12 +16,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..maths.projection import Shape
@@ -31,6 +33,7 @@ from ..store.bases import is_preconditioned
 from .recorder import Recorder, record
 from .replays import checkpoint_bytes
 from .settings import Settings
+from .step import StepScope
 
 BATCHES = 64  # of the recipe's, kept in memory so that loading them is not timed, and taken again and again
 SINGLE_STEPS = 2  # committed alone, before the turns
@@ -151,11 +154,24 @@ class _Steps:
                 continue
             ids, batch = recipe.batches[place]
             tokens = [1] * len(ids) if recipe.tokens is None else recipe.tokens(batch)
-            with rec.step(ids, tokens=tokens) as s, s.outputs_of(recipe.model, self._outputs, "sum"):
+            with rec.step(ids, tokens=tokens) as s, self._handed_over(s, torch.as_tensor(tokens)):
                 take_step(recipe, place)
         self.taken += count
         if rec is not None:
             rec.flush()
+
+    def _handed_over(self, scope: StepScope, tokens: Tensor) -> AbstractContextManager[object]:
+        """Hand over the model's outputs; which positions have a loss makes no difference in cost, only how many."""
+        if scope.curvature is None or scope.watched:
+            return nullcontext()
+
+        def take(module: nn.Module, args: Any, out: Any) -> None:
+            logits, mask = getattr(out, "logits", out), None
+            if logits.dim() > 2:
+                mask = torch.arange(logits.shape[1]).expand(len(logits), -1) < tokens.reshape(-1, 1)
+            scope.outputs(logits, self._outputs, None if mask is None else mask.to(logits.device), "sum")
+
+        return self.recipe.model.register_forward_hook(take)
 
     def timed(self, count: int) -> float:
         """The seconds that they take."""

@@ -23,7 +23,7 @@ from ..capture.ids import as_text, check_unique, counts
 from ..capture.modules import Block
 from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError, check_one_of
-from ..maths.curvature import KINDS
+from ..maths.curvature import KINDS, positions
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
@@ -131,17 +131,33 @@ class StepScope:
         if mask is not None and self.tokens[-1] is None:
             self.tokens[-1] = counts(mask.reshape(len(mask), -1).sum(1), self.sizes[-1])
         if self.curvature is not None and not self.watched:
+            self._check_terms(logits, kind, mask)
             self.curvature.take(self, logits, kind, mask, reduction)
 
+    def _check_terms(self, logits: Tensor, kind: str, mask: Tensor | None) -> None:
+        """Positions without a loss have no curvature either: as many must have one as the sample has tokens."""
+        tokens = self.tokens[-1]
+        if self.reduction != "token-mean" or tokens is None or kind not in KINDS:
+            return
+        terms = positions(logits, kind, mask)
+        if bool((wrong := terms != tokens).any()):
+            sample = int(wrong.nonzero()[0])
+            raise UsageError(
+                f"sample {self.ids[-self.sizes[-1] + sample]!r} has {int(tokens[sample])} tokens with a loss, but outputs at "
+                f"{int(terms[sample])} positions. Pass mask= (B, S), which marks the positions that have a loss."
+            )
+
     @contextmanager
-    def outputs_of(self, model: nn.Module, kind: str, reduction: str | None = None) -> Iterator[None]:
+    def outputs_of(
+        self, model: nn.Module, kind: str, reduction: str | None = None, mask: Tensor | None = None
+    ) -> Iterator[None]:
         """Inside, pass on the outputs of `model` (their `logits`, if any) where curvature needs them."""
         if self.curvature is None or self.watched:
             yield
             return
 
         def take(module: nn.Module, args: Any, out: Any) -> None:
-            self.outputs(getattr(out, "logits", out), kind, reduction=reduction)
+            self.outputs(getattr(out, "logits", out), kind, mask, reduction)
 
         with model.register_forward_hook(take):
             yield
