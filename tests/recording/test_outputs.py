@@ -26,6 +26,7 @@ from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
 import backstory
+from backstory.errors import MismatchError
 from backstory.recording.outputs import loss_of
 from backstory.store import RunStore
 
@@ -311,7 +312,7 @@ def test_where_the_loss_is_not_told_curvature_is_that_of_gradients(
         assert_close(V.T @ V, torch.stack([rows[t].T @ rows[t] / SIZE for t in (0, 2)]).mean(0), 1e-9)
 
 
-def test_a_step_that_calls_the_model_again_gives_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_calls_the_model_again_gives_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that calls it without gradients does."""
     budget(monkeypatch, 4 * SIZE * 2)
     whole: dict[str, Any] = {"projection": "full", "curvature_of": "windows"}
@@ -335,7 +336,47 @@ def test_a_step_that_calls_the_model_again_gives_no_rows(tmp_path: Path, monkeyp
     third = mlp()
     training(tmp_path / "third", third, sgd(third), 4, **whole)
     V = windows_of(tmp_path / "third")[0, 4].V
-    assert_close(rows["other"] * 3, rows["run"] * 2 + V.T @ V, 1e-9, "steps 1 to 3 are steps 1 and 3, and step 2")
+    store = RunStore.open(tmp_path / "run")
+    G = store.read(2 * SIZE, 3 * SIZE, dtype=torch.float64).rows  # of step 2
+    assert G is not None
+    expected = rows["other"] * 3 - V.T @ V + G.T @ G / SIZE
+    assert_close(rows["run"] * 3, expected, 1e-9, "step 2 has its gradients in place of its exact curvature")
+    assert store.config["missed"] == 1
+    assert any(note.startswith("in 1 steps the model") for note in backstory.open(tmp_path / "run").caveats())
+
+
+def test_outputs_of_one_dimension_are_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0)).double()
+    optimizer, x = sgd(model), batch_of(range(6))[0]
+    y = torch.tensor([0.0, 1, 1, 0, 1, 0], dtype=torch.float64)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", encoding="float64") as rec:
+        for _ in range(12):
+            with rec.step(range(6)):
+                nn.functional.binary_cross_entropy_with_logits(model(x), y).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    store = RunStore.open(tmp_path / "run")
+    assert store.config["settings"]["curvature"] == "exact:1"
+    assert float(store.windows.read((0, 12), torch.float64).V.square().sum()) > 0
+
+
+@pytest.mark.parametrize("times", [0.1, 0.5])
+def test_a_smaller_loss_of_a_new_net_is_not_taken_for_smoothed_labels(times: float) -> None:
+    """With uniform predictions p, k (p − y) is p − y' with y' = (1 − k) p + k y: labels smoothed alike."""
+    f = 1e-3 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.eye(5, dtype=torch.float64)[torch.arange(8) % 5]
+    weight = torch.full((8,), 1 / 8, dtype=torch.float64)
+    assert loss_of(f, times * (f.softmax(1) - y) / 8, weight) is None
+    told = loss_of(f, (f.softmax(1) - y) / 8, weight)
+    assert told is not None
+    assert told.kind == "cross-entropy"
+
+
+def test_a_run_with_a_curvature_of_its_own_is_not_resumed_by_default_settings(tmp_path: Path) -> None:
+    model = mlp()
+    training(tmp_path / "run", model, sgd(model), 6, curvature="empirical")
+    with pytest.raises(MismatchError, match="curvature: 'empirical' in the run, 'auto' now"):
+        training(tmp_path / "run", model, sgd(model), 9, start=6)
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 5, 9])

@@ -34,7 +34,8 @@ FEW = 20  # samples that a person would look at
 WRONG = 0.03  # of the training labels, replaced in the demo
 RIGHT_LABEL, WRONG_LABEL = "right label", "wrong label"  # the sources of the demo's samples
 CURVATURE = "exact:10"  # ten more backward passes, one for each digit
-SETTINGS: dict[str, Any] = {"rank": 32, "curvature": CURVATURE, "encoding": "int8", "checkpoints": 3}
+# every use keeps its own ten curvature samples: a run as short as this can afford it
+SETTINGS: dict[str, Any] = {"rank": 48, "curvature": CURVATURE, "curvature_of": "steps", "checkpoints": 3}
 Batch = tuple[Tensor, Tensor]
 
 

@@ -52,18 +52,18 @@ def exact_seeds(outputs: Tensor, kind: str, mask: Tensor | None = None) -> Itera
             f"is {MOST_EXACT}. Use curvature='sampled'."
         )
     f = outputs.detach()
+    wide = f.to(torch.promote_types(f.dtype, torch.float32))  # in half precision 1 − p would be 0 too soon
+    p = wide.softmax(-1) if kind == "cross-entropy" else wide.sigmoid()
     for entry in range(n):
-        seed = torch.zeros_like(f).flatten(1)
+        seed = torch.zeros_like(wide).reshape(len(f), -1)
         seed[:, entry] = 1.0
         seed = seed.reshape(f.shape)
         if kind == "cross-entropy":
-            p = f.softmax(-1)
             root = (p * seed).sum(-1, keepdim=True).sqrt()  # √p_c at the one position, 0 elsewhere
             seed = root * (p - seed)
         else:
-            p = f.sigmoid()
-            seed = seed * ((p * (1 - p)).sqrt() if kind == "bce" else 2**0.5)
-        yield _masked(seed, mask)
+            seed = seed * ((p * (-wide).sigmoid()).sqrt() if kind == "bce" else 2**0.5)
+        yield _masked(seed, mask).to(f.dtype)
 
 
 def n_exact(outputs: Tensor) -> int:

@@ -2,8 +2,9 @@ r"""What loss a model's outputs go into, seen from the gradient that comes back 
 
 With f the outputs, w the weight of a sample and δ = ∂L/∂f,
 
-    cross-entropy   δ = w (softmax f − y),  y a distribution over the classes, the same for all samples but for their order: labels,
-                                            smoothed or not (with weights of classes, or ignored samples, y is no such thing)
+    cross-entropy   δ = w (softmax f − y),  y one label of each sample; or smoothed labels, a distribution that is the same for all samples but
+                                            for its order, where predictions differ enough to tell it from a loss k times as small, k < 1,
+                                            whose (1 − k) softmax f + k y varies with them
     bce             δ = w c (σ(f) − y),     y 0 or 1,  c = 1 or one over the number of outputs
 
 so y, computed from δ, tells. Where the outputs of a sample are few, exact curvature of some steps of each window is then affordable, and far
@@ -21,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from ..capture.hooks import HALF
 
 MOST = 32  # outputs of a sample: so many more backward passes a seen step has
+SURE = 5  # times `close` that a loss of another size would make smoothed labels vary
 CLOSE = {True: 2e-2, False: 1e-3}  # how far y may be from what it must be, in half precision and else
 
 
@@ -38,7 +40,8 @@ class OutputWatch:
     def __init__(self, model: nn.Module, on_outputs: Callable[[Tensor], None], is_ours: Callable[[], bool]) -> None:
         self._model, self._on_outputs, self._is_ours = model, on_outputs, is_ours
         self._handle: RemovableHandle | None = None
-        self._seen: list[tuple[Tensor, list[Tensor]]] = []  # outputs, and the gradients that came back to them
+        # outputs and the gradients that came back to them, with how often they had been changed in place
+        self._seen: list[tuple[Tensor, list[Tensor], int]] = []
         self.looking = True  # for the loss
 
     def attach(self) -> None:
@@ -63,7 +66,7 @@ class OutputWatch:
         if self.looking:
             back: list[Tensor] = []
             outputs.register_hook(lambda delta: None if self._is_ours() else back.append(delta.detach()))
-            self._seen.append((outputs.detach(), back))
+            self._seen.append((outputs.detach(), back, outputs._version))
         else:
             self._on_outputs(outputs)
 
@@ -71,8 +74,9 @@ class OutputWatch:
         """The loss of the step, from the weights (with the loss scale) of each micro-batch's samples; None where it cannot be told."""
         self.looking = False
         found: set[Loss | None] = {None} if len(weights) != len(self._seen) else set()
-        for (outputs, back), weight in zip(self._seen, weights, strict=False):
+        for (outputs, back, version), weight in zip(self._seen, weights, strict=False):
             fits = len(back) == 1 and outputs.dim() > 0 and len(outputs) == len(weight) and bool((weight > 0).all())
+            fits &= outputs._version == version
             found.add(loss_of(outputs, back[0], weight) if fits else None)
         self._seen.clear()
         return found.pop() if len(found) == 1 else None
@@ -87,9 +91,12 @@ def loss_of(outputs: Tensor, delta: Tensor, weight: Tensor) -> Loss | None:
     back = delta.double().cpu() / weight.double().cpu().reshape(-1, *[1] * (f.dim() - 1))
     if f.dim() == 2 and entries > 1:
         y = f.softmax(1) - back
-        shape = y.sort(1).values  # of the labels
-        whole = bool(((y.sum(1) - 1).abs() < close).all())
-        if whole and bool((y > -close).all()) and bool(((shape - shape[0]).abs() < close).all()):
+        shape, spread = y.sort(1).values, f.softmax(1).sort(1).values  # of the labels, and of the predictions
+        whole = bool(((y.sum(1) - 1).abs() < close).all()) and bool((y > -close).all())
+        alike = bool(((shape - shape[0]).abs() < close).all())
+        smoothing = 1 - float(shape[:, -1].min())
+        told = smoothing < close or smoothing * float((spread.amax(0) - spread.amin(0)).max()) > SURE * close
+        if whole and alike and told:
             return Loss("cross-entropy", "sum", entries)
     for reduction, c in {"sum": 1.0, "mean": 1 / entries}.items():
         y = f.sigmoid() - back / c

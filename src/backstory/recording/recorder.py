@@ -126,7 +126,7 @@ class Recorder:
         self._steps, self._grid = steps, store.grid
         self._cut = store.windows.cut_at(self._at)  # gives rows, where none of its window's would
         if self._grid is not None and settings.is_open:
-            seen = store.config.get("outputs")
+            seen = store.config["outputs"]
             watcher.know(None if seen is None else Loss(**seen))
         self._bases = load_bases(store, (b.name for b in watcher.blocks)) or fixed_bases(
             settings.projection, watcher.layout, settings.seed
@@ -417,7 +417,10 @@ class Recorder:
                     self._checkpoint(self._at)
                     self._store_final(failed)
             timed = {} if self._watch.median is None else {"training": {"seconds_per_step": self._watch.median}}
-            self.store.update_config(skipped=self.skipped, closed=not failed, **timed)
+            missed = self.store.config.get("missed", 0) + self.watcher.missed
+            self.store.update_config(
+                skipped=self.skipped, closed=not failed, **timed, **({"missed": missed} if missed else {})
+            )
         finally:
             self._writer.close()
             self.store.close()

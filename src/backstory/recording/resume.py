@@ -144,7 +144,7 @@ def _check_same(store: RunStore, table: list[dict[str, Any]], now: Mapping[str, 
             "same model and settings, or record into a new folder."
         )
     before = store.config["settings"]
-    ours = {"curvature"} if decided else set()
+    ours = {"curvature"} if decided and "outputs" in store.config else set()
     changed = sorted(k for k in now if not k.startswith("warmup") and k not in ours and before.get(k) != now[k])
     if changed:
         pairs = ", ".join(f"{k}: {before.get(k)!r} in the run, {now[k]!r} now" for k in changed)

@@ -30,7 +30,6 @@ from ..maths.windows import Grid
 
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
-DIRECTIONS = 16  # of exact curvature that are kept for each output entry, at most
 CURVATURE_OF = ("auto", "windows", "steps")
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
@@ -133,10 +132,6 @@ class Exact(Curvature):
     def wanted(self) -> tuple[int, int, int]:
         """About 750 samples with all their output entries."""
         return 50, 8, 750 * self.outputs
-
-    def grid(self, batch: float, steps: int | None, *, rank: int, share: float) -> Grid:
-        """Few outputs have curvature of few directions: 128 lost nothing for 10 classes, 64 little."""
-        return super().grid(batch, steps, rank=min(rank, DIRECTIONS * self.outputs), share=share)
 
     @property
     def passes(self) -> int:

@@ -56,6 +56,7 @@ class StepWatcher:
         self._outputs = OutputWatch(model, self._take_outputs, lambda: self._tap.muted or self._tap.slot is None)
         self._deciding = settings.is_open  # on the curvature, by the first step
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
+        self.missed = 0  # steps that gave gradients in place of curvature samples
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far
         self.single: list[
@@ -151,8 +152,9 @@ class StepWatcher:
             scope.curvature.take(scope, outputs, loss.kind, None, loss.reduction)
 
     def _unsee(self, scope: StepScope) -> None:
-        """The step gives no rows for the curvature of its window after all."""
-        scope.curvature, self._part = None, Part(False, self.adaptive.preconditioned)
+        """The step gives its gradients for the curvature of its window: its outputs were not to be seen once for each micro-batch."""
+        scope.curvature = None
+        self.missed += 1
 
     def end(self) -> TakenStep | None:
         """The step is complete; None where the optimizer has not stepped."""

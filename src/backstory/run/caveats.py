@@ -25,6 +25,11 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
         out.append(
             f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its trace"
         )
+    if missed := config.get("missed"):
+        out.append(
+            f"in {missed} steps the model was not called once for each micro-batch, so that the gradients stand in for their "
+            f"{config['settings']['curvature']} curvature"
+        )
     if config.get("left_out"):
         share = float(store.steps().trained.mean()) if store.n_steps() else 1.0
         count = len(config["left_out"])

@@ -466,6 +466,8 @@ class RunStore:
             self._drop_orphans()
             if self.has_windows:
                 self.windows.truncate(step, self._count_clipped)
+                for tables_of in (self._embeddings, self._segments):  # made from a window that goes on
+                    tables_of.drop_after(self.windows.ended())
 
     def drop_checkpoints_after(self, step: int) -> None:
         """Delete what was kept of the model and the optimizer at later steps."""

@@ -104,6 +104,10 @@ class Windows:
         """From step -> to step, in order; of two that begin alike (one was cut, and a death came) the longer one."""
         return dict(_spans(self._path, _CLOSED))
 
+    def ended(self) -> int:
+        """The step at which the last closed window ends."""
+        return max(self._closed().values(), default=0)
+
     def cut_at(self, step: int) -> int | None:
         """`step` where a window ends there that would go on, and no later step of it gives rows; None elsewhere."""
         grid = self._grid()
@@ -151,7 +155,7 @@ class Windows:
             ) from error
         V, d = (self._decoded(tensors, name, dtype) if name in tensors else None for name in Window._fields)
         assert V is not None
-        return Window(orthogonal(V, gram=dtype), d)
+        return Window(orthogonal(V), d)
 
     def _from_waiting(self, span: Span, dtype: torch.dtype, rank: int) -> Window:
         """The same of a window that is not closed."""
