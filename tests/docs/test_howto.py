@@ -214,7 +214,7 @@ def _(scope: Scope, printed: str) -> None:
 
 @check("settings")
 def _(scope: Scope, printed: str) -> None:
-    assert scope["recorder"].settings.encoding == "int8"
+    assert scope["recorder"].settings.encoding == "float16"
     assert scope["plan"].suggested_rank
     lines = {line.split()[0] for line in printed.splitlines() if line.strip()}
     assert {"disk", "embedding", "slowdown", "one-off", "recorded", "budget"} <= lines

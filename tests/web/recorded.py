@@ -70,7 +70,7 @@ def from_the_cache() -> Iterator[None]:
     """Data that were fetched before; where they were not, `DataError`."""
 
     def refused(package: object, folder: Path) -> Path:
-        raise DataError("it is not in the cache: `make browser` fetches it")
+        raise DataError("it is not in the cache: `make data` fetches it")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch, "download", refused)

@@ -1,6 +1,6 @@
 """Every page and interaction in real Chromium on the demos' own runs: MNIST whole, text with its real passages at small size.
 
-The data are those that `make browser` has fetched into the cache; where they are not there, these tests are skipped with the reason.
+The data are those that `make data` has fetched into the cache; where they are not there, these tests are skipped with the reason.
 """
 
 import csv
