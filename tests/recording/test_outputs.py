@@ -342,7 +342,10 @@ def test_a_step_that_calls_the_model_again_gives_its_gradients(tmp_path: Path, m
     expected = rows["other"] * 3 - V.T @ V + G.T @ G / SIZE
     assert_close(rows["run"] * 3, expected, 1e-9, "step 2 has its gradients in place of its exact curvature")
     assert store.config["missed"] == 1
-    assert any(note.startswith("in 1 steps the model") for note in backstory.open(tmp_path / "run").caveats())
+    assert any(
+        note.startswith("gradients stand in for exact:2 curvature")
+        for note in backstory.open(tmp_path / "run").caveats()
+    )
 
 
 def test_outputs_of_one_dimension_are_recorded(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import backstory
 from backstory import insight
 from backstory.errors import StoreError, UsageError
-from backstory.run import compress
+from backstory.maths.shared_curvature import dual
 from backstory.run.run import Run
 from backstory.run.sweep import Shared, forward
 from backstory.store import RunStore
@@ -176,8 +176,8 @@ def test_the_vector_that_stands_for_the_gradient_knows_it(tmp_path: Path) -> Non
     steps = [s for chunk in forward(run._store, STEPS, dtype=torch.float64) for s in chunk.steps]
     assert all(s.clip < 1 for s in steps)
     for step in steps:
-        d = compress.dual_of(step)
         assert step.dot_g is not None
+        d = dual(step.w, step.G, step.dot_g, step.V, step.dot_v)
         assert step.dot_v is not None
         assert step.V is not None
         assert float((step.w @ step.G) @ d) == pytest.approx(float(step.w @ step.dot_g), rel=1e-3)

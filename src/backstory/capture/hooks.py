@@ -186,6 +186,11 @@ class Tap:
             )
 
 
+def logits_of(out: Any) -> Any:
+    """The outputs of a model: its `logits`, where it returns several things by name."""
+    return out.get("logits", out) if isinstance(out, dict) else getattr(out, "logits", out)
+
+
 def backward_pass() -> int:
     """The number of the backward pass that is under way, inside a hook."""
     number: int = torch._C._current_graph_task_id()

@@ -30,9 +30,11 @@ def plan(
     preset: Annotated[
         str | None, typer.Option(help="fast, default or best: how much recording may cost.", show_default=False)
     ] = None,
-    projection: Annotated[str | None, typer.Option(help="learned, random, mask or full; learned if not given.")] = None,
+    projection: Annotated[
+        str | None, typer.Option(help="learned, random, mask or full; the preset's if not given.")
+    ] = None,
     rank: Annotated[
-        str | None, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95; 32 if not given.")
+        str | None, typer.Option(help="A number, OUTxIN, or auto:SHARE, such as auto:0.95; the preset's if not given.")
     ] = None,
     curvature: Annotated[
         str | None,

@@ -37,7 +37,7 @@ changes a number but by rounding.
    as many numbers as a matrix): a run of fewer never makes one. Measured jointly at p = 17,408, 1,024 samples: 0.41 s
    in place of 8.0 s, with AdamW 0.45 s in place of 21.1 s (experiments/results/benchmarks.md).
 
-4. *Windows* (`shared_curvature.py`, `_embed_window`). In a compressed run the steps of a window share curvature rows V, and these are
+4. *Windows* (`shared_curvature.py`, `_embed_window`). In a run with windows steps share curvature rows V, and these are
    orthogonal: V then mixes no columns, W is a division, and what a window adds to A and C is X V and Y V with a few numbers a column and step.
    Products with A and C are left for V once a window and for the gradient rows; at the end of a run X V and Y V wait too, as above. Measured on a small GPT (p = 5,440, six
    curvature rows a sample): 0.40 s in place of 9.3 s (experiments/results/benchmarks.md).

@@ -19,9 +19,9 @@ A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers)
 S × S product in the middle replaces G. A long side (a vocabulary) never gets its d × d moment: with a seeded Ω (d, q) only Y = M Ω
 is summed, and the eigenvectors are those of Nyström's M ≈ Y (Ωᵀ Y)⁻¹ Yᵀ.
 
-**The core.** Sides are half as wide again as the rank, and turned into their eigenvectors even where they keep everything: the energy
+**The core.** Sides are half as wide again as the rank (three times as wide where a share of the energy decides), and turned into their eigenvectors even where they keep everything: the energy
 then lies in few coordinates of vec(Lᵀ G R), and the core is a choice of them. Choosing is as good as the leading eigenvectors of the rows
-in wider sides (0.85 and 0.85 for the fine-tuned GPT of `experiments/results/fidelity.md`), for a thirtieth of the work. How many each
+in wider sides (0.85 and 0.85 for a fine-tuned GPT), for a thirtieth of the work. How many each
 parameter gets is decided by the energies ε = Σ κ x² of all parameters together, largest first, so that the run as a whole has as many
 coordinates as rank × rank in each would give, or the fewest that hold a share S of the rows' energy:
 

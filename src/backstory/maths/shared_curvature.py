@@ -104,6 +104,15 @@ def smallest(rows: Tensor, dots: Tensor) -> Tensor:
     return (wide.T @ solution)[:, 0].to(rows)
 
 
+def dual(w: Tensor, G: Tensor, dot_g: Tensor, V: Tensor | None = None, dot_v: Tensor | None = None) -> Tensor:
+    """The smallest d with ⟨v, d⟩ = ⟨v, ∇L⟩ for a clipped step's curvature rows, and for its gradient rows, whose sum J must shrink."""
+    root = w.sqrt()
+    rows, dots = root.to(G)[:, None] * G, root * dot_g
+    if V is None or dot_v is None:
+        return smallest(rows, dots)
+    return smallest(torch.cat([V, rows]), torch.cat([dot_v.to(dots), dots]))
+
+
 def orthogonal(rows: Tensor, most: int | None = None, gram: torch.dtype = torch.float64) -> Tensor:
     """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 

@@ -43,6 +43,10 @@ class Grid(NamedTuple):
         lo, hi = self.window(step)
         return (step - lo) * self.seen % (hi - lo) < self.seen
 
+    def rows(self, lo: int, hi: int, each: float, p: int) -> float:
+        """The most rows of p numbers that the windows of these steps keep, where a seen step gives `each`."""
+        return sum(min(self.rank, p, each * min(self.seen, b - a)) for a, b in self.windows(lo, hi))
+
     def windows(self, lo: int, hi: int) -> list[Span]:
         """The windows of the steps from `lo` to `hi`; those at the ends are cut there."""
         out = []

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..capture.hooks import HALF
+from ..capture.hooks import HALF, logits_of
 
 MOST = 32  # outputs of a sample: so many more backward passes a seen step has
 SURE = 5  # times `close` that a loss of another size would make smoothed labels vary
@@ -60,7 +60,7 @@ class OutputWatch:
         self._seen.clear()
 
     def _after_forward(self, module: nn.Module, args: Any, out: Any) -> None:
-        outputs = getattr(out, "logits", out)
+        outputs = logits_of(out)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad or self._is_ours():
             return
         if self.looking:

@@ -39,7 +39,7 @@ from .recorder import stored_as
 from .settings import PRESETS, Settings, settings_of
 
 IN_FLIGHT = 3  # chunks of rows that a sweep holds at a time: one read, one used, one on its way
-MOST_RANK = 48  # that is suggested: beyond it `most_dims` bounds what a row has
+MOST_RANK = 48  # that is suggested
 COMPARED = 2  # rounds in which another preset is tried
 NOT_PLANNED = ("path", "resume", "start", "scaler", "recipe", "recipe_args", "loss_reduction", "clip_norm")
 
@@ -270,9 +270,8 @@ class _Costs:
         """Rows of all windows: their directions, and one for each step that was clipped in the optimizer's own coordinates."""
         if not self._windowed:
             return 0.0
-        each, spans = self.trial.batch * max(1, self.trial.settings.form.rows), self.grid.windows(0, self.steps)
-        rows = sum(min(self.grid.rank, dims, each * min(self.grid.seen, hi - lo)) for lo, hi in spans)
-        return rows + self.trial.clipped * self.steps
+        each = self.trial.batch * max(1, self.trial.settings.form.rows)
+        return self.grid.rows(0, self.steps, each, dims) + self.trial.clipped * self.steps
 
     @property
     def grid(self) -> Grid:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..capture.hooks import logits_of
 from ..errors import UsageError
 from ..maths.projection import Shape
 from ..replay.recipe import Recipe, take_step
@@ -166,7 +167,7 @@ class _Steps:
             return nullcontext()
 
         def take(module: nn.Module, args: Any, out: Any) -> None:
-            logits, mask = getattr(out, "logits", out), None
+            logits, mask = logits_of(out), None
             if logits.dim() > 2:
                 mask = torch.arange(logits.shape[1]).expand(len(logits), -1) < tokens.reshape(-1, 1)
             scope.outputs(logits, self._outputs, None if mask is None else mask.to(logits.device), "sum")

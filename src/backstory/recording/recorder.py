@@ -32,7 +32,7 @@ from ..capture.ids import as_text
 from ..capture.modules import Block
 from ..capture.precision import own_precision
 from ..errors import DiskError, UsageError
-from ..maths.encoding import worth_it
+from ..maths.encoding import row_bytes, worth_it
 from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
@@ -355,7 +355,19 @@ class Recorder:
         """What a step takes beside its rows, and the checkpoints that are planned after it."""
         own, after = len(scope.random or b""), [t for t in self._boundaries if t > scope.number]
         each = checkpoint_bytes(self.model, self.watcher.reader.optimizer) if after else 0
-        return own + each * (scope.number + 1 in after), own + each * len(after)
+        now, later = self._window_bytes(scope)
+        return own + each * (scope.number + 1 in after) + now, own + each * len(after) + later
+
+    def _window_bytes(self, scope: StepScope) -> tuple[int, int]:
+        """What the window keeps that ends with a step, and those that are planned to end with it or later."""
+        if self._grid is None:
+            return 0, 0
+        lo, hi = self._grid.window(scope.number)
+        each, p = len(scope.ids) * max(1, self.watcher.form.rows), self.store.width
+        vector = row_bytes(self.store.dims, self.store.config["encoding"])
+        now = self._grid.rows(lo, hi, each, p) if scope.number + 1 == hi else 0
+        later = self._grid.rows(lo, self._steps, each, p) if self._steps is not None and lo < self._steps else 0
+        return round(now * vector), round(later * vector)
 
     def _checkpoint(self, step: int) -> None:
         if self._boundaries:

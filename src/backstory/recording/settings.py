@@ -178,10 +178,11 @@ class Settings:
     either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
     rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D draws: D extra
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
-    positions into K position groups. "auto" is "empirical/6" for token-mean losses, otherwise "empirical". With
+    positions into K position groups. "auto" is "empirical/6" for token-mean losses. For other losses it is exact by windows where the first step
+    shows at most 32 outputs per sample that go into a cross-entropy or BCE, and "empirical" elsewhere. "ggn" is the Gauss-Newton
+    matrix: two draws for token-mean losses (needs `s.outputs`), otherwise exact, and an error where "auto" would fall back. With
     `curvature_of="windows"`, the default of a learned projection, the steps of a window share the mean of their curvature samples; with
-    "steps" every occurrence keeps its own. "ggn" is the Gauss-Newton matrix: two draws for token-mean losses (needs `s.outputs`), otherwise exact, in some
-    steps of each window, from outputs that the first step shows to go into a cross-entropy or BCE. `encoding` is "int8" for a learned
+    "steps" every occurrence keeps its own. `encoding` is "int8" for a learned
     projection, otherwise "float16". `layers` includes names
     and types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
     parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..capture.hooks import logits_of
 from ..capture.ids import as_text, check_unique, counts
 from ..capture.modules import Block
 from ..capture.updates import Reading
@@ -27,7 +28,7 @@ from ..maths.curvature import KINDS, positions
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
-from ..maths.shared_curvature import smallest
+from ..maths.shared_curvature import dual
 from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
@@ -157,7 +158,7 @@ class StepScope:
             return
 
         def take(module: nn.Module, args: Any, out: Any) -> None:
-            self.outputs(getattr(out, "logits", out), kind, mask, reduction)
+            self.outputs(logits_of(out), kind, mask, reduction)
 
         with model.register_forward_hook(take):
             yield
@@ -358,17 +359,14 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
 
 def share(record: StepRecord, part: Part) -> StepRecord:
     """The record of a step that shares the curvature of its window: its samples' rows √κ h go there, where the step is seen."""
-    if record.curvature is None or record.kappa is None or record.hdot is None:
-        root, rows, dots = record.weight.sqrt(), record.rows, record.gdot
-    else:
-        root, rows, dots = record.kappa.flatten().sqrt(), record.curvature.flatten(0, 1), record.hdot.flatten()
-    V, dot_v = root.to(rows.dtype)[:, None] * rows, root * dots
-    dual = None
-    if part.dual and record.clip < 1:
-        own = record.weight.sqrt()
-        dual = smallest(torch.cat([V, own.to(V.dtype)[:, None] * record.rows]), torch.cat([dot_v, own * record.gdot]))
+    V, dot_v = None, None
+    if record.curvature is not None and record.kappa is not None and record.hdot is not None:
+        root = record.kappa.flatten().sqrt()
+        V, dot_v = root.to(record.rows)[:, None] * record.curvature.flatten(0, 1), root * record.hdot.flatten()
+    known = dual(record.weight, record.rows, record.gdot, V, dot_v) if part.dual and record.clip < 1 else None
+    V = record.weight.sqrt().to(record.rows)[:, None] * record.rows if V is None else V
     shared = V if part.seen else None
-    return replace(record, curvature=None, kappa=None, hdot=None, shared=shared, dual=dual)
+    return replace(record, curvature=None, kappa=None, hdot=None, shared=shared, dual=known)
 
 
 def safe_inverse(x: Tensor) -> Tensor:

@@ -106,11 +106,12 @@ def form_of(
     store: RunStore, step: int, per_layer: bool, contraction: Contraction, method: str = "auto"
 ) -> dict[str, Any]:
     """What of a recording decides its values: what was kept of curvature, and how it is carried through later steps."""
-    compressed = store.config.get("compressed") or {}
+    grid, compressed = store.grid, store.config.get("compressed") or {}
     return {
         "curvature": store.config["settings"]["curvature"],
-        "windows": len(compressed.get("windows", ())),
-        "rank": compressed.get("rank"),
+        "windows": len(store.windows.spans(step)) if store.has_windows else 0,
+        "rank": compressed.get("rank") or (None if grid is None else grid.rank),
+        "numbers": store.config["encoding"],
         "per_layer": per_layer,
         "contraction": contraction,
         "encoding": _encoding(store, step, per_layer, contraction, method),

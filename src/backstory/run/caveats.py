@@ -22,13 +22,11 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
         )
     if compressed := config.get("compressed"):
         count, energy = len(compressed["windows"]), compressed["energy"]
-        out.append(
-            f"compressed: curvature is averaged over {count} windows of steps, which retain {energy:.1%} of its trace"
-        )
+        out.append(f"compressed: the {count} windows of curvature retain {energy:.1%} of its trace")
     if missed := config.get("missed"):
         out.append(
-            f"in {missed} steps the model was not called once for each micro-batch, so that the gradients stand in for their "
-            f"{config['settings']['curvature']} curvature"
+            f"gradients stand in for {config['settings']['curvature']} curvature in steps where the model was not called once per "
+            f"micro-batch ({missed})"
         )
     if config.get("left_out"):
         share = float(store.steps().trained.mean()) if store.n_steps() else 1.0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import StoreError, UsageError
 from ..maths.encoding import check as check_encoding
-from ..maths.shared_curvature import Sketch, smallest
+from ..maths.shared_curvature import Sketch, dual
 from ..maths.steps import NAMES, Step, curvature_rows
 from ..maths.windows import Span
 from ..results.row import Row
@@ -34,7 +34,7 @@ from ..store.windows import Window
 from .embed import Progress
 from .sweep import Chunk, forward
 
-RANK = 512  # of a sketch: lost nothing to the truth where it was measured
+RANK = 512  # of a sketch: as good as the full sum where it was measured against retraining
 OCCURRENCES = 4  # times the rank make a window: its curvature then takes at most a quarter of its gradient rows' room
 
 
@@ -67,6 +67,7 @@ def compress(
     try:
         with _made(store, partial, spans, rank, encoding) as new:
             energy, rows = _fill(store, new, spans, rank, progress)
+            energy *= store.config.get("compressed", {}).get("energy", 1.0)  # of what was compressed before
             new.update_config(compressed={**new.config["compressed"], "energy": energy})
             _beside(store, new)
         os.rename(partial, out)
@@ -130,7 +131,9 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None, enco
     ours = (*layout.FIXED, "windows")  # the store fills these in, and no window is open
     config = {k: v for k, v in store.read_config().items() if k not in ours}
     factors = [None if isinstance(block, int) else block for block in store.blocks]
-    config["compressed"] = {"windows": [list(s) for s in spans], "rank": rank, "rows": store.curvature_rows}
+    earlier = store.config.get("compressed", {}).get("rank")
+    least = min((x for x in (rank, earlier) if x is not None), default=None)
+    config["compressed"] = {"windows": [list(s) for s in spans], "rank": least}
     return RunStore.create(
         path,
         layers=[(layer["name"], layer["dims"]) for layer in store.config["layers"]],
@@ -178,8 +181,13 @@ def _averaged(
     for chunk in chunks:
         for step in chunk.steps:
             sketch.add(curvature_rows(step) / (span[1] - span[0]) ** 0.5)
-            d += [dual_of(step)] if preconditioned and step.clip < 1 else []
+            d += [_dual(step)] if preconditioned and step.clip < 1 else []
     return Window(sketch.rows(), torch.stack(d) if d else None), sketch.retained, sketch.total
+
+
+def _dual(step: Step) -> Tensor:
+    assert step.dot_g is not None
+    return dual(step.w, step.G, step.dot_g, step.V, step.dot_v)
 
 
 def _narrowed(
@@ -190,15 +198,6 @@ def _narrowed(
         pass
     V, d = store.windows.read(span, dtype)
     return Window(V[:rank], d), float(V[:rank].square().sum()), float(V.square().sum())
-
-
-def dual_of(step: Step) -> Tensor:
-    """d (p,) with ⟨v, d⟩ = ⟨v, ∇L⟩ for the rows of a clipped step: its curvature rows, and its gradient rows, whose sum J must shrink."""
-    assert step.dot_g is not None
-    root = step.w.sqrt()
-    if step.V is None or step.dot_v is None:
-        return smallest(root[:, None] * step.G, root * step.dot_g)
-    return smallest(torch.cat([step.V, root[:, None] * step.G]), torch.cat([step.dot_v, root * step.dot_g]))
 
 
 def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:

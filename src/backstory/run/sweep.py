@@ -1,7 +1,6 @@
 r"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
 
-Steps of a run with windows get the curvature of their window (`store.windows`); so can those of a run that stores curvature samples of
-every occurrence, whose own they have otherwise.
+Steps of a run with windows get the curvature of their window (`store.windows`); those of other runs keep their own.
 """
 
 from collections.abc import Iterator, Sequence
