@@ -1,8 +1,10 @@
 """What a recording may take, counted against a store that is a few numbers."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support.loops import mlp, sgd, train
 
 from backstory.errors import DiskError
 from backstory.recording.recorder import Budget
@@ -70,3 +72,24 @@ def test_a_plan_waits_for_the_width_too() -> None:
             continue
         with pytest.raises(DiskError, match=r"103 steps.*2,020 bytes.*The 2 earlier steps are safe\. Lower rank="):
             spent.spend(2, 2)
+
+
+def test_planned_windows_are_refused_before_the_first_row(tmp_path: Path) -> None:
+    """There is room for the rows of all steps, but not for the curvature of their windows too."""
+    settings: dict[str, Any] = {"projection": "learned", "curvature": "empirical", "warmup_steps": 2}
+    model = mlp(width=9)
+    train(tmp_path / "small", model, sgd(model), 5, **settings)
+    rows = 3 * 3000 * RunStore.open(tmp_path / "small").bytes_per_row
+    model = mlp(width=9)
+    with pytest.raises(DiskError, match=r"3,000 steps of 3 samples need about"):
+        train(tmp_path / "run", model, sgd(model), 5, planned=3000, max_bytes=round(1.02 * rows), **settings)
+    train(
+        tmp_path / "steps",
+        model,
+        sgd(model),
+        5,
+        planned=3000,
+        max_bytes=round(1.02 * rows),
+        curvature_of="steps",
+        **settings,
+    )
