@@ -101,7 +101,7 @@ def _preset(name: str, of_presets: Callable[..., Plan], planned: Plan, chosen: S
         p = planned if replace(chosen, uncovered="error") == Settings(**PRESETS[name]) else of_presets(preset=name)
     except UsageError as error:
         return PresetPlan(name, refused=str(error))
-    return PresetPlan(name, p.curvature, p.dims, p.store_bytes, p.row_bytes, p.slowdown)
+    return PresetPlan(name, p.curvature, p.dims, p.store_bytes, p.store_bytes / p.occurrences, p.slowdown)
 
 
 def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:

@@ -116,6 +116,7 @@ def trial(
             if rec.settings.windows:
                 rec.sees = False
                 unseen_seconds = plain_seconds * _ratio(_turns(plain, recorded, seconds, repeats, say))
+                rec.store.windows.settle(rec.store.n_steps(), end=True)  # of a long run it is one window of many
             times.append(_now())
         return _measured(
             path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup,

@@ -17,7 +17,7 @@ class PresetPlan:
     curvature: str = ""
     dims: int = 0
     store_bytes: int = 0
-    row_bytes: float = 0.0
+    bytes_per_occurrence: float = 0.0
     slowdown: float = 0.0
     refused: str = ""  # why it cannot be recorded so
 
@@ -26,7 +26,7 @@ class PresetPlan:
         if self.refused:
             return f"not possible: {self.refused}"
         return (
-            f"{self.slowdown:.2f} × over the whole run, {_size(self.store_bytes)} on disk ({self.row_bytes:,.0f} bytes per "
+            f"{self.slowdown:.2f} × over the whole run, {_size(self.store_bytes)} on disk ({self.bytes_per_occurrence:,.0f} bytes per "
             f"occurrence): curvature {self.curvature}, {self.dims:,} dimensions"
         )
 
