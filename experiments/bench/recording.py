@@ -108,7 +108,7 @@ def compare(work: Workload, configurations: Mapping[str, Settings]) -> list[dict
             remembered = {"peak_memory_ratio": peak_memory(work, configurations[name])}
             lines.append({**seen, **remembered, "configuration": name, **sizes(path), **embedding(path)})
             if name in COMPRESSED and RunStore.open(path).curvature_rows:
-                lines.append({**seen, "configuration": f"{name}, compressed", **compressed(path)})
+                lines.append({**seen, **remembered, "configuration": f"{name}, compressed", **compressed(path)})
         return lines
 
 
