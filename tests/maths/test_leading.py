@@ -30,7 +30,7 @@ def best(rows: Tensor, most: int) -> np.ndarray:
 @pytest.mark.parametrize(("n", "most"), [(1, 4), (6, 4), (10, 4), (19, 8), (20, 200)])
 def test_of_few_rows_they_are_exact(n: int, most: int) -> None:
     rows = decaying(150, 60)[torch.arange(n) * 7] * 3
-    V, expected = leading(rows, most), best(rows, most)
+    V, expected = leading([rows], most), best(rows, most)
     assert V.shape == expected.shape
     assert_close(V.T @ V, torch.from_numpy(expected.T @ expected), 1e-9)
 
@@ -40,7 +40,7 @@ def test_of_few_rows_they_are_exact(n: int, most: int) -> None:
 def test_of_many_rows_they_hold_nearly_what_can_be_held(power: float, share: float, dtype: torch.dtype) -> None:
     for seed in range(3):
         rows = decaying(power=power, seed=seed, dtype=dtype)
-        V = leading(rows, 40)
+        V = leading([rows], 40)
         assert V.dtype == dtype
         assert len(V) == 40 or (dtype == torch.float32 and power == 2), "what float32 rounds away is left out"
         kept, most = float(V.double().square().sum()), float(np.square(best(rows, 40)).sum())
@@ -53,7 +53,7 @@ def test_of_many_rows_they_hold_nearly_what_can_be_held(power: float, share: flo
 @pytest.mark.parametrize("n", [9, N], ids=["few", "many"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_they_are_orthogonal_and_the_largest_comes_first(n: int, dtype: torch.dtype) -> None:
-    V = leading(decaying(dtype=dtype)[:n], 40)
+    V = leading([decaying(dtype=dtype)[:n]], 40)
     products = (V @ V.T).double().numpy()
     sizes = products.diagonal()
     assert np.abs(products - np.diag(sizes)).max() < 100 * torch.finfo(dtype).eps * sizes.max()
@@ -66,30 +66,30 @@ def test_rows_of_few_directions_lose_nothing() -> None:
     rows = torch.randn(N, 12, generator=g, dtype=torch.float64) @ torch.randn(
         12, WIDTH, generator=g, dtype=torch.float64
     )
-    V = leading(rows, 40)
+    V = leading([rows], 40)
     assert_close(V.T @ V, rows.T @ rows, 1e-10)
     assert len(V) == 12
 
 
 def test_there_may_be_fewer_coordinates_than_directions() -> None:
     rows = torch.randn(400, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    V = leading(rows, 40)
+    V = leading([rows], 40)
     assert V.shape == (5, 5)
     assert_close(V.T @ V, rows.T @ rows, 1e-11)
 
 
 def test_nothing_is_left_of_nothing() -> None:
-    assert leading(torch.zeros(1, 6), 4).shape == (0, 6)
-    assert leading(torch.zeros(60, 6), 4).shape == (0, 6)
+    assert leading([torch.zeros(1, 6)], 4).shape == (0, 6)
+    assert leading([torch.zeros(60, 6)], 4).shape == (0, 6)
 
 
 def test_it_is_the_same_whenever_it_is_asked_for_and_draws_from_no_one_elses_numbers() -> None:
     rows = decaying()
     state = torch.get_rng_state()
-    first = leading(rows, 40)
+    first = leading([rows], 40)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(17)
-    assert torch.equal(leading(rows.clone(), 40), first)
+    assert torch.equal(leading([rows.clone()], 40), first)
 
 
 @pytest.mark.parametrize(("n", "q"), [(10, 3), (9, 3), (2, 5), (7, 1), (100, 100)])

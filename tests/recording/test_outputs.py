@@ -30,6 +30,7 @@ from backstory.errors import MismatchError
 from backstory.recording.outputs import loss_of
 from backstory.store import RunStore
 
+pytestmark = pytest.mark.usefixtures("scales_of_each_step")
 STEPS, CLASSES, N = 11, 4, 12
 AUTO: dict[str, Any] = {"loss_reduction": "mean", "encoding": "float64", "rank": 2, "warmup_steps": 3}
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> the loss of the batch

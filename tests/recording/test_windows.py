@@ -41,6 +41,7 @@ from backstory.recording.settings import Curvature, Exact, Sampled
 from backstory.store import RunStore
 from backstory.store.windows import Window
 
+pytestmark = pytest.mark.usefixtures("scales_of_each_step")
 STEPS, SIZE = 11, 3
 WINDOW = 4  # steps of a window, of which two are seen
 LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 3}

@@ -239,12 +239,15 @@ class _Positions:
         assert gathered is not None
         recipe, blocks = self._tape.recipe, self.blocks.blocks
         reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
-        scales = Adaptive(reader, blocks, self._settings["projection"]).scales
+        adaptive = Adaptive(reader, blocks, self._settings["projection"])
+        scales = adaptive.scales
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
             self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
-        gathered.settle(list(map(basis_like, self.bases, (b.parameter for b in blocks))), scales)
+        bases = list(map(basis_like, self.bases, (b.parameter for b in blocks)))
+        sides = [x._replace(core=None) for x in bases] if scales is None else adaptive.sides(bases, scales)
+        gathered.settle(bases, sides)
         rows = gathered.rows([n]).double() * inverse[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 

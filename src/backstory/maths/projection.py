@@ -228,7 +228,7 @@ def apply(x: Tensor, side: Side) -> Tensor:
     """(…, d) -> (…, r)."""
     if side is None:
         return x
-    return x @ side.to(x.dtype) if side.is_floating_point() else x[..., side]
+    return x @ side.to(x.dtype) if side.is_floating_point() else x.index_select(-1, side)
 
 
 def _index_side(left: Tensor, side: Side, d: int, dtype: torch.dtype) -> Tensor:

@@ -35,7 +35,12 @@ from .steps import Contraction, Step, implicit, squares
 
 GATHER = 4  # so many times r rows are gathered before they are reduced
 MORE = 1.25  # rows of a sketch, as a multiple of those that are looked for
-BUSY = 4  # one in so many coordinates, or so many times the sketch, tell which rows lead: on a GPT as well as all
+BUSY, SPARSE = (
+    4,
+    8,
+)  # so many times the sketch, or one in so many coordinates, tell which rows lead: on a GPT as well as all
+LOOK = 4  # one in so many pieces tells which coordinates these are
+FEW = 4  # units of rounding: a direction with less than that part of the largest one's energy is nothing else
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
@@ -71,17 +76,41 @@ class Sketch:
         return float(self.rows().double().square().sum())
 
 
-def leading(rows: Tensor, most: int) -> Tensor:
-    """About the `most` leading directions of VᵀV over `rows` (N, p), orthogonal, the largest first; exactly where rows are few.
+def leading(pieces: Sequence[Tensor], most: int) -> Tensor:
+    """About the `most` leading directions of VᵀV over the rows of `pieces` (N, p in all); exactly, and orthogonal, where rows are few.
 
-    The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all.
+    The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all. The combinations are
+    orthonormal, what they make nearly orthogonal: `orthogonal` does the rest, where that is wanted. A piece is looked at three times, and
+    may be made anew each time: all rows are never there together unless they are few.
     """
-    q, p = round(MORE * most), rows.shape[1]
-    if len(rows) <= 2 * q:
-        return orthogonal(rows, most)
-    busy = rows[:, rows.square().sum(0).topk(min(p, max(BUSY * q, p // BUSY))).indices]
-    Q = torch.linalg.qr(busy @ signed_sums(busy, q).T)[0]  # (N, q) near the leading left singular vectors
-    return orthogonal(Q.T @ rows, most, gram=rows.dtype)
+    q, count = round(MORE * most), sum(len(piece) for piece in pieces)
+    if count <= 2 * q:
+        return orthogonal(torch.cat(list(pieces)), most)
+    busy = _busiest(pieces, BUSY * q)
+    some = torch.cat([piece[:, busy] for piece in pieces])
+    U = _combinations(some, q, most).split([len(piece) for piece in pieces])
+    V: Tensor = U[0].T @ pieces[0]
+    for i in range(1, len(pieces)):
+        V.addmm_(U[i].T, pieces[i])
+    return V
+
+
+def _busiest(pieces: Sequence[Tensor], fewest: int) -> Tensor:
+    """The coordinates with most energy in some of the pieces, in order."""
+    sizes: list[Tensor] = [torch.linalg.vector_norm(pieces[i], dim=0) for i in range(0, len(pieces), LOOK)]
+    energy = torch.stack(sizes).square().sum(0)
+    chosen = energy.topk(min(len(energy), max(fewest, len(energy) // SPARSE))).indices
+    return chosen.sort().values
+
+
+def _combinations(rows: Tensor, q: int, most: int) -> Tensor:
+    """(N, most) orthonormal: near the leading left singular vectors of rows (N, n)."""
+    Q = torch.linalg.qr(rows @ signed_sums(rows, q).T)[0]  # (N, q)
+    inner = Q.T @ rows  # (q, n)
+    values, U = torch.linalg.eigh((inner @ inner.T).double())
+    rank = int((values > values[-1:] * FEW * torch.finfo(rows.dtype).eps).sum())
+    out: Tensor = Q @ U.flip(1)[:, : min(rank, most)].to(Q)
+    return out
 
 
 def signed_sums(rows: Tensor, q: int) -> Tensor:
@@ -113,19 +142,15 @@ def dual(w: Tensor, G: Tensor, dot_g: Tensor, V: Tensor | None = None, dot_v: Te
     return smallest(torch.cat([V, rows]), torch.cat([dot_v.to(dots), dots]))
 
 
-def orthogonal(rows: Tensor, most: int | None = None, gram: torch.dtype = torch.float64) -> Tensor:
+def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
     """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 
-    The eigenvalues are found in float64: those that float32 would round away add up over many rows. Where only the largest are wanted,
-    products of the rows (`gram`) may be taken in their own precision.
+    Products and eigenvalues are taken in float64: what float32 would round away adds up over many rows.
     """
-    wide, V = len(rows) <= rows.shape[1], rows.to(gram)
-    values, U = torch.linalg.eigh((V @ V.T if wide else V.T @ V).double())
+    wide, V = len(rows) <= rows.shape[1], rows.double()
+    values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
     values, U = values.flip(0).clamp_min(0), U.flip(1)
-    few = len(values) if gram == torch.float64 else 4
-    rank = int((values > values[:1] * few * torch.finfo(gram).eps).sum())
-    V, U = V.to(torch.promote_types(gram, rows.dtype)), U.to(V)
-    values = values.to(V)
+    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
     r = rank if most is None else min(rank, most)
     top = U[:, :r].T
     out: Tensor = top @ V if wide else top * values[:r].sqrt()[:, None]

@@ -82,7 +82,7 @@ def check_sums(
 def left_over(scope: StepScope, blocks: Sequence[Block]) -> dict[int, Tensor]:
     """The gradients that checked blocks have before the step, in the coordinates of the check."""
     grads = {number: blocks[number].parameter.grad for number in scope.checked}
-    return {n: _project(x, *_where(scope, blocks[n], n)).clone() for n, x in grads.items() if x is not None}
+    return {n: _project(x, *scope.checked[n]).clone() for n, x in grads.items() if x is not None}
 
 
 class Miss(NamedTuple):
@@ -99,9 +99,9 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     grad = block.parameter.grad
     if grad is None:
         return None
-    shape, basis = _where(scope, block, number)
+    shape, basis = scope.checked[number]
     expected = _project(grad, shape, basis)
-    total, size = scope.gradients.total(number, shape, basis)
+    total, size = scope.gradients.total(number)
     rest = expected - total.double() * factor
     half = rounded or grad.dtype not in TOLERANCE
     tolerance = HALF_TOLERANCE if half else TOLERANCE[grad.dtype]
@@ -111,10 +111,6 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
     stale = scope.stale.get(number, torch.zeros_like(rest))
     return Miss(block.name, off, rest, _project(block.parameter, shape, basis), stale)
-
-
-def _where(scope: StepScope, block: Block, number: int) -> tuple[Shape, Basis]:
-    return (block.shape, scope.bases[number]) if scope.bases is not None else _small(block)
 
 
 def _summing(scope: StepScope, number: int, shape: Shape, dtype: torch.dtype, half: bool) -> Tensor:
@@ -130,8 +126,8 @@ def _project(x: Tensor, shape: Shape, basis: Basis) -> Tensor:
     return project_dense(wide[None], shape, basis)[0].double()  # squares of small gradients underflow in float32
 
 
-def _small(block: Block) -> tuple[Shape, Basis]:
-    """A few random coordinates, for steps whose own basis is not known yet."""
+def few_coordinates(block: Block) -> tuple[Shape, Basis]:
+    """A few random coordinates, for steps whose rows are not projected as they come."""
     s = block.shape
     shape = Shape(s.d_out, s.d_in, min(s.d_out, 4), min(s.d_in, 4))
     return shape, basis_like(random_basis(shape, seed=0, name=block.name), block.parameter)

@@ -21,7 +21,7 @@ from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sam
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
 from ..maths.projection import Basis
-from .contributions import Gathered
+from .contributions import Ahead, Gathered
 from .settings import Curvature
 from .step import StepScope
 
@@ -32,10 +32,16 @@ class CurvatureRows:
     """R curvature rows for each sample of one step."""
 
     def __init__(
-        self, form: Curvature, seed: int, blocks: Sequence[Block], bases: Sequence[Basis] | None, extra_pass: Pass
+        self,
+        form: Curvature,
+        seed: int,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        extra_pass: Pass,
+        ahead: Ahead | None = None,
     ) -> None:
         self.form, self._seed, self._pass = form, seed, extra_pass
-        self.passes = [Gathered(blocks, bases, form.position_groups) for _ in range(form.passes)]
+        self.passes = [Gathered(blocks, bases, form.position_groups, ahead=ahead) for _ in range(form.passes)]
         self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
 
     def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
@@ -70,12 +76,10 @@ class CurvatureRows:
         """κ of each row, (B, R), float64."""
         return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
 
-    def settle(
-        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None
-    ) -> None:
+    def settle(self, bases: Sequence[Basis], sides: Sequence[Basis], duals: Sequence[Tensor | None] | None) -> None:
         """Project what was kept of all passes."""
         for one in self.passes:
-            one.settle(bases, scales, duals)
+            one.settle(bases, sides, duals)
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""

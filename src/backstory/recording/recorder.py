@@ -134,6 +134,7 @@ class Recorder:
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
+        watcher.later = self._writer.put_ahead if watcher.on_cpu else _at_once
         self._failure: BaseException | None = None  # of the writer, that was raised
         self._drop_final()
         self._known_weights: int | None = None  # what they were after the last step
@@ -447,6 +448,11 @@ def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
     if checkpoints is None or not steps:
         return set()
     return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
+
+
+def _at_once(step: int, work: Callable[[], None], nbytes: int) -> None:
+    """On an accelerator work is queued anyway."""
+    work()
 
 
 class Budget:

@@ -87,7 +87,7 @@ class Curvature:
     @property
     def wanted(self) -> tuple[int, int, int]:
         """The fewest steps of a window, the most windows of a run whose length is known, and how many rows a window is made of."""
-        return 25, 32, 2400
+        return 40, 32, 3840
 
     def grid(self, batch: float, steps: int | None, *, rank: int, share: float) -> Grid:
         """The windows of a run with so many samples in a step, of a `share` of the rows that are wanted."""
@@ -113,7 +113,7 @@ class Sampled(Curvature):
     @property
     def wanted(self) -> tuple[int, int, int]:
         """Fewer and longer windows: few draws of many samples."""
-        return (25, 32, 2400) if self.position_groups > 1 else (50, 8, 3000)
+        return (40, 32, 3840) if self.position_groups > 1 else (50, 8, 3000)
 
     @property
     def passes(self) -> int:

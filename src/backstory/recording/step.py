@@ -10,7 +10,7 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 import math
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -27,12 +27,12 @@ from ..errors import NumericalError, UsageError, check_one_of
 from ..maths.curvature import KINDS, positions
 from ..maths.encoding import all_finite
 from ..maths.layers import Contribution
-from ..maths.projection import Basis
+from ..maths.projection import Basis, Shape
 from ..maths.shared_curvature import dual
 from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
-from .contributions import Gathered, divided
+from .contributions import Ahead, Gathered, divided
 from .settings import Curvature
 
 if TYPE_CHECKING:
@@ -55,13 +55,15 @@ class StepScope:
         blocks: Sequence[Block],
         bases: Sequence[Basis] | None,
         groups: int = 1,
-        checked: Collection[int] = (),
+        checked: Mapping[int, tuple[Shape, Basis]] | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.number, self._blocks = number, blocks
         self.reduction = reduction  # how the step's loss combines the samples' losses
         self.bases = bases  # None: keep the contributions themselves until they can be projected
-        self.checked = checked  # the blocks whose rows must add up to the gradient in this step
-        self.gradients = Gathered(blocks, bases, groups, checked)
+        # the blocks whose rows must add up to the gradient in this step, and the coordinates in which they are compared
+        self.checked = checked or {}
+        self.gradients = Gathered(blocks, bases, groups, self.checked, ahead)
         self.ids: list[str] = []
         self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
@@ -221,13 +223,13 @@ class StepScope:
             f"{self._blocks[bisect_right(ends, column)].name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
         )
 
-    def settle(self, bases: Sequence[Basis]) -> None:
+    def settle(self, bases: Sequence[Basis], sides: Sequence[Basis]) -> None:
         """Project what had to wait for the optimizer's second moment."""
-        scales, duals = self.after.scales, self.after.duals
-        self.gradients.settle(bases, scales, duals)
+        duals = self.after.duals
+        self.gradients.settle(bases, sides, duals)
         self.gdots = None if duals is None else self.gradients.settled_dots(self.sizes)
         if self.curvature is not None:
-            self.curvature.settle(bases, scales, duals)
+            self.curvature.settle(bases, sides, duals)
             self.hdots = None if duals is None else self.curvature.settled_dots(self.sizes)
 
     def take_exact_dots(self, wholes: Sequence[Tensor | None] | None) -> None:
@@ -259,6 +261,7 @@ class TakenStep(NamedTuple):
     form: Curvature
     blocks: Sequence[Block]
     part: Part | None = None  # what the step is to the curvature of its window, where there are windows
+    sides: Sequence[Basis] | None = None  # that project what waits, where P^½ of the step is known to them
 
     @property
     def finite(self) -> bool:
@@ -269,7 +272,7 @@ class TakenStep(NamedTuple):
         """The rows of the step in the coordinates of `bases`, and what was read of it."""
         scope = self.scope
         if scope.bases is None:
-            scope.settle(bases)
+            scope.settle(bases, [x._replace(core=None) for x in bases] if self.sides is None else self.sides)
         rows = scope.gradients.rows(scope.sizes)
         rows = rows * self.inverse.to(rows.dtype)[:, None, None]
         scope.check_finite(rows)

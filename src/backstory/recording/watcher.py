@@ -3,8 +3,9 @@
 A watcher knows the model, its optimizer and the projection, but no run and no path. What becomes of a step is up to its owner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,12 @@ from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
 from ..capture.updates import Reading
 from ..errors import UsageError
+from ..maths.adam import Scale
 from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
-from .checks import Passes, check_sums, left_over
+from .checks import Passes, check_sums, few_coordinates, left_over
+from .contributions import Ahead
 from .curvature import CurvatureRows
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
@@ -57,6 +60,10 @@ class StepWatcher:
         self._deciding = settings.is_open  # on the curvature, by the first step
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
         self.missed = 0  # steps that gave gradients in place of curvature samples
+        self.later: Callable[[int, Callable[[], None], int], None] | None = (
+            None  # does work for a step behind the training
+        )
+        self._known: list[Scale] | None = None  # P^½ that the rows of the step under way have already
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far
         self.single: list[
@@ -114,17 +121,31 @@ class StepWatcher:
         self._outputs.begin()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
-        checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
+        turn = range(len(self.blocks)) if every else [number % len(self.blocks)]
+        checked = {n: self._compared(n, bases) for n in turn}
         groups = self.form.position_groups if self.form.split and seen else 1
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
-        self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
+        ahead = None if whole else self._ahead(number)
+        self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked, ahead)
         scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
         with own_precision(self.device):
             scope.stale = left_over(scope, self.blocks)
         if self.form.passes and seen:
-            scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
+            scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass, ahead)
             scope.watched = self.loss is not None
         return scope
+
+    def _compared(self, number: int, bases: Sequence[Basis] | None) -> tuple[Shape, Basis]:
+        """The coordinates in which the rows of a block must add up to its gradient."""
+        block = self.blocks[number]
+        return few_coordinates(block) if bases is None else (block.shape, bases[number])
+
+    def _ahead(self, number: int) -> Ahead | None:
+        """How to project contributions of this step as they come, where P^½ is known before the step."""
+        self._known = None if self.bases is None or self.later is None else self.adaptive.known()
+        if self._known is None or self.bases is None or self.later is None:
+            return None
+        return Ahead(self.adaptive.sides(self.bases, self._known), partial(self.later, number))
 
     def know(self, loss: Loss | None) -> None:
         """What the first step has shown, of this recording or of the one that goes on: the curvature that is taken from here on."""
@@ -169,7 +190,9 @@ class StepWatcher:
         self._taken += 1
         weight = scope.weights()
         inverse = safe_inverse(weight * self.reader.loss_scale)
-        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part)
+        scales, bases = scope.after.scales, self.bases
+        sides = None if scales is None or bases is None else self.adaptive.sides(bases, scales)
+        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part, sides)
 
     def forget(self) -> None:
         """Let go of the step, complete or not."""
@@ -211,6 +234,6 @@ class StepWatcher:
         if scope is None:
             return
         with torch.no_grad(), own_precision(self.device):
-            scope.after = self.adaptive.read(reading, self.bases)
+            scope.after = self.adaptive.read(reading, self.bases, self._known, scope.gradients.looked_up())
             if scope.whole:
                 scope.take_exact_dots(self.adaptive.wholes(reading))
