@@ -61,11 +61,14 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
     if name not in LARGEST:
         return rows.to(DTYPES[name]), None
-    blocks = rows.split(list(dims), dim=1)
-    scales = torch.stack([_largest(block) for block in blocks], dim=1) / LARGEST[name]  # (N, L)
-    codes = torch.cat([x / s[:, None] for x, s in zip(blocks, _or_one(scales).unbind(1), strict=True)], dim=1)  # (N, p)
-    codes = codes.round() if is_coarse(name) else codes
-    return codes.to(DTYPES[name]), scales.to(torch.float32)
+    codes = torch.empty(rows.shape, dtype=DTYPES[name], device=rows.device)  # (N, p)
+    scales = rows.new_empty(len(rows), len(dims))  # (N, L)
+    cut = list(dims)
+    for block, code, scale in zip(rows.split(cut, 1), codes.split(cut, 1), scales.unbind(1), strict=True):
+        scale.copy_(_largest(block) / LARGEST[name])
+        shrunk = block / _or_one(scale)[:, None]
+        code.copy_(shrunk.round_() if is_coarse(name) else shrunk)
+    return codes, scales.to(torch.float32)
 
 
 def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,8 @@ Orthogonal rows do not mix columns, so a step t changes numbers alone, each x, y
 Shapes:  p coordinates, R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ BUSY, SPARSE = (
 )  # so many times the sketch, or one in so many coordinates, tell which rows lead: on a GPT as well as all
 LOOK = 4  # one in so many pieces tells which coordinates these are
 FEW = 4  # units of rounding: a direction with less than that part of the largest one's energy is nothing else
+COORDINATES = 512  # that are looked at together in float64
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
@@ -76,19 +78,22 @@ class Sketch:
         return float(self.rows().double().square().sum())
 
 
-def leading(pieces: Sequence[Tensor], most: int) -> Tensor:
-    """About the `most` leading directions of VᵀV over the rows of `pieces` (N, p in all); exactly, and orthogonal, where rows are few.
+def leading(pieces: Sequence[Tensor], sizes: Sequence[int], most: int) -> Tensor:
+    """About the `most` leading directions of VᵀV over the rows of `pieces`, so many of each (N, p in all); exactly, and orthogonal, if they are few.
 
     The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all. The combinations are
     orthonormal, what they make nearly orthogonal: `orthogonal` does the rest, where that is wanted. A piece is looked at three times, and
     may be made anew each time: all rows are never there together unless they are few.
     """
-    q, count = round(MORE * most), sum(len(piece) for piece in pieces)
-    if count <= 2 * q:
-        return orthogonal(torch.cat(list(pieces)), most)
+    q = round(MORE * most)
+    if sum(sizes) <= 2 * q:
+        rows = pieces[0].new_empty(sum(sizes), pieces[0].shape[1])
+        for part, piece in zip(rows.split(list(sizes)), pieces, strict=True):
+            part.copy_(piece)
+        return orthogonal(rows, most)
     busy = _busiest(pieces, BUSY * q)
     some = torch.cat([piece[:, busy] for piece in pieces])
-    U = _combinations(some, q, most).split([len(piece) for piece in pieces])
+    U = _combinations(some, q, most).split(list(sizes))
     V: Tensor = U[0].T @ pieces[0]
     for i in range(1, len(pieces)):
         V.addmm_(U[i].T, pieces[i])
@@ -145,16 +150,28 @@ def dual(w: Tensor, G: Tensor, dot_g: Tensor, V: Tensor | None = None, dot_v: Te
 def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
     """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 
-    Products and eigenvalues are taken in float64: what float32 would round away adds up over many rows.
+    Products and eigenvalues are taken in float64, some coordinates at a time: what float32 would round away adds up over many rows.
     """
-    wide, V = len(rows) <= rows.shape[1], rows.double()
-    values, U = torch.linalg.eigh(V @ V.T if wide else V.T @ V)
+    wide = len(rows) <= rows.shape[1]
+    parts = rows.split(COORDINATES, 1) if wide else rows.split(COORDINATES)
+    products = (x @ x.T if wide else x.T @ x for x in map(Tensor.double, parts))
+    values, U = torch.linalg.eigh(sum_of(products))
     values, U = values.flip(0).clamp_min(0), U.flip(1)
     rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
     r = rank if most is None else min(rank, most)
-    top = U[:, :r].T
-    out: Tensor = top @ V if wide else top * values[:r].sqrt()[:, None]
-    return out.to(rows)
+    if not wide:
+        tall: Tensor = U[:, :r].T * values[:r].sqrt()[:, None]
+        return tall.to(rows)
+    out = rows.new_empty(r, rows.shape[1])
+    for made, part in zip(out.split(COORDINATES, 1), parts, strict=True):
+        made.copy_(U[:, :r].T @ part.double())
+    return out
+
+
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    """Their sum, one after the other."""
+    out: Tensor = reduce(Tensor.add_, terms)
+    return out
 
 
 class Columns(NamedTuple):

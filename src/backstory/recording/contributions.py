@@ -26,6 +26,8 @@ from ..maths.layers import Contribution, Outer, Terms, terms
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
+Place = tuple[int, int, int]  # row, slot, block; rows of the gradient first, then of curvature
+Parts = dict[Place, Contribution]
 PIECE = 16 << 20  # bytes that are projected together behind the backward pass
 Versions = tuple[int, ...]  # of a contribution's tensors: how often each has been changed in place
 Later = Callable[[Callable[[], None], int], None]  # has something done in order that holds so many bytes until it is
@@ -158,16 +160,20 @@ class Gathered:
             slots.append(torch.cat(parts, 2))
         return torch.cat(slots).cpu()
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
-        """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
-        out: dict[tuple[int, int, int], Contribution] = {}
-        for (slot, b), waiting in self._waiting.items():
+    def take_parts(self, scales: Sequence[Scale] | None, times: Sequence[Tensor] | None = None) -> Parts:
+        """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU; `times` (B,) of each slot.
+
+        One block after the other, which lets go of what came: with copies of all of it a step would take twice its memory.
+        """
+        out: Parts = {}
+        for key in list(self._waiting):
+            slot, b = key
             shape = self._blocks[b].shape
-            for k, parts in _by_group(waiting, self.groups).items():
+            for k, parts in _by_group(self._waiting.pop(key), self.groups).items():
                 merged = merge(parts, shape)
                 moved = merged if scales is None else scale_contribution(merged, scales[b], shape)
-                small = compact(moved, shape)
-                out[k, slot, b] = type(small)(*(x.cpu() for x in small))
+                small = compact(moved if times is None else divided(moved, times[slot]), shape)
+                out[k, slot, b] = type(small)(*(x.cpu().contiguous() for x in small))
         return out
 
     def total(self, block: int) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,8 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.adam import Scale
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.encoding import all_finite
-from ..maths.layers import Contribution
 from ..maths.projection import Basis
-from .contributions import Ahead, Gathered
+from .contributions import Ahead, Gathered, Parts
 from .settings import Curvature
 from .step import StepScope
 
@@ -100,9 +99,9 @@ class CurvatureRows:
             )
         return rows
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
-        """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
-        parts = enumerate(x.parts(scales) for x in self.passes)
+    def take_parts(self, scales: Sequence[Scale] | None) -> Parts:
+        """Merged contributions (row, slot, block) of a warm-up step, on the CPU, which are let go."""
+        parts = enumerate(x.take_parts(scales) for x in self.passes)
         return {
             (r * self.form.position_groups + k, slot, b): part for r, x in parts for (k, slot, b), part in x.items()
         }

@@ -328,9 +328,9 @@ class Recorder:
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
     def _keep_for_warmup(self, taken: TakenStep) -> None:
-        step, facts, parts = taken.scope.number, taken.facts(), taken.parts()
+        step, facts, parts = taken.scope.number, taken.facts(), taken.take_parts()
         if self._bases is not None:
-            self._writer.put(project_step(step, parts, facts, self.watcher.layout, self._bases))
+            self._writer.put(project_step(step, parts.items(), facts, self.watcher.layout, self._bases))
             return
         self._spooled_bytes = spool_step(self.store, step, parts, facts, self._spooled_bytes)
         self._end_warmup_if_enough()

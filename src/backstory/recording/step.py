@@ -32,7 +32,7 @@ from ..maths.shared_curvature import dual
 from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
-from .contributions import Ahead, Gathered, divided
+from .contributions import Ahead, Gathered, Parts
 from .settings import Curvature
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ OUTPUT_KINDS = (*KINDS, "other")
 # facts that records hold as they are
 PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P", "batch", "generators")
 Ids = Iterable[int | str] | Tensor
-Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
 class StepScope:
@@ -283,13 +282,13 @@ class TakenStep(NamedTuple):
         """The record of this step, with its curvature samples or its part in the window's."""
         return record if self.part is None else share(record, self.part)
 
-    def parts(self) -> Parts:
+    def take_parts(self) -> Parts:
         """What was contributed to each row, merged and on the CPU, while its projection is not known."""
         scope, slots, scales = self.scope, self.inverse.split(self.scope.sizes), self.scope.after.scales
-        out: Parts = {key: divided(part, slots[key[1]]) for key, part in scope.gradients.parts(scales).items()}
+        out = scope.gradients.take_parts(scales, slots)
         if scope.curvature is not None:
             first = scope.gradients.groups
-            out |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
+            out |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.take_parts(scales).items()}
         for (_, slot, b), part in out.items():
             _check_part(scope, slot, self.blocks[b].name, part)
         return out

@@ -56,6 +56,11 @@ class Pieces(Sequence[Tensor]):
     def __init__(self, coded: Sequence[Coded], dims: Sequence[int], dtype: torch.dtype) -> None:
         self._coded, self._dims, self._dtype = coded, dims, dtype
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each has."""
+        return [len(one.codes) for one in self._coded]
+
     def __len__(self) -> int:
         return len(self._coded)
 
@@ -195,7 +200,7 @@ class Windows:
             if (name := f"{t:08d}/d") in tensors:
                 duals.append(self._decoded(tensors, name, dtype))
         pieces = Pieces(codes, self._dims(), dtype)
-        V = leading(pieces, rank) / len(codes) ** 0.5 if codes else torch.zeros(0, vectors, dtype=dtype)
+        V = leading(pieces, pieces.sizes, rank) / len(codes) ** 0.5 if codes else torch.zeros(0, vectors, dtype=dtype)
         return Window(V, torch.cat(duals) if duals else None)
 
     def _waiting(self, span: Span) -> Iterator[tuple[int, dict[str, Tensor]]]:
