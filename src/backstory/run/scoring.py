@@ -15,6 +15,7 @@ from .recording_report import Watch
 from .sweep import backward, cut, slices
 
 ROWS_AT_ONCE = 4096
+PIECE = 16 << 20  # bytes of rows that are multiplied at once: memory that is used again costs less than new memory
 Scores = Iterator[tuple[int, Tensor]]  # (first row, (Q, n)), in any order, each row once
 
 
@@ -62,7 +63,7 @@ def by_embeddings(
 
 def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
     """Row numbers (from, to) that fit into memory at once."""
-    size = max(1, min(ROWS_AT_ONCE, (64 << 20) // (4 * max(1, width))))
+    size = max(1, min(ROWS_AT_ONCE, PIECE // (4 * max(1, width))))
     for lo in range(0, n_rows, size):
         yield lo, min(n_rows, lo + size)
 
