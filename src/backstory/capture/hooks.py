@@ -77,6 +77,11 @@ class Tap:
         self._calls.clear()
         return self.slot
 
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """The outputs of the recorded calls of the micro-batch under way, as places in the graph; with `keep_calls`."""
+        return [edge for _, _, edge in self._calls]
+
     def extra_pass(self, outputs: Tensor, seed: Tensor, sink: Sink) -> None:
         """One more backward pass through the micro-batch under way, from `seed` at its outputs, into `sink`.
 

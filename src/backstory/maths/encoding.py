@@ -71,11 +71,13 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
     return codes, scales.to(torch.float32)
 
 
-def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`."""
+def decode(
+    codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype, *, out: Tensor | None = None
+) -> Tensor:
+    """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`, written into `out` where that is given."""
     if scales is None:
-        return codes.to(dtype)
-    rows = codes.to(dtype, copy=True)
+        return codes.to(dtype) if out is None else out.copy_(codes)
+    rows = codes.to(dtype, copy=True) if out is None else out.copy_(codes)
     for block, scale in zip(rows.split(list(dims), dim=1), scales.to(dtype).unbind(1), strict=True):
         block *= scale[:, None]
     return rows

@@ -14,6 +14,7 @@ gradient is not finite, and any step on an accelerator (whose work is queued any
 """
 
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -208,6 +209,14 @@ class Recorder:
         ):  # where one step is all that a window needs, the second in place of the first
             return step == 1 and (self._grid.seen == 1 or self._grid.is_seen(1))
         return self._grid.is_seen(step) or step == self._cut
+
+    def hold_windows(self) -> None:
+        """For a trial: windows do not end by themselves from here on; the one under way is closed."""
+        self.flush()
+        if self._grid is not None:
+            self.store.windows.settle(self._at, end=True)
+            self._grid = self._grid._replace(first=sys.maxsize, growing=False)
+            self.store.keep_windows(self._grid)
 
     @property
     def _warming_up(self) -> bool:

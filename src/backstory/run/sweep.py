@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.blocked import CHUNK_ROWS
+from ..maths.shared_curvature import orthogonal
 from ..maths.steps import NAMES, Coefficients, Step
 from ..maths.windows import Span
 from ..store import RowBlock, RunStore, StepTable
@@ -97,12 +98,41 @@ def slices(store: RunStore, per_layer: bool = True) -> list[slice]:
     return [slice(lo, hi) for lo, hi in pairwise([0, *accumulate(store.dims)])]
 
 
-def cut(step: Step, where: slice) -> Step:
-    """The same step seen by the coordinates of one block; ⟨g, ∇L⟩ stays that of the whole."""
+class Layers:
+    """Steps as seen by each of several blocks of coordinates, or by one block of all of them.
+
+    Curvature rows that steps share are orthogonal in all coordinates together, and no longer in those of one block. They are made so
+    there, once for the steps that share them: VᵀV stays what it is, as with V = U W, UᵀU = I, where WᵀW is it too.
+    """
+
+    def __init__(self, where: Sequence[slice]) -> None:
+        self._where = where
+        self._V: Tensor | None = None
+        self._shared: list[Tensor] = []  # W of each block
+
+    def cut(self, step: Step) -> list[Step]:
+        """The step in each block's coordinates; ⟨g, ∇L⟩ stays that of the whole."""
+        if len(self._where) == 1:
+            return [step]
+        if not step.orthogonal or step.V is None:
+            return [_cut(step, w) for w in self._where]
+        if step.V is not self._V:
+            self._V, self._shared = step.V, [orthogonal(step.V[:, w]) for w in self._where]
+        return [_turned(_cut(step, w), W) for w, W in zip(self._where, self._shared, strict=True)]
+
+
+def _cut(step: Step, where: slice) -> Step:
     parts = Coefficients(*(x[where] if isinstance(x, Tensor) else x for x in step.coefficients))
     V = None if step.V is None else step.V[:, where]
-    whole = where.stop - where.start == step.G.shape[1]
-    return step._replace(G=step.G[:, where], V=V, coefficients=parts, orthogonal=step.orthogonal and whole)
+    return step._replace(G=step.G[:, where], V=V, coefficients=parts, orthogonal=False)
+
+
+def _turned(step: Step, W: Tensor) -> Step:
+    """The step with W = UᵀV for its V, and Uᵀ⟨v, ∇L⟩ for what its rows have of ⟨v, ∇L⟩."""
+    dots = None
+    if step.dot_v is not None and step.V is not None:
+        dots = W @ (step.dot_v @ step.V) / torch.linalg.vector_norm(W, dim=1).square()
+    return step._replace(V=W, dot_v=dots, orthogonal=True)
 
 
 def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype) -> list[Step]:

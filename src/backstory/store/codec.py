@@ -50,12 +50,13 @@ def encoded(rows: Tensor, dims: Sequence[Block], encoding: str) -> list[Tensor]:
     return [codes] if scales is None else [codes, scales]
 
 
-def decoded(columns: Sequence[pa.Array], dims: Sequence[Block], dtype: torch.dtype) -> Tensor:
-    """What `encoded` gave, read as Arrow columns, as rows (n, Σp) in memory of their own."""
-    codes = tensor(columns[0])
-    codes = codes.clone() if codes.dtype == dtype else codes
-    rows = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
-    return multiply_factors(rows, dims)
+def decode_into(out: Tensor, columns: Sequence[pa.Array], dims: Sequence[Block]) -> None:
+    """Write what `encoded` gave, read as Arrow columns, as rows into `out` (n, Σp)."""
+    codes, scales = tensor(columns[0]), tensor(columns[1]) if len(columns) > 1 else None
+    if parts(dims) == sizes(dims):
+        enc.decode(codes, scales, parts(dims), out.dtype, out=out)
+    else:
+        out[:] = multiply_factors(enc.decode(codes, scales, parts(dims), out.dtype), dims)
 
 
 def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:
@@ -172,7 +173,7 @@ def read_vectors(table: Table, names: Sequence[str], dims: Sequence[Block], lo: 
     out = torch.empty(hi - lo, width, dtype=dtype)
     at = 0
     for batch in table.batches(names, lo, hi, slab_rows(width, dtype)):
-        out[at : at + len(batch)] = decoded(batch.columns, dims, dtype)
+        decode_into(out[at : at + len(batch)], batch.columns, dims)
         at += len(batch)
     return out
 

@@ -69,6 +69,7 @@ class RunStore:
         self._mutex = threading.RLock()
         self._commits = 0
         self._rows, self._steps, self._samples = (self._table(name) for name in ("rows", "steps", "samples"))
+        self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None  # versions of the tables, and what they hold
         self._committed = self._tail()
         if lock is not None:
             self._repair()
@@ -280,9 +281,15 @@ class RunStore:
     # steps and rows
 
     def _tail(self) -> tuple[int, int]:
-        """`(steps, rows)` that are committed and whole, read from the disk."""
+        """`(steps, rows)` that are committed and whole, read from the disk where anything was committed since."""
         self._steps.refresh()
         self._rows.refresh()
+        versions = self._steps.version, self._rows.version
+        if self._seen is None or self._seen[0] != versions:
+            self._seen = versions, self._whole()
+        return self._seen[1]
+
+    def _whole(self) -> tuple[int, int]:
         n, on_disk = self._steps.count(), self._rows.count()
         while n:
             last = self._steps.table(["row_start", "rows"], n - 1, n).to_pylist()[0]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths import encoding as enc
-from ..maths.shared_curvature import leading, orthogonal
+from ..maths.shared_curvature import leading, orthogonal_again
 from ..maths.windows import Grid, Span
 from . import files
 from .schema import StepRecord
@@ -187,7 +187,7 @@ class Windows:
             ) from error
         V, d = (self._decoded(tensors, name, dtype) if name in tensors else None for name in Window._fields)
         assert V is not None
-        return Window(orthogonal(V), d)
+        return Window(orthogonal_again(V), d)
 
     def _from_waiting(self, span: Span, dtype: torch.dtype, rank: int) -> Window:
         """The same of a window that is not closed."""
