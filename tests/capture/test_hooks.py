@@ -16,12 +16,12 @@ from backstory.maths.layers import RULES, Contribution, Dense, Outer
 class Seen:
     """A model with a tap on it, and what came out of the tap."""
 
-    def __init__(self, model: nn.Module, groups: int = 1) -> None:
+    def __init__(self, model: nn.Module, groups: int = 1, batch_dim: int | None = None) -> None:
         self.model = model.double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.blocks: Blocks = find_blocks(model, optimizer, rank=None)
         self.parts: list[tuple[int, str, Contribution]] = []
-        self.tap = Tap(model, self.blocks, self._sink, groups=groups)
+        self.tap = Tap(model, self.blocks, self._sink, groups=groups, batch_dim=batch_dim)
         self.groups: list[int | None] = []
 
     def _sink(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
@@ -111,11 +111,11 @@ def test_a_copy_of_the_model_made_while_recording_works_and_is_not_seen() -> Non
     assert twin.get_parameter("1.weight").grad is not None
 
 
-def test_samples_that_are_not_first_are_refused() -> None:
+def test_more_rows_than_samples_are_refused_where_the_model_cannot_be_tried() -> None:
     with Seen(nn.Sequential(nn.Flatten(0, 1), nn.Linear(2, 3))) as seen:
-        seen.tap.batch(2)
+        seen.tap.batch(3)
         loss = seen.model(x(2, 4, 2)).sum()
-        with pytest.raises(UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 2 samples.*do not flatten"):
+        with pytest.raises(UsageError, match=r"layer '1' .* shape \(8, 3\).* declares 3 samples.*batch_dim="):
             loss.backward()
 
 
@@ -213,7 +213,7 @@ def test_a_gradient_that_its_rule_wrote_out_is_asked_for_again_for_each_group(
 ) -> None:
     monkeypatch.setitem(RULES, Odd, written_out)
     inputs = x(2, *shape, 2)
-    with Seen(Odd(2, 3, bias=False), groups=3) as seen:
+    with Seen(Odd(2, 3, bias=False), groups=3, batch_dim=0) as seen:
         seen.tap.batch(2)
         seen.model(inputs).sum().backward()
     flat, S = inputs.flatten(1, -2), torch.Size(shape).numel()

@@ -48,8 +48,10 @@ class StepWatcher:
         self.form = settings.form
         self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
         self._seed, self._loss_reduction = settings.seed, loss_reduction
-        self._tap = Tap(model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups)
-        self._digest = BatchDigest(model)
+        self._tap = Tap(
+            model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups, batch_dim=settings.batch_dim
+        )  # fmt: skip
+        self._digest = BatchDigest(model, lambda: self._tap.muted)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._windows = settings.windows
@@ -116,6 +118,7 @@ class StepWatcher:
         every = self._taken % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
         groups = self.form.position_groups if self.form.split and seen else 1
+        self._tap.groups = self.form.position_groups if seen else 1
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
         scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
