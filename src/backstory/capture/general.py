@@ -171,10 +171,11 @@ def on_whole_batch(work: _Work, weights: Weights) -> Found:
     inputs = tuple(x.clone().requires_grad_(x.is_floating_point()) for x in work.call.inputs.tensors)
     with torch.enable_grad():
         outputs = tuple(samples(x, d, size) for x, d in zip(_outputs(work, leaves, inputs), dims, strict=True))
+        each = [tuple(x[b] for x in outputs) for b in range(size)]
     apart = {f"input {i}": x for i, x in enumerate(inputs) if x.requires_grad and work.where.inputs[i] is not None}
     rows = []
     for b in range(size):
-        pulled = _pulled(tuple(x[b] for x in outputs), {**leaves, **apart}, [d[b] for d in work.deltas])
+        pulled = _pulled(each[b], {**leaves, **apart}, [d[b] for d in work.deltas])
         for key in apart:
             dim = work.where.inputs[int(key.split()[1])] or 0
             reached = samples(pulled.pop(key)[0], dim, size).flatten(1).abs().amax(1) > 0

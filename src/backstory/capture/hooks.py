@@ -55,6 +55,7 @@ class Tap:
         self.differentiable = False  # whether one of them was made to be differentiated again
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
+        self.spread: set[nn.Module] = set()  # tables of positions, looked up for each sample instead of once
         self._handles: list[RemovableHandle] = []
         self._repeated = Repeated(self, blocks.general, batch_dim)
 
@@ -168,6 +169,7 @@ class Tap:
         index, size = args[0], self.sizes[self.slot]
         once = index.dim() == 2 and len(index) == 1 and size > 1
         if once or (index.dim() == 1 and len(index) > 1 and size > 0 and self._is_positions(module, index, size)):
+            self.spread.add(module)
             return (index.expand(size, -1), *args[1:])
         return None
 

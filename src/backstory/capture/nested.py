@@ -1,70 +1,69 @@
-"""Tensors inside of a module's arguments and outputs: taken out, and put back in."""
+"""Tensors inside of a module's arguments and outputs: taken out, and put back in.
+
+Tuples, lists, dicts and dataclasses are looked into; anything else is left as it is.
+"""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 
 class Nested(NamedTuple):
-    """A structure of lists, tuples, dicts and the like, its tensors apart."""
-
-    leaves: tuple[Any, ...]  # tensors, records (dataclasses) with tensors inside, and anything else
-    spec: pytree.TreeSpec
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors, in order."""
-        return tuple(x for leaf in self.leaves for x in _tensors_of(leaf))
-
-    def filled(self, tensors: tuple[Tensor, ...]) -> Any:
-        """The structure with other tensors."""
-        return self._filled(iter(tensors))
-
-    def _filled(self, given: Iterator[Tensor]) -> Any:
-        return pytree.tree_unflatten([_with(leaf, given) for leaf in self.leaves], self.spec)
-
-
-class _Record(NamedTuple):
-    """A dataclass, and what is in its fields."""
+    """A structure, and the tensors in it."""
 
     value: Any
-    inside: Nested
+    tensors: tuple[Tensor, ...]
+
+    def filled(self, tensors: tuple[Tensor, ...]) -> Any:
+        """The structure with other tensors, without caches of keys and values: a second call would add to them."""
+        given = iter(tensors)
+        return with_tensors(self.value, lambda x: next(given), keep=lambda x: not hasattr(x, "get_seq_length"))
 
 
 def nested(value: Any) -> Nested:
-    """`value`, its tensors apart."""
-    leaves, spec = pytree.tree_flatten(value)
-    return Nested(tuple(map(_leaf, leaves)), spec)
+    """`value`, and its tensors."""
+    return Nested(value, tensors_in(value))
 
 
 def tensors_in(value: Any) -> tuple[Tensor, ...]:
     """All tensors inside, in order."""
-    return (value,) if isinstance(value, Tensor) else nested(value).tensors
+    return tuple(_tensors(value))
 
 
-def _leaf(x: Any) -> Any:
-    if is_dataclass(x) and not isinstance(x, type):
-        return _Record(x, nested([getattr(x, field.name, None) for field in fields(x)]))
-    return x
-
-
-def _tensors_of(leaf: Any) -> tuple[Tensor, ...]:
-    if isinstance(leaf, _Record):
-        return leaf.inside.tensors
-    return (leaf,) if isinstance(leaf, Tensor) else ()
-
-
-def _with(leaf: Any, given: Iterator[Tensor]) -> Any:
-    if isinstance(leaf, Tensor):
-        return next(given)
-    if isinstance(leaf, _Record):
-        twin = copy.copy(leaf.value)
-        for field, x in zip(fields(twin), leaf.inside._filled(given), strict=True):
-            object.__setattr__(twin, field.name, x)
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Any], bool] = lambda x: True) -> Any:
+    """A copy of the structure, its tensors changed; what is not kept is None."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [with_tensors(x, change, keep) for x in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [with_tensors(x, change, keep) for x in value]
+    if isinstance(value, dict):
+        twin = copy.copy(value)
+        for key, x in value.items():
+            twin[key] = with_tensors(x, change, keep)
         return twin
-    # a cache of keys and values would be added to by a second call; training starts from an empty one
-    return None if hasattr(leaf, "get_seq_length") else leaf
+    if is_dataclass(value) and not isinstance(value, type):
+        record = copy.copy(value)
+        for field in fields(record):
+            object.__setattr__(record, field.name, with_tensors(getattr(value, field.name), change, keep))
+        return record
+    return value if keep(value) else None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from _tensors(x)
+    elif isinstance(value, dict):
+        for x in value.values():
+            yield from _tensors(x)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

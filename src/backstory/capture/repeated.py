@@ -20,7 +20,7 @@ from ..errors import UnsupportedError, UsageError
 from ..maths.layers import Dense
 from ..maths.projection import group_edges
 from .general import Call, General, Where, samples
-from .nested import nested, tensors_in
+from .nested import nested, tensors_in, with_tensors
 from .places import Place, Places, Scattered, find_places
 from .precision import HALF, in_autocast
 from .randomness import Generators, generators
@@ -105,10 +105,13 @@ class Repeated:
             self._depth += 1
             self._before[module] = generators()
 
-    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Of several outputs, one may be made from another: each is handed on as a view, which gets only what comes from outside."""
         before = self._before.pop(module, None)
         if not self._tap.listens or before is None:
-            return
+            return None
+        if (module in self.general or not self.settled) and sum(x.requires_grad for x in tensors_in(output)) > 1:
+            output = with_tensors(output, lambda x: x.view_as(x) if x.requires_grad else x)
         returned = tensors_in(output)
         which = tuple(i for i, x in enumerate(returned) if x.requires_grad)
         if not self.settled:
@@ -118,6 +121,7 @@ class Repeated:
         self._depth -= 1
         if not self.settled and self._depth == 0:
             self._settle(module, args, kwargs, returned)
+        return output
 
     def _listen(
         self,
@@ -135,7 +139,7 @@ class Repeated:
         given = nested((args, kwargs))
         call = Call(
             module,
-            given._replace(leaves=nested(given.filled(tuple(map(_snapshot, given.tensors)))).leaves),
+            nested(given.filled(tuple(map(_snapshot, given.tensors)))),
             tuple(x.detach() for x in outputs),
             which,
             tuple(x._version for x in outputs),
@@ -277,13 +281,12 @@ class Repeated:
         inputs, outputs = (
             {side[0] if side else None for side in sides} for sides in zip(*(c[:2] for c in calls), strict=True)
         )
-        shape = self._journal[module][0].inputs[0][0]
-        if isinstance(module, nn.Embedding) and inputs == {None} and (len(shape) == 1 or shape[0] == size):
-            return True  # positions, looked up for each sample (`Tap`)
+        if module in self._tap.spread and inputs == {None}:
+            return True
         place = next(iter(inputs))
         if len(inputs) > 1 or inputs != outputs or not isinstance(place, int):
             return False
-        flat = shape[place] > size
+        flat = self._journal[module][0].inputs[0][0][place] > size
         if place or flat:
             self._tap.layers[module] = Layer(place, flat)
         return True
