@@ -49,4 +49,4 @@ def _replace(module: nn.Module, copies: dict[str, list[Tensor]], size: int) -> N
             inside = False
         return torch.cat(outs)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward

@@ -20,6 +20,7 @@ class Tagger(nn.Module):
         self.head = nn.LazyLinear(3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         h = self.words(x if self.first else x.T)
         h = self.inner(h, h, h) if isinstance(self.inner, nn.MultiheadAttention) else self.inner(h)
         h = h[0] if isinstance(h, tuple) else h
@@ -38,6 +39,7 @@ class Packed(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         lengths = (x != 0).sum(1)
         packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
         out: Tensor = self.head(self.inner(packed)[1][0][-1])
@@ -53,6 +55,7 @@ class Graph(nn.Module):
         self.out = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         h = x @ self.into  # (B, nodes, d)
         near = torch.exp(-(h[:, :, None] - h[:, None]).square().mean(-1)) > 0.3
         both = torch.cat([h[:, :, None].expand(-1, -1, h.shape[1], -1), h[:, None].expand(-1, h.shape[1], -1, -1)], -1)
@@ -73,11 +76,13 @@ class Experts(nn.Module):
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         h = self.words(x)
         out: Tensor = self.head((h + self.mixed(h)).mean(1))
         return out
 
     def mixed(self, h: Tensor) -> Tensor:
+        """What the experts make of each token."""
         flat = h.flatten(0, 1)
         weight, chosen = self.gate(flat).softmax(-1).max(-1)
         out = torch.zeros_like(flat)
@@ -97,6 +102,7 @@ class Residual(nn.Module):
         self.norm1, self.norm2, self.head = nn.BatchNorm2d(6), nn.BatchNorm2d(6), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         h = self.norm(self.stem(x)).relu()
         h = (h + self.norm2(self.second(self.norm1(self.first(h)).relu()))).relu()
         out: Tensor = self.head(h.mean((2, 3)))
@@ -145,13 +151,14 @@ class Bag(nn.Module):
         self.words, self.head = nn.EmbeddingBag(WORDS, WIDTH, mode="sum"), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        """Logits."""
         out: Tensor = self.head(self.words(x, per_sample_weights=w))
         return out
 
 
 def plain() -> dict[str, Family]:
     """torch.nn's own."""
-    wide = {"d_model": WIDTH, "nhead": 2, "dim_feedforward": 8}
+    wide: dict[str, Any] = {"d_model": WIDTH, "nhead": 2, "dim_feedforward": 8}
     inner: dict[str, Any] = {
         "nn.LSTM": lambda: nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True),
         "nn.GRU": lambda: nn.GRU(WIDTH, 4, batch_first=True),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from backstory.capture.hooks import Tap
 from backstory.capture.modules import Blocks, find_blocks
-from backstory.errors import UnsupportedError, UsageError
+from backstory.errors import UsageError
 from backstory.maths.layers import RULES, Contribution, Dense, Outer
 
 
@@ -120,20 +120,20 @@ def test_more_rows_than_samples_are_refused_where_the_model_cannot_be_tried() ->
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_batch_norm_in_training_mode_is_refused_even_if_it_is_not_recorded(recorded: bool) -> None:
+def test_batch_norm_in_training_mode_is_noted_even_if_it_is_not_recorded(recorded: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=recorded))
     with Seen(model) as seen:
         seen.model(x(2, 2))  # outside a step: none of our business
         seen.tap.batch(2)
-        with pytest.raises(
-            UnsupportedError, match=r"layer .1. is a BatchNorm in training mode.*`layer.eval\(\)`\), or use"
-        ):
-            seen.model(x(2, 2))
         with torch.no_grad():
             seen.model(x(2, 2))
         seen.model[1].eval()  # type: ignore[index]
         seen.model(x(2, 2)).sum().backward()
-    assert len(seen.parts) == (4 if recorded else 2)
+        assert seen.tap.mixing == set()
+        seen.model.train()
+        seen.model(x(2, 2)).sum().backward()
+        assert seen.tap.mixing == {"1"}
+    assert len(seen.parts) == 2 * (4 if recorded else 2)
 
 
 @pytest.mark.parametrize("index", [torch.arange(3), torch.arange(3)[None]])

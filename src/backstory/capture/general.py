@@ -38,6 +38,7 @@ class Call(NamedTuple):
 
     module: nn.Module
     inputs: Nested  # (args, kwargs)
+    carry: tuple[bool, ...]  # which of the input tensors a gradient goes on to
     outputs: tuple[Tensor, ...]  # those that may get a gradient
     which: tuple[int, ...]  # their places among all tensors that it returned
     versions: tuple[int, ...]  # of the outputs, after the call
@@ -117,7 +118,9 @@ def _way(work: _Work, weights: Weights, title: str) -> Way:
     """The first way whose outputs are the module's own, with the weights as they are and with others."""
     cause: Exception | None = None
     others = {n: _shaken(w, n) for n, w in weights.items()}
-    for way in (by_vmap, one_by_one) if work.call.before is None else (by_vmap, on_whole_batch):
+    mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in work.call.module.modules())
+    drawn = (by_vmap,) if mixes else (by_vmap, on_whole_batch)
+    for way in (by_vmap, one_by_one) if work.call.before is None else drawn:
         try:
             with _as_in_training(work.call):
                 plain = way(work, weights)[1]
@@ -168,7 +171,8 @@ def on_whole_batch(work: _Work, weights: Weights) -> Found:
     """One call with the random numbers of the first, and a backward pass from each sample's outputs alone."""
     size, dims = work.where.size, [work.where.outputs[i] or 0 for i in work.used]
     leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
-    inputs = tuple(x.clone().requires_grad_(x.is_floating_point()) for x in work.call.inputs.tensors)
+    pairs = zip(work.call.inputs.tensors, work.call.carry, strict=True)
+    inputs = tuple(x.clone().requires_grad_(carries) for x, carries in pairs)
     with torch.enable_grad():
         outputs = tuple(samples(x, d, size) for x, d in zip(_outputs(work, leaves, inputs), dims, strict=True))
         each = [tuple(x[b] for x in outputs) for b in range(size)]

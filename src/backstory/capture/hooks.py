@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import UsageError
 from ..maths.layers import Contribution, Dense, Outer, Sum
 from ..maths.projection import group_edges
 from .general import Call as RepeatedCall
@@ -23,7 +23,9 @@ from .precision import in_autocast, own_precision
 from .repeated import Layer, Repeated
 
 Sink = Callable[[int, int, Contribution, int | None], None]  # slot, block, contribution, its group of positions if one
-Call = tuple[nn.Module, tuple[Tensor, ...], GradientEdge]  # a recorded layer's call: module, inputs, its output's place
+Call = tuple[
+    nn.Module, tuple[Tensor, ...], GradientEdge, torch.Size
+]  # a recorded layer's call: module, inputs, its output's place
 
 
 class Tap:
@@ -55,6 +57,7 @@ class Tap:
         self.differentiable = False  # whether one of them was made to be differentiated again
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
+        self.mixing: set[str] = set()  # layers in which the samples of a batch have shared their statistics
         self.spread: set[nn.Module] = set()  # tables of positions, looked up for each sample instead of once
         self._handles: list[RemovableHandle] = []
         self._repeated = Repeated(self, blocks.general, batch_dim)
@@ -73,8 +76,8 @@ class Tap:
                 self._handles.append(module.register_forward_pre_hook(give))
         for module in self.model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                refuse = torch.compiler.disable(self._refuse_batch_norm)
-                self._handles.append(module.register_forward_pre_hook(refuse))
+                note = torch.compiler.disable(self._note_mixing)
+                self._handles.append(module.register_forward_pre_hook(note))
         self._repeated.attach()
 
     def detach(self) -> None:
@@ -140,7 +143,7 @@ class Tap:
             return
         self.muted = True
         try:
-            edges = [edge for _, _, edge in calls] + [edge for _, several in repeated for edge in several]
+            edges = [edge for *_, edge, _ in calls] + [edge for _, several in repeated for edge in several]
             with own_precision(outputs.device):
                 deltas = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
@@ -150,9 +153,9 @@ class Tap:
             ) from error
         finally:
             self.muted = False
-        for (module, inputs, _), delta in zip(calls, deltas, strict=False):
+        for (module, inputs, _, shape), delta in zip(calls, deltas, strict=False):
             if delta is not None:
-                self._contribute(module, inputs, delta, slot, sink)
+                self._contribute(module, inputs, delta.reshape(shape), slot, sink)
         rest = iter(deltas[len(calls) :])
         for call, several in repeated:
             own = [next(rest) for _ in several]
@@ -195,9 +198,10 @@ class Tap:
             return
         slot = self.slot
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        made, shape = _made(module, output), output.shape
         if self.keep_calls:
-            self._calls.append((module, inputs, get_gradient_edge(output)))
-        output.register_hook(lambda delta: self._on_gradient(module, inputs, delta, slot))
+            self._calls.append((module, inputs, get_gradient_edge(made), shape))
+        made.register_hook(lambda delta: self._on_gradient(module, inputs, delta.reshape(shape), slot))
 
     def _on_gradient(self, module: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor, slot: int) -> None:
         if module in self.rules and self.takes():
@@ -249,12 +253,19 @@ class Tap:
             by_position(module, some)[:, lo:hi] = by_position(module, delta)[:, lo:hi]
             yield some
 
-    def _refuse_batch_norm(self, module: nn.Module, args: Any) -> None:
-        if self.slot is not None and torch.is_grad_enabled() and module.training:
-            raise UnsupportedError(
-                f"layer {self._names[module]!r} is a BatchNorm in training mode. It mixes the samples of a batch, so "
-                "per-sample gradients do not exist. Switch it to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
-            )
+    def _note_mixing(self, module: nn.Module, args: Any) -> None:
+        if self.listens and (module.training or getattr(module, "running_mean", None) is None):
+            self.mixing.add(self._names[module])
+
+
+def _made(module: nn.Module, output: Tensor) -> Tensor:
+    """The tensor that gets the gradient of a layer's output, whatever is written into the output afterwards.
+
+    The output of a Linear layer on sequences is a view; what changes a view in place cuts it off from the graph.
+    """
+    base = output._base
+    plain = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return base if plain and base is not None and isinstance(module, nn.Linear) else output
 
 
 def logits_of(out: Any) -> Any:

@@ -79,9 +79,10 @@ def _tried(
     except Exception:  # whatever a model has against another batch: then it is not known
         return None
     found = {m: [_places(*x, size) for x in zip(calls, after.get(m, ()), strict=False)] for m, calls in before.items()}
-    whole = [p for p, floating in zip(found[model][0].outputs, found[model][0].floating, strict=True) if floating]
-    if any(isinstance(p, int) for p in whole):
-        return found
+    shapes = [x.dim() for x in before[model][0].outputs]
+    outputs = zip(found[model][0].outputs, found[model][0].floating, shapes, strict=True)
+    if whole := [p for p, floating, dims in outputs if floating and dims]:  # a loss of the whole batch does not tell
+        return found if any(isinstance(p, int) for p in whole) else None
     inner = [p for m, calls in found.items() if m is not model for places in calls for p in places.outputs]
     return found if sum(isinstance(p, int) for p in inner) > sum(p is Scattered for p in inner) else None
 

@@ -38,11 +38,16 @@ class Layer(NamedTuple):
     flat: bool  # the samples' positions lie in the same dimension
 
 
+class _Shape(NamedTuple):
+    shape: torch.Size
+    floating: bool
+
+
 class _Shapes(NamedTuple):
     """A call in the first forward pass."""
 
-    inputs: tuple[tuple[torch.Size, bool], ...]  # and whether a tensor is floating
-    outputs: tuple[tuple[torch.Size, bool], ...]
+    inputs: tuple[_Shape, ...]
+    outputs: tuple[_Shape, ...]
     needed: tuple[bool, ...]  # which outputs may get a gradient
 
 
@@ -140,6 +145,7 @@ class Repeated:
         call = Call(
             module,
             nested(given.filled(tuple(map(_snapshot, given.tensors)))),
+            tuple(x.requires_grad for x in given.tensors),
             tuple(x.detach() for x in outputs),
             which,
             tuple(x._version for x in outputs),
@@ -181,6 +187,7 @@ class Repeated:
             grads = self._engine.gradients(call, list(names), where, apart, title)
         for name, number in names.items():
             rows = grads[name].float() if grads[name].dtype in HALF else grads[name]  # (B, K, *shape)
+            rows = rows[..., None] if rows.dim() == 2 else rows  # of a single number
             for k in range(groups):
                 sink(slot, number, Dense(rows[:, k]), None if groups == 1 else k)
 
@@ -197,16 +204,18 @@ class Repeated:
                 map(_fits, call.outputs, outs, [size] * len(outs))
             ):
                 return Where(size, _dims(ins), _dims(outs))
-        return Where(size, *(tuple(self._dim(x.shape, size) for x in side) for side in (inputs, call.outputs)))
+        sides = (tuple(self._dim(_shape(x), size) for x in side) for side in (inputs, call.outputs))
+        return Where(size, *sides)
 
-    def _dim(self, shape: torch.Size, size: int) -> int | None:
+    def _dim(self, x: _Shape, size: int) -> int | None:
         """Where a tensor of this shape holds the batch, as far as its shape tells."""
-        return next((d for d in (self._batch_dim or 0, 0) if len(shape) > d and shape[d] == size), None)
+        second = self._batch_dim == 1 and len(x.shape) > (2 if x.floating else 1)
+        return next((d for d in ((1, 0) if second else (0,)) if len(x.shape) > d and x.shape[d] == size), None)
 
     # -- which modules they are --------------------------------------------------------------------------------------
 
     def _write_down(self, module: nn.Module, args: Any, kwargs: Any, returned: tuple[Tensor, ...]) -> None:
-        sides = [tuple((x.shape, x.is_floating_point()) for x in y) for y in (tensors_in((args, kwargs)), returned)]
+        sides = [tuple(map(_shape, y)) for y in (tensors_in((args, kwargs)), returned)]
         self._journal[module].append(_Shapes(sides[0], sides[1], tuple(x.requires_grad for x in returned)))
 
     def _settle(self, root: nn.Module, args: Any, kwargs: Any, returned: tuple[Tensor, ...]) -> None:
@@ -228,6 +237,8 @@ class Repeated:
         used = _reached(returned) if self._tap.rules.keys() - self._journal.keys() else set()
         for module, (_, numbers) in list(self._tap.rules.items()):
             if module in self._journal:
+                if trial is None and self._dim(self._journal[module][0].inputs[0], size) == 1:
+                    self._place(module, 1, size)
                 stays = trial is None or self._stays(module, trial.get(module, []), size)
             else:
                 stays = not any(id(getattr(module, local)) in used for local in numbers)
@@ -249,7 +260,7 @@ class Repeated:
         """Whether all layers with a rule, and all modules to be repeated, have the batch first, as far as shapes tell."""
         for module, calls in self._journal.items():
             if module in self._tap.rules:
-                if not all(_first(side, size) for call in calls for side in (call.inputs, call.outputs)):
+                if not all(self._dim(side[0], size) is not None for call in calls for side in call[:2] if side):
                     return False
             elif module in self.general and not self._sees_batch(module, size, None):
                 return False
@@ -286,10 +297,14 @@ class Repeated:
         place = next(iter(inputs))
         if len(inputs) > 1 or inputs != outputs or not isinstance(place, int):
             return False
-        flat = self._journal[module][0].inputs[0][0][place] > size
-        if place or flat:
-            self._tap.layers[module] = Layer(place, flat)
+        self._place(module, place, size)
         return True
+
+    def _place(self, module: nn.Module, dim: int, size: int) -> None:
+        """The batch is here in what a layer with a rule gets."""
+        flat = self._journal[module][0].inputs[0].shape[dim] > size
+        if dim or flat:
+            self._tap.layers[module] = Layer(dim, flat)
 
     def _sees_batch(self, module: nn.Module, size: int, trial: Mapping[nn.Module, list[Places]] | None) -> bool:
         """Whether a sample's outputs can be computed from its own inputs."""
@@ -303,11 +318,9 @@ class Repeated:
                 for x in known
             )  # fmt: skip
         return all(
-            any(self._dim(shape, size) is not None for shape, _ in call.inputs)
+            any(self._dim(x, size) is not None for x in call.inputs)
             and all(
-                self._dim(shape, size) is not None
-                for (shape, _), needed in zip(call.outputs, call.needed, strict=True)
-                if needed
+                self._dim(x, size) is not None for x, needed in zip(call.outputs, call.needed, strict=True) if needed
             )
             for call in self._journal[module]
         )
@@ -333,8 +346,8 @@ class Repeated:
         )
 
 
-def _first(side: tuple[tuple[torch.Size, bool], ...], size: int) -> bool:
-    return not side or (len(side[0][0]) > 0 and side[0][0][0] == size)
+def _shape(x: Tensor) -> _Shape:
+    return _Shape(x.shape, x.is_floating_point())
 
 
 def _fits(x: Tensor, place: Place, size: int) -> bool:

@@ -145,14 +145,11 @@ def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> M
 
 
 def batch_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
-    """In eval mode only: a fixed scale and shift of each channel. In training mode samples mix."""
+    """y = w_c x̂ + b_c; in training mode x̂ has the statistics of the batch, and a row is ∂L/∂w⁽ᵇ⁾, with a copy w⁽ᵇ⁾ for each sample b."""
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    if layer.training or layer.running_mean is None:
-        raise UnsupportedError(
-            "BatchNorm in training mode mixes the samples of a batch, so per-sample gradients do not exist. Switch "
-            "the layer to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
-        )
-    normal = F.batch_norm(inputs[0], layer.running_mean, layer.running_var, eps=layer.eps)
+    x, mean = inputs[0], layer.running_mean
+    own = layer.training or mean is None
+    normal = F.batch_norm(x, None if own else mean, None if own else layer.running_var, training=own, eps=layer.eps)
     return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)
 
 

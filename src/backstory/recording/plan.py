@@ -131,6 +131,7 @@ def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: in
         dims=dims,
         layers=len(t.shapes),
         left_out=tuple(blocks.left_out),
+        general=tuple(blocks.blocks[i].name for names in blocks.general.values() for i in names.values()),
         elsewhere=tuple(blocks.elsewhere),
         refused=refused,
         store_bytes=costs.store_bytes,

@@ -76,6 +76,11 @@ class StepWatcher:
         return self.reader.reading is not None
 
     @property
+    def mixing(self) -> set[str]:
+        """Layers in which samples have shared the statistics of their batch."""
+        return self._tap.mixing
+
+    @property
     def layout(self) -> list[tuple[str, Shape]]:
         """Name and shape of each block."""
         return [(b.name, b.shape) for b in self.blocks]
