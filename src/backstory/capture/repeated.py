@@ -105,7 +105,8 @@ class Repeated:
         above = {".".join(parts[:n]) for parts in paths for n in range(len(parts))}
         return owners | {self._model.get_submodule(path) for path in above}
 
-    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """Without keywords where a hook before this one, which began the step, has just removed it."""
         if self._tap.listens and module in self._handles:
             self._depth += 1
             self._before[module] = generators()
@@ -115,8 +116,8 @@ class Repeated:
         before = self._before.pop(module, None)
         if not self._tap.listens or before is None:
             return None
-        if (module in self.general or not self.settled) and sum(x.requires_grad for x in tensors_in(output)) > 1:
-            output = with_tensors(output, lambda x: x.view_as(x) if x.requires_grad else x)
+        if (module in self.general or not self.settled) and sum(map(_may_be_sample, tensors_in(output))) > 1:
+            output = with_tensors(output, lambda x: x.view_as(x) if _may_be_sample(x) else x)
         returned = tensors_in(output)
         which = tuple(i for i, x in enumerate(returned) if x.requires_grad)
         if not self.settled:
@@ -289,6 +290,8 @@ class Repeated:
 
     def _stays(self, module: nn.Module, calls: Sequence[Places], size: int) -> bool:
         """Whether the layer's own rule can be used: in all calls the batch is at one place in what it gets and gives."""
+        if not calls:
+            return True  # not in eval mode
         inputs, outputs = (
             {side[0] if side else None for side in sides} for sides in zip(*(c[:2] for c in calls), strict=True)
         )
@@ -379,6 +382,11 @@ def _reached(returned: Sequence[Tensor]) -> set[int]:
             out.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
     return out
+
+
+def _may_be_sample(x: Tensor) -> bool:
+    """Whether an output gets a gradient, and is no loss of the whole batch, which a trainer knows again by its identity."""
+    return x.requires_grad and x.dim() > 0
 
 
 def _snapshot(x: Tensor) -> Tensor:
