@@ -177,8 +177,6 @@ def test_a_norm_without_parameters_has_no_gradients() -> None:
 
 
 REFUSED = {
-    "batch norm in training": (nn.BatchNorm2d(3), "training mode"),
-    "batch norm without running statistics": (nn.BatchNorm2d(3, track_running_stats=False).eval(), "eval"),
     "embedding with max_norm": (nn.Embedding(6, 3, max_norm=1.0), "max_norm"),
     "embedding scaled by frequency": (nn.Embedding(6, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "sparse embedding": (nn.Embedding(6, 3, sparse=True), "sparse"),
@@ -188,17 +186,58 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_sum_over_samples_is_refused(name: str) -> None:
     module, word = REFUSED[name]
-    is_embedding = isinstance(module, nn.Embedding)
-    x = torch.zeros(B, 2, dtype=torch.long) if is_embedding else torch.zeros(B, 3, 2, 2)
-    delta = torch.zeros(B, 2, 3) if is_embedding else x
+    x, delta = torch.zeros(B, 2, dtype=torch.long), torch.zeros(B, 2, 3)
     rule = rule_for(module)
     assert rule is not None
     with pytest.raises(UnsupportedError, match=word):
         rule(module, (x,), delta)
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False).eval()])
+def test_batch_norm_with_the_statistics_of_the_batch(layer: nn.Module) -> None:
+    """Each sample scaled and shifted by a copy of the parameters of its own."""
+    x, delta = normal(B, 3, 2, 2, seed=0), normal(B, 3, 2, 2, seed=1)
+    own = torch.ones(B, 3, 1, 1, dtype=torch.float64, requires_grad=True)
+    shift = torch.zeros_like(own, requires_grad=True)
+    normed = (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
+    (own * normed + shift).backward(delta)
+    rule = rule_for(randomise(layer))
+    assert rule is not None
+    actual = rule(layer, (x,), delta)
+    for name, expected in (("weight", own.grad), ("bias", shift.grad)):
+        assert expected is not None
+        assert_close(dense(actual[name], torch.Size([3])), expected.flatten(1), 1e-10)
+
+
 class Special(nn.Linear):
     """A user's own layer."""
+
+
+class Doubled(nn.Linear):
+    """With a forward of its own that is another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Written(nn.Linear):
+    """With a forward of its own that is the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+class Turned(nn.LayerNorm):
+    """With features in the second dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_a_rule_is_taken_where_the_module_computes_what_it_stands_for() -> None:
+    assert rule_for(Written(3, 4)) is linear
+    assert rule_for(Doubled(3, 4)) is None
+    check(randomise(Turned(4)), normal(B, 4, 3, seed=0))
 
 
 def test_the_nearest_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x ∘ factor."""
-        return x * self.factor
+        return x * self.factor.exp()
 
 
 def partly_covered() -> Recipe:
@@ -270,7 +270,11 @@ def partly_covered() -> Recipe:
 
 
 def test_layers_that_would_be_left_out_are_named() -> None:
-    strict = backstory.plan(partly_covered, **QUICK)
+    plain = backstory.plan(partly_covered, **QUICK)
+    assert (plain.left_out, plain.refused, plain.coverage) == ((), None, 1)
+    assert plain.general == ("0.factor",)
+    assert "general rule  0.factor" in str(plain)
+    strict = backstory.plan(partly_covered, uncovered="error", **QUICK)
     assert strict.left_out == ("0.factor",)
     assert strict.refused is not None
     assert "0.factor" in strict.refused

@@ -11,10 +11,10 @@ positions t are summed *inside* one sample (or a group of its positions) only. A
 Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
+from .numeric import Scale, called_with, computes_as, keeps_forward, scale_of
 
 
 class Outer(NamedTuple):
@@ -118,8 +119,22 @@ def rms_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Map
 
 def scaled_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
     """y = (c + w) ∘ x̂ with a normalised x̂ of any kind: ∂y/∂w = y(w = 1) − y(w = 0), by the layer's own forward."""
-    y_1, y_0 = (_with_weight(layer, inputs, value) for value in (1.0, 0.0))
-    return {"weight": _vector(_positions(delta * (y_1 - y_0)))}
+    return scaled(Scale("weight", None, -1), layer, inputs, delta)
+
+
+def scaled(scale: Scale, layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = (c + w) ∘ x̂ + b, under whatever names."""
+    like = getattr(layer, scale.weight)
+    y_1, y_0 = (
+        called_with(
+            layer,
+            {n: inputs[0].new_full(like.shape, x) for n, x in ((scale.weight, value), (scale.bias, 0.0)) if n},
+            *inputs,
+        )
+        for value in (1.0, 0.0)
+    )
+    out = {scale.weight: _vector(_positions((delta * (y_1 - y_0)).movedim(scale.dim, -1)))}
+    return out if scale.bias is None else {**out, scale.bias: _vector(_positions(delta.movedim(scale.dim, -1)))}
 
 
 def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
@@ -130,14 +145,11 @@ def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> M
 
 
 def batch_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
-    """In eval mode only: a fixed scale and shift of each channel. In training mode samples mix."""
+    """y = w_c x̂ + b_c; in training mode x̂ has the statistics of the batch, and a row is ∂L/∂w⁽ᵇ⁾, with a copy w⁽ᵇ⁾ for each sample b."""
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    if layer.training or layer.running_mean is None:
-        raise UnsupportedError(
-            "BatchNorm in training mode mixes the samples of a batch, so per-sample gradients do not exist. Switch "
-            "the layer to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
-        )
-    normal = F.batch_norm(inputs[0], layer.running_mean, layer.running_var, eps=layer.eps)
+    x, mean = inputs[0], layer.running_mean
+    own = layer.training or mean is None
+    normal = F.batch_norm(x, None if own else mean, None if own else layer.running_var, training=own, eps=layer.eps)
     return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)
 
 
@@ -159,9 +171,25 @@ BY_NAME: dict[str, Rule] = {  # patterns of full class names, for packages that 
 }
 
 
+BUILT_IN = dict(RULES)
+
+
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of the nearest class in the module's ancestry."""
-    return next((rule for rule in map(_rule_of, type(module).__mro__) if rule is not None), None)
+    """The rule of the nearest class in the module's ancestry that computes what the module does, or one by what it computes."""
+    for kind in type(module).__mro__:
+        rule = _rule_of(kind)
+        if rule is None:
+            continue
+        if BUILT_IN.get(kind) is not rule or keeps_forward(module, kind) or computes_as(module, kind):
+            return rule
+        break
+    scale = scale_of(module)
+    return None if scale is None else partial(scaled, scale)
+
+
+def covers(rule: Rule, name: str) -> bool:
+    """Whether a rule gives the gradient of the parameter of this name; rules from outside are taken at their word."""
+    return name in ("weight", "bias") or rule not in BUILT_IN.values()
 
 
 def _rule_of(kind: type) -> Rule | None:
@@ -173,15 +201,6 @@ def _rule_of(kind: type) -> Rule | None:
 
 def _positions(a: Tensor) -> Tensor:
     return a.reshape(len(a), -1, a.shape[-1])
-
-
-def _with_weight(layer: nn.Module, inputs: tuple[Tensor, ...], value: float) -> Tensor:
-    """What the layer would put out with all its weights at `value`; its hooks and its parameter stay as they are."""
-    assert isinstance(layer.weight, Tensor)
-    twin = copy.copy(layer)
-    twin._parameters = {"weight": nn.Parameter(inputs[0].new_full(layer.weight.shape, value), requires_grad=False)}
-    out: Tensor = type(layer).forward(twin, *inputs)
-    return out
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:

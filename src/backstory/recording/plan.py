@@ -82,7 +82,7 @@ def plan(
             raise UsageError(f"steps, the planned number of optimizer steps, must be at least 1, got {total}.")
         blocks, refused = _coverage(built, chosen)
         tried = trial(
-            built, replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
+            built, replace(chosen, uncovered=_tolerant(chosen), warmup_steps=min(total, chosen.warmup_steps)),
             steps=total, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
         )  # fmt: skip
         planned = _planned(_Costs(built, tried, total, checkpoints), blocks, refused, max_bytes)
@@ -90,7 +90,7 @@ def plan(
         return planned
     of_presets = partial(
         plan, recipe, steps=total, checkpoints=checkpoints, outputs=outputs, folder=folder, seconds=seconds,
-        repeats=min(COMPARED, repeats), progress=progress, uncovered="skip",
+        repeats=min(COMPARED, repeats), progress=progress, uncovered=_tolerant(chosen),
     )  # fmt: skip
     return replace(planned, presets=tuple(_preset(name, of_presets, planned, chosen) for name in PRESETS))
 
@@ -98,7 +98,7 @@ def plan(
 def _preset(name: str, of_presets: Callable[..., Plan], planned: Plan, chosen: Settings) -> PresetPlan:
     """What a preset would cost; the plan itself where it is that preset's."""
     try:
-        p = planned if replace(chosen, uncovered="error") == Settings(**PRESETS[name]) else of_presets(preset=name)
+        p = planned if replace(chosen, uncovered="general") == Settings(**PRESETS[name]) else of_presets(preset=name)
     except UsageError as error:
         return PresetPlan(name, refused=str(error))
     return PresetPlan(name, p.curvature, p.dims, p.store_bytes, p.store_bytes / p.occurrences, p.slowdown)
@@ -111,6 +111,11 @@ def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
         return find(uncovered=settings.uncovered), None
     except CoverageError as error:
         return find(uncovered="skip"), str(error)
+
+
+def _tolerant(settings: Settings) -> str:
+    """What a trial does with parameters that no rule covers: what the recording will, or, where that refuses, without them."""
+    return "skip" if settings.uncovered == "error" else settings.uncovered
 
 
 def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: int | None) -> Plan:
@@ -126,6 +131,7 @@ def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: in
         dims=dims,
         layers=len(t.shapes),
         left_out=tuple(blocks.left_out),
+        general=tuple(blocks.blocks[i].name for names in blocks.general.values() for i in names.values()),
         elsewhere=tuple(blocks.elsewhere),
         refused=refused,
         store_bytes=costs.store_bytes,
@@ -246,7 +252,9 @@ class _Costs:
     def _shapes(self, rank: int) -> list[Shape]:
         model, optimizer, settings = self.recipe.model, self.recipe.optimizer, self.trial.settings
         most = settings.most_dims if settings.projection in ("learned", "full") else None
-        found = find_blocks(model, optimizer, rank=rank, layers=settings.layers, uncovered="skip", most=most)
+        found = find_blocks(
+            model, optimizer, rank=rank, layers=settings.layers, uncovered=settings.uncovered, most=most
+        )
         return [block.shape for block in found.blocks]
 
     def _by_rank(self, shapes: Sequence[Shape], projection: str, *, settled: bool) -> float:

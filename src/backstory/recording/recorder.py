@@ -273,6 +273,8 @@ class Recorder:
             self._with_writer(lambda: self._hand_over(taken))
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
+        if self.watcher.mixing and not self.store.config.get("mixing"):
+            self.store.update_config(mixing=sorted(self.watcher.mixing))
         self._at += 1
         self._draws.keep(scope.generators)
         self._watch.keep(scope.seconds)

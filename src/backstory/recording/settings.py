@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from .._version import __version__
-from ..capture.modules import Rank, Selection
+from ..capture.modules import UNCOVERED, Rank, Selection
 from ..errors import UsageError, check_one_of
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
@@ -184,8 +184,9 @@ class Settings:
     `curvature_of="windows"`, the default of a learned projection, the steps of a window share the mean of their curvature samples; with
     "steps" every occurrence keeps its own. `encoding` is "int8" for a learned
     projection, otherwise "float16". `layers` includes names
-    and types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
-    parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
+    and types, and excludes names that begin with "!"; a module's name covers everything below it. Parameters that no layer rule covers are
+    recorded by repeating their module's calls (`uncovered="general"`), left out ("skip"), or refused ("error"). `batch_dim` is the dimension
+    that holds the samples, where the model's layers do not have the batch first; None finds it. `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
     coordinates (None: as many as the rank gives). Of a window's curvature `window_rank` directions are kept, made of `window_rows` times as
     many rows as by default.
@@ -196,7 +197,8 @@ class Settings:
     curvature: Curvature | str = "auto"
     curvature_of: str = "auto"
     layers: Selection | None = None
-    uncovered: str = "error"
+    uncovered: str = "general"
+    batch_dim: int | None = None
     encoding: str = "auto"
     seed: int = 0
     optimizer_model: str = "auto"
@@ -208,7 +210,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
-        check_one_of("uncovered", self.uncovered, ("error", "skip"))
+        check_one_of("uncovered", self.uncovered, UNCOVERED)
         check_one_of("curvature_of", self.curvature_of, CURVATURE_OF)
         if self.encoding != "auto":
             check_encoding(self.encoding)
@@ -224,6 +226,8 @@ class Settings:
         sizes = {name: getattr(self, name) for name in ("warmup_steps", "warmup_bytes", "most_dims", "window_rank")}
         if small := [f"{name}={value}" for name, value in sizes.items() if value is not None and value < 1]:
             raise UsageError(f"{', '.join(sizes)} must be at least 1, got {', '.join(small)}.")
+        if self.batch_dim not in (None, 0, 1):
+            raise UsageError(f"batch_dim must be 0, 1 or None (to find it), got {self.batch_dim!r}.")
         if not self.window_rows > 0:
             raise UsageError(f"window_rows must be more than 0, got {self.window_rows}.")
 

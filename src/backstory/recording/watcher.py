@@ -51,8 +51,10 @@ class StepWatcher:
         self.form = settings.form
         self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
         self._seed, self._loss_reduction = settings.seed, loss_reduction
-        self._tap = Tap(model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups)
-        self._digest = BatchDigest(model)
+        self._tap = Tap(
+            model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups, batch_dim=settings.batch_dim
+        )  # fmt: skip
+        self._digest = BatchDigest(model, lambda: self._tap.muted)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._windows = settings.windows
@@ -79,6 +81,11 @@ class StepWatcher:
     def moved(self) -> bool:
         """Whether the optimizer has stepped in the step under way."""
         return self.reader.reading is not None
+
+    @property
+    def mixing(self) -> set[str]:
+        """Layers in which samples have shared the statistics of their batch."""
+        return self._tap.mixing
 
     @property
     def layout(self) -> list[tuple[str, Shape]]:
@@ -124,6 +131,7 @@ class StepWatcher:
         turn = range(len(self.blocks)) if every else [number % len(self.blocks)]
         checked = {n: self._compared(n, bases) for n in turn}
         groups = self.form.position_groups if self.form.split and seen else 1
+        self._tap.groups = self.form.position_groups if seen else 1
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
         ahead = None if whole else self._ahead(number)
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked, ahead)

@@ -28,6 +28,11 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
             f"gradients stand in for {config['settings']['curvature']} curvature in steps where the model was not called once per "
             f"micro-batch ({missed})"
         )
+    if mixing := config.get("mixing"):
+        out.append(
+            f"samples of a batch shared statistics in training ({len(mixing)} BatchNorm layers, such as {mixing[0]}): a sample's gradient "
+            "is what went through its own activations, and leaving a sample out leaves its share of the statistics in place"
+        )
     if config.get("left_out"):
         share = float(store.steps().trained.mean()) if store.n_steps() else 1.0
         count = len(config["left_out"])

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ..capture import Tap, canonical, fingerprint
 from ..capture.model_state import in_mode
-from ..capture.modules import Block, Blocks
+from ..capture.modules import Block, Blocks, owners_of
 from ..capture.precision import own_precision
 from ..errors import BackstoryError, MismatchError, NumericalError, StoreError, UsageError
 from ..maths.adam import Scale, absorb_scale, scale_contribution
-from ..maths.layers import Contribution, Dense, Rule, rule_for
+from ..maths.layers import Contribution, Dense
 from ..maths.projection import Basis, Shape, project, shape_of
 from ..store import RunStore
 from ..store.bases import load_bases, load_scales
@@ -339,18 +339,7 @@ def blocks_of(store: RunStore, model: nn.Module) -> Blocks:
                 "the run. Build the model that was recorded."
             )
         blocks.append(Block(b["name"], parameters[b["name"]], b["group"], recorded))
-    return Blocks(blocks, _owners(model, blocks), [])
-
-
-def _owners(model: nn.Module, blocks: list[Block]) -> dict[nn.Module, tuple[Rule, dict[str, int]]]:
-    number = {id(b.parameter): i for i, b in enumerate(blocks)}
-    owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}
-    for module in model.modules():
-        local_numbers = {local: number[id(p)] for local, p in module.named_parameters(recurse=False) if id(p) in number}
-        rule = rule_for(module)
-        if local_numbers and rule is not None:
-            owners[module] = (rule, local_numbers)
-    return owners
+    return owners_of(model, blocks)
 
 
 def bases_of(store: RunStore) -> list[Basis]:

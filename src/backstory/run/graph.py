@@ -53,6 +53,7 @@ def walk(loss: Tensor, calls: Sequence[GradientEdge]) -> Graph:
 def plain_blocks(blocks: Blocks, called: Mapping[int, int], uses: Mapping[int, int]) -> set[int]:
     """The blocks whose parameter is plain, where `called` counts the contributions to each."""
     odd = {n for module, (rule, of) in blocks.owners.items() if not _is_plain(module, rule) for n in of.values()}
+    odd |= {n for of in blocks.general.values() for n in of.values()}
     counted = (i for i, b in enumerate(blocks.blocks) if uses.get(id(b.parameter), 0) == called.get(i, 0))
     return set(counted) - odd
 
