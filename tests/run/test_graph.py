@@ -99,7 +99,7 @@ def test_what_is_used_outside_of_its_layer_or_hooked_by_others_is_not_plain() ->
     hooked.get_submodule("2").register_forward_hook(doubled)
     for model, expected in ((own, {0, 1, 2, 3}), (twice, {1, 2, 3}), (hooked, {0, 1}), (patched, {2, 3})):
         tap, graph, _ = seen(model, lambda: cross_entropy(model, batch_of(range(3))), 3)  # noqa: B023
-        assert plain_blocks(tap.blocks, dict.fromkeys(range(4), 1), graph.uses) == expected
+        assert plain_blocks(tap, dict.fromkeys(range(4), 1), graph.uses) == expected
         tap.detach()
 
 

@@ -105,10 +105,25 @@ class Tap:
         return self.slot
 
     @property
+    def general(self) -> Mapping[nn.Module, Mapping[str, int]]:
+        """The modules whose calls are repeated, and the blocks of their parameters, as far as is known."""
+        return self._repeated.general
+
+    @property
     def edges(self) -> list[GradientEdge]:
         """The outputs of the recorded calls of the micro-batch under way, as places in the graph; with `keep_calls`."""
-        repeated = [edge for _, several in self._repeated_calls for edge in several]
-        return [edge for *_, edge, _ in self._calls] + repeated
+        calls, repeated = self._recorded_calls()
+        return [edge for *_, edge, _ in calls] + [edge for _, several in repeated for edge in several]
+
+    def _recorded_calls(self) -> tuple[list[Call], list[tuple[RepeatedCall, Sequence[GradientEdge]]]]:
+        """Those of layers with rules, and those that are repeated: in the first pass calls of other modules were kept too."""
+        calls = [x for x in self._calls if x[0] in self.rules]
+        return calls, [x for x in self._repeated_calls if x[0].module in self._repeated.general]
+
+    def hooks_on(self, module: nn.Module) -> tuple[int, int]:
+        """How many hooks of ours, after its forward and before it, are on a layer that has a rule."""
+        repeated, batch_norm = self._repeated.watches(module), isinstance(module, nn.modules.batchnorm._BatchNorm)
+        return 1 + repeated, isinstance(module, nn.Embedding) + batch_norm + repeated
 
     def _new_batch(self) -> None:
         self._calls.clear()
@@ -143,8 +158,7 @@ class Tap:
         `.grad`, buffers and random numbers stay as they are; the graph is kept for the user's own pass.
         """
         # a recomputed forward pass may call again
-        calls = [x for x in self._calls if x[0] in self.rules]
-        repeated, slot = [x for x in self._repeated_calls if x[0].module in self._repeated.general], self.slot
+        (calls, repeated), slot = self._recorded_calls(), self.slot
         if slot is None or not (calls or repeated):
             return
         self.muted = True

@@ -83,6 +83,10 @@ class Repeated:
             for handle in self._handles.pop(module):
                 handle.remove()
 
+    def watches(self, module: nn.Module) -> bool:
+        """Whether the hooks are on it now: one before its forward, and one after it."""
+        return module in self._handles
+
     def detach(self) -> None:
         """Remove them."""
         for handles in self._handles.values():

@@ -217,7 +217,7 @@ def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place], taken: _Taken
     At every call, so no loss depends on another's sample. And as autograd adds up the gradients of parameters, where they
     are not `plain`.
     """
-    again, plain = _Taken(), plain_blocks(tap.blocks, taken.called, graph.uses)
+    again, plain = _Taken(), plain_blocks(tap, taken.called, graph.uses)
     numbers = [i for i in range(len(where)) if i not in plain]
     factors = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
     tap.sink = again.take

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from ..capture.modules import Blocks
+from ..capture.hooks import Tap
 from ..maths import layers
 from ..maths.layers import Contribution, Dense, Outer
 
@@ -50,19 +50,20 @@ def walk(loss: Tensor, calls: Sequence[GradientEdge]) -> Graph:
     return Graph([call for call in calls if leads.get(call.node) is False], uses)
 
 
-def plain_blocks(blocks: Blocks, called: Mapping[int, int], uses: Mapping[int, int]) -> set[int]:
+def plain_blocks(tap: Tap, called: Mapping[int, int], uses: Mapping[int, int]) -> set[int]:
     """The blocks whose parameter is plain, where `called` counts the contributions to each."""
-    odd = {n for module, (rule, of) in blocks.owners.items() if not _is_plain(module, rule) for n in of.values()}
-    odd |= {n for of in blocks.general.values() for n in of.values()}
+    blocks = tap.blocks
+    odd = {n for module, (rule, of) in blocks.owners.items() if not _is_plain(tap, module, rule) for n in of.values()}
+    odd |= {n for of in tap.general.values() for n in of.values()}
     counted = (i for i, b in enumerate(blocks.blocks) if uses.get(id(b.parameter), 0) == called.get(i, 0))
     return set(counted) - odd
 
 
-def _is_plain(module: nn.Module, rule: layers.Rule) -> bool:
-    """Whether it is one of torch's own layers, with a rule of ours and with no hooks but ours (an embedding has two)."""
+def _is_plain(tap: Tap, module: nn.Module, rule: layers.Rule) -> bool:
+    """Whether it is one of torch's own layers, with a rule of ours and with no hooks but the tap's."""
     own = type(module).__module__.startswith("torch.nn.modules.") and rule.__module__ == layers.__name__
-    hooks = len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks)
-    return own and "forward" not in vars(module) and hooks == (1, int(isinstance(module, nn.Embedding)), 0)
+    hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+    return own and "forward" not in vars(module) and hooks == tap.hooks_on(module) and not module._backward_hooks
 
 
 def corner(part: Contribution) -> Tensor:
