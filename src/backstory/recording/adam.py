@@ -47,7 +47,8 @@ class Adaptive:
         self._reader, self._blocks = reader, blocks
         self.preconditioned = reader.adaptive and projection in ("learned", "random")
         self.diagonal = reader.adaptive and not self.preconditioned
-        known = self.preconditioned and all(reader.optimizer.state.get(b.parameter) for b in blocks)
+        states = [reader.optimizer.state.get(b.parameter, {}) for b in blocks]
+        known = self.preconditioned and reader.foreseen and all(x and float(x.get("step", 1)) > 0 for x in states)
         self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
 
@@ -103,4 +104,9 @@ class Adaptive:
             raise UnsupportedError(
                 f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, scaled by each "
                 "parameter's own learning rate, which a projection cannot represent. Use AdamW, or record with projection='mask' or 'full'."
+            )
+        if self.diagonal and self._reader.inside and any(reading.groups["momentum"]):
+            raise UnsupportedError(
+                f"{type(self._reader.optimizer).__name__}'s momentum averages steps that are scaled already, which projection='mask' and "
+                "'full' cannot represent. Record with projection='learned' or 'random', or set momentum=0."
             )

@@ -255,7 +255,7 @@ class TakenStep(NamedTuple):
     scope: StepScope
     reading: Reading
     weight: Tensor  # (B,) w of each sample
-    inverse: Tensor  # (B,) 1/(w × loss scale): what arrived in the hooks carries both
+    inverse: Tensor  # (B,) ±1/(w × loss scale): what arrived in the hooks carries both; − where L is maximized, rows are those of −ℓ
     form: Curvature
     blocks: Sequence[Block]
     part: Part | None = None  # what the step is to the curvature of its window, where there are windows
@@ -296,7 +296,8 @@ class TakenStep(NamedTuple):
         scope, reading = self.scope, self.reading
         recorded = {id(b.parameter) for b in self.blocks}
         covered = sum(x for k, x in reading.squares.items() if k in recorded)
-        gdots = None if scope.gdots is None else scope.gdots * self.inverse[:, None]  # (B, K)
+        gdots = None if scope.gdots is None else scope.gdots * self.inverse.abs()[:, None]  # (B, K) ⟨−g, −∇L⟩ = ⟨g, ∇L⟩
+        hdots = None if scope.hdots is None else scope.hdots * reading.sign
         return {
             "samples": scope.ids,
             "sizes": scope.sizes,
@@ -310,7 +311,7 @@ class TakenStep(NamedTuple):
             "size": covered if scope.after.size is None else scope.after.size,
             "drift": scope.after.drift,
             "gdot": None if gdots is None else gdots.sum(1).tolist(),
-            "hdot": _listed(gdots if self.form.split else scope.hdots),
+            "hdot": _listed(gdots if self.form.split else hdots),
             "kappa": _listed(self._kappa()),
             "gradient_rows": scope.gradients.groups,
             "own_rows": self.form.rows if scope.curvature is not None else 0,

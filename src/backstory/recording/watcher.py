@@ -168,7 +168,7 @@ class StepWatcher:
             self.single = [positions.get(b) == 1 for b in range(len(self.blocks))]
         self._taken += 1
         weight = scope.weights()
-        inverse = safe_inverse(weight * self.reader.loss_scale)
+        inverse = safe_inverse(weight * self.reader.loss_scale * reading.sign)
         return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part)
 
     def forget(self) -> None:
