@@ -5,6 +5,7 @@ leaves nothing behind, and an activation-checkpointed one counts once.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class Tap:
         self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
         self.passes: set[int] = set()  # the backward passes of this step that reached a recorded layer
         self.differentiable = False  # whether one of them was made to be differentiated again
+        self.on_call: Callable[[tuple[Any, ...], Tensor], None] | None = (
+            None  # sees each recorded call's arguments and output
+        )
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
         self._handles: list[RemovableHandle] = []
@@ -101,6 +105,15 @@ class Tap:
             if delta is not None:
                 self._contribute(module, inputs, delta, slot, sink)
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """During a backward pass of our own, which is none of the step's."""
+        self.muted = True
+        try:
+            yield
+        finally:
+            self.muted = False
+
     def _give_batch(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Positions looked up once for the whole batch, (S,) or (1, S), are looked up for each sample instead.
 
@@ -135,6 +148,8 @@ class Tap:
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.blocks.owners:
             return
         slot = self.slot
+        if self.on_call is not None:
+            self.on_call((*args, *kwargs.values()), output)
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if self.keep_calls:
             self._calls.append((module, inputs, get_gradient_edge(output)))

@@ -16,7 +16,7 @@ gradient is not finite, and any step on an accelerator (whose work is queued any
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
+from .mixing import UNSEEN
 from .outputs import MOST as MOST_OUTPUTS
 from .outputs import Loss
 from .projecting import fixed_bases
@@ -182,10 +183,12 @@ class Recorder:
             self._at, self.store.config.get("ids"), whole=self._warming_up, seen=self._is_seen(self._at)
         )
         scope.random = self._draws.before()
+        look = nullcontext() if "mixing" in self.store.config else self.watcher.looking()
         try:
             if ids is not None:
                 scope.batch(ids, weights, tokens)
-            yield scope
+            with look:
+                yield scope
             scope.seconds, scope.generators = self._watch.stop(), self._draws.after()
             with own_precision(self.watcher.device):
                 self._end(scope)
@@ -263,6 +266,8 @@ class Recorder:
             self._with_writer(lambda: self._hand_over(taken))
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
+        if "mixing" not in self.store.config:
+            self.store.update_config(mixing=self.watcher.mixing or dict.fromkeys(("loss", "layers"), UNSEEN))
         self._at += 1
         self._draws.keep(scope.generators)
         self._watch.keep(scope.seconds)

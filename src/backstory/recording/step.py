@@ -76,6 +76,9 @@ class StepScope:
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
+        self.is_ours: Callable[[], bool] = lambda: (
+            False
+        )  # whether a backward pass is the recorder's own; set by the watcher
         self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
         self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
@@ -171,7 +174,8 @@ class StepScope:
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
         if isinstance(per_sample, Tensor) and per_sample.grad_fn is not None:
-            per_sample.register_hook(self.loss_gradients.setdefault(len(self.sizes) - 1, []).append)
+            passes = self.loss_gradients.setdefault(len(self.sizes) - 1, [])
+            per_sample.register_hook(lambda x: None if self.is_ours() else passes.append(x))
 
     def weights(self) -> Tensor:
         """w_z of every sample of the step, float64."""

@@ -3,7 +3,8 @@
 A watcher knows the model, its optimizer and the projection, but no run and no path. What becomes of a step is up to its owner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,7 @@ from ..maths.projection import Basis, Shape
 from .adam import Adaptive
 from .checks import Passes, check_sums, left_over
 from .curvature import CurvatureRows
+from .mixing import Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
 from .reduction import check_reduction
@@ -57,6 +59,7 @@ class StepWatcher:
         self._deciding = settings.is_open  # on the curvature, by the first step
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
         self.missed = 0  # steps that gave gradients in place of curvature samples
+        self._mixing = Mixing(model, self._tap.quiet)
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._taken = 0  # steps so far
         self.single: list[
@@ -118,13 +121,33 @@ class StepWatcher:
         groups = self.form.position_groups if self.form.split and seen else 1
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
-        scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
+        scope.on_batch, scope.id_kind, scope.whole = self._begin_batch, id_kind, whole
+        scope.is_ours = lambda: self._tap.muted
         with own_precision(self.device):
             scope.stale = left_over(scope, self.blocks)
         if self.form.passes and seen:
             scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
             scope.watched = self.loss is not None
         return scope
+
+    @property
+    def mixing(self) -> dict[str, str] | None:
+        """What was found of samples that affect each other, where `looking` has looked."""
+        return self._mixing.found
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """During the first step: do the samples of a batch affect each other?"""
+        self._tap.on_call = self._mixing.see_call
+        try:
+            with self._mixing.watching():
+                yield
+        finally:
+            self._tap.on_call = None
+
+    def _begin_batch(self, size: int) -> None:
+        self._tap.batch(size)
+        self._mixing.begin(size)
 
     def know(self, loss: Loss | None) -> None:
         """What the first step has shown, of this recording or of the one that goes on: the curvature that is taken from here on."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..capture.modules import taken_as_frozen
+from ..results.recording_report import mixing
 from ..store import RunStore
 from .recording_report import without
 
@@ -15,6 +16,8 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
         name = config["optimizer"]["class"]
         cost = "weaker results" if name == "SGD" else "poor agreement with retraining"
         out.append(f"{name}'s steps are treated as plain SGD (the paper's proxy), without {dropped}: expect {cost}")
+    if mixed := mixing(config.get("mixing")):
+        out.append(mixed)
     if joins := config.get("unverified_joins"):
         where = ", ".join(map(str, joins))
         out.append(
