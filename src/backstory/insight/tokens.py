@@ -25,6 +25,7 @@ from ..capture import OptimizerReader, Tap
 from ..capture.hooks import by_position
 from ..capture.ids import as_text
 from ..capture.modules import Blocks
+from ..capture.updates import sign_of
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.encoding import looseness
@@ -239,13 +240,14 @@ class _Positions:
         assert gathered is not None
         recipe, blocks = self._tape.recipe, self.blocks.blocks
         reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
-        scales = Adaptive(reader, blocks, self._settings["projection"]).scales
+        scales = Adaptive(reader, blocks, self._settings["projection"]).told()
+        sign = sign_of(recipe.optimizer)
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
             self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
         gathered.settle(list(map(basis_like, self.bases, (b.parameter for b in blocks))), scales)
-        rows = gathered.rows([n]).double() * inverse[:, None, None]  # (n, S, p)
+        rows = gathered.rows([n]).double() * (sign * inverse)[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 
 

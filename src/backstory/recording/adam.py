@@ -57,6 +57,15 @@ class Adaptive:
         """The name that the run's config keeps."""
         return PRECONDITIONED if self.preconditioned else RAW
 
+    def told(self) -> list[Scale] | None:
+        """P^½ of each block, from the optimizer's state alone."""
+        if self.preconditioned and not self._reader.foreseen:
+            raise UnsupportedError(
+                f"how {type(self._reader.optimizer).__name__} scales its steps depends on the weights before each of them, which its state does "
+                "not tell. Record with projection='full' or 'mask', or train with AdamW."
+            )
+        return self.scales
+
     def read(self, reading: Reading, bases: Sequence[Basis] | None) -> AfterUpdate:
         """After the optimizer has stepped, while its gradients are still there."""
         if self.diagonal:

@@ -191,7 +191,7 @@ class _Standstill:
             _swap(self._recipe.optimizer, self._saved)
         known = rec.store.config.get("fingerprints", {})
         reader = OptimizerReader(self._recipe.model, self._recipe.optimizer, model_as=rec.settings.optimizer_model)
-        scales = Adaptive(reader, rec.blocks, rec.settings.projection).scales
+        scales = Adaptive(reader, rec.blocks, rec.settings.projection).told()
         if scales is not None:
             save_scales(rec.store, step, [b.name for b in rec.blocks], scales)
         rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._recipe.model)})

@@ -6,6 +6,9 @@ half of the batch, B the other, v random, f the model's outputs and a what its f
     the loss mixes    where  ∂/∂f_B ⟨v, ∂L/∂f_A⟩ ≠ 0          InfoNCE, Cox, a root over the batch
     layers mix        where  ∂/∂a_B ⟨v, f_A⟩ ≠ 0              batch norm in training mode, a batch's mean, attention between samples
 
+A model that is called twice in a micro-batch, whose calls no loss term compares (∂/∂f₂ ⟨v, ∂L/∂f₁⟩ = 0), may have seen other samples in the second
+one: real and fake ones, whose gradients must not be added up under one id.
+
 Both vanish to the last bit where samples are apart. Of a model that is not called itself, a takes the place of f, and the second derivative sees
 both. Not seen: pair losses that are piecewise linear (hinge, triplet), and mixing before the first recorded layer. Not checked: where torch cannot
 differentiate (twice), in words.
@@ -23,6 +26,11 @@ from torch import Tensor, nn
 from ..capture.precision import own_precision
 
 FOUND, APART = "found", "not found"
+ADDED = (
+    "the model is called more than once in a micro-batch, and the loss adds up what it makes of each call, so the gradients of all calls are "
+    "added up under the ids of the batch. That is right where they are the same samples (two views of each). Where they are others "
+    "(real and fake ones of a GAN), declare each call's with s.batch(ids), before it."
+)
 UNSEEN = "not checked: backward() was not seen"
 DRAWS = 2  # halves of the batch
 MOST = 32  # first layers' calls that are looked at
@@ -35,6 +43,9 @@ class Mixing:
     def __init__(self, model: nn.Module, quiet: Callable[[], Any]) -> None:
         self._model, self._quiet = model, quiet  # a context in which no hook takes part
         self._outputs: list[Tensor] = []
+        self._call: list[int] = []  # of the model, that gave each of them
+        self._calls, self._passes = 0, 0  # of the model, and backward ones, in the micro-batch under way
+        self.added = False  # whether calls of one micro-batch have nothing to do with each other
         self._first: list[Tensor] = []
         self.rows = 0  # of the micro-batch under way
         self.same: Tensor | None = None  # (rows,) which sample each row belongs to, where a sample has several
@@ -44,11 +55,13 @@ class Mixing:
         """A new micro-batch."""
         self.rows = rows
         self.same = torch.arange(rows) if same is None else torch.tensor(same)
+        self._calls = self._passes = 0
         self.forget()
 
     def forget(self) -> None:
         """Let go of the graph."""
         self._outputs.clear()
+        self._call.clear()
         self._first.clear()
 
     def see_call(self, args: Sequence[Any], output: Tensor) -> None:
@@ -66,6 +79,8 @@ class Mixing:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if self.found is None and (self._outputs or self._first):
                 self._look(tensors, grad_tensors)
+            self._passes += 1
+            self.added |= self._calls > 1 and self._passes > 1
             original(tensors, grad_tensors, *args, **kwargs)
 
         torch.autograd.backward = backward
@@ -77,8 +92,11 @@ class Mixing:
             self.forget()
 
     def _see_outputs(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self.found is None and torch.is_grad_enabled():
-            self._outputs += [x for x in _tensors(out) if x.requires_grad and x.dim() and len(x) == self.rows]
+        seen = [x for x in _tensors(out) if x.requires_grad and x.dim() and len(x) == self.rows]
+        self._calls += bool(seen)
+        if self.found is None:
+            self._outputs += seen
+            self._call += [self._calls] * len(seen)
 
     def _look(self, tensors: Any, grad_tensors: Any) -> None:
         if self.same is None or len(self.same.unique()) < 2:
@@ -108,7 +126,23 @@ class Mixing:
             return "not checked: the loss is made of none of the model's outputs"
         if any(_ends(g) for _, g in pairs):
             return "not checked: a function of the loss cannot be differentiated twice"
+        if points is self._outputs:
+            self.added |= self._are_apart(
+                [(call, *pair) for call, pair in zip(self._call, zip(points, grads, strict=True), strict=True)]
+            )
         return self._crossing([g for _, g in pairs], [f for f, _ in pairs])
+
+    def _are_apart(self, seen: Sequence[tuple[int, Tensor, Tensor | None]]) -> bool:
+        """Whether the loss is a sum of what it makes of the model's calls, one by one."""
+        used = [(call, f, g) for call, f, g in seen if g is not None]
+        first = [g for call, _, g in used if call == used[0][0]]
+        others = [f for call, f, _ in used if call != used[0][0]]
+        if not others:
+            return False
+        generator = torch.Generator().manual_seed(1)
+        v = [torch.randn(g.shape, generator=generator).to(g) for g in first]
+        slopes = torch.autograd.grad(first, others, v, retain_graph=True, allow_unused=True)
+        return not any(bool(x.any()) for x in slopes if x is not None)
 
     def _of_layers(self) -> str:
         if not self._first:

@@ -37,7 +37,7 @@ from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
-from .mixing import UNSEEN
+from .mixing import ADDED, UNSEEN
 from .outputs import MOST as MOST_OUTPUTS
 from .outputs import Loss
 from .projecting import fixed_bases
@@ -175,8 +175,10 @@ class Recorder:
                 raise  # else the user's own error matters more, or this one was raised before; what was committed is safe
 
     @contextmanager
-    def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
-        """One optimizer update: forward, backward and `optimizer.step()` go inside."""
+    def step(
+        self, ids: Ids | None = None, weights: Any = None, tokens: Any = None, groups: Any = None
+    ) -> Iterator[StepScope]:
+        """One optimizer update: forward, backward and `optimizer.step()` go inside. The arguments are those of `s.batch`."""
         self._check_ready()
         self._watch.begin()
         scope = self.watcher.begin(
@@ -186,7 +188,7 @@ class Recorder:
         look = nullcontext() if "mixing" in self.store.config else self.watcher.looking()
         try:
             if ids is not None:
-                scope.batch(ids, weights, tokens)
+                scope.batch(ids, weights, tokens, groups)
             with look:
                 yield scope
             scope.seconds, scope.generators = self._watch.stop(), self._draws.after()
@@ -268,6 +270,8 @@ class Recorder:
             self.store.update_config(ids=scope.id_kind)
         if "mixing" not in self.store.config:
             self.store.update_config(mixing=self.watcher.mixing or dict.fromkeys(("loss", "layers"), UNSEEN))
+            if self.watcher.added:
+                warnings.warn(ADDED, stacklevel=4)
         self._at += 1
         self._draws.keep(scope.generators)
         self._watch.keep(scope.seconds)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.hooks import logits_of
-from ..capture.ids import as_text, check_unique, counts
+from ..capture.ids import as_text, counts, owners
 from ..capture.modules import Block
 from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError, check_one_of
@@ -79,7 +79,8 @@ class StepScope:
         self.is_ours: Callable[[], bool] = lambda: (
             False
         )  # whether a backward pass is the recorder's own; set by the watcher
-        self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
+        # set by the watcher: tells the tap how many samples there are, and of which each row is
+        self.on_batch: Callable[[int, list[int] | None], object] = lambda size, rows: None
         self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
         # for replays, filled in by the recorder: checksums of the batch and of the random states after the step, and the states before
@@ -89,9 +90,17 @@ class StepScope:
         self.seconds = 0.0  # that the step's own work took
 
     def batch(
-        self, ids: Ids, weights: Tensor | Sequence[float] | None = None, tokens: Tensor | Sequence[int] | None = None
+        self,
+        ids: Ids,
+        weights: Tensor | Sequence[float] | None = None,
+        tokens: Tensor | Sequence[int] | None = None,
+        groups: Sequence[int] | Tensor | None = None,
     ) -> None:
-        """Declare the samples of the next micro-batch, in the order of the batch dimension."""
+        """Declare the samples of the next micro-batch, in the order of the batch dimension; one that is drawn twice is listed twice.
+
+        `groups` is for samples of several rows (chosen and rejected answers, choices, views): for each row of the batch, which of `ids`
+        it belongs to, as 0, 1, …. Their gradients are added up, and weigh as one sample.
+        """
         texts, kind = as_text(ids)
         if not texts:
             raise UsageError(f"step {self.number} declares an empty batch. Pass at least one id.")
@@ -101,7 +110,6 @@ class StepScope:
             )
         self.id_kind = kind
         self.ids += texts
-        check_unique(self.ids, self.number)
         if (weights is not None) != (self.reduction == "weights"):
             raise UsageError(
                 f"weights= and loss_reduction='weights' go together, got loss_reduction={self.reduction!r} "
@@ -112,7 +120,7 @@ class StepScope:
         self._weights.append(given)
         self.tokens.append(None if tokens is None else counts(tokens, len(texts)))
         self._losses.append(torch.full((len(texts),), math.nan, dtype=torch.float64))
-        self.on_batch(len(texts))
+        self.on_batch(len(texts), None if groups is None else owners(groups, len(texts)))
 
     def weigh(self, slot: int, weights: Tensor | Sequence[float]) -> None:
         """Replace the weights of micro-batch `slot`, where they are known only after its forward pass."""

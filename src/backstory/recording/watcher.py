@@ -20,6 +20,7 @@ from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
 from .checks import Passes, check_sums, left_over
+from .contributions import joined, places_of
 from .curvature import CurvatureRows
 from .mixing import Mixing
 from .outputs import Loss, OutputWatch
@@ -61,6 +62,7 @@ class StepWatcher:
         self.missed = 0  # steps that gave gradients in place of curvature samples
         self._mixing = Mixing(model, self._tap.quiet)
         self._part: Part | None = None  # of the step under way in the curvature of its window
+        self._places: dict[int, Tensor] = {}  # of micro-batches whose samples have several rows: which ones
         self._taken = 0  # steps so far
         self.single: list[
             bool
@@ -115,6 +117,7 @@ class StepWatcher:
         self._tap.begin()
         self._digest.begin()
         self._outputs.begin()
+        self._places.clear()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
         checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
@@ -135,6 +138,11 @@ class StepWatcher:
         """What was found of samples that affect each other, where `looking` has looked."""
         return self._mixing.found
 
+    @property
+    def added(self) -> bool:
+        """Whether calls of one micro-batch, which have nothing to do with each other, are added up."""
+        return self._mixing.added
+
     @contextmanager
     def looking(self) -> Iterator[None]:
         """During the first step: do the samples of a batch affect each other?"""
@@ -145,9 +153,11 @@ class StepWatcher:
         finally:
             self._tap.on_call = None
 
-    def _begin_batch(self, size: int) -> None:
-        self._tap.batch(size)
-        self._mixing.begin(size)
+    def _begin_batch(self, size: int, rows: list[int] | None) -> None:
+        slot = self._tap.batch(size if rows is None else len(rows))
+        self._mixing.begin(size if rows is None else len(rows), rows)
+        if rows is not None:
+            self._places[slot] = places_of(rows, size)
 
     def know(self, loss: Loss | None) -> None:
         """What the first step has shown, of this recording or of the one that goes on: the curvature that is taken from here on."""
@@ -203,7 +213,8 @@ class StepWatcher:
 
     def _add(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
         if self._scope is not None:
-            self._scope.gradients.add(slot, block, part, group)
+            whole = joined(part, self._places[slot]) if slot in self._places else part
+            self._scope.gradients.add(slot, block, whole, group)
 
     def _before_update(self, reading: Reading) -> None:
         """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
