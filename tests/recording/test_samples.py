@@ -184,6 +184,20 @@ def test_real_and_fake_have_their_own_rows_once_they_are_declared(tmp_path: Path
     assert actual.samples[B] == "fake 0"
 
 
+def test_two_views_by_dropout_are_one_sample(tmp_path: Path) -> None:
+    """The same inputs twice."""
+    model = seeded(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 2)))
+    x, y = batch_of(ids_of(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with (
+            backstory.record(model, sgd(model), tmp_path / "run", loss_reduction="mean", **FULL) as rec,
+            rec.step(ids_of(0)),
+        ):
+            (F.cross_entropy(model(x), y) + F.cross_entropy(model(x), y)).backward()
+            rec.watcher.reader.optimizer.step()
+
+
 def test_calls_that_the_loss_compares_are_one_sample(tmp_path: Path) -> None:
     """Chosen and rejected in two calls, a triplet in three: row i of each belongs to sample i."""
     model = mlp()

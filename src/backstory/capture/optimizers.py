@@ -268,6 +268,23 @@ def rule_of(optimizer: Optimizer) -> OptimizerRule | None:
     return OPTIMIZERS[kind] if kind is not None and unwrap(kind.step) is step else None
 
 
+def inner_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer that takes the steps: that in a wrapper, such as Accelerate's."""
+    if isinstance(optimizer, list | tuple):
+        raise UsageError(
+            "record() follows one optimizer, and takes what others train as frozen, which results say. Pass that of the parameters that matter, or "
+            "put what several of one type train into parameter groups of one."
+        )
+    while isinstance(optimizer, Optimizer) and rule_of(optimizer) is None:
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+    return optimizer
+
+
 def checked_rule(optimizer: Optimizer) -> OptimizerRule:
     """The same; raises where there is none."""
     if (rule := rule_of(optimizer)) is not None:

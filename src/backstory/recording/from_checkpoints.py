@@ -81,6 +81,7 @@ def record_checkpoints(
     with still.attached(), record(recipe.model, recipe.optimizer, path, **{**known, **arguments}) as rec:
         about = {"nearest": nearest, "steps": [c.step for c in given], "assumed": _assumed(recipe, given, nearest)}
         rec.store.update_config(from_checkpoints=about)
+        rec.watcher.weights.following = False
         for t in range(given[-1].step):
             _step(recipe, rec, still, t, outputs)
             if progress is not None:

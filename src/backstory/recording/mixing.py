@@ -44,7 +44,11 @@ class Mixing:
         self._model, self._quiet = model, quiet  # a context in which no hook takes part
         self._outputs: list[Tensor] = []
         self._call: list[int] = []  # of the model, that gave each of them
-        self._calls, self._passes = 0, 0  # of the model, and backward ones, in the micro-batch under way
+        self._calls, self._passes = (
+            0,
+            0,
+        )  # of the model on other inputs, and backward ones, in the micro-batch under way
+        self._inputs: list[Tensor] = []  # of the first of them
         self.added = False  # whether calls of one micro-batch have nothing to do with each other
         self._first: list[Tensor] = []
         self.rows = 0  # of the micro-batch under way
@@ -56,12 +60,14 @@ class Mixing:
         self.rows = rows
         self.same = torch.arange(rows) if same is None else torch.tensor(same)
         self._calls = self._passes = 0
+        self._inputs = []
         self.forget()
 
     def forget(self) -> None:
         """Let go of the graph."""
         self._outputs.clear()
         self._call.clear()
+        self._inputs = []
         self._first.clear()
 
     def see_call(self, args: Sequence[Any], output: Tensor) -> None:
@@ -74,7 +80,7 @@ class Mixing:
     def watching(self) -> Iterator[None]:
         """While the step runs, `backward` looks first; always put back."""
         original = torch.autograd.backward
-        handle = self._model.register_forward_hook(torch.compiler.disable(self._see_outputs))
+        handle = self._model.register_forward_hook(torch.compiler.disable(self._see_outputs), with_kwargs=True)
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if self.found is None and (self._outputs or self._first):
@@ -91,9 +97,12 @@ class Mixing:
             handle.remove()
             self.forget()
 
-    def _see_outputs(self, module: nn.Module, args: Any, out: Any) -> None:
+    def _see_outputs(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         seen = [x for x in _tensors(out) if x.requires_grad and x.dim() and len(x) == self.rows]
-        self._calls += bool(seen)
+        inputs = [x.detach() for x in (*_tensors(args), *_tensors(kwargs))]
+        if seen and (not self._calls or not _alike(inputs, self._inputs)):
+            self._calls += 1
+            self._inputs = self._inputs or inputs
         if self.found is None:
             self._outputs += seen
             self._call += [self._calls] * len(seen)
@@ -178,6 +187,11 @@ def _tried(look: Callable[[], str]) -> str:
         return look()
     except Exception as error:  # whatever torch cannot differentiate (twice), or has no room for; training goes on
         return f"not checked: {str(error).partition(chr(10))[0][:160]}"
+
+
+def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether two calls of a model got the same."""
+    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _ends(gradient: Tensor) -> bool:

@@ -30,6 +30,7 @@ from ..capture import OptimizerReader, find_blocks, fingerprint
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.modules import Block
+from ..capture.optimizers import inner_optimizer
 from ..capture.precision import own_precision
 from ..errors import DiskError, UsageError
 from ..maths.encoding import row_bytes, worth_it
@@ -79,6 +80,7 @@ def record(
     between too, and needs `steps`. To continue after an interruption, pass `resume=True` and `start=t`, the step that your own
     checkpoint continues from; recorded steps from t on are replaced.
     """
+    optimizer = inner_optimizer(optimizer)
     chosen = settings_of(settings, short, preset).resolved(loss_reduction)
     if checkpoints is not None and not steps:
         raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place the K checkpoints.")
@@ -438,10 +440,9 @@ class Recorder:
                     self._checkpoint(self._at)
                     self._store_final(failed)
             timed = {} if self._watch.median is None else {"training": {"seconds_per_step": self._watch.median}}
-            missed = self.store.config.get("missed", 0) + self.watcher.missed
-            self.store.update_config(
-                skipped=self.skipped, closed=not failed, **timed, **({"missed": missed} if missed else {})
-            )
+            counted = {"missed": self.watcher.missed, "changed": self.watcher.weights.changes}
+            known = {name: self.store.config.get(name, 0) + more for name, more in counted.items() if more}
+            self.store.update_config(skipped=self.skipped, closed=not failed, **timed, **known)
         finally:
             self._writer.close()
             self.store.close()

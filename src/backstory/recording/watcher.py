@@ -14,6 +14,7 @@ from ..capture import OptimizerReader, Tap
 from ..capture.batches import BatchDigest
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
+from ..capture.touched import Weights
 from ..capture.updates import Reading
 from ..errors import UsageError
 from ..maths.layers import Contribution
@@ -25,7 +26,7 @@ from .curvature import CurvatureRows
 from .mixing import Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
-from .reduction import check_reduction
+from .reduction import check_reduction, check_terms
 from .settings import Exact, Settings
 from .step import Part, StepScope, TakenStep, safe_inverse
 
@@ -60,6 +61,7 @@ class StepWatcher:
         self._deciding = settings.is_open  # on the curvature, by the first step
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
         self.missed = 0  # steps that gave gradients in place of curvature samples
+        self.weights = Weights([b.parameter for b in self.blocks])
         self._mixing = Mixing(model, self._tap.quiet)
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._places: dict[int, Tensor] = {}  # of micro-batches whose samples have several rows: which ones
@@ -93,7 +95,7 @@ class StepWatcher:
         self._tap.attach()
         self._digest.attach()
         self.reader.attach()
-        if self._deciding or self.loss is not None:
+        if self._deciding or self.loss is not None or not self._taken:
             self._outputs.attach()
 
     def detach(self) -> None:
@@ -223,6 +225,7 @@ class StepWatcher:
             return
         if not scope.ids:
             raise UsageError(f"step {scope.number} declares no samples. Pass ids to rec.step(), or call s.batch(ids).")
+        self.weights.start()
         self.adaptive.check(reading)
         scope.weights()
         if self.form.split:
@@ -231,19 +234,25 @@ class StepWatcher:
             self._unsee(scope)
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
+        terms = None if self._taken else self._outputs.terms(scope.sizes)
         if self._deciding:
             self._decide(scope)
+        elif not self._taken and self.loss is None:
+            self._outputs.detach()
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
         if self._taken < CHECKED_FIRST:
             check_reduction(scope, self.reader.loss_scale)
+        if terms is not None and not scope.loss_gradients:
+            check_terms(scope, self.reader.loss_scale, terms)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
         scope = self._scope
         if scope is None:
             return
+        self.weights.leave()
         with torch.no_grad(), own_precision(self.device):
             scope.after = self.adaptive.read(reading, self.bases)
             if scope.whole:

@@ -31,6 +31,11 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
             f"gradients stand in for {config['settings']['curvature']} curvature in steps where the model was not called once per "
             f"micro-batch ({missed})"
         )
+    if changed := config.get("changed"):
+        out.append(
+            f"weights were changed {changed} times between two updates by something else than the recorded optimizer (by hand, by another "
+            "optimizer): what this does to the influence of earlier samples is not followed"
+        )
     if config.get("left_out"):
         share = float(store.steps().trained.mean()) if store.n_steps() else 1.0
         count = len(config["left_out"])
