@@ -126,6 +126,7 @@ RIGHT: dict[str, tuple[str, Loss, dict[str, Any]]] = {
     "mean of means": ("mean", lambda f: (tokens(f, "none").view(B, S).sum(1) / TERMS).mean(), {}),
     "mean of sums": ("mean", lambda f: tokens(f, "none").view(B, S).sum(1).mean(), {}),
     "equal lengths": ("mean", lambda f: tokens(f, "mean", LABELS), {}),
+    "equal lengths, tokens told": ("mean", lambda f: tokens(f, "mean", LABELS), {"tokens": [5] * B}),
     "equal lengths, counted": ("token-mean", lambda f: tokens(f, "mean", LABELS), {"tokens": [5] * B}),
     "sum": ("sum", lambda f: tokens(f, "sum"), {}),
     "a factor of its own": ("mean", lambda f: 0.37 * tokens(f, "none").view(B, S).sum(1).mean(), {}),
@@ -141,13 +142,15 @@ def test_a_right_one_is_recorded_without_a_word(name: str, tmp_path: Path) -> No
         language(tmp_path / "run", declared, loss, **batch)
 
 
+@pytest.mark.parametrize("scale", [1.0, 64.0])
 @pytest.mark.parametrize("curvature", ["auto", "empirical"])
-def test_a_classifiers_sum_is_no_mean(curvature: str, tmp_path: Path) -> None:
+def test_a_classifiers_sum_is_no_mean(curvature: str, scale: float, tmp_path: Path) -> None:
     model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     optimizer = sgd(model)
     x, y = batch_of([0, 1, 2, 3])
-    settings: dict[str, Any] = {"encoding": "float64", "curvature": curvature}
+    settings: dict[str, Any] = {"encoding": "float64", "curvature": curvature, "scaler": scaler}
     with pytest.raises(UsageError, match=r"4 times as much as declared.*loss_reduction='sum'"):
         with backstory.record(model, optimizer, tmp_path, loss_reduction="mean", **settings) as rec, rec.step(range(4)):
-            F.cross_entropy(model(x), y, reduction="sum").backward()
-            optimizer.step()
+            scaler.scale(F.cross_entropy(model(x), y, reduction="sum")).backward()
+            scaler.step(optimizer)

@@ -57,7 +57,7 @@ def check_terms(scope: StepScope, scale: float, seen: Sequence[LossTerms]) -> No
             f"tokens= declares {declared} tokens with a loss in step {scope.number}, but the loss has {int(total)} terms. Count the positions "
             "that have a loss: for next-token prediction (labels[:, 1:] != -100).sum(1)."
         )
-    if scope.reduction == "mean" and by_token and len(count.unique()) > 1:
+    if scope.reduction == "mean" and by_token:
         warnings.warn(UNEQUAL.format(least=int(count.min()), most=int(count.max())), stacklevel=2)
     elif _close(ratio, factor) and (remedy := _remedy(scope, factor, float(weight[0]))):
         raise UsageError(
