@@ -129,10 +129,10 @@ def test_batch_norm_in_training_mode_is_noted_even_if_it_is_not_recorded(recorde
             seen.model(x(2, 2))
         seen.model[1].eval()  # type: ignore[index]
         seen.model(x(2, 2)).sum().backward()
-        assert seen.tap.mixing == set()
+        assert seen.tap.shared_statistics == set()
         seen.model.train()
         seen.model(x(2, 2)).sum().backward()
-        assert seen.tap.mixing == {"1"}
+        assert seen.tap.shared_statistics == {"1"}
     assert len(seen.parts) == 2 * (4 if recorded else 2)
 
 

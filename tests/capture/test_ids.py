@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import backstory
-from backstory.capture.ids import as_text, check_unique, counts, restore
+from backstory.capture.ids import as_text, counts, owners, restore
 from backstory.errors import UsageError
 
 
@@ -102,10 +102,11 @@ def test_restore_is_the_inverse_of_as_text() -> None:
         assert restore(*as_text(ids)) == ids
 
 
-def test_a_sample_twice_in_a_step_is_named() -> None:
-    check_unique(["a", "b"], 4)
-    with pytest.raises(UsageError, match=r"sample 'b' appears twice in step 4.*different ids.*without replacement"):
-        check_unique(["a", "b", "c", "b"], 4)
+def test_rows_belong_to_samples_by_number() -> None:
+    assert owners([0, 1, 0, 1], 2) == owners(torch.tensor([[0, 1], [0, 1]]), 2) == [0, 1, 0, 1]
+    for bad in ([0, 0], [0, 1, 2], [0.0, 1.0], [-1, 0, 1], []):
+        with pytest.raises(UsageError, match=r"which of the 2 ids it belongs to.*list\(range\(2\)\) \* 2"):
+            owners(bad, 2)  # type: ignore[arg-type]
 
 
 def test_token_counts_are_one_for_each_sample() -> None:

@@ -86,6 +86,23 @@ def test_a_subclass_is_what_it_inherits_its_step_from() -> None:
     assert rule_of(Other(parameter, lr=0.1)) is None
     backstory.register_optimizer(Other, read)
     assert rule_of(Other(parameter, lr=0.1)) is not None
+    backstory.register_optimizer(Other, SGD)
+    assert rule_of(Other(parameter, lr=0.1)) is OPTIMIZERS[SGD]
+    with pytest.raises(UsageError, match="Muon is not supported itself"):
+        backstory.register_optimizer(Other, torch.optim.Muon)
+
+
+class Lion(HeavyBall):
+    """By the sign."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(Lion, "derivative is 0 almost everywhere"), (torch.optim.Muon, "orthogonalises"), (torch.optim.Rprop, "sign")],
+)
+def test_what_no_diagonal_follows_is_refused_with_the_reason(kind: Any, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{why}.*optimizer_model='sgd'.*run.leave_out"):
+        optimizers.checked_rule(kind([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1))
 
 
 class OwnAdam(Optimizer):
@@ -166,8 +183,9 @@ def test_a_state_without_the_second_moment_that_the_reader_wants_is_refused(tmp_
         (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, ["momentum 0.9", "Nesterov", "weight decay 0.0005"]),
         (torch.optim.AdamW, {}, ["AdamW's second moment", "momentum 0.9", "weight decay 0.01"]),
         (torch.optim.Adam, {"betas": (0.0, 0.9)}, ["Adam's second moment"]),
-        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's own update rule", "momentum 0.5"]),
-        (torch.optim.Adafactor, {}, ["Adafactor's own update rule"]),
+        (torch.optim.RMSprop, {"momentum": 0.5}, ["RMSprop's second moment", "momentum 0.5"]),
+        (torch.optim.Adafactor, {}, ["Adafactor's second moment"]),
+        (torch.optim.Adamax, {}, ["Adamax's own update rule", "momentum 0.9"]),
     ],
 )  # fmt: skip
 def test_what_a_proxy_drops_is_read_from_the_optimizer(
@@ -184,3 +202,55 @@ def test_what_differs_between_groups_is_a_range() -> None:
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match="must be a subclass of"):
         backstory.register_optimizer(torch.nn.Linear, read)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+@pytest.mark.parametrize(
+    "settings", [{}, {"projection": "random", "rank": 2, "encoding": "float64"}], ids=["full", "random"]
+)
+def test_maximizing_minus_the_loss_is_minimizing_it(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    results = []
+    for sign in (1.0, -1.0):
+        model = mlp()
+        optimizer = kind(model.parameters(), lr=0.1, maximize=sign < 0)
+        path = tmp_path / str(sign)
+        with backstory.record(model, optimizer, path, loss_reduction="mean", **{**FULL, **settings}) as rec:
+            for t in range(STEPS):
+                optimizer.zero_grad()
+                with rec.step(ids_of(t)):
+                    (sign * cross_entropy(model, batch_of(ids_of(t)))).mean().backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+                    optimizer.step()
+        results.append(backstory.open(path).query(model, cross_entropy, batch_of([0, 1, 2])).scores)
+    assert results[0].norm() > 0
+    assert_same(results[1], results[0], STEPS * 100)
+
+
+SCALED: dict[Any, dict[str, Any]] = {
+    torch.optim.NAdam: {},
+    torch.optim.RAdam: {"betas": (0.9, 0.9)},
+    torch.optim.RMSprop: {"momentum": 0.5, "alpha": 0.9},
+    torch.optim.Adagrad: {"initial_accumulator_value": 0.1},
+    torch.optim.Adafactor: {"eps": (None, 1e-2)},
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_a_run_of_a_scaled_optimizer_is_recorded_and_queried(kind: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"curvature": "empirical", "projection": "random", "rank": 2, "encoding": "float64"}
+    model = mlp()
+    optimizer = kind(model.parameters(), lr=0.05, **SCALED[kind])
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **settings) as rec:
+        for t in range(STEPS):
+            one_step(rec, model, optimizer, ids_of(t))
+    run = backstory.open(tmp_path / "run")
+    result = run.query(model, cross_entropy, batch_of([0, 1, 2]))
+    assert bool(result.scores.isfinite().all())
+    assert float(result.scores.norm()) > 0
+    assert run.steps().drift[1:].min() >= 0
+
+
+def test_rmsprops_momentum_needs_coordinates_that_hold_its_scale(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"RMSprop's momentum averages steps that are scaled already.*learned"):
+        scores(tmp_path, torch.optim.RMSprop, momentum=0.5)
+    assert scores(tmp_path, torch.optim.RMSprop).norm() > 0

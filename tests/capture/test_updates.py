@@ -256,25 +256,21 @@ def test_a_child_of_sgd_may_step_otherwise_so_it_is_refused() -> None:
         OptimizerReader(net, Mine(net.parameters(), lr=0.1))
 
 
-def test_wrong_words_and_maximize_are_refused() -> None:
+def test_wrong_words_are_refused() -> None:
     net = model()
     with pytest.raises(UsageError, match="optimizer_model must be one of 'auto', 'sgd', got 'adam'"):
         OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1), model_as="adam")
-    with pytest.raises(UnsupportedError, match=r"maximize=True is not supported. Negate the loss"):
-        OptimizerReader(net, torch.optim.SGD(net.parameters(), lr=0.1, maximize=True))
 
 
+@pytest.mark.parametrize("model_as", ["auto", "sgd"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
-def test_a_proxy_does_not_hide_maximize(kind: Any) -> None:
-    """The influences would have the wrong sign."""
+def test_maximize_is_read_at_each_step(kind: Any, model_as: str) -> None:
     net = model()
-    with pytest.raises(UnsupportedError, match=r"maximize=True is not supported. Negate the loss"):
-        OptimizerReader(net, kind(net.parameters(), lr=0.1, maximize=True), model_as="sgd")
     optimizer = kind(net.parameters(), lr=0.1)
-    with Watched(net, optimizer, model_as="sgd") as watched:
+    with Watched(net, optimizer, model_as=model_as) as watched:
+        assert watched.step().sign == 1
         optimizer.param_groups[0]["maximize"] = True
-        with pytest.raises(UnsupportedError, match="maximize=True is not supported"):
-            watched.step()
+        assert watched.step().sign == -1
 
 
 def test_plain_sgd_that_gets_momentum_is_no_longer_exact_and_refused() -> None:
@@ -383,16 +379,6 @@ def test_scaling_that_is_no_clipping_by_norm_is_refused(norm_type: float) -> Non
     reader.attach()
     train(reader, True)
     reader.detach()
-
-
-def test_maximize_switched_on_in_the_middle_is_refused() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with Watched(net, optimizer) as watched:
-        watched.step(0)
-        optimizer.param_groups[0]["maximize"] = True
-        with pytest.raises(UnsupportedError, match="maximize"):
-            watched.step(1)
 
 
 def test_a_step_without_backward_and_a_second_step_are_refused() -> None:

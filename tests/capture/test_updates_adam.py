@@ -19,23 +19,44 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Adam, L2": (torch.optim.Adam, {"weight_decay": 0.2}),
     "Adam, decoupled": (torch.optim.Adam, {"weight_decay": 0.2, "decoupled_weight_decay": True}),
     "Adam, no first moment": (torch.optim.Adam, {"betas": (0.0, 0.9)}),
+    "Adam, maximize": (torch.optim.Adam, {"maximize": True}),
+    "NAdam": (torch.optim.NAdam, {"momentum_decay": 0.3}),
+    "NAdam, L2": (torch.optim.NAdam, {"weight_decay": 0.2, "foreach": True}),
+    "NAdam, decoupled": (torch.optim.NAdam, {"weight_decay": 0.2, "decoupled_weight_decay": True, "maximize": True}),
+    "RAdam": (torch.optim.RAdam, {}),
+    "RAdam, rectified": (torch.optim.RAdam, {"betas": (0.8, 0.7), "weight_decay": 0.2}),
+    "RAdam, decoupled": (torch.optim.RAdam, {"weight_decay": 0.2, "decoupled_weight_decay": True, "foreach": True}),
+    "RMSprop": (torch.optim.RMSprop, {"betas": None, "alpha": 0.9, "weight_decay": 0.2}),
+    "RMSprop, centered": (torch.optim.RMSprop, {"betas": None, "alpha": 0.9, "centered": True, "maximize": True}),
+    "RMSprop, momentum": (torch.optim.RMSprop, {"betas": None, "alpha": 0.9, "momentum": 0.7, "centered": True}),
+    "Adagrad": (torch.optim.Adagrad, {"betas": None, "lr_decay": 0.2, "weight_decay": 0.2}),
+    "Adagrad, begun": (torch.optim.Adagrad, {"betas": None, "initial_accumulator_value": 0.3}),
+    "Adafactor": (torch.optim.Adafactor, {"betas": None, "eps": (None, 1e-3), "weight_decay": 0.2}),
+    "Adafactor, bounded": (torch.optim.Adafactor, {"betas": None, "eps": (None, 5.0), "d": 1.0, "maximize": True}),
+    "Adafactor, late": (torch.optim.Adafactor, {"betas": None, "eps": (1e-3, 1e-3), "lr": 0.9}),
 }
+M = ("exp_avg", "momentum_buffer")  # what torch calls m
 
 
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("max_norm", [None, 0.3])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_numbers_replay_torchs_own_steps(name: str, max_norm: float | None, before: int) -> None:
-    r"""θ ← (1 − ηλ') θ − η P (a m), m ← μ m + (1−τ) u, u = c ∇L + λ θ, with nothing but the numbers that were read."""
+    r"""θ ← (1 − ηλ') θ − η P (a m + n u), m ← μ m + (1−τ) u, u = ± c ∇L + λ θ, with nothing but the numbers that were read."""
     net, twin = model(), model()
     kind, settings = KINDS[name]
-    optimizer = kind(net.parameters(), **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, **settings})
+    given = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, **settings}
+    optimizer = kind(net.parameters(), **{k: x for k, x in given.items() if x is not None})
     for t in range(before):
         optimizer.zero_grad()
         loss(net, 30 + t).backward()
         optimizer.step()
     twin.load_state_dict(net.state_dict())
-    m = [optimizer.state[p]["exp_avg"].clone() if before else torch.zeros_like(p) for p in net.parameters()]
+    states = [optimizer.state.get(p, {}) for p in net.parameters()]
+    m = [
+        next((s[n].clone() for n in M if s.get(n) is not None), torch.zeros_like(p))
+        for s, p in zip(states, net.parameters(), strict=True)
+    ]
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     with Watched(net, optimizer) as watched:
         assert watched.reader.adaptive
@@ -46,9 +67,11 @@ def test_the_numbers_replay_torchs_own_steps(name: str, max_norm: float | None, 
             with torch.no_grad():
                 for i, (p, q, g) in enumerate(zip(twin.parameters(), net.parameters(), grads, strict=True)):
                     v, eps, correction, _ = watched.reader.second_moment(q)
-                    u = r.clip * g + k["l2"] * p
-                    m[i] = k["momentum"] * m[i] + (1 - k["tau"]) * u
-                    moved = (k["a"] * m[i] + k["n"] * u) / ((v / correction).sqrt() + eps)
+                    P = 1 / ((v / correction).sqrt() + eps)
+                    u = r.sign * r.clip * g + k["l2"] * p
+                    early, late = (P, 1.0) if watched.reader.inside else (1.0, P)
+                    m[i] = k["momentum"] * m[i] + (1 - k["tau"]) * u * early
+                    moved = (k["a"] * m[i] + k["n"] * u) * late
                     p.mul_(1 - k["rate"] * k["decay"]).sub_(k["rate"] * moved)
             schedule.step()
             for p, q in zip(net.parameters(), twin.parameters(), strict=True):
@@ -125,7 +148,7 @@ def test_the_proxy_takes_adam_for_sgd() -> None:
     }  # fmt: skip
 
 
-def test_a_child_of_adamw_and_maximize_are_refused() -> None:
+def test_a_child_of_adamw_and_groups_of_two_signs_are_refused() -> None:
     class Mine(torch.optim.AdamW):
         """Who knows what its step does."""
 
@@ -133,10 +156,11 @@ def test_a_child_of_adamw_and_maximize_are_refused() -> None:
             """Something else."""
 
     net = model()
-    with pytest.raises(UnsupportedError, match="Mine"):
+    with pytest.raises(UnsupportedError, match=r"Mine is .* subclass of AdamW with a step\(\) of its own"):
         OptimizerReader(net, Mine(net.parameters()))
-    with pytest.raises(UnsupportedError, match="maximize=True is not supported"):
-        OptimizerReader(net, torch.optim.AdamW(net.parameters(), maximize=True))
+    groups = [{"params": [p], "maximize": p.dim() > 1} for p in net.parameters()]
+    with pytest.raises(UnsupportedError, match=r"some parameter groups .* maximize the loss and others minimize it"):
+        OptimizerReader(net, torch.optim.AdamW(groups))
 
 
 def scaled_step(fused: bool, unscale: bool, bad: bool) -> tuple[Watched, nn.Module]:

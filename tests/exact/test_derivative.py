@@ -65,7 +65,9 @@ def test_the_update_is_the_one_that_torch_takes(taken: Taken) -> None:
     taken.tape.step(4)
     after = flat_state(update.slots(taken.tape.optimizer))
     for actual, expected in zip(taken.step.after, after, strict=True):
-        assert_close(actual, expected, rtol=1e-12)
+        assert_close(
+            actual, expected, rtol=1e-11
+        )  # torch keeps NAdam's μ product in float32, and in float64 once it is loaded
 
 
 def test_pull_is_the_transposed_jacobian(taken: Taken) -> None:

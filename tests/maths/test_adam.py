@@ -283,5 +283,5 @@ def by_forward(steps: list[Step], contraction: Contraction) -> Tensor:
     """Displacements of three samples: one at every step, one at every second, one once."""
     tracked = Tangent(3, P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
-        tracked.advance(step, {0: 0} | ({1: 1} if t % 2 else {}) | ({2: 2} if t == 3 else {}))
+        tracked.advance(step, [(0, 0), *([(1, 1)] if t % 2 else []), *([(2, 2)] if t == 3 else [])])
     return tracked.x

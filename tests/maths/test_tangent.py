@@ -34,7 +34,7 @@ def test_one_occurrence_equals_the_adjoint(clipped: bool, mode: str, contraction
     where = [(t, i) for t in (0, len(steps) // 2, len(steps) - 1) for i in (0, len(steps[t].w) - 1)]
     tracked = Tangent(len(where), P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
-        tracked.advance(step, {j: i for j, (at, i) in enumerate(where) if at == t})
+        tracked.advance(step, [(j, i) for j, (at, i) in enumerate(where) if at == t])
     expected = torch.stack([scores[t][:, i] for t, i in where], 1)
     assert_close(v @ tracked.x.T, expected, 1e-9)
 
@@ -46,9 +46,16 @@ def test_a_repeated_sample_takes_its_curvature_with_it() -> None:
     x: Tensor = torch.zeros(P, dtype=torch.float64)
     for t, step in enumerate(steps):
         occurs = t % 2 == 0
-        tracked.advance(step, {0: 0} if occurs else {})
+        tracked.advance(step, [(0, 0)] if occurs else [])
         assert step.V is not None
         kept = step.V[2:] if occurs else step.V
         rate = float(step.coefficients.rate)
         x = x - rate * (kept.T @ (kept @ x)) + (rate * step.w[0] * step.G[0] if occurs else 0.0)
     assert_close(tracked.x, x[None], 1e-10)
+
+
+def test_a_sample_that_is_drawn_twice_in_a_step_moves_by_both() -> None:
+    (step, *_) = random_steps("momentum", clipped=True)
+    tracked = Tangent(3, P, dtype=torch.float64, contraction="never")
+    tracked.advance(step, [(0, 0), (0, 1), (1, 0), (2, 1)])
+    assert_close(tracked.x[:1], tracked.x[1:2] + tracked.x[2:], 1e-12)

@@ -51,7 +51,7 @@ def test_a_sample_that_occurs_twice(rule: str, contraction: Contraction, clipped
     steps = shared(rule, clipped)
     tangent = Tangent(1, P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
-        tangent.advance(step, {0: OCCURRENCES[t]} if t in OCCURRENCES else {})
+        tangent.advance(step, [(0, OCCURRENCES[t])] if t in OCCURRENCES else [])
     expected = by_hand(steps, OCCURRENCES, 0.0 if contraction == "never" else contraction)
     assert_close(tangent.x[0], torch.from_numpy(expected), 1e-11)
     alone = sum(by_hand(steps, {t: i}, 0.0 if contraction == "never" else contraction) for t, i in OCCURRENCES.items())
@@ -64,7 +64,7 @@ def test_samples_do_not_mix() -> None:
     tangent = Tangent(3, P, dtype=torch.float64, contraction="always")
     for t, step in enumerate(steps):
         rows = {0: OCCURRENCES[t]} if t in OCCURRENCES else {}
-        tangent.advance(step, rows | ({1: others[t]} if t in others else {}))
+        tangent.advance(step, (rows | ({1: others[t]} if t in others else {})).items())
     for i, occurrences in enumerate((OCCURRENCES, others, {})):
         assert_close(tangent.x[i], torch.from_numpy(by_hand(steps, occurrences, "always")), 1e-11)
 
@@ -75,7 +75,7 @@ def test_without_curvature_only_its_own_is_missing() -> None:
     tangent = Tangent(1, P, dtype=torch.float64, contraction="always")
     x = torch.zeros(P, dtype=torch.float64)
     for t, step in enumerate(steps):
-        tangent.advance(step, {0: OCCURRENCES[t]} if t in OCCURRENCES else {})
+        tangent.advance(step, [(0, OCCURRENCES[t])] if t in OCCURRENCES else [])
         if t in OCCURRENCES:
             g, w = step.G[OCCURRENCES[t]], step.w[OCCURRENCES[t]]
             x = x + float(step.coefficients.rate) * w * (1 + g @ x) * g

@@ -56,8 +56,8 @@ def test_what_is_not_modelled_is_named() -> None:
     p = [nn.Parameter(torch.zeros(1))]
     for optimizer, word in (
         (torch.optim.Adam(p, amsgrad=True), "AMSGrad"),
-        (torch.optim.SGD(p, lr=1, maximize=True), "maximize"),
-        (torch.optim.RMSprop(p), "RMSprop"),
+        (torch.optim.RMSprop(p, centered=True), "centered"),
+        (torch.optim.Adafactor(p), "Adafactor"),
     ):
         assert word in (update.obstacle(optimizer) or "")
     assert update.obstacle(torch.optim.AdamW(p)) is None

@@ -47,7 +47,12 @@ MAKERS: dict[str, Any] = {
     "AdamW": adamw,
     "AdamW, amsgrad": lambda m: adamw(m, amsgrad=True),
     "Adam, L2": adam_l2,
+    "NAdam": lambda m: torch.optim.NAdam(m.parameters(), lr=0.05, betas=(0.7, 0.95), weight_decay=0.2),
+    "RAdam": lambda m: torch.optim.RAdam(m.parameters(), lr=0.05, betas=(0.7, 0.7), weight_decay=0.2),
+    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.05, alpha=0.9, eps=1e-3, weight_decay=0.2),
+    "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1, lr_decay=0.3, eps=1e-3, weight_decay=0.2),
 }
+V = {"exp_avg_sq": "betas", "square_avg": "alpha", "sum": None}  # what torch calls v, and where its decay is
 
 
 def train(name: str, max_norm: float | None, weights: Tensor, held: list[State] | None, path: Path | None) -> nn.Module:
@@ -77,11 +82,28 @@ def train(name: str, max_norm: float | None, weights: Tensor, held: list[State] 
                 optimizer.step()
         if not replay:
             kept.append({f"{n}/{k}": v.clone() for n, p in model.named_parameters()
-                         for k, v in optimizer.state[p].items() if "sq" in k})  # fmt: skip
-            kept[-1]["P"] = adam.second_moments(model, optimizer)[1]
+                         for k, v in optimizer.state[p].items() if "sq" in k or k in V})  # fmt: skip
+            kept[-1]["P"] = diagonal(model, optimizer)
     if rec is not None:
         rec.__exit__(None, None, None)
     return model
+
+
+def diagonal(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """P of all parameters, by the formulas of torch's documentation."""
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam):
+        return adam.second_moments(model, optimizer)[1]
+    out = []
+    for p in model.parameters():
+        state, group = optimizer.state[p], optimizer.param_groups[0]
+        s, v = state["step"].item(), next(state[k] for k in V if k in state)
+        if not isinstance(optimizer, torch.optim.RAdam):
+            out.append(1 / (v.sqrt() + group["eps"]))
+            continue
+        beta, longest = group["betas"][1], 2 / (1 - group["betas"][1]) - 1
+        late = longest - 2 * s * beta**s / (1 - beta**s) > 5
+        out.append((1 - beta**s) ** 0.5 / (v.sqrt() + group["eps"]) if late else torch.ones_like(v))
+    return torch.cat([x.flatten() for x in out])
 
 
 def _clip(model: nn.Module, max_norm: float | None) -> None:
@@ -95,12 +117,16 @@ def _hold(model: nn.Module, optimizer: torch.optim.Optimizer, after: State) -> N
         state = optimizer.state[p]
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
+            state.update(mu_product=torch.ones(()), square_avg=torch.zeros_like(p))
         (group,) = [g for g in optimizer.param_groups if any(p is q for q in g["params"])]
         assert p.grad is not None
         l2 = 0.0 if isinstance(optimizer, torch.optim.AdamW) else group["weight_decay"]
-        u, b = (p.grad + l2 * p).detach(), group["betas"][1]
-        state["exp_avg_sq"] = (after[f"{name}/exp_avg_sq"] - (1 - b) * u.square()) / b
-        if group["amsgrad"]:
+        name_v = next(k for k in V if f"{name}/{k}" in after)
+        decay = V[name_v]
+        b = 1.0 if decay is None else group[decay][1] if decay == "betas" else group[decay]
+        u, fresh = (p.grad + l2 * p).detach(), 1.0 if decay is None else 1 - b
+        state[name_v] = (after[f"{name}/{name_v}"] - fresh * u.square()) / b
+        if group.get("amsgrad"):
             state["max_exp_avg_sq"] = after[f"{name}/max_exp_avg_sq"].clone()
 
 

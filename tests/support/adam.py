@@ -53,7 +53,7 @@ def second_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
         p = model.get_parameter(name)
         (group,) = [g for g in optimizer.param_groups if any(p is q for q in g["params"])]
         state = optimizer.state[p]
-        v = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+        v = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
         root = (v / (1 - group["betas"][1] ** state["step"].item())).sqrt() + group["eps"]
         diagonals.append((1 / root).flatten())
         halves.append(_factored(root, v).flatten())

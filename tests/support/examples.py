@@ -25,6 +25,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.05),
     "adam": lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.9), weight_decay=0.05),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, betas=(0.8, 0.9), weight_decay=0.3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.02, betas=(0.8, 0.9), weight_decay=0.05),
+    "radam": lambda p: torch.optim.RAdam(
+        p, lr=0.02, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.3, decoupled_weight_decay=True
+    ),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.9, eps=1e-3, weight_decay=0.05),
+    "rmsprop, momentum": lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.9, eps=1e-3, momentum=0.7),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1, eps=1e-3, weight_decay=0.05),
+    "maximize": lambda p: torch.optim.AdamW(p, lr=0.02, betas=(0.8, 0.9), weight_decay=0.3, maximize=True),
 }
 KINDS = list(OPTIMIZERS)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.ids import as_text, check_unique
+from ..capture.ids import as_text
 from ..capture.modules import Blocks, Rank, Selection, find_blocks, taken_as_frozen
 from ..errors import NumericalError, UsageError
 from ..maths.projection import Basis, random_basis
@@ -52,8 +52,7 @@ def survey(recipe: Recipe) -> Training:
     visits: list[tuple[int, list[int], list[str]]] = []
     for step in reversed(range(len(recipe.batches))):
         names, kind = as_text(recipe.batches[step][0])
-        check_unique(names, step)
-        keep = [i for i, name in enumerate(names) if name not in known]
+        keep = [i for i, name in enumerate(names) if name not in known and name not in names[:i]]
         if keep:
             kinds.add(kind)
             visits.append((step, keep, [names[i] for i in keep]))

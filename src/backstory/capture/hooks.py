@@ -4,7 +4,7 @@ The call's inputs are held only by the output's gradient hook: a forward pass th
 leaves nothing behind, and an activation-checkpointed one counts once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,9 +55,12 @@ class Tap:
         self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
         self.passes: set[int] = set()  # the backward passes of this step that reached a recorded layer
         self.differentiable = False  # whether one of them was made to be differentiated again
+        self.on_call: Callable[[tuple[Any, ...], Tensor], None] | None = (
+            None  # sees each recorded call's arguments and output
+        )
         self._names = {m: n for n, m in model.named_modules()}
         self._meaning: dict[nn.Module, str] = {}  # what a 1-d index of an embedding has turned out to be
-        self.mixing: set[str] = set()  # layers in which the samples of a batch have shared their statistics
+        self.shared_statistics: set[str] = set()  # layers in which the samples of a batch have shared their statistics
         self.spread: set[nn.Module] = set()  # tables of positions, looked up for each sample instead of once
         self._handles: list[RemovableHandle] = []
         self._repeated = Repeated(self, blocks.general, batch_dim)
@@ -217,6 +220,8 @@ class Tap:
         if not isinstance(output, Tensor) or not output.requires_grad or module not in self.rules:
             return
         slot = self.slot
+        if self.on_call is not None:
+            self.on_call((*args, *kwargs.values()), output)
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         made, shape = _made(module, output), output.shape
         if self.keep_calls:
@@ -275,7 +280,7 @@ class Tap:
 
     def _note_mixing(self, module: nn.Module, args: Any) -> None:
         if self.listens and (module.training or getattr(module, "running_mean", None) is None):
-            self.mixing.add(self._names[module])
+            self.shared_statistics.add(self._names[module])
 
 
 def _made(module: nn.Module, output: Tensor) -> Tensor:

@@ -62,14 +62,16 @@ def as_text(ids: Iterable[int | str] | Tensor) -> tuple[list[str], str]:
     raise UsageError(f"ids must be all ints or all strings, got {names}.")
 
 
-def check_unique(ids: Sequence[str], step: int) -> None:
-    """Refuse a sample that appears twice in one step: leave-one-out would not be defined for one of its copies."""
-    if len(set(ids)) < len(ids):
-        twice = next(x for i, x in enumerate(ids) if x in ids[:i])
+def owners(groups: Iterable[int] | Tensor, samples: int) -> list[int]:
+    """Which of the step's samples each row of a batch belongs to: whole numbers below `samples`, each of them at least once."""
+    values = torch.as_tensor(groups if isinstance(groups, Tensor) else list(groups)).detach().cpu().reshape(-1)
+    out = [] if values.is_floating_point() else [int(x) for x in values.tolist()]
+    if set(out) != set(range(samples)):
         raise UsageError(
-            f"sample {twice!r} appears twice in step {step}. Give the copies different ids (for example "
-            f"`f'{{id}}#2'`), or sample without replacement within a batch."
+            f"groups= must say of each row of the batch which of the {samples} ids it belongs to, as 0 … {samples - 1}, each at "
+            f"least once, got {values.tolist()[:8]}. For chosen and rejected rows one after the other: list(range({samples})) * 2."
         )
+    return out
 
 
 def restore(texts: Sequence[str], kind: str) -> list[int | str]:

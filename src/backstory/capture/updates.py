@@ -23,6 +23,7 @@ class Reading:
     norm: float
     squares: dict[int, float]  # id of parameter -> its share of ‖∇L‖², before clipping
     updated: frozenset[int] = frozenset()  # ids of the parameters that the step moves: in a group whose rate is not 0
+    sign: float = 1.0  # −1 where the optimizer maximizes: its loss is −L
 
     def share(self, recorded: Collection[int], *, updated: bool = False) -> float:
         """Of ‖∇L‖², what these parameters hold: over all that have a gradient, as clipping by norm is, or that the step moves."""
@@ -56,7 +57,8 @@ class OptimizerReader:
         self.passes: set[int] = set()  # the backward passes of this step that added to a gradient
         self._handles: list[RemovableHandle] = []
         self._rule = PLAIN if self.proxy else checked_rule(optimizer)
-        _refuse_maximize(optimizer)
+        self._own_rates: dict[int, float] = {}  # id of parameter -> ω, of the last update
+        sign_of(optimizer)
         self._plain = self.proxy and not dropped(optimizer)  # its own steps are the ones that are modelled
 
     def attach(self) -> None:
@@ -92,7 +94,19 @@ class OptimizerReader:
     def second_moment(self, p: Tensor) -> SecondMoment:
         """Of a parameter, as the optimizer used it in the step that has just been taken."""
         assert self._rule.second_moment is not None
-        return self._rule.second_moment(self.optimizer, group_of(self.optimizer, p), p)
+        moment = self._rule.second_moment(self.optimizer, group_of(self.optimizer, p), p)
+        own = self._own_rates.get(id(p), 1.0)  # ω / (√(v/c) + ε) = 1 / (√(v/(c ω²)) + ε/ω)
+        return moment if own == 1.0 else moment._replace(eps=moment.eps / own, correction=moment.correction * own**2)
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether the state of the optimizer alone tells its second moment, without an update."""
+        return self._rule.own_rate is None
+
+    @property
+    def inside(self) -> bool:
+        """Whether momentum averages what the second moment has scaled already."""
+        return self._rule.inside
 
     def moments_last(self, p: Tensor, share: float) -> int:
         """For how many steps v̂, a mean over some steps, changes by `share` of itself at most; 1 to 16."""
@@ -124,11 +138,19 @@ class OptimizerReader:
         for group in optimizer.param_groups:
             self._refuse_idle(group)
         rows = [self._rule.read(optimizer, group)._asdict() for group in optimizer.param_groups]
+        self._own_rates = self._read_own_rates(optimizer)
         groups = {name: [row[name] for row in rows] for name in rows[0]}
         moving = [p for group in optimizer.param_groups if float(group["lr"]) for p in group["params"]]
-        reading = Reading(groups, clip, norm, squares, frozenset(id(p) for p in moving if p.grad is not None))
+        updated = frozenset(id(p) for p in moving if p.grad is not None)
+        reading = Reading(groups, clip, norm, squares, updated, sign_of(optimizer))
         self.on_step(reading)
         self.reading = reading
+
+    def _read_own_rates(self, optimizer: Optimizer) -> dict[int, float]:
+        if (own := self._rule.own_rate) is None:
+            return {}
+        pairs = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return {id(p): own(optimizer, group, p) for group, p in pairs}
 
     def _refuse_idle(self, group: dict[str, Any]) -> None:
         """torch leaves parameters without a gradient alone: their momentum and decay stand still."""
@@ -149,7 +171,6 @@ class OptimizerReader:
                 f"{len(new)} parameters (the first has shape {tuple(new[0].shape)}) are trained now, but were frozen "
                 "when recording began. End this recording and start a new run from here."
             )
-        _refuse_maximize(self.optimizer)
         if self._plain and (new := dropped(self.optimizer)):
             raise UnsupportedError(
                 f"SGD was plain when recording began, but now has {listed(new)}, which optimizer_model='sgd' ignores. "
@@ -176,6 +197,12 @@ def _refuse_closure(args: Any, kwargs: Any) -> None:
         )
 
 
-def _refuse_maximize(optimizer: Optimizer) -> None:
-    if any(group.get("maximize", False) for group in optimizer.param_groups):
-        raise UnsupportedError("maximize=True is not supported. Negate the loss instead.")
+def sign_of(optimizer: Optimizer) -> float:
+    """−1 where all parameter groups maximize, 1 where none does."""
+    maximize = {bool(group.get("maximize", False)) for group in optimizer.param_groups}
+    if len(maximize) > 1:
+        raise UnsupportedError(
+            "some parameter groups of the optimizer maximize the loss and others minimize it, so it has no loss of "
+            "its own. Use one optimizer for each, or negate a part of the loss."
+        )
+    return -1.0 if maximize == {True} else 1.0

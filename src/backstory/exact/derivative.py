@@ -2,22 +2,23 @@ r"""The derivative of one optimizer update, backwards and forwards, in flat coor
 
 With c the clipping factor, g the gradient before it and (see `replay.update`)
 
-    u = c g + λ θ      m' = μ m + (1−τ) u      v' = β₂ v + (1−β₂) u²      θ' = (1−ηλ') θ − η P (a m' + n u)
+    u = c g + λ θ      m' = μ m + (1−τ) u      v' = β₂ v + f u²      θ' = (1−ηλ') θ − η P (a m' + n u)
 
 and k = −η (a m' + n u) dP/dv', which is what θ' feels of a change of v', a change of the state goes on as
 
     ċ  = −(c / (‖g‖ + 1e-6)) ⟨g, ġ⟩ / ‖g‖  where the step was clipped, else 0
-    u̇  = c ġ + ċ g + λ θ̇      ṁ' = μ ṁ + (1−τ) u̇      v̇' = β₂ v̇ + 2(1−β₂) u u̇
+    u̇  = c ġ + ċ g + λ θ̇      ṁ' = μ ṁ + (1−τ) u̇      v̇' = β₂ v̇ + 2 f u u̇
     θ̇' = (1−ηλ') θ̇ − η P (a ṁ' + n u̇) + k v̇'                                                       `push`
 
 and the adjoint x of the state comes back as the transpose of that
 
-    x_v' += k x_θ'      x_m' −= η a P x_θ'      s = (1−τ) x_m' + 2(1−β₂) u x_v' − η n P x_θ'
+    x_v' += k x_θ'      x_m' −= η a P x_θ'      s = (1−τ) x_m' + 2 f u x_v' − η n P x_θ'
     x_g  = c s − (c / (‖g‖ + 1e-6)) g ⟨g, s⟩ / ‖g‖                        the last part where clipped
     x_θ  = (1−ηλ') x_θ' + λ s      x_m = μ x_m'      x_v = β₂ x_v'                                  `pull`
 
 where the part of x_θ that comes through the gradient, H x_g, is left to the caller. At v' = 0 the derivative of P is taken as 0:
-there u and m' are 0 too.
+there u and m' are 0 too. With RMSprop's momentum P stands inside, m' = μ m + P u and θ' = (1−ηλ') θ − η m': then k = u dP/dv' is what
+m' feels. A loss that is maximized has −g in place of g.
 
 Shapes:  n numbers in all; states and adjoints may have Q directions in front.
 """
@@ -59,7 +60,7 @@ class Update(NamedTuple):
     g: Tensor  # (n,) before clipping
     u: Tensor  # (n,)
     P: Tensor  # (n,)
-    k: Tensor  # (n,) −η (a m' + n u) dP/dv'
+    k: Tensor  # (n,) −η (a m' + n u) dP/dv', or with P inside u dP/dv'
     clip: float  # c
     slope: float  # c / (‖g‖ + 1e-6) / ‖g‖, or 0 where the step was not clipped
     spans: tuple[Span, ...]
@@ -86,22 +87,33 @@ def take(now: State, g: Tensor, spans: tuple[Span, ...], max_norm: float | None)
     theta, m, v = (torch.zeros_like(g) for _ in range(3))
     for first, last, by in spans:
         at = slice(first, last)
+        if by.sign < 0:
+            u[at].neg_()
         if by.l2:
             u[at] += by.l2 * now.theta[at]
+        slope_P = _second_moment(by, at, now, u, v, P)
         if by.momentum:
-            torch.add(by.mu * now.m[at], u[at], alpha=1 - by.tau, out=m[at])
+            torch.add(by.mu * now.m[at], P[at] * u[at] if by.inside else u[at], alpha=1 - by.tau, out=m[at])
         move = by.rate * by.a * m[at]
         if by.n:
             move += by.rate * by.n * u[at]
-        if by.beta2 is not None:
-            torch.addcmul(by.beta2 * now.v[at], u[at], u[at], value=1 - by.beta2, out=v[at])
-            root = (v[at] / by.root).sqrt_()
-            torch.reciprocal(root + by.eps, out=P[at])
-            move *= P[at]
-            bend = (move * P[at]).div_(root).mul_(0.5 / by.root)
-            k[at] = bend.masked_fill_(root == 0, 0.0)
+        if slope_P is not None:
+            k[at] = slope_P * (u[at] if by.inside else -move)
+            move = move if by.inside else move.mul_(P[at])
         torch.sub((1 - by.rate * by.decay) * now.theta[at], move, out=theta[at])
     return Update(State(theta, m, v), g, u, P, k, clip, slope, spans)
+
+
+def _second_moment(by: Coefficients, at: slice, now: State, u: Tensor, v: Tensor, P: Tensor) -> Tensor | None:
+    """Write v' and P of one span; returns dP/dv', taken as 0 at v' = 0, or None where P is 1."""
+    if by.beta2 is None:
+        return None
+    torch.addcmul(by.beta2 * now.v[at], u[at], u[at], value=by.fresh, out=v[at])
+    if not by.scaled:
+        return None
+    root = (v[at] / by.root).sqrt_()
+    torch.reciprocal(root + by.eps, out=P[at])
+    return P[at].square().div_(root).mul_(-0.5 / by.root).masked_fill_(root == 0, 0.0)
 
 
 def check_taken(after: Tensor, taken: Tensor, before: Tensor, t: int) -> None:
@@ -121,20 +133,24 @@ def pull(step: Update, x: State) -> tuple[State, Tensor]:
     for first, last, by in step.spans:
         at = slice(first, last)
         y, xm, xv = (part[..., at] for part in x)
-        move = by.rate * step.P[at] * y
+        move = by.rate * y if by.inside else by.rate * step.P[at] * y
         if by.momentum:
             xm.sub_(move, alpha=by.a)
             torch.mul(xm, 1 - by.tau, out=s[..., at])
+        if by.inside:
+            s[..., at].mul_(step.P[at])
+        if by.beta2 is not None:
+            xv.addcmul_(step.k[at], xm if by.inside else y)
+            s[..., at].addcmul_(step.u[at], xv, value=2 * by.fresh)
         xm.mul_(by.mu)  # μ = 0 where no m is kept
         if by.n:
             s[..., at].sub_(move, alpha=by.n)
-        if by.beta2 is not None:
-            xv.addcmul_(step.k[at], y)
-            s[..., at].addcmul_(step.u[at], xv, value=2 * (1 - by.beta2))
         xv.mul_(by.beta2 or 0.0)
         y.mul_(1 - by.rate * by.decay)
         if by.l2:
             y.add_(s[..., at], alpha=by.l2)
+        if by.sign < 0:
+            s[..., at].neg_()
     return x, clipped(step, s)
 
 
@@ -144,17 +160,24 @@ def push(step: Update, dot: State, g: Tensor) -> State:
     theta, m, v = (torch.zeros_like(u) for _ in range(3))
     for first, last, by in step.spans:
         at = slice(first, last)
+        if by.sign < 0:
+            u[..., at].neg_()
         if by.l2:
             u[..., at].add_(dot.theta[..., at], alpha=by.l2)
+        if by.beta2 is not None:
+            moved = (2 * by.fresh) * step.u[at] * u[..., at]
+            torch.add(moved, dot.v[..., at], alpha=by.beta2, out=v[..., at])
         if by.momentum:
-            torch.add(by.mu * dot.m[..., at], u[..., at], alpha=1 - by.tau, out=m[..., at])
+            fresh = step.P[at] * u[..., at] if by.inside else u[..., at]
+            torch.add(by.mu * dot.m[..., at], fresh, alpha=1 - by.tau, out=m[..., at])
+        if by.inside:
+            m[..., at].addcmul_(step.k[at], v[..., at])
         move = by.rate * by.a * m[..., at]
         if by.n:
             move.add_(u[..., at], alpha=by.rate * by.n)
-        torch.sub((1 - by.rate * by.decay) * dot.theta[..., at], move.mul_(step.P[at]), out=theta[..., at])
-        if by.beta2 is not None:
-            moved = (2 * (1 - by.beta2)) * step.u[at] * u[..., at]
-            torch.add(moved, dot.v[..., at], alpha=by.beta2, out=v[..., at])
+        move = move if by.inside else move.mul_(step.P[at])
+        torch.sub((1 - by.rate * by.decay) * dot.theta[..., at], move, out=theta[..., at])
+        if by.beta2 is not None and not by.inside:
             theta[..., at].addcmul_(step.k[at], v[..., at])
     return State(theta, m, v)
 

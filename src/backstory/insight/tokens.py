@@ -25,6 +25,7 @@ from ..capture import OptimizerReader, Tap
 from ..capture.hooks import by_position
 from ..capture.ids import as_text
 from ..capture.modules import Blocks
+from ..capture.updates import sign_of
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.encoding import looseness
@@ -240,7 +241,8 @@ class _Positions:
         recipe, blocks = self._tape.recipe, self.blocks.blocks
         reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
         adaptive = Adaptive(reader, blocks, self._settings["projection"])
-        scales = adaptive.scales
+        scales = adaptive.told()
+        sign = sign_of(recipe.optimizer)
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
@@ -248,7 +250,7 @@ class _Positions:
         bases = list(map(basis_like, self.bases, (b.parameter for b in blocks)))
         sides = [x._replace(core=None) for x in bases] if scales is None else adaptive.sides(bases, scales)
         gathered.settle(bases, sides)
-        rows = gathered.rows([n]).double() * inverse[:, None, None]  # (n, S, p)
+        rows = gathered.rows([n]).double() * (sign * inverse)[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 
 

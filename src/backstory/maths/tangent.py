@@ -15,7 +15,7 @@ gradient, h = g.
 Shapes:  M tracked samples, B rows and R curvature rows of a step, p kept coordinates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -30,20 +30,20 @@ class Tangent:
         self.y = torch.zeros_like(self.x)
         self.contraction = contraction
 
-    def advance(self, step: Step, rows: Mapping[int, int]) -> None:
-        """Take one step; `rows` says at which row of the step a tracked sample occurs: {tracked: row}."""
+    def advance(self, step: Step, rows: Iterable[tuple[int, int]]) -> None:
+        """Take one step; `rows` says at which rows of the step a tracked sample occurs: pairs (tracked, row)."""
         k, V, JV = step.coefficients, curvature_rows(step), clipped_curvature(step)
         WVx = implicit(step, self.contraction, V @ self.x.T).T  # (M, R)
         JG = clipped_gradients(step)
         per = len(V) // max(1, len(step.w))  # curvature rows of one sample
         source = torch.zeros_like(self.x)
-        for tracked, row in rows.items():
+        for tracked, row in rows:
             pull = step.w[row]
             if step.orthogonal:
                 pull = pull * (1 + step.G[row] @ self.x[tracked])
             else:
                 WVx[tracked, row * per : (row + 1) * per] = 0.0  # its own curvature is gone with it
-            source[tracked] = pull * JG[row]
+            source[tracked] += pull * JG[row]
         u = WVx @ JV + self.x * k.l2 - source
         self.y = self.y * k.momentum + u * (1 - k.tau)
         self.x = self.x * (1 - k.rate * k.decay) - (self.y * k.a + u * k.n) * k.pace

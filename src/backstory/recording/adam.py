@@ -50,7 +50,8 @@ class Adaptive:
         self._reader, self._blocks = reader, blocks
         self.preconditioned = reader.adaptive and projection in ("learned", "random")
         self.diagonal = reader.adaptive and not self.preconditioned
-        known = self.preconditioned and all(reader.optimizer.state.get(b.parameter) for b in blocks)
+        states = [reader.optimizer.state.get(b.parameter, {}) for b in blocks]
+        known = self.preconditioned and reader.foreseen and all(x and float(x.get("step", 1)) > 0 for x in states)
         self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
         self._used = self.scales  # in the last step
@@ -63,10 +64,21 @@ class Adaptive:
         """The name that the run's config keeps."""
         return PRECONDITIONED if self.preconditioned else RAW
 
+    def told(self) -> list[Scale] | None:
+        """P^½ of each block, from the optimizer's state alone."""
+        if self.preconditioned and not self._reader.foreseen:
+            raise UnsupportedError(
+                f"how {type(self._reader.optimizer).__name__} scales its steps depends on the weights before each of them, which its state does "
+                "not tell. Record with projection='full' or 'mask', or train with AdamW."
+            )
+        return self.scales
+
     def known(self) -> list[Scale] | None:
         """P^½ before a step, where it may stand for the one after it."""
         first = self._blocks[0].parameter
-        if not self.preconditioned or self.scales is None or not self._reader.optimizer.state.get(first):
+        if not self._reader.foreseen or not self.preconditioned or self.scales is None:
+            return None
+        if not self._reader.optimizer.state.get(first):
             return None
         return self.scales if self._reader.second_moment(first).steps >= KNOWN else None
 
@@ -143,4 +155,9 @@ class Adaptive:
             raise UnsupportedError(
                 f"{type(self._reader.optimizer).__name__}'s weight_decay is an L2 term inside the gradient, scaled by each "
                 "parameter's own learning rate, which a projection cannot represent. Use AdamW, or record with projection='mask' or 'full'."
+            )
+        if self.diagonal and self._reader.inside and any(reading.groups["momentum"]):
+            raise UnsupportedError(
+                f"{type(self._reader.optimizer).__name__}'s momentum averages steps that are scaled already, which projection='mask' and "
+                "'full' cannot represent. Record with projection='learned' or 'random', or set momentum=0."
             )

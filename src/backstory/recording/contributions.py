@@ -22,7 +22,7 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..errors import UsageError
 from ..maths.adam import Scale, scale_contribution
-from ..maths.layers import Contribution, Outer, Terms, terms
+from ..maths.layers import Contribution, Dense, Outer, Sum, Terms, terms
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
@@ -231,3 +231,26 @@ def divided(part: Contribution, scale: Tensor) -> Contribution:
     x = part[-1]  # of an `Outer` its right side, of the others all there is
     times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
     return Outer(part.left, times) if isinstance(part, Outer) else type(part)(times)
+
+
+def places_of(rows: Sequence[int], samples: int) -> Tensor:
+    """Which rows of a batch are those of each sample, (samples, K), −1 where it has fewer than K."""
+    own = [[i for i, sample in enumerate(rows) if sample == z] for z in range(samples)]
+    most = max(map(len, own))
+    return torch.tensor([[*places, *[-1] * (most - len(places))] for places in own])
+
+
+def joined(part: Contribution, places: Tensor) -> Contribution:
+    """The contributions of samples that have several rows: one row's positions after the other's."""
+    places = places.to(part[-1].device)
+    there, where = places >= 0, places.clamp_min(0)
+
+    def of(x: Tensor) -> Tensor:
+        each = x[where]  # (B, K, …)
+        return each * there.reshape(*there.shape, *[1] * (each.dim() - 2)).to(each.dtype)
+
+    if isinstance(part, Dense):
+        return Dense(of(part.grads).sum(1))
+    if isinstance(part, Sum):
+        return Sum(of(part.values).flatten(1, 2))
+    return Outer(part.left[where].flatten(1, 2), of(part.right).flatten(1, 2))

@@ -81,6 +81,7 @@ def record_checkpoints(
     with still.attached(), record(recipe.model, recipe.optimizer, path, **{**known, **arguments}) as rec:
         about = {"nearest": nearest, "steps": [c.step for c in given], "assumed": _assumed(recipe, given, nearest)}
         rec.store.update_config(from_checkpoints=about)
+        rec.watcher.weights.following = False
         for t in range(given[-1].step):
             _step(recipe, rec, still, t, outputs)
             if progress is not None:
@@ -191,7 +192,7 @@ class _Standstill:
             _swap(self._recipe.optimizer, self._saved)
         known = rec.store.config.get("fingerprints", {})
         reader = OptimizerReader(self._recipe.model, self._recipe.optimizer, model_as=rec.settings.optimizer_model)
-        scales = Adaptive(reader, rec.blocks, rec.settings.projection).scales
+        scales = Adaptive(reader, rec.blocks, rec.settings.projection).told()
         if scales is not None:
             save_scales(rec.store, step, [b.name for b in rec.blocks], scales)
         rec.store.update_config(fingerprints={**known, str(step): fingerprint(self._recipe.model)})

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..capture.hooks import HALF, logits_of
+from .loss_terms import LossTerms, terms_of
 
 MOST = 32  # outputs of a sample: so many more backward passes a seen step has
 SURE = 5  # times `close` that a loss of another size would make smoothed labels vary
@@ -42,6 +43,7 @@ class OutputWatch:
         self._handle: RemovableHandle | None = None
         # outputs and the gradients that came back to them, with how often they had been changed in place
         self._seen: list[tuple[Tensor, list[Tensor], int]] = []
+        self._terms: list[list[LossTerms | None]] = []  # of each call of the model, what each backward pass showed
         self.looking = True  # for the loss
 
     def attach(self) -> None:
@@ -58,24 +60,51 @@ class OutputWatch:
     def begin(self) -> None:
         """A new step."""
         self._seen.clear()
+        self._terms.clear()
 
     def _after_forward(self, module: nn.Module, args: Any, out: Any) -> None:
         outputs = logits_of(out)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad or self._is_ours():
             return
         if self.looking:
-            back: list[Tensor] = []
-            outputs.register_hook(lambda delta: None if self._is_ours() else back.append(delta.detach()))
-            self._seen.append((outputs.detach(), back, outputs._version))
+            self._look(outputs)
         else:
             self._on_outputs(outputs)
+
+    def _look(self, outputs: Tensor) -> None:
+        """Keep what is small; of the rest only how much its terms weigh."""
+        back, terms, version = list[Tensor](), list[LossTerms | None](), outputs._version
+        values, small = outputs.detach(), outputs.dim() > 0 and outputs[0].numel() <= MOST
+
+        def see(delta: Tensor) -> None:
+            if self._is_ours():
+                return
+            with torch.no_grad():
+                terms.append(terms_of(values, delta.detach()) if values._version == version else None)
+            back.append(delta.detach() if small else delta.detach().new_zeros(()))
+
+        outputs.register_hook(see)
+        self._seen.append((values if small else values.new_zeros(()), back, version))
+        self._terms.append(terms)
+
+    def terms(self, sizes: Sequence[int]) -> list[LossTerms] | None:
+        """How much the terms of the loss weigh, of each micro-batch; None where that cannot be told of all of them."""
+        seen = [x[0] for x in self._terms if len(x) == 1 and x[0] is not None]
+        fits = len(seen) == len(self._terms) and [len(x.weight) for x in seen] == list(sizes)
+        return seen if fits and seen else None
 
     def loss(self, weights: Sequence[Tensor]) -> Loss | None:
         """The loss of the step, from the weights (with the loss scale) of each micro-batch's samples; None where it cannot be told."""
         self.looking = False
         found: set[Loss | None] = {None} if len(weights) != len(self._seen) else set()
         for (outputs, back, version), weight in zip(self._seen, weights, strict=False):
-            fits = len(back) == 1 and outputs.dim() > 0 and len(outputs) == len(weight) and bool((weight > 0).all())
+            fits = (
+                len(back) == 1
+                and outputs.dim() > 0
+                and back[0].shape == outputs.shape
+                and len(outputs) == len(weight)
+                and bool((weight > 0).all())
+            )
             fits &= outputs._version == version
             found.add(loss_of(outputs, back[0], weight) if fits else None)
         self._seen.clear()

@@ -17,7 +17,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..capture import OptimizerReader, find_blocks, fingerprint
 from ..capture.fingerprint import weights as weights_of
 from ..capture.ids import as_text
 from ..capture.modules import Block
+from ..capture.optimizers import inner_optimizer
 from ..capture.precision import own_precision
 from ..errors import DiskError, UsageError
 from ..maths.encoding import row_bytes, worth_it
@@ -38,6 +39,7 @@ from ..maths.projection import Shape
 from ..store import RunStore, Writer
 from ..store.bases import load_bases, save_scales
 from .adam import Adaptive
+from .mixing import ADDED, UNSEEN
 from .outputs import MOST as MOST_OUTPUTS
 from .outputs import Loss
 from .projecting import fixed_bases
@@ -79,6 +81,7 @@ def record(
     between too, and needs `steps`. To continue after an interruption, pass `resume=True` and `start=t`, the step that your own
     checkpoint continues from; recorded steps from t on are replaced.
     """
+    optimizer = inner_optimizer(optimizer)
     chosen = settings_of(settings, short, preset).resolved(loss_reduction)
     if checkpoints is not None and not steps:
         raise UsageError("checkpoints=K needs steps=, the planned number of steps, to place the K checkpoints.")
@@ -176,18 +179,22 @@ class Recorder:
                 raise  # else the user's own error matters more, or this one was raised before; what was committed is safe
 
     @contextmanager
-    def step(self, ids: Ids | None = None, weights: Any = None, tokens: Any = None) -> Iterator[StepScope]:
-        """One optimizer update: forward, backward and `optimizer.step()` go inside."""
+    def step(
+        self, ids: Ids | None = None, weights: Any = None, tokens: Any = None, groups: Any = None
+    ) -> Iterator[StepScope]:
+        """One optimizer update: forward, backward and `optimizer.step()` go inside. The arguments are those of `s.batch`."""
         self._check_ready()
         self._watch.begin()
         scope = self.watcher.begin(
             self._at, self.store.config.get("ids"), whole=self._warming_up, seen=self._is_seen(self._at)
         )
         scope.random = self._draws.before()
+        look = nullcontext() if "mixing" in self.store.config else self.watcher.looking()
         try:
             if ids is not None:
-                scope.batch(ids, weights, tokens)
-            yield scope
+                scope.batch(ids, weights, tokens, groups)
+            with look:
+                yield scope
             scope.seconds, scope.generators = self._watch.stop(), self._draws.after()
             with own_precision(self.watcher.device):
                 self._end(scope)
@@ -273,8 +280,12 @@ class Recorder:
             self._with_writer(lambda: self._hand_over(taken))
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
-        if self.watcher.mixing and not self.store.config.get("mixing"):
-            self.store.update_config(mixing=sorted(self.watcher.mixing))
+        if self.watcher.shared_statistics and not self.store.config.get("shared_statistics"):
+            self.store.update_config(shared_statistics=sorted(self.watcher.shared_statistics))
+        if "mixing" not in self.store.config:
+            self.store.update_config(mixing=self.watcher.mixing or dict.fromkeys(("loss", "layers"), UNSEEN))
+            if self.watcher.added:
+                warnings.warn(ADDED, stacklevel=4)
         self._at += 1
         self._draws.keep(scope.generators)
         self._watch.keep(scope.seconds)
@@ -441,10 +452,9 @@ class Recorder:
                     self._checkpoint(self._at)
                     self._store_final(failed)
             timed = {} if self._watch.median is None else {"training": {"seconds_per_step": self._watch.median}}
-            missed = self.store.config.get("missed", 0) + self.watcher.missed
-            self.store.update_config(
-                skipped=self.skipped, closed=not failed, **timed, **({"missed": missed} if missed else {})
-            )
+            counted = {"missed": self.watcher.missed, "changed": self.watcher.weights.changes}
+            known = {name: self.store.config.get(name, 0) + more for name, more in counted.items() if more}
+            self.store.update_config(skipped=self.skipped, closed=not failed, **timed, **known)
         finally:
             self._writer.close()
             self.store.close()

@@ -3,14 +3,24 @@
 Losses ℓ that the user passes as part of the graph show it: backward() gives ∂L/∂ℓ, the weight w of each sample. Weights other than
 the declared ones are refused where that is certain: one backward pass, one factor for all samples, and another reduction that has
 these weights. ℓ may be a sum over tokens where the declared reduction takes their mean, and the other way round.
+
+Where no losses are passed, but the model's outputs go into a cross-entropy or BCE, its terms show the same (`loss_terms`).
 """
+
+import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from .loss_terms import LossTerms
 from .step import StepScope
 
+UNEQUAL = (
+    "the loss is the mean over all tokens of the batch, and its sequences have {least} to {most} of them, but loss_reduction='mean' takes all "
+    "sequences for equal. Record with loss_reduction='token-mean', and pass tokens=(labels[:, 1:] != -100).sum(1) to rec.step() or s.batch()."
+)
 CLOSE = 0.02  # relative: half precision rounds by less, and reductions differ by a count
 
 
@@ -29,6 +39,30 @@ def check_reduction(scope: StepScope, scale: float) -> None:
         raise UsageError(
             f"loss_reduction={scope.reduction!r} does not match the loss: in step {scope.number} backward() weighted the "
             f"samples' losses {factor:.4g} times as much as declared. {remedy}"
+        )
+
+
+def check_terms(scope: StepScope, scale: float, seen: Sequence[LossTerms]) -> None:
+    """Raise, or warn, if the terms of the loss do not weigh what the declared reduction says."""
+    count = torch.cat([x.number for x in seen])
+    weight = torch.cat([x.weight for x in seen]) / scale
+    ratio = weight / scope.weights()
+    factor, total = float(ratio.median()), float(count.sum())
+    by_token = _close(weight * total, 1.0)
+    if _close(ratio, 1.0) or (scope.reduction != "token-mean" and _close(ratio * count, 1.0)):
+        return
+    if scope.reduction == "token-mean" and by_token:
+        declared = sum(int(x.sum()) for x in scope.tokens if x is not None)
+        raise UsageError(
+            f"tokens= declares {declared} tokens with a loss in step {scope.number}, but the loss has {int(total)} terms. Count the positions "
+            "that have a loss: for next-token prediction (labels[:, 1:] != -100).sum(1)."
+        )
+    if scope.reduction == "mean" and by_token:
+        warnings.warn(UNEQUAL.format(least=int(count.min()), most=int(count.max())), stacklevel=2)
+    elif _close(ratio, factor) and (remedy := _remedy(scope, factor, float(weight[0]))):
+        raise UsageError(
+            f"loss_reduction={scope.reduction!r} does not match the loss: in step {scope.number} the terms of the loss weigh {factor:.4g} "
+            f"times as much as declared. {remedy}"
         )
 
 

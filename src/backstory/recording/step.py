@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.hooks import logits_of
-from ..capture.ids import as_text, check_unique, counts
+from ..capture.ids import as_text, counts, owners
 from ..capture.modules import Block
 from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError, check_one_of
@@ -77,7 +77,11 @@ class StepScope:
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
-        self.on_batch: Callable[[int], object] = lambda size: None  # set by the watcher: tells the tap
+        self.is_ours: Callable[[], bool] = lambda: (
+            False
+        )  # whether a backward pass is the recorder's own; set by the watcher
+        # set by the watcher: tells the tap how many samples there are, and of which each row is
+        self.on_batch: Callable[[int, list[int] | None], object] = lambda size, rows: None
         self.stale: dict[int, Tensor] = {}  # block -> what was in .grad before the step, where the block is checked
         self.whole = False  # contributions are not projected, as during a warm-up
         # for replays, filled in by the recorder: checksums of the batch and of the random states after the step, and the states before
@@ -87,9 +91,17 @@ class StepScope:
         self.seconds = 0.0  # that the step's own work took
 
     def batch(
-        self, ids: Ids, weights: Tensor | Sequence[float] | None = None, tokens: Tensor | Sequence[int] | None = None
+        self,
+        ids: Ids,
+        weights: Tensor | Sequence[float] | None = None,
+        tokens: Tensor | Sequence[int] | None = None,
+        groups: Sequence[int] | Tensor | None = None,
     ) -> None:
-        """Declare the samples of the next micro-batch, in the order of the batch dimension."""
+        """Declare the samples of the next micro-batch, in the order of the batch dimension; one that is drawn twice is listed twice.
+
+        `groups` is for samples of several rows (chosen and rejected answers, choices, views): for each row of the batch, which of `ids`
+        it belongs to, as 0, 1, …. Their gradients are added up, and weigh as one sample.
+        """
         texts, kind = as_text(ids)
         if not texts:
             raise UsageError(f"step {self.number} declares an empty batch. Pass at least one id.")
@@ -99,7 +111,6 @@ class StepScope:
             )
         self.id_kind = kind
         self.ids += texts
-        check_unique(self.ids, self.number)
         if (weights is not None) != (self.reduction == "weights"):
             raise UsageError(
                 f"weights= and loss_reduction='weights' go together, got loss_reduction={self.reduction!r} "
@@ -110,7 +121,7 @@ class StepScope:
         self._weights.append(given)
         self.tokens.append(None if tokens is None else counts(tokens, len(texts)))
         self._losses.append(torch.full((len(texts),), math.nan, dtype=torch.float64))
-        self.on_batch(len(texts))
+        self.on_batch(len(texts), None if groups is None else owners(groups, len(texts)))
 
     def weigh(self, slot: int, weights: Tensor | Sequence[float]) -> None:
         """Replace the weights of micro-batch `slot`, where they are known only after its forward pass."""
@@ -172,7 +183,8 @@ class StepScope:
         self._need_batch("losses")
         self._losses[-1] = _vector(per_sample, self.sizes[-1], "losses")
         if isinstance(per_sample, Tensor) and per_sample.grad_fn is not None:
-            per_sample.register_hook(self.loss_gradients.setdefault(len(self.sizes) - 1, []).append)
+            passes = self.loss_gradients.setdefault(len(self.sizes) - 1, [])
+            per_sample.register_hook(lambda x: None if self.is_ours() else passes.append(x))
 
     def weights(self) -> Tensor:
         """w_z of every sample of the step, float64."""
@@ -256,7 +268,7 @@ class TakenStep(NamedTuple):
     scope: StepScope
     reading: Reading
     weight: Tensor  # (B,) w of each sample
-    inverse: Tensor  # (B,) 1/(w × loss scale): what arrived in the hooks carries both
+    inverse: Tensor  # (B,) ±1/(w × loss scale): what arrived in the hooks carries both; − where L is maximized, rows are those of −ℓ
     form: Curvature
     blocks: Sequence[Block]
     part: Part | None = None  # what the step is to the curvature of its window, where there are windows
@@ -298,7 +310,8 @@ class TakenStep(NamedTuple):
         scope, reading = self.scope, self.reading
         recorded = {id(b.parameter) for b in self.blocks}
         covered = sum(x for k, x in reading.squares.items() if k in recorded)
-        gdots = None if scope.gdots is None else scope.gdots * self.inverse[:, None]  # (B, K)
+        gdots = None if scope.gdots is None else scope.gdots * self.inverse.abs()[:, None]  # (B, K) ⟨−g, −∇L⟩ = ⟨g, ∇L⟩
+        hdots = None if scope.hdots is None else scope.hdots * reading.sign
         return {
             "samples": scope.ids,
             "sizes": scope.sizes,
@@ -312,7 +325,7 @@ class TakenStep(NamedTuple):
             "size": covered if scope.after.size is None else scope.after.size,
             "drift": scope.after.drift,
             "gdot": None if gdots is None else gdots.sum(1).tolist(),
-            "hdot": _listed(gdots if self.form.split else scope.hdots),
+            "hdot": _listed(gdots if self.form.split else hdots),
             "kappa": _listed(self._kappa()),
             "gradient_rows": scope.gradients.groups,
             "own_rows": self.form.rows if scope.curvature is not None else 0,

@@ -3,7 +3,8 @@
 A watcher knows the model, its optimizer and the projection, but no run and no path. What becomes of a step is up to its owner.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from ..capture import OptimizerReader, Tap
 from ..capture.batches import BatchDigest
 from ..capture.modules import Block, Blocks
 from ..capture.precision import own_precision
+from ..capture.touched import Weights
 from ..capture.updates import Reading
 from ..errors import UsageError
 from ..maths.adam import Scale
@@ -21,11 +23,12 @@ from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
 from .checks import Passes, check_sums, few_coordinates, left_over
-from .contributions import Ahead
+from .contributions import Ahead, joined, places_of
 from .curvature import CurvatureRows
+from .mixing import Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
-from .reduction import check_reduction
+from .reduction import check_reduction, check_terms
 from .settings import Exact, Settings
 from .step import Part, StepScope, TakenStep, safe_inverse
 
@@ -66,7 +69,10 @@ class StepWatcher:
             None  # does work for a step behind the training
         )
         self._known: list[Scale] | None = None  # P^½ that the rows of the step under way have already
+        self.weights = Weights([b.parameter for b in self.blocks])
+        self._mixing = Mixing(model, self._tap.silent)
         self._part: Part | None = None  # of the step under way in the curvature of its window
+        self._places: dict[int, Tensor] = {}  # of micro-batches whose samples have several rows: which ones
         self._taken = 0  # steps so far
         self.single: list[
             bool
@@ -83,9 +89,9 @@ class StepWatcher:
         return self.reader.reading is not None
 
     @property
-    def mixing(self) -> set[str]:
+    def shared_statistics(self) -> set[str]:
         """Layers in which samples have shared the statistics of their batch."""
-        return self._tap.mixing
+        return self._tap.shared_statistics
 
     @property
     def layout(self) -> list[tuple[str, Shape]]:
@@ -102,7 +108,7 @@ class StepWatcher:
         self._tap.attach()
         self._digest.attach()
         self.reader.attach()
-        if self._deciding or self.loss is not None:
+        if self._deciding or self.loss is not None or not self._taken:
             self._outputs.attach()
 
     def detach(self) -> None:
@@ -126,6 +132,7 @@ class StepWatcher:
         self._tap.begin()
         self._digest.begin()
         self._outputs.begin()
+        self._places.clear()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
         turn = range(len(self.blocks)) if every else [number % len(self.blocks)]
@@ -135,7 +142,8 @@ class StepWatcher:
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
         ahead = None if whole else self._ahead(number)
         self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked, ahead)
-        scope.on_batch, scope.id_kind, scope.whole = self._tap.batch, id_kind, whole
+        scope.on_batch, scope.id_kind, scope.whole = self._begin_batch, id_kind, whole
+        scope.is_ours = lambda: self._tap.muted
         with own_precision(self.device):
             scope.stale = left_over(scope, self.blocks)
         if self.form.passes and seen:
@@ -154,6 +162,32 @@ class StepWatcher:
         if self._known is None or self.bases is None or self.later is None:
             return None
         return Ahead(self.adaptive.sides(self.bases, self._known), partial(self.later, number))
+
+    @property
+    def mixing(self) -> dict[str, str] | None:
+        """What was found of samples that affect each other, where `looking` has looked."""
+        return self._mixing.found
+
+    @property
+    def added(self) -> bool:
+        """Whether calls of one micro-batch, which have nothing to do with each other, are added up."""
+        return self._mixing.added
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """During the first step: do the samples of a batch affect each other?"""
+        self._tap.on_call = self._mixing.see_call
+        try:
+            with self._mixing.watching():
+                yield
+        finally:
+            self._tap.on_call = None
+
+    def _begin_batch(self, size: int, rows: list[int] | None) -> None:
+        slot = self._tap.batch(size if rows is None else len(rows))
+        self._mixing.begin(size if rows is None else len(rows), rows)
+        if rows is not None:
+            self._places[slot] = places_of(rows, size)
 
     def know(self, loss: Loss | None) -> None:
         """What the first step has shown, of this recording or of the one that goes on: the curvature that is taken from here on."""
@@ -197,7 +231,7 @@ class StepWatcher:
             self.single = [positions.get(b) == 1 for b in range(len(self.blocks))]
         self._taken += 1
         weight = scope.weights()
-        inverse = safe_inverse(weight * self.reader.loss_scale)
+        inverse = safe_inverse(weight * self.reader.loss_scale * reading.sign)
         scales, bases = scope.after.scales, self.bases
         sides = None if scales is None or bases is None else self.adaptive.sides(bases, scales)
         return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part, sides)
@@ -211,7 +245,8 @@ class StepWatcher:
 
     def _add(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
         if self._scope is not None:
-            self._scope.gradients.add(slot, block, part, group)
+            whole = joined(part, self._places[slot]) if slot in self._places else part
+            self._scope.gradients.add(slot, block, whole, group)
 
     def _before_update(self, reading: Reading) -> None:
         """At the moment the optimizer steps: the gradients are still there, and the model has not moved yet."""
@@ -220,6 +255,7 @@ class StepWatcher:
             return
         if not scope.ids:
             raise UsageError(f"step {scope.number} declares no samples. Pass ids to rec.step(), or call s.batch(ids).")
+        self.weights.start()
         self.adaptive.check(reading)
         scope.weights()
         if self.form.split:
@@ -228,19 +264,25 @@ class StepWatcher:
             self._unsee(scope)
         if scope.curvature is not None:
             scope.curvature.check_complete(scope)
+        terms = None if self._taken else self._outputs.terms(scope.sizes)
         if self._deciding:
             self._decide(scope)
+        elif not self._taken and self.loss is None:
+            self._outputs.detach()
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
         if self._taken < CHECKED_FIRST:
             check_reduction(scope, self.reader.loss_scale)
+        if terms is not None and not scope.loss_gradients:
+            check_terms(scope, self.reader.loss_scale, terms)
 
     def _after_update(self, reading: Reading) -> None:
         """Once the optimizer has stepped: its second moment is known, and its gradients are still there."""
         scope = self._scope
         if scope is None:
             return
+        self.weights.leave()
         with torch.no_grad(), own_precision(self.device):
             scope.after = self.adaptive.read(reading, self.bases, self._known, scope.gradients.looked_up())
             if scope.whole:

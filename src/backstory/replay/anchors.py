@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Adafactor, Optimizer
 
 from ..capture.model_state import load_weights
 from ..capture.optimizer_state import load_optimizer_state
@@ -15,7 +15,7 @@ from ..capture.randomness import Generators, generators, seed, unpack
 from ..errors import MismatchError, UsageError
 from ..store import RunStore
 from .recipe import Recipe
-from .update import MODELLED
+from .update import READERS
 
 RANDOM = "random/"  # names of random states in a stored state begin so
 
@@ -42,16 +42,16 @@ class Anchors:
 
         Of torch's own optimizers only: what another one's reader calls its rate need not be its `lr`.
         """
-        if type(optimizer) not in MODELLED:
+        if type(optimizer) not in (*READERS, Adafactor):
             return
         for group, rate, momentum in zip(optimizer.param_groups, self._rates[t], self._momenta[t], strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(float(rate))
             else:
                 group["lr"] = float(rate)
-            if momentum and isinstance(optimizer, SGD):  # 0 is recorded where a buffer begins
+            if momentum and "momentum" in group:  # 0 is recorded where a buffer begins
                 group["momentum"] = float(momentum)
-            elif momentum and isinstance(optimizer, Adam | AdamW):
+            elif momentum and "betas" in group:
                 group["betas"] = (float(momentum), group["betas"][1])
 
     def before(self, t: int, end: Generators) -> Generators:

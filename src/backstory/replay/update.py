@@ -1,26 +1,26 @@
 r"""One optimizer update as a differentiable function of θ, m, v and the gradient, as torch.optim takes it.
 
     g ← c g,  c = min(1, max_norm / (‖g‖ + 1e-6))        the norm over all parameters
-    u  = g + λ θ
-    m' = μ m + (1−τ) u
-    v' = β₂ v + (1−β₂) u²                                 Adam and AdamW
-    θ' = (1 − η λ') θ − η P (a m' + n u)                  P = 1, or 1/(√(v'/(1−β₂^s)) + ε)
+    u  = ±g + λ θ                                         − where the loss is maximized
+    m' = μ m + (1−τ) u                                    RMSprop: μ m + P u
+    v' = β₂ v + f u²                                      f = 1−β₂; Adagrad: β₂ = f = 1
+    θ' = (1 − η λ') θ − η P (a m' + n u)                  P = 1, or 1/(√(v'/(1−β₂^s)) + ε);  RMSprop: η m'
 
-SGD without momentum keeps no m (a = 0, n = 1), with momentum a = 1, Nesterov a = μ and n = 1; Adam a = 1/(1−β₁^s).
+SGD without momentum keeps no m (a = 0, n = 1), with momentum a = 1, Nesterov a = μ and n = 1; Adam a = 1/(1−β₁^s); RAdam the same times
+its rectification, and P = 1 before that acts; NAdam's a and n follow its schedule of momentum; Adagrad n = 1/(1 + (s−1) κ).
 
 Written from torch's documentation, apart from `capture.optimizers`: an oracle of what that table reads.
 Shapes:  parameters keep their shapes; with lead = 1 all tensors have R replicas in front.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
-
-MODELLED = (SGD, Adam, AdamW)
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 
 class Coefficients(NamedTuple):
@@ -37,6 +37,10 @@ class Coefficients(NamedTuple):
     beta2: float | None = None  # None: no v, P = 1
     root: float = 1.0  # 1 − β₂^s
     eps: float = 0.0
+    fresh: float = 0.0  # f, the weight of u² in v'
+    scaled: bool = True  # whether v, where it is kept, acts
+    inside: bool = False  # whether P stands inside m
+    sign: float = 1.0  # −1 where the loss is maximized
 
 
 class Slots(NamedTuple):
@@ -47,15 +51,22 @@ class Slots(NamedTuple):
     v: tuple[Tensor, ...]
 
 
+def kind_of(optimizer: Optimizer) -> type[Optimizer] | None:
+    """The torch optimizer whose steps it takes: its own type, or the one that it inherits `step` from."""
+    own = type(optimizer)
+    parent = next((kind for kind in own.__mro__ if kind in READERS), None)
+    return parent if parent is not None and unwrap(own.step) is unwrap(parent.step) else None
+
+
 def obstacle(optimizer: Optimizer) -> str | None:
     """Why the optimizer's steps cannot be written as above, or None."""
-    if type(optimizer) not in MODELLED:
-        return f"{type(optimizer).__name__} is not supported (SGD, Adam and AdamW are)"
+    if kind_of(optimizer) is None:
+        return f"{type(optimizer).__name__} is not supported ({', '.join(kind.__name__ for kind in READERS)} are)"
     groups = optimizer.param_groups
     if any(group.get("amsgrad") for group in groups):
         return "AMSGrad is not supported"
-    if any(group.get("maximize") for group in groups):
-        return "maximize=True is not supported: negate the loss instead"
+    if any(group.get("centered") for group in groups):
+        return "RMSprop with centered=True is not supported"
     return None
 
 
@@ -66,9 +77,11 @@ def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def coefficients(optimizer: Optimizer) -> tuple[Coefficients, ...]:
     """Of the update that the optimizer is about to take, one for each parameter."""
-    read = _sgd if isinstance(optimizer, SGD) else _adam
+    kind = kind_of(optimizer)
+    assert kind is not None
+    read = READERS[kind].read
     return tuple(
-        read(optimizer, group, optimizer.state.get(p, {}))
+        read(optimizer, group, optimizer.state.get(p, {}))._replace(sign=-1.0 if group.get("maximize") else 1.0)
         for group in optimizer.param_groups
         for p in group["params"]
         if p.requires_grad
@@ -77,7 +90,9 @@ def coefficients(optimizer: Optimizer) -> tuple[Coefficients, ...]:
 
 def slots(optimizer: Optimizer, *, copy: bool = True) -> Slots:
     """Detached copies of θ, m and v; without `copy` the optimizer's own tensors, which its next step changes."""
-    names = ("momentum_buffer", "") if isinstance(optimizer, SGD) else ("exp_avg", "exp_avg_sq")
+    kind = kind_of(optimizer)
+    assert kind is not None
+    names = READERS[kind].m, READERS[kind].v
     first = [c.momentum for c in coefficients(optimizer)]
     parameters = trained_parameters(optimizer)
 
@@ -91,7 +106,7 @@ def slots(optimizer: Optimizer, *, copy: bool = True) -> Slots:
             for x, p, wants in zip(states, (p.detach() for p in parameters), wanted, strict=True)
         )
 
-    second = [not isinstance(optimizer, SGD)] * len(parameters)
+    second = [bool(names[1])] * len(parameters)
     return Slots(tuple(map(own, parameters)), read(names[0], first), read(names[1], second))
 
 
@@ -119,14 +134,18 @@ def _clip_factors(grads: Sequence[Tensor], max_norm: float, lead: int) -> list[T
 
 
 def _one(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, c: Coefficients) -> tuple[Tensor, Tensor, Tensor]:
-    u = g + c.l2 * theta if c.l2 else g
+    u = g if c.sign > 0 else -g
+    u = u + c.l2 * theta if c.l2 else u
+    below: Tensor | float = 1.0  # 1/P
+    if c.beta2 is not None:
+        v = torch.addcmul(c.beta2 * v, u, u, value=c.fresh)
+        below = _root(v / c.root) + c.eps if c.scaled else 1.0
     if c.momentum:
-        m = torch.add(c.mu * m, u, alpha=1 - c.tau)
+        m = torch.add(c.mu * m, u / below if c.inside else u, alpha=1 - c.tau)
     move = c.a * m if c.a else torch.zeros_like(u)
     move = move + c.n * u if c.n else move
-    if c.beta2 is not None:
-        v = torch.addcmul(c.beta2 * v, u, u, value=1 - c.beta2)
-        move = move / (_root(v / c.root) + c.eps)
+    if c.beta2 is not None and not c.inside:
+        move = move / below
     return torch.sub((1 - c.rate * c.decay) * theta, move, alpha=c.rate), m, v
 
 
@@ -165,4 +184,68 @@ def _adam(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) ->
         beta2=beta2,
         root=1 - beta2**s,
         eps=float(group["eps"]),
+        fresh=1 - beta2,
     )
+
+
+def _nadam(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> Coefficients:
+    """Its momentum grows with the step; the products of all of them are the bias corrections."""
+    s, beta1, psi = int(state.get("step", 0)) + 1, float(group["betas"][0]), float(group["momentum_decay"])
+    mu, mu_next = (beta1 * (1 - 0.96 ** (step * psi) / 2) for step in (s, s + 1))
+    product = (mu * state.get("mu_product", torch.ones(()))).item()  # kept in float32
+    adam = _adam(optimizer, group, state)
+    return adam._replace(a=mu_next / (1 - mu_next * product), n=(1 - mu) / (1 - product))
+
+
+def _radam(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> Coefficients:
+    """Once the variance of 1/√v̂ is finite enough, Adam with a smaller step and ε before the correction; until then momentum alone."""
+    s, beta2 = int(state.get("step", 0)) + 1, float(group["betas"][1])
+    adam, end = _adam(optimizer, group, state), 2 / (1 - beta2) - 1
+    rho = end - 2 * s * beta2**s / (1 - beta2**s)
+    if rho <= 5:
+        return adam._replace(scaled=False)
+    rectified = math.sqrt((rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho))
+    return adam._replace(a=adam.a * rectified, eps=adam.eps / math.sqrt(adam.root))
+
+
+def _rmsprop(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> Coefficients:
+    mu, alpha = float(group["momentum"]), float(group["alpha"])
+    plain = Coefficients(
+        rate=float(group["lr"]),
+        l2=float(group["weight_decay"]),
+        beta2=alpha,
+        eps=float(group["eps"]),
+        fresh=1 - alpha,
+    )
+    return plain._replace(momentum=True, mu=mu, a=1.0, n=0.0, inside=True) if mu > 0 else plain
+
+
+def _adagrad(optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> Coefficients:
+    slower = 1 + float(state.get("step", 0)) * float(group["lr_decay"])
+    return Coefficients(
+        rate=float(group["lr"]),
+        l2=float(group["weight_decay"]),
+        n=1 / slower,
+        beta2=1.0,
+        eps=float(group["eps"]),
+        fresh=1.0,
+    )
+
+
+class Reader(NamedTuple):
+    """How an optimizer's coefficients are read, and what it calls m and v."""
+
+    read: Callable[[Optimizer, dict[str, Any], dict[str, Any]], Coefficients]
+    m: str
+    v: str
+
+
+READERS: dict[type[Optimizer], Reader] = {
+    SGD: Reader(_sgd, "momentum_buffer", ""),
+    Adam: Reader(_adam, "exp_avg", "exp_avg_sq"),
+    AdamW: Reader(_adam, "exp_avg", "exp_avg_sq"),
+    NAdam: Reader(_nadam, "exp_avg", "exp_avg_sq"),
+    RAdam: Reader(_radam, "exp_avg", "exp_avg_sq"),
+    RMSprop: Reader(_rmsprop, "momentum_buffer", "square_avg"),
+    Adagrad: Reader(_adagrad, "", "sum"),
+}

@@ -16,6 +16,23 @@ EARLY = (
 )
 
 
+MIXES = {
+    "loss": "the loss compares samples of a batch with each other",
+    "layers": "layers of the model mix the samples of a batch",
+}
+
+
+def mixing(found: Mapping[str, str] | None) -> str:
+    """What the first step showed of samples that affect each other, in words; empty where nothing."""
+    what = [words for name, words in MIXES.items() if (found or {}).get(name) == "found"]
+    if not what:
+        return ""
+    return (
+        f"{' and '.join(what)}, so recorded gradients leave out what a sample does to the others in its batch, and may rank "
+        "poorly: exact results and training again (leave-out) are right, or groups= where several rows are one sample"
+    )
+
+
 class Finding(NamedTuple):
     """One sentence, and whether it is of something that is known to cost accuracy."""
 
@@ -40,6 +57,7 @@ class RecordingReport(Row):
     largest_growth: float = 0.0  # rate × curvature over its stable limit; above 1 a literal step expands
     largest_growth_step: int | None = None
     expanding_steps: tuple[int, ...] = ()  # those above 1
+    mixing: str = ""  # how samples of a batch affect each other's gradients, where the first step showed it
     drift: float = 0.0  # mean change of the log of Adam's rates from step to step, root mean square over parameters
 
     @classmethod
@@ -73,6 +91,8 @@ class RecordingReport(Row):
                 "curvature is more accurate."
             )
             yield Finding(words, costs=True)
+        if self.mixing:
+            yield Finding(f"{self.mixing[0].upper()}{self.mixing[1:]}.", costs=True)
         yield self._stability()
         if self.drift:
             words = (

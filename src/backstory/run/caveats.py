@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..capture.modules import taken_as_frozen
+from ..results.recording_report import mixing
 from ..store import RunStore
 from .recording_report import without
 
@@ -15,6 +16,8 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
         name = config["optimizer"]["class"]
         cost = "weaker results" if name == "SGD" else "poor agreement with retraining"
         out.append(f"{name}'s steps are treated as plain SGD (the paper's proxy), without {dropped}: expect {cost}")
+    if mixed := mixing(config.get("mixing")):
+        out.append(mixed)
     if joins := config.get("unverified_joins"):
         where = ", ".join(map(str, joins))
         out.append(
@@ -28,10 +31,15 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
             f"gradients stand in for {config['settings']['curvature']} curvature in steps where the model was not called once per "
             f"micro-batch ({missed})"
         )
-    if mixing := config.get("mixing"):
+    if shared := config.get("shared_statistics"):
         out.append(
-            f"samples of a batch shared statistics in training ({len(mixing)} BatchNorm layers, such as {mixing[0]}): a sample's gradient "
+            f"samples of a batch shared statistics in training ({len(shared)} BatchNorm layers, such as {shared[0]}): a sample's gradient "
             "is what went through its own activations, and leaving a sample out leaves its share of the statistics in place"
+        )
+    if changed := config.get("changed"):
+        out.append(
+            f"weights were changed {changed} times between two updates by something else than the recorded optimizer (by hand, by another "
+            "optimizer): what this does to the influence of earlier samples is not followed"
         )
     if config.get("left_out"):
         share = float(store.steps().trained.mean()) if store.n_steps() else 1.0

@@ -8,7 +8,7 @@ import torch
 
 from ..capture.optimizers import listed
 from ..maths.steps import growth
-from ..results.recording_report import RecordingReport
+from ..results.recording_report import RecordingReport, mixing
 from ..store import RunStore
 from ..store.bases import PRECONDITIONED
 from .sweep import Chunk, backward
@@ -45,6 +45,7 @@ class Watch:
             proxy=bool(without(optimizer)),
             curvature=settings["curvature"],
             projection=settings["projection"],
+            mixing=mixing(store.config.get("mixing")),
             drift=float(table.drift.mean()) if at > start else 0.0,
         )
         self._start, self._squares = start, table.size.tolist()  # ‖∇L‖² of the recorded parameters

@@ -47,9 +47,9 @@ def corrected(
         lo = 0
         for step in chunk.steps:
             ids = chunk.block.samples[lo : lo + len(step.w)]
-            rows = {number[x]: i for i, x in enumerate(ids) if x in number}
+            rows = [(number[x], i) for i, x in enumerate(ids) if x in number]
             tracked.advance(step, rows)
-            seen |= rows.keys()
+            seen.update(tracked for tracked, _ in rows)
             lo += len(step.w)
         if progress is not None:
             progress(chunk.first_step + len(chunk.steps), at)

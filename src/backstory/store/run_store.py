@@ -329,7 +329,7 @@ class RunStore:
         if n == 0 and (waiting := len(self.spool.steps())):
             raise StoreError(
                 f"the run has no complete step yet: {waiting} warm-up steps are waiting for their projection. Continue "
-                f"recording with resume=True, start={waiting}."
+                f"recording with resume=True, start={waiting}, also to end it there, with no step inside the `with`."
             )
         if n == 0:
             raise StoreError("the run has no complete step yet: record at least one.")
