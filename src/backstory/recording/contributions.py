@@ -20,7 +20,7 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..errors import UsageError
 from ..maths.adam import Scale, absorb_scale, scale_contribution
-from ..maths.layers import Contribution, Outer, Terms, terms
+from ..maths.layers import Contribution, Outer, Plain, Terms, count_positions, terms
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
@@ -35,8 +35,7 @@ class Gathered:
         self, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1, checked: Collection[int] = ()
     ) -> None:
         self._blocks, self._bases, self.groups = blocks, bases, groups
-        zero = torch.zeros((), dtype=torch.float64)
-        self._terms = dict.fromkeys(checked, Terms(zero, 0, zero))
+        self._checked: dict[int, list[Contribution]] = {block: [] for block in checked}  # until they have been checked
         # of all calls; a contribution that is no outer product counts as many
         self._positions: Counter[Key] = Counter()
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
@@ -47,9 +46,9 @@ class Gathered:
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
-        self._positions[slot, block] += part.right.shape[1] if isinstance(part, Outer) else 2
-        if block in self._terms:
-            self._terms[block] += terms(part)
+        self._positions[slot, block] += count_positions(part)
+        if block in self._checked:
+            self._checked[block].append(part)
         if self._bases is None:
             self._waiting[slot, block].append((part, group))
             self._versions.append((block, part, _versions(part)))
@@ -111,9 +110,9 @@ class Gathered:
             slots.append(torch.cat(parts, 2))
         return torch.cat(slots).cpu()
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
+    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Plain]:
         """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
-        out: dict[tuple[int, int, int], Contribution] = {}
+        out: dict[tuple[int, int, int], Plain] = {}
         for (slot, b), waiting in self._waiting.items():
             shape = self._blocks[b].shape
             for k, parts in _by_group(waiting, self.groups).items():
@@ -141,7 +140,12 @@ class Gathered:
 
     def terms(self, block: int) -> Terms:
         """What was summed into the gradient of a block that is checked in this step."""
-        return self._terms[block]
+        zero = torch.zeros((), dtype=torch.float64)
+        return reduce(Terms.__add__, map(terms, self._checked[block]), Terms(zero, 0, zero))
+
+    def end_checks(self) -> None:
+        """Let go of what the checks needed."""
+        self._checked.clear()
 
     def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:
         shape = self._blocks[block].shape
@@ -157,7 +161,7 @@ class Gathered:
 
 
 def _versions(part: Contribution) -> Versions:
-    return tuple(x._version for x in part)
+    return tuple(x._version for x in part if isinstance(x, Tensor))
 
 
 def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contribution]]:
@@ -169,7 +173,7 @@ def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contrib
     return out
 
 
-def divided(part: Contribution, scale: Tensor) -> Contribution:
+def divided(part: Plain, scale: Tensor) -> Plain:
     """Each sample's contribution times its entry of `scale` (B,)."""
     x = part[-1]  # of an `Outer` its right side, of the others all there is
     times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))

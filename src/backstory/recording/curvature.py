@@ -19,7 +19,7 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.adam import Scale
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.encoding import all_finite
-from ..maths.layers import Contribution
+from ..maths.layers import Plain
 from ..maths.projection import Basis
 from .contributions import Gathered
 from .settings import Curvature
@@ -96,7 +96,7 @@ class CurvatureRows:
             )
         return rows
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
+    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Plain]:
         """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
         parts = enumerate(x.parts(scales) for x in self.passes)
         return {

@@ -26,7 +26,7 @@ from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError, check_one_of
 from ..maths.curvature import KINDS, positions
 from ..maths.encoding import all_finite
-from ..maths.layers import Contribution
+from ..maths.layers import Plain
 from ..maths.projection import Basis
 from ..maths.shared_curvature import dual
 from ..maths.steps import loss_divisor
@@ -42,7 +42,7 @@ OUTPUT_KINDS = (*KINDS, "other")
 # facts that records hold as they are
 PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P", "batch", "generators")
 Ids = Iterable[int | str] | Tensor
-Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
+Parts = dict[tuple[int, int, int], Plain]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
 class StepScope:
@@ -374,7 +374,7 @@ def safe_inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
 
 
-def _check_part(scope: StepScope, slot: int, name: str, part: Contribution) -> None:
+def _check_part(scope: StepScope, slot: int, name: str, part: Plain) -> None:
     for value in part:
         if value.is_floating_point() and not bool(value.isfinite().all()):
             row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])

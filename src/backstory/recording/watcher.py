@@ -202,6 +202,7 @@ class StepWatcher:
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+        scope.gradients.end_checks()
         if self._taken < CHECKED_FIRST:
             check_reduction(scope, self.reader.loss_scale)
 
