@@ -46,6 +46,13 @@ class Window(NamedTuple):
         """Inputs (B, C, H, W) with what lies around them."""
         return F.pad(x, list(self.padding), mode=self.mode) if any(self.padding) else x
 
+    def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
+        """Outputs (B, r, H_out, W_out) of r filters (r, C, *kernel)."""
+        left, right, top, bottom = self.padding
+        if self.mode == "constant" and (left, top) == (right, bottom):  # it needs no copy
+            return F.conv2d(x, filters, stride=self.stride, dilation=self.dilation, padding=(top, left))
+        return F.conv2d(self.padded(x), filters, stride=self.stride, dilation=self.dilation)
+
 
 class Patches(NamedTuple):
     """Gradient Σ_t left_t right_tᵀ of a convolution's weight, where right_t (C_in · kernel) is what position t saw of the inputs."""

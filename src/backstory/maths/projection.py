@@ -173,9 +173,8 @@ def project_right(part: Contribution, shape: Shape, basis: Basis) -> Tensor | No
         return apply(part.right, basis.right)
     if not isinstance(part, Patches) or basis.right is None or not _shrinks(part, shape, basis):
         return None
-    (kernel, stride, dilation, *_), x = part.window, part.window.padded(part.inputs)
-    filters = basis.right.to(x.dtype).T.reshape(-1, x.shape[1], *kernel)
-    return F.conv2d(x, filters, stride=stride, dilation=dilation).flatten(2).mT
+    filters = basis.right.to(part.inputs.dtype).T.reshape(-1, part.inputs.shape[1], *part.window.kernel)
+    return part.window.convolve(part.inputs, filters).flatten(2).mT
 
 
 def _project_left(part: Outer | Patches, shape: Shape, basis: Basis, dtype: torch.dtype) -> Tensor:
