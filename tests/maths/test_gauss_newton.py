@@ -55,7 +55,9 @@ def test_the_gradient_holds_as_much_as_it_can(kind: str, labels: str, c: float) 
     """H − κ δδᵀ has no negative eigenvalue, and one that is 0 where δ is not in the way of any other."""
     f, delta, H = dense(kind, labels, c)
     kappa = own_scale(f, delta, kind, c)
-    expected = [1 / float(d @ torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ d) for d, h in zip(delta, H, strict=True)]
+    expected = [
+        1 / float(d @ torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ d) for d, h in zip(delta, H, strict=True)
+    ]
     assert_close(kappa, torch.tensor(expected, dtype=torch.float64), 1e-9)
     rest = H - kappa[:, None, None] * delta[:, :, None] * delta[:, None]
     assert float(torch.linalg.eigvalsh(rest).min()) > -1e-12

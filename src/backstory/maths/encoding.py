@@ -30,6 +30,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+AT_ONCE = 256  # rows that are encoded at a time: they stay in a processor's cache
 LARGEST = {"float16": 1.0, "int8": 127.0}  # code of a block, where each has a scale
 Block = int | tuple[int, int]
 TOLERANCE = 3e-3  # of a matrix's norm, that may be missing from u vᵀ: its square is beyond what rounding takes
@@ -61,6 +62,13 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
     if name not in LARGEST:
         return rows.to(DTYPES[name]), None
+    if len(rows) > AT_ONCE:
+        codes, all_scales = zip(*(_scaled(x, dims, name) for x in rows.split(AT_ONCE)), strict=True)
+        return torch.cat(codes), torch.cat(all_scales)
+    return _scaled(rows, dims, name)
+
+
+def _scaled(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor]:
     blocks = rows.split(list(dims), dim=1)
     scales = torch.stack([_largest(block) for block in blocks], dim=1) / LARGEST[name]  # (N, L)
     codes = torch.cat([x / s[:, None] for x, s in zip(blocks, _or_one(scales).unbind(1), strict=True)], dim=1)  # (N, p)

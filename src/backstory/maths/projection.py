@@ -266,7 +266,10 @@ def apply(x: Tensor, side: Side) -> Tensor:
     """(…, d) -> (…, r)."""
     if side is None:
         return x
-    return x @ side.to(x.dtype) if side.is_floating_point() else x[..., side]
+    if side.is_floating_point():
+        return x @ side.to(x.dtype)
+    chosen = x.reshape(-1, x.shape[-1]).index_select(1, side)  # several times as fast as x[..., side]
+    return chosen.reshape(*x.shape[:-1], len(side))
 
 
 def _index_side(left: Tensor, side: Side, d: int, dtype: torch.dtype) -> Tensor:

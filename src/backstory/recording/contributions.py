@@ -101,14 +101,13 @@ class Gathered:
     def rows(self, sizes: Sequence[int]) -> Tensor:
         """All rows of the step, (Σ B, K, Σ dims), on the CPU; zeros where nothing came."""
         like = next(iter(self._rows.values()), torch.zeros(()))
-        slots = []
-        for slot, size in enumerate(sizes):
-            parts = [
-                self._rows.get((slot, b), like.new_zeros(size, self.groups, x.shape.dims))
-                for b, x in enumerate(self._blocks)
-            ]
-            slots.append(torch.cat(parts, 2))
-        return torch.cat(slots).cpu()
+
+        def of(slot: int, b: int) -> Tensor:
+            rows = self._rows.get((slot, b))
+            return like.new_zeros(sizes[slot], self.groups, self._blocks[b].shape.dims) if rows is None else rows
+
+        slots = [torch.cat([of(slot, b) for b in range(len(self._blocks))], 2) for slot in range(len(sizes))]
+        return (slots[0] if len(slots) == 1 else torch.cat(slots)).cpu()
 
     def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Plain]:
         """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
