@@ -161,6 +161,9 @@ def project(contribution: Contribution, shape: Shape, basis: Basis, right: Tenso
         return project_dense(densify(contribution, shape), shape, basis)
     right = project_right(contribution, shape, basis) if right is None else right
     assert right is not None
+    if isinstance(contribution, Patches) and _meets_first(contribution, shape, basis):
+        G = torch.bmm(contribution.left.flatten(2), right)  # (B, d_out, r_in)
+        return apply(apply(G.mT, basis.left).mT.flatten(1), basis.core)
     left = _project_left(contribution, shape, basis, right.dtype)  # (B, S, r_out)
     if left.shape[1] == 1:
         return apply((left.mT * right).flatten(1), basis.core)
@@ -184,6 +187,13 @@ def _project_left(part: Outer | Patches, shape: Shape, basis: Basis, dtype: torc
     if side is not None and side.is_floating_point():
         return (side.to(left.dtype).T @ left).mT
     return apply(left.mT, side)
+
+
+def _meets_first(part: Patches, shape: Shape, basis: Basis) -> bool:
+    """Whether it takes less work to let a wide left side meet the right one, and to shrink it then."""
+    S, (d_out, _, r_out, r_in, _) = count_positions(part), shape
+    first, last = S * d_out * r_in + d_out * r_out * r_in, S * r_out * (d_out + r_in)
+    return basis.left is None or first < last
 
 
 def _shrinks(part: Patches, shape: Shape, basis: Basis) -> bool:
