@@ -7,7 +7,8 @@ from tests.support.oracles import assert_close, per_sample_gradients
 from torch import Tensor, nn
 
 from backstory.errors import UnsupportedError
-from backstory.maths.layers import RULES, Contribution, Dense, Outer, Sum, linear, rule_for
+from backstory.maths.layers import RULES, Contribution, Dense, Outer, Patches, Sum, count_positions, linear, rule_for
+from backstory.maths.projection import Basis, Shape, project, project_groups, project_right
 
 B = 4
 
@@ -68,6 +69,7 @@ def dense(contribution: Contribution | Tensor, shape: torch.Size) -> Tensor:
         return contribution
     if isinstance(contribution, Sum):
         return sum(contribution.values.unbind(1), torch.zeros(())).reshape(-1, *shape)
+    contribution = contribution.outer() if isinstance(contribution, Patches) else contribution
     if not isinstance(contribution, Outer):
         return contribution.grads.reshape(-1, *shape)
     left, right = contribution
@@ -117,6 +119,56 @@ def test_embedding_equals_one_backward_per_sample(name: str) -> None:
     index = torch.randint(6, (B, *shape), generator=torch.Generator().manual_seed(0))
     check(module.double(), index)
     check(module, index.int())
+
+
+CONVOLUTIONS = [name for name in CASES if name.startswith("conv")]
+SIDES = {  # ranks of the two sides: small ones shrink the sides first, large ones write the gradients out
+    "narrow": (2, 3),
+    "wide": (6, 12),
+    "all of the left": (None, 3),
+    "all of the right": (2, None),
+    "a core": (2, 3),
+    "chosen coordinates": (2, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolutions_row_is_vec_of_left_gradient_right(name: str, sides: str) -> None:
+    module, *sizes = CASES[name]
+    (x,) = random_inputs(sizes)
+    randomise(module)
+    delta = normal(*module(x).shape, seed=1)
+    G = per_sample_gradients(module, (x,), delta)["weight"].flatten(2)  # (B, C_out, C_in · kernel)
+    d_out, d_in = G.shape[1:]
+    L, R = (
+        None if r is None else normal(d, min(r, d), seed=r) for d, r in zip((d_out, d_in), SIDES[sides], strict=True)
+    )
+    if sides == "chosen coordinates":
+        L, R = torch.tensor([3, 0]), torch.tensor([1, 0, 2])
+    left, right = (
+        torch.eye(d, dtype=torch.float64) if side is None else side if side.is_floating_point() else torch.eye(d).double()[:, side]
+        for d, side in ((d_out, L), (d_in, R))
+    )  # fmt: skip
+    core = torch.tensor([4, 1]) if sides == "a core" else None
+    expected = torch.einsum("oi,bod,dj->bij", left, G, right).flatten(1)
+    expected = expected if core is None else expected[:, core]
+    shape, basis = (
+        Shape(d_out, d_in, left.shape[1], right.shape[1], 0 if core is None else len(core)),
+        Basis(L, R, core),
+    )
+    rule = rule_for(module)
+    assert rule is not None
+    part = rule(module, (x,), delta)["weight"]
+    assert not isinstance(part, Tensor)
+    causes = "Right numbers in the wrong places: the order of the filters' entries; else stride, padding or dilation."
+    assert_close(project(part, shape, basis), expected, 1e-10, causes)
+    known = project_right(part, shape, basis)
+    assert_close(project(part, shape, basis, known), expected, 1e-10, causes)
+    positions = project_groups(part, shape, basis, 3)
+    assert_close(positions.sum(1), expected, 1e-10, "groups of positions")
+    assert isinstance(part, Dense) or count_positions(part) == delta.shape[2:].numel()
 
 
 CHANNELS_FIRST = (nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.BatchNorm2d)

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UsageError
-from ..maths.layers import Contribution, Dense, Outer, Sum
+from ..maths.layers import Contribution, Dense, Outer, Patches, Sum
 from ..maths.projection import group_edges
 from .general import Call as RepeatedCall
 from .modules import Blocks
@@ -305,7 +305,7 @@ def backward_pass() -> int:
 
 
 def _checked(part: Contribution | Tensor, local: str, module: nn.Module) -> Contribution:
-    if isinstance(part, Outer | Sum | Dense):
+    if isinstance(part, Outer | Patches | Sum | Dense):
         return part
     expected = getattr(module, local).shape
     if part.shape[1:] != expected:

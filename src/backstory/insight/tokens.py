@@ -29,7 +29,7 @@ from ..capture.updates import sign_of
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.encoding import looseness
-from ..maths.layers import Contribution
+from ..maths.layers import Contribution, written_out
 from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
@@ -228,7 +228,8 @@ class _Positions:
         gathered = self._gathered = Gathered(self.blocks.blocks, None, S)
 
         def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
-            gathered.add(slot, block, type(part)(*(x[chosen.to(x.device)] for x in part)), group)
+            apart = written_out(part)
+            gathered.add(slot, block, type(apart)(*(x[chosen.to(x.device)] for x in apart)), group)
 
         self._tap = Tap(model, self.blocks, sink, groups=S)
         self._tap.attach()

@@ -30,6 +30,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+AT_ONCE = 256  # rows that are encoded at a time: they stay in a processor's cache
 LARGEST = {"float16": 1.0, "int8": 127.0}  # code of a block, where each has a scale
 Block = int | tuple[int, int]
 TOLERANCE = 3e-3  # of a matrix's norm, that may be missing from u vᵀ: its square is beyond what rounding takes

@@ -114,8 +114,10 @@ def _miss(scope: StepScope, block: Block, number: int, factor: float, rounded: b
     rest = expected - total.double() * factor
     half = rounded or grad.dtype not in TOLERANCE
     tolerance = HALF_TOLERANCE if half else TOLERANCE[grad.dtype]
-    rounding = (0.1 * tolerance * size.double() + _summing(scope, number, shape, grad.dtype, half)) * factor
-    if not rest.norm() > tolerance * expected.norm() + rounding:  # NaN is named where rows are looked at one by one
+    near = tolerance * expected.norm() + 0.1 * tolerance * size.double() * factor
+    if not rest.norm() > near:  # NaN is named where rows are looked at one by one
+        return None
+    if not rest.norm() > near + _summing(scope, number, shape, grad.dtype, half) * factor:
         return None
     off = float(rest.norm() / expected.norm().clamp_min(1e-300))
     stale = scope.stale.get(number, torch.zeros_like(rest))

@@ -13,7 +13,7 @@ Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -22,12 +22,12 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..errors import UsageError
 from ..maths.adam import Scale, scale_contribution
-from ..maths.layers import Contribution, Dense, Outer, Sum, Terms, terms
+from ..maths.layers import Contribution, Dense, Outer, Plain, Sum, Terms, count_positions, terms, written_out
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
 Place = tuple[int, int, int]  # row, slot, block; rows of the gradient first, then of curvature
-Parts = dict[Place, Contribution]
+Parts = dict[Place, Plain]
 PIECE = 16 << 20  # bytes that are projected together behind the backward pass
 Versions = tuple[int, ...]  # of a contribution's tensors: how often each has been changed in place
 Later = Callable[[Callable[[], None], int], None]  # has something done in order that holds so many bytes until it is
@@ -61,9 +61,7 @@ class Gathered:
     ) -> None:
         self._blocks, self._bases, self.groups, self._ahead = blocks, bases, groups, ahead
         self._checked = checked or {}  # blocks whose sum is compared, in these coordinates
-        self._compared: dict[Key, Tensor] = {}  # (B, few), of these blocks
-        zero = torch.zeros((), dtype=torch.float64)
-        self._terms = dict.fromkeys(self._checked, Terms(zero, 0, zero))
+        self._held: dict[Key, list[Contribution]] = defaultdict(list)  # of these blocks, until they have been checked
         # of all calls; a contribution that is no outer product counts as many
         self._positions: Counter[Key] = Counter()
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
@@ -75,17 +73,15 @@ class Gathered:
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
-        self._positions[slot, block] += part.right.shape[1] if isinstance(part, Outer) else 2
+        self._positions[slot, block] += count_positions(part)
         if block in self._checked:
-            self._terms[block] += terms(part)
-        if block in self._checked and self._bases is None:
-            _add(self._compared, (slot, block), project(part, *self._checked[block]))
+            self._held[slot, block].append(part)
         if self._bases is not None:
             _add(self._rows, (slot, block), self._projected(part, group, block, self._bases[block]))
             return
         self._waiting[slot, block].append(Waiting(part, group, _versions(part)))
         if self._ahead is not None and not _is_look_up(part):
-            self._nbytes += sum(x.nbytes for x in part)
+            self._nbytes += sum(x.nbytes for x in part if isinstance(x, Tensor))
             if self._nbytes > PIECE:
                 self._hand_over(self._ahead)
 
@@ -100,7 +96,7 @@ class Gathered:
         """The rows that were looked up in each block whose contributions all wait."""
         out: dict[int, list[Tensor]] = defaultdict(list)
         for (_, b), waiting in self._waiting.items():
-            out[b] += [w.part[0] for w in waiting if _is_look_up(w.part)]
+            out[b] += [w.part[0] for w in waiting if isinstance(w.part, Outer) and _is_look_up(w.part)]
         return out
 
     def _project(self, waiting: dict[Key, list[Waiting]], sides: Sequence[Basis]) -> None:
@@ -151,14 +147,13 @@ class Gathered:
     def rows(self, sizes: Sequence[int]) -> Tensor:
         """All rows of the step, (Σ B, K, Σ dims), on the CPU; zeros where nothing came."""
         like = next(iter(self._rows.values()), torch.zeros(()))
-        slots = []
-        for slot, size in enumerate(sizes):
-            parts = [
-                self._rows.get((slot, b), like.new_zeros(size, self.groups, x.shape.dims))
-                for b, x in enumerate(self._blocks)
-            ]
-            slots.append(torch.cat(parts, 2))
-        return torch.cat(slots).cpu()
+
+        def of(slot: int, b: int) -> Tensor:
+            rows = self._rows.get((slot, b))
+            return like.new_zeros(sizes[slot], self.groups, self._blocks[b].shape.dims) if rows is None else rows
+
+        slots = [torch.cat([of(slot, b) for b in range(len(self._blocks))], 2) for slot in range(len(sizes))]
+        return (slots[0] if len(slots) == 1 else torch.cat(slots)).cpu()
 
     def take_parts(self, scales: Sequence[Scale] | None, times: Sequence[Tensor] | None = None) -> Parts:
         """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU; `times` (B,) of each slot.
@@ -172,15 +167,21 @@ class Gathered:
             for k, parts in _by_group(self._waiting.pop(key), self.groups).items():
                 merged = merge(parts, shape)
                 moved = merged if scales is None else scale_contribution(merged, scales[b], shape)
-                small = compact(moved if times is None else divided(moved, times[slot]), shape)
+                small = compact(moved, shape)
+                small = small if times is None else divided(small, times[slot])
                 out[k, slot, b] = type(small)(*(x.cpu().contiguous() for x in small))
         return out
 
     def total(self, block: int) -> tuple[Tensor, Tensor]:
         """`(Σ w g, Σ ‖w g‖)` over the step of one block that is checked, in the coordinates of the check."""
-        total, size = torch.zeros(self._checked[block][0].dims), torch.zeros(())
-        found = self._compared if self._bases is None else self._rows
-        for rows in (x if x.dim() == 2 else x.sum(1) for (_, b), x in found.items() if b == block):
+        where = self._checked[block]
+        if self._bases is None:
+            held = [x for (_, b), x in self._held.items() if b == block]
+            found = [reduce(torch.add, (project(part, *where) for part in parts)) for parts in held]
+        else:
+            found = [x.sum(1) for (_, b), x in self._rows.items() if b == block]
+        total, size = torch.zeros(where[0].dims), torch.zeros(())
+        for rows in found:
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
 
@@ -193,7 +194,16 @@ class Gathered:
 
     def terms(self, block: int) -> Terms:
         """What was summed into the gradient of a block that is checked in this step."""
-        return self._terms[block]
+        zero = torch.zeros((), dtype=torch.float64)
+        return reduce(
+            Terms.__add__,
+            (terms(x) for (_, b), parts in self._held.items() if b == block for x in parts),
+            Terms(zero, 0, zero),
+        )
+
+    def end_checks(self) -> None:
+        """Let go of what the checks needed."""
+        self._held.clear()
 
     def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:
         shape = self._blocks[block].shape
@@ -214,7 +224,7 @@ def _is_look_up(part: Contribution) -> bool:
 
 
 def _versions(part: Contribution) -> Versions:
-    return tuple(x._version for x in part)
+    return tuple(x._version for x in part if isinstance(x, Tensor))
 
 
 def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contribution]]:
@@ -226,7 +236,7 @@ def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contrib
     return out
 
 
-def divided(part: Contribution, scale: Tensor) -> Contribution:
+def divided(part: Plain, scale: Tensor) -> Plain:
     """Each sample's contribution times its entry of `scale` (B,)."""
     x = part[-1]  # of an `Outer` its right side, of the others all there is
     times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
@@ -249,8 +259,9 @@ def joined(part: Contribution, places: Tensor) -> Contribution:
         each = x[where]  # (B, K, …)
         return each * there.reshape(*there.shape, *[1] * (each.dim() - 2)).to(each.dtype)
 
-    if isinstance(part, Dense):
-        return Dense(of(part.grads).sum(1))
-    if isinstance(part, Sum):
-        return Sum(of(part.values).flatten(1, 2))
-    return Outer(part.left[where].flatten(1, 2), of(part.right).flatten(1, 2))
+    plain = written_out(part)
+    if isinstance(plain, Dense):
+        return Dense(of(plain.grads).sum(1))
+    if isinstance(plain, Sum):
+        return Sum(of(plain.values).flatten(1, 2))
+    return Outer(plain.left[where].flatten(1, 2), of(plain.right).flatten(1, 2))

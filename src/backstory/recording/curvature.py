@@ -19,6 +19,7 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.adam import Scale
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.encoding import all_finite
+from ..maths.gauss_newton import signed_seeds
 from ..maths.projection import Basis
 from .contributions import Ahead, Gathered, Parts
 from .settings import Curvature
@@ -42,6 +43,7 @@ class CurvatureRows:
         self.form, self._seed, self._pass = form, seed, extra_pass
         self.passes = [Gathered(blocks, bases, form.position_groups, ahead=ahead) for _ in range(form.passes)]
         self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
+        self.seeds: list[list[Tensor]] = []  # of each micro-batch, where their gradients are taken out of the rows
 
     def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
         """All passes of the micro-batch under way."""
@@ -54,7 +56,12 @@ class CurvatureRows:
             raise UsageError("s.outputs() must be called exactly once per s.batch(), after its forward pass.")
         check(outputs, kind, mask)
         inner = _inner_scale(scope, outputs, kind, mask, reduction)
-        for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
+        seeds = (
+            list(self._seeds(scope, outputs, kind, mask)) if self.form.own else self._seeds(scope, outputs, kind, mask)
+        )
+        if isinstance(seeds, list):
+            self.seeds.append(seeds)
+        for r, seed in enumerate(seeds):
             self._pass(outputs, seed, self.passes[r].add)
         self._scales.append(inner / self.form.passes if self.form.kind == "sampled" else inner)
 
@@ -107,11 +114,12 @@ class CurvatureRows:
         }
 
     def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
+        if self.form.own:
+            yield from signed_seeds(outputs, kind, self.form.passes, self._generator(scope, "signs"))
+            return
         if self.form.kind == "sampled":
             for draw in range(self.form.passes):
-                name = f"{self._seed}/curvature/{scope.number}/{len(scope.sizes)}/{draw}"
-                number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
-                yield sampled_seed(outputs, kind, torch.Generator().manual_seed(number), mask)
+                yield sampled_seed(outputs, kind, self._generator(scope, str(draw)), mask)
             return
         if (entries := n_exact(outputs)) != self.form.passes:
             raise UsageError(
@@ -119,6 +127,11 @@ class CurvatureRows:
                 f"declares {self.form.passes}. Record with curvature='exact:{entries}'."
             )
         yield from exact_seeds(outputs, kind, mask)
+
+    def _generator(self, scope: StepScope, what: str) -> torch.Generator:
+        """Of the micro-batch under way, for one purpose."""
+        name = f"{self._seed}/curvature/{scope.number}/{len(scope.sizes)}/{what}"
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1)
 
 
 def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> Tensor:

@@ -315,9 +315,9 @@ class Recorder:
         if not self.settings.windows or self._grid is not None:
             return
         loss, form, chosen = self.watcher.loss, self.watcher.form, self.settings
-        if loss is None and chosen.curvature == "ggn":
+        if loss is None and chosen.must_show:
             raise UsageError(
-                "curvature='ggn' needs a loss that is the cross-entropy or BCE of the model's outputs, at most "
+                f"curvature={str(chosen.curvature)!r} needs a loss that is the cross-entropy or BCE of the model's outputs, at most "
                 f"{MOST_OUTPUTS} of a sample, and the first step does not show one. Nothing was recorded. Use curvature='auto', or "
                 "'sampled:D' or 'exact:N' with s.outputs()."
             )
@@ -326,7 +326,7 @@ class Recorder:
             about = {**self.store.config["settings"], "curvature": str(form)}
             self.store.update_config(settings=about, outputs=None if loss is None else loss._asdict())
         self._grid = form.grid(len(taken.scope.ids), self._steps, rank=chosen.window_rank, share=chosen.window_rows)
-        self.store.keep_windows(self._grid)
+        self.store.keep_windows(self._grid, own=form.own)
 
     def _hand_over(self, taken: TakenStep) -> None:
         assert self.watcher.bases is not None

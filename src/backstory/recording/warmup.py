@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError
-from ..maths.layers import Contribution, Dense, Outer
+from ..maths.layers import Contribution, Dense, Outer, Plain
 from ..maths.projection import Basis, Shape, project
 from ..store import RunStore, StepRecord
 from .contributions import Parts, Place, divided
@@ -119,7 +119,7 @@ def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> 
 
 def project_step(
     step: int,
-    parts: Iterable[tuple[Place, Contribution]],
+    parts: Iterable[tuple[Place, Plain]],
     facts: Mapping[str, Any],
     layout: Layout,
     bases: Sequence[Basis],
@@ -140,7 +140,7 @@ def project_step(
     return record if shared is None else share(record, Part(*shared))
 
 
-def _spooled(store: RunStore, step: int) -> Iterator[tuple[Place, Contribution]]:
+def _spooled(store: RunStore, step: int) -> Iterator[tuple[Place, Plain]]:
     """The contributions of a spooled step, one in memory at a time."""
     for head, tensors in store.spool.groups(step):
         row, slot, b = map(int, head.split("/"))

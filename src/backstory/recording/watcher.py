@@ -29,7 +29,7 @@ from .mixing import Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
 from .reduction import check_reduction, check_terms
-from .settings import Exact, Settings
+from .settings import Empirical, Settings
 from .step import Part, StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
@@ -51,7 +51,7 @@ class StepWatcher:
         self.blocks: list[Block] = blocks.blocks
         self.device = self.blocks[0].parameter.device
         self.reader, self.adaptive = reader, adaptive
-        self.form = settings.form
+        self.form = Empirical() if settings.is_open else settings.form
         self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
         self._seed, self._loss_reduction = settings.seed, loss_reduction
         self._tap = Tap(
@@ -63,8 +63,10 @@ class StepWatcher:
         self._windows = settings.windows
         self._outputs = OutputWatch(model, self._take_outputs, lambda: self._tap.muted or self._tap.slot is None)
         self._deciding = settings.is_open  # on the curvature, by the first step
+        self._open_form = settings.open_form  # what it may decide for
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
-        self.missed = 0  # steps that gave gradients in place of curvature samples
+        self.missed = 0  # steps whose gradients stand for their curvature
+        self._unseen = set[int]()  # the last of them
         self.later: Callable[[int, Callable[[], None], int], None] | None = (
             None  # does work for a step behind the training
         )
@@ -195,7 +197,7 @@ class StepWatcher:
         if loss is None:
             self._outputs.detach()
             return
-        self.form = Exact(outputs=loss.entries)
+        self.form = self._open_form
         self._tap.keep_calls = True
 
     def _decide(self, scope: StepScope) -> None:
@@ -214,10 +216,19 @@ class StepWatcher:
         else:
             scope.curvature.take(scope, outputs, loss.kind, None, loss.reduction)
 
+    def _take_own(self, scope: StepScope) -> None:
+        """What the outputs say of each sample's own curvature; where they were not to be seen, it is that of its gradient."""
+        if not self.form.own:
+            return
+        scope.loss, scope.seen = self.loss, self._outputs.taken(scope.sizes)
+        if scope.seen is None:
+            self._unsee(scope)
+
     def _unsee(self, scope: StepScope) -> None:
-        """The step gives its gradients for the curvature of its window: its outputs were not to be seen once for each micro-batch."""
+        """The step's gradients stand for its curvature: its outputs were not to be seen once for each micro-batch."""
         scope.curvature = None
-        self.missed += 1
+        self.missed += scope.number not in self._unseen
+        self._unseen = {scope.number}
 
     def end(self) -> TakenStep | None:
         """The step is complete; None where the optimizer has not stepped."""
@@ -269,9 +280,11 @@ class StepWatcher:
             self._decide(scope)
         elif not self._taken and self.loss is None:
             self._outputs.detach()
+        self._take_own(scope)
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+        scope.gradients.end_checks()
         if self._taken < CHECKED_FIRST:
             check_reduction(scope, self.reader.loss_scale)
         if terms is not None and not scope.loss_gradients:

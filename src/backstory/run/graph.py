@@ -4,7 +4,8 @@ A backward pass that only takes δ at the outputs of layers need not compute gra
 which the loss depends on no other. A parameter is *plain* where every operation that takes it is a call of one of torch's own
 layers whose hooks are ours alone: our own rules then give its whole gradient.
 
-A `corner` of a contribution is a few of its terms δ_s a_sᵀ, before anything is summed: linear in δ, and of all samples alike.
+A `corner` of a contribution is a few of its terms δ_s a_sᵀ (of a convolution δ alone), before anything is summed: linear in δ, and of all samples
+alike.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ..capture.hooks import Tap
 from ..maths import layers
-from ..maths.layers import Contribution, Dense, Outer
+from ..maths.layers import Contribution, Dense, Patches, Sum
 
 Key = tuple[int, int]  # block, size of the corner
 HALF = 0.05  # of a corner's norm, what half precision may round
@@ -70,8 +71,10 @@ def corner(part: Contribution) -> Tensor:
     """Some terms of each sample's gradient, (B, n)."""
     if isinstance(part, Dense):
         return _some(part.grads.flatten(1), FEW * FEW)
-    if not isinstance(part, Outer):
+    if isinstance(part, Sum):
         return _few(part.values).flatten(1)
+    if isinstance(part, Patches):
+        return _some(part.left.flatten(1), FEW * FEW)
     right = _few(part.right)  # (B, s, r)
     if not part.left.is_floating_point():
         return right.flatten(1)

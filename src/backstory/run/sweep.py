@@ -1,6 +1,7 @@
 r"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
 
-Steps of a run with windows get the curvature of their window (`store.windows`); those of other runs keep their own.
+Steps of a run with windows get the curvature of their window (`store.windows`), beside what their occurrences keep of their own; those
+of other runs have their own alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,10 +57,12 @@ class Shared:
             rows = {span[0] + k: i for i, k in enumerate(clipped)}
             self._current = span, self._store.windows.read(span, self._dtype), rows
         _, (V, d), row = self._current
-        if step.clip >= 1:
-            return step._replace(V=V, dot_v=None, orthogonal=True)
-        gradient = step.w @ step.G if d is None else d[row[t]]
-        return step._replace(V=V, dot_v=V @ gradient, orthogonal=True)
+        gradient = None if step.clip >= 1 else step.w @ step.G if d is None else d[row[t]]
+        dot_v = None if gradient is None else V @ gradient
+        if step.V is None:
+            return step._replace(V=V, dot_v=dot_v, orthogonal=True)
+        dots = None if dot_v is None or step.dot_v is None else torch.cat([step.dot_v, dot_v])
+        return step._replace(V=torch.cat([step.V, V]), dot_v=dots, shared=len(V))
 
 
 def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0, own: bool = False) -> Iterator[Chunk]:
@@ -159,7 +162,13 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
 
 
 def _curvature(block: RowBlock, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows."""
+    """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows.
+
+    Where occurrences keep what their gradients hold of their curvature, rows √(w κ) g.
+    """
+    if block.own is not None and block.rows is not None:
+        scale = (block.weight[lo:hi] * block.own[lo:hi]).sqrt().to(dtype)
+        return scale[:, None] * block.rows[lo:hi], scale * block.gdot[lo:hi].to(dtype)
     if block.curvature is None or block.kappa is None or block.hdot is None:
         return None, None
     root = block.kappa[lo:hi].sqrt()  # (B, R)

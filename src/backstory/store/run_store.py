@@ -105,15 +105,16 @@ class RunStore:
         diagonal: bool = False,
         factors: Sequence[tuple[int, int] | None] | None = None,
         windows: bool = False,
+        own: bool = False,
     ) -> Self:
         """A new run, open for writing; it becomes a run with its last file, `config.json`.
 
         A layer with `factors` (m, n) has rows of m n numbers that are outer products, and are kept as their two factors.
-        With `windows`, steps share the curvature of their window.
+        With `windows`, steps share the curvature of their window; with `own`, occurrences keep what their gradients hold of theirs.
         """
         folder = Path(path)
         contents = layout.new_config(
-            layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors, windows
+            layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors, windows, own
         )
         layout.check_free(folder)
         with files.writing(folder):
@@ -123,7 +124,7 @@ class RunStore:
             layout.check_free(folder)
             layout.clear_half_created(folder)
             blocks, width = layout.kept_blocks(contents), sum(p for _, p in layers)
-            tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split))
+            tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split, own))
             tables.create(folder / "steps.lance", steps_schema(n_groups, width if diagonal else 0))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
@@ -200,7 +201,8 @@ class RunStore:
 
     def _settle(self, new: dict[str, Any]) -> None:
         """Another layout of rows, before there are any: the empty table is made anew before the config says so."""
-        schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split)
+        own = layout.OWN in new["features"]
+        schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split, own)
         with self._mutex:
             if schema != self._rows.schema:
                 tables.commit_overwrite(self.path / "rows.lance", schema, [])
@@ -248,7 +250,7 @@ class RunStore:
     def bytes_per_row(self) -> int:
         """What one row costs on disk, about."""
         vector = enc.row_bytes(parts(self.blocks), self.config["encoding"])
-        return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48
+        return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48 + 8 * self.has_own
 
     @property
     def curvature_rows(self) -> int:
@@ -271,8 +273,16 @@ class RunStore:
         stored = self.config.get("windows")
         return None if stored is None else Grid.from_dict(stored)
 
-    def keep_windows(self, grid: Grid) -> None:
-        """Where windows begin and end, and what is kept of them; settled by the first step."""
+    @property
+    def has_own(self) -> bool:
+        """Whether occurrences keep what their gradients hold of their curvature."""
+        return layout.OWN in self.config["features"]
+
+    def keep_windows(self, grid: Grid, *, own: bool = False) -> None:
+        """Where windows begin and end, and what is kept of them and of occurrences; settled by the first step."""
+        self._writable()
+        if own and not self.has_own:
+            self._settle(layout.with_own(self.config))
         self.update_config(windows=grid._asdict())
 
     def _count_clipped(self, lo: int, hi: int) -> int:
@@ -354,7 +364,14 @@ class RunStore:
                         f"expected step {expected} next, got step {record.step}. Truncate the run to the step from "
                         "which training continues."
                     )
-                check_record(record, self.width, self.config["groups"], self.curvature_rows, self.config["diagonal"])
+                check_record(
+                    record,
+                    self.width,
+                    self.config["groups"],
+                    self.curvature_rows,
+                    self.config["diagonal"],
+                    self.has_own,
+                )
             if records:
                 self._append(list(records), n, start)
 
@@ -364,7 +381,7 @@ class RunStore:
             self.batches.commit(n + len(records))
             self.windows.spool(records)
             rows, crcs = codec.rows_table(
-                records, self.blocks, self.config["encoding"], self.curvature_rows, self.split
+                records, self.blocks, self.config["encoding"], self.curvature_rows, self.split, self.has_own
             )
             if len(rows):
                 self._rows.append(rows)
