@@ -281,10 +281,11 @@ def test_queries_take_each_steps_own_curvature_and_its_windows(
     budget(monkeypatch, 2 * SIZE)
     model, path = three(), tmp_path / "run"
     training(path, model, sgd(model), rank=4)
+    own = own_of(path)
     if compressed:
         backstory.open(path).compress(tmp_path / "small", rank=64)
         path = tmp_path / "small"
-    run, made, own = backstory.open(path), stored(path), own_of(path)
+    run, made = backstory.open(path), stored(path)
     batch = batch_of([0, 1, 2, 3])
     result = run.query(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batch, contraction="never")
     rows, weight = made.rows.reshape(STEPS, SIZE, -1), made.weight.reshape(STEPS, SIZE)
