@@ -50,8 +50,8 @@ def test_they_are_the_recursion(rule: str, clipped: bool, contraction: Any, p: i
 
 
 def test_a_window_cut_between_two_calls_is_the_same() -> None:
-    steps = window_steps("adam", True, 40)
-    whole, parts = (Propagator(40, dtype=torch.float64) for _ in range(2))
+    steps = window_steps("adam", True, 60)
+    whole, parts = (Propagator(60, dtype=torch.float64) for _ in range(2))
     expected = torch.cat(whole.embed(steps))
     actual = [x for lo in (6, 4, 1, 0) for x in parts.embed(steps[lo : {6: 8, 4: 6, 1: 4, 0: 1}[lo]])[::-1]][::-1]
     assert_close(torch.cat(actual), expected, 1e-11)
