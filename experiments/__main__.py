@@ -20,6 +20,7 @@ for study in (
     "quality",
     "timelines",
     "recordings",
+    "zoo",
 ):
     import_module(f"experiments.{study}.command")  # adds its commands to the app
 

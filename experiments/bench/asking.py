@@ -38,9 +38,15 @@ def bench_query(*, scale: str = "full", repeats: int = 3, say: Say = quiet) -> d
 
 
 def questions(run: Run, model: nn.Module, work: Workload, per_layer: bool) -> dict[str, Callable[[], object]]:
-    """What is timed."""
+    """What is timed; `passes` are the queries' own forward and backward pass alone."""
     batch = work.queries()
+
+    def passes() -> None:
+        model.zero_grad()
+        query_losses(model, batch).sum().backward()
+
     return {
+        "passes": passes,
         "index": lambda: run.embed(per_layer=per_layer),
         "embeddings": lambda: run.query(model, query_losses, batch, method="embeddings", per_layer=per_layer),
         "adjoint": lambda: run.query(model, query_losses, batch, method="adjoint", per_layer=per_layer),
@@ -57,5 +63,6 @@ def _line(work: Workload, times: dict[str, Times]) -> dict[str, Any]:
         "queries": work.n_queries,
         **{f"{part}_s": t.wall for part, t in times.items()},
         **{f"{part}_cpu_s": t.cpu for part, t in times.items()},
+        "query_over_passes": times["embeddings"].cpu / times["passes"].cpu,
         "index_and_query_s": times["index"].wall + times["embeddings"].wall,
     }

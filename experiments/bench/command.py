@@ -64,9 +64,16 @@ def store(scale: Scale = "full", json: Json = False) -> None:
 
 
 @bench.command()
-def peers(venvs: Venvs = PEERS, repeats: Repeats = 3, scale: Scale = "full", json: Json = False) -> None:
+def peers(
+    venvs: Venvs = PEERS,
+    rivals: Annotated[str, typer.Option(help="Some of the rivals, with commas; all without it.")] = "",
+    workloads: Annotated[str, typer.Option(help="A, B or both.")] = "AB",
+    repeats: Repeats = 3,
+    scale: Scale = "full",
+    json: Json = False,
+) -> None:
     """Rivals on the same workloads, each in an environment of its own."""
-    _finish("peers", _peers(scale, repeats, venvs), json)
+    _finish("peers", _peers(scale, repeats, venvs, rivals, workloads), json)
 
 
 @bench.command()
@@ -198,12 +205,14 @@ def _store(scale: str) -> dict[str, Any]:
     return {"threads": 1, "rows": rows, "efficiency": bench_efficiency(scale=scale, say=_say)}
 
 
-def _peers(scale: str, repeats: int, venvs: Path) -> dict[str, Any]:
+def _peers(scale: str, repeats: int, venvs: Path, names: str = "", workloads: str = "AB") -> dict[str, Any]:
     from experiments.bench.ours import bench_ours
-    from experiments.bench.rivals import bench_rivals
+    from experiments.bench.rivals import RIVALS, bench_rivals, named
 
+    chosen = named(names) if names else RIVALS
     _one_thread()
-    rows = bench_ours(scale=scale, repeats=repeats, say=_say) + bench_rivals(venvs, scale=scale, say=_say)
+    rows = bench_ours(scale=scale, repeats=repeats, workloads=workloads, say=_say)
+    rows += bench_rivals(venvs, scale=scale, rivals=chosen, workloads=workloads, say=_say)
     return {"threads": 1, "rows": sorted(rows, key=lambda row: row["workload"])}
 
 

@@ -63,4 +63,5 @@ def _measured(work: Workload, settings: Settings, per_layer: bool, repeats: int)
         "index_cpu_s": asked["index"].cpu,
         "query_cpu_s": asked["embeddings"].cpu,
         "adjoint_cpu_s": asked["adjoint"].cpu,
+        "query_over_passes": asked["embeddings"].cpu / asked["passes"].cpu,
     }

@@ -30,17 +30,18 @@ def _terms(batch: tuple[Tensor, Tensor], terms: int) -> Tensor:
 
 
 def planned(work: Workload, result: Mapping[str, Any], seconds: float = 1.0) -> dict[str, Any]:
-    """The plan of a run with the default settings, over what `found` says that it took."""
+    """The plan of a run with the default settings, over the CPU time that it then took."""
     told = plan(lambda: recipe_of(work), steps=int(result["steps"]), seconds=seconds)
-    each, ratio = told.row_bytes + told.step_bytes / told.batch, told.recorded_seconds / told.plain_seconds
+    each = told.row_bytes + told.step_bytes / told.batch + told.window_bytes / told.occurrences
+    ratio = told.recorded_seconds / told.plain_seconds
     return {
         "workload": work.words,
         "planned_ratio": ratio,
-        "ratio": result["ratio"],
-        "ratio_off": ratio / result["ratio"] - 1,
+        "ratio": result["mean_cpu_ratio"],
+        "ratio_off": ratio / result["mean_cpu_ratio"] - 1,
         "planned_run_ratio": told.slowdown,
-        "run_ratio": result["run_ratio"],
-        "run_ratio_off": told.slowdown / result["run_ratio"] - 1,
+        "run_ratio": result["run_cpu_ratio"],
+        "run_ratio_off": told.slowdown / result["run_cpu_ratio"] - 1,
         "planned_bytes": each,
         "bytes_per_occurrence": result["bytes_per_occurrence"],
         "bytes_off": each / result["bytes_per_occurrence"] - 1,

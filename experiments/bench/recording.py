@@ -4,6 +4,7 @@ A run of N steps is taken in turns of a few steps: plain, then each configuratio
 known only after its warm-up, so there are three figures:
 
     ratio        recorded turn / plain turn beside it, the median over the turns after the warm-up, disk included
+    mean_cpu_ratio   all these turns together, in CPU time: also of windows that are closed in a few of them only
     one_off_s    seconds that the turns of the warm-up took more than as many steady turns: learning the projection
     learning_s   the same in CPU time
     peak_memory_ratio   the highest memory of a process that trains and records, beyond an idle one, over that of one that trains
@@ -178,6 +179,7 @@ def figures(
     return {
         "ratio": statistics.median(r.wall / p.wall for p, r in pairs),
         "cpu_ratio": statistics.median(r.cpu / p.cpu for p, r in pairs),
+        "mean_cpu_ratio": total(recorded[warm:]).cpu / total(plain[warm:]).cpu,
         "one_off_s": before.wall - warm * steady.wall,
         "one_off_cpu_s": before.cpu - warm * steady.cpu,
         "learning_s": max(0.0, before.cpu - warm * steady.cpu),

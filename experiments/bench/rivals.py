@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from backstory.errors import UsageError
 from experiments.bench.children import last_line
 from experiments.bench.recording import Say, quiet
 
 HERE = Path(__file__).parent
-INSTALL_SECONDS, RUN_SECONDS = 900.0, 400.0
+INSTALL_SECONDS, RUN_SECONDS = 900.0, 900.0
 Pip = tuple[str, ...]  # arguments of one `pip install`
 
 
@@ -59,6 +60,14 @@ RIVALS = (
 
 class Failed(Exception):
     """Why a rival has no figures."""
+
+
+def named(names: str) -> Sequence[Rival]:
+    """The rivals of these names, with commas."""
+    known = {rival.name: rival for rival in RIVALS}
+    if odd := [name for name in names.split(",") if name not in known]:
+        raise UsageError(f"there is no rival {odd[0]!r}. Name some of {', '.join(known)}.")
+    return [known[name] for name in names.split(",")]
 
 
 def bench_rivals(

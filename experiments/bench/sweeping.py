@@ -16,7 +16,7 @@ import torch
 
 from backstory.maths.blocked import Propagator
 from backstory.run.run import Run
-from backstory.run.sweep import backward, cut, slices
+from backstory.run.sweep import Layers, backward, slices
 from backstory.store import RunStore
 from experiments.bench.children import in_child
 from experiments.bench.embedding import product_peak
@@ -104,9 +104,10 @@ def _swept(run: Run, at: int, per_layer: bool) -> None:
     """Embed and write nothing."""
     where = slices(RunStore.open(run.path), per_layer)
     made = [Propagator(w.stop - w.start, dtype=torch.float32, contraction="when_expanding") for w in where]
+    layers = Layers(where)
     for chunk in backward(RunStore.open(run.path), at, dtype=torch.float32):
-        for propagator, w in zip(made, where, strict=True):
-            propagator.embed([cut(s, w) for s in chunk.steps] if per_layer else chunk.steps)
+        for propagator, steps in zip(made, zip(*map(layers.cut, chunk.steps), strict=True), strict=True):
+            propagator.embed(steps)
 
 
 def _embedding(run: Run, at: int, per_layer: bool, repeats: int) -> Times:

@@ -46,7 +46,10 @@ class Recorded(Plain):
     def __init__(self, work: Workload, path: Path, settings: Settings) -> None:
         super().__init__(work)
         self.outputs = "curvature" in settings or settings.get("preset") == "best"
-        self.recorder = record(self.model, self.optimizer, path, loss_reduction=work.loss_reduction, **settings)
+        planned = None if work.language else work.steps  # a classifier's windows follow from it
+        self.recorder = record(
+            self.model, self.optimizer, path, loss_reduction=work.loss_reduction, steps=planned, **settings
+        )
         self.recorder.__enter__()
         self._open = True
 

@@ -45,7 +45,11 @@ RUNS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], dict[str, An
         {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature_of": "steps"},
         0.1,
     ),
-    "adamw, windows, clipped": (adamw, {"projection": "learned", "rank": 2, "warmup_steps": 3}, 0.1),
+    "adamw, windows, clipped": (
+        adamw,
+        {"projection": "learned", "rank": 2, "warmup_steps": 3, "curvature": "empirical"},
+        0.1,
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Recorded steps made of random numbers, and the same numbers as `tests.support.oracles` wants them."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from tests.support.oracles import Recorded
@@ -100,3 +101,35 @@ def recorded(step: Step, contraction: Contraction) -> Recorded:
 def queries(count: int = 3) -> Tensor:
     """(Q, p)."""
     return torch.randn(count, P, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+WINDOWS = (0, 3, 5, 8)  # where they begin, and the end
+SHARING = (
+    3,
+    2,
+    4,
+    2,
+    3,
+    5,
+    2,
+    3,
+)  # rows of each step of theirs: where there is one, clipping leaves next to nothing of it
+
+
+def _shared_rows(p: int, g: torch.Generator) -> Tensor:
+    Q = torch.linalg.qr(torch.randn(p, p, generator=g, dtype=torch.float64)).Q
+    V: Tensor = Q[:4] * torch.tensor([[1.5], [1.0], [0.4], [0.1]], dtype=torch.float64)
+    return V
+
+
+def window_steps(rule: str, clipped: bool, p: int) -> list[Step]:
+    """Steps of three windows, each with four orthogonal curvature rows that its steps share."""
+    g, steps = torch.Generator().manual_seed(4), list[Step]()
+    for lo, hi in pairwise(WINDOWS):
+        V = _shared_rows(p, g)
+        for t in range(lo, hi):
+            G = torch.randn(SHARING[t], p, generator=g, dtype=torch.float64) / p**0.5
+            w = torch.rand(SHARING[t], generator=g, dtype=torch.float64) + 0.2
+            n, clip = w @ G, 0.6 if clipped and t % 2 == 0 else 1.0
+            steps.append(Step(G, w, RULES[rule](t), V, clip, n.norm().item(), G @ n, V @ n, orthogonal=True))
+    return steps

@@ -7,7 +7,8 @@ from tests.support.oracles import assert_close, per_sample_gradients
 from torch import Tensor, nn
 
 from backstory.errors import UnsupportedError
-from backstory.maths.layers import RULES, Contribution, Dense, Outer, Sum, linear, rule_for
+from backstory.maths.layers import RULES, Contribution, Dense, Outer, Patches, Sum, count_positions, linear, rule_for
+from backstory.maths.projection import Basis, Shape, project, project_groups, project_right
 
 B = 4
 
@@ -68,6 +69,7 @@ def dense(contribution: Contribution | Tensor, shape: torch.Size) -> Tensor:
         return contribution
     if isinstance(contribution, Sum):
         return sum(contribution.values.unbind(1), torch.zeros(())).reshape(-1, *shape)
+    contribution = contribution.outer() if isinstance(contribution, Patches) else contribution
     if not isinstance(contribution, Outer):
         return contribution.grads.reshape(-1, *shape)
     left, right = contribution
@@ -117,6 +119,56 @@ def test_embedding_equals_one_backward_per_sample(name: str) -> None:
     index = torch.randint(6, (B, *shape), generator=torch.Generator().manual_seed(0))
     check(module.double(), index)
     check(module, index.int())
+
+
+CONVOLUTIONS = [name for name in CASES if name.startswith("conv")]
+SIDES = {  # ranks of the two sides: small ones shrink the sides first, large ones write the gradients out
+    "narrow": (2, 3),
+    "wide": (6, 12),
+    "all of the left": (None, 3),
+    "all of the right": (2, None),
+    "a core": (2, 3),
+    "chosen coordinates": (2, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolutions_row_is_vec_of_left_gradient_right(name: str, sides: str) -> None:
+    module, *sizes = CASES[name]
+    (x,) = random_inputs(sizes)
+    randomise(module)
+    delta = normal(*module(x).shape, seed=1)
+    G = per_sample_gradients(module, (x,), delta)["weight"].flatten(2)  # (B, C_out, C_in · kernel)
+    d_out, d_in = G.shape[1:]
+    L, R = (
+        None if r is None else normal(d, min(r, d), seed=r) for d, r in zip((d_out, d_in), SIDES[sides], strict=True)
+    )
+    if sides == "chosen coordinates":
+        L, R = torch.tensor([3, 0]), torch.tensor([1, 0, 2])
+    left, right = (
+        torch.eye(d, dtype=torch.float64) if side is None else side if side.is_floating_point() else torch.eye(d).double()[:, side]
+        for d, side in ((d_out, L), (d_in, R))
+    )  # fmt: skip
+    core = torch.tensor([4, 1]) if sides == "a core" else None
+    expected = torch.einsum("oi,bod,dj->bij", left, G, right).flatten(1)
+    expected = expected if core is None else expected[:, core]
+    shape, basis = (
+        Shape(d_out, d_in, left.shape[1], right.shape[1], 0 if core is None else len(core)),
+        Basis(L, R, core),
+    )
+    rule = rule_for(module)
+    assert rule is not None
+    part = rule(module, (x,), delta)["weight"]
+    assert not isinstance(part, Tensor)
+    causes = "Right numbers in the wrong places: the order of the filters' entries; else stride, padding or dilation."
+    assert_close(project(part, shape, basis), expected, 1e-10, causes)
+    known = project_right(part, shape, basis)
+    assert_close(project(part, shape, basis, known), expected, 1e-10, causes)
+    positions = project_groups(part, shape, basis, 3)
+    assert_close(positions.sum(1), expected, 1e-10, "groups of positions")
+    assert isinstance(part, Dense) or count_positions(part) == delta.shape[2:].numel()
 
 
 CHANNELS_FIRST = (nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.BatchNorm2d)
@@ -177,8 +229,6 @@ def test_a_norm_without_parameters_has_no_gradients() -> None:
 
 
 REFUSED = {
-    "batch norm in training": (nn.BatchNorm2d(3), "training mode"),
-    "batch norm without running statistics": (nn.BatchNorm2d(3, track_running_stats=False).eval(), "eval"),
     "embedding with max_norm": (nn.Embedding(6, 3, max_norm=1.0), "max_norm"),
     "embedding scaled by frequency": (nn.Embedding(6, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "sparse embedding": (nn.Embedding(6, 3, sparse=True), "sparse"),
@@ -188,17 +238,58 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_sum_over_samples_is_refused(name: str) -> None:
     module, word = REFUSED[name]
-    is_embedding = isinstance(module, nn.Embedding)
-    x = torch.zeros(B, 2, dtype=torch.long) if is_embedding else torch.zeros(B, 3, 2, 2)
-    delta = torch.zeros(B, 2, 3) if is_embedding else x
+    x, delta = torch.zeros(B, 2, dtype=torch.long), torch.zeros(B, 2, 3)
     rule = rule_for(module)
     assert rule is not None
     with pytest.raises(UnsupportedError, match=word):
         rule(module, (x,), delta)
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False).eval()])
+def test_batch_norm_with_the_statistics_of_the_batch(layer: nn.Module) -> None:
+    """Each sample scaled and shifted by a copy of the parameters of its own."""
+    x, delta = normal(B, 3, 2, 2, seed=0), normal(B, 3, 2, 2, seed=1)
+    own = torch.ones(B, 3, 1, 1, dtype=torch.float64, requires_grad=True)
+    shift = torch.zeros_like(own, requires_grad=True)
+    normed = (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
+    (own * normed + shift).backward(delta)
+    rule = rule_for(randomise(layer))
+    assert rule is not None
+    actual = rule(layer, (x,), delta)
+    for name, expected in (("weight", own.grad), ("bias", shift.grad)):
+        assert expected is not None
+        assert_close(dense(actual[name], torch.Size([3])), expected.flatten(1), 1e-10)
+
+
 class Special(nn.Linear):
     """A user's own layer."""
+
+
+class Doubled(nn.Linear):
+    """With a forward of its own that is another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Written(nn.Linear):
+    """With a forward of its own that is the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+class Turned(nn.LayerNorm):
+    """With features in the second dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_a_rule_is_taken_where_the_module_computes_what_it_stands_for() -> None:
+    assert rule_for(Written(3, 4)) is linear
+    assert rule_for(Doubled(3, 4)) is None
+    check(randomise(Turned(4)), normal(B, 4, 3, seed=0))
 
 
 def test_the_nearest_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,12 @@ def decaying(
     return out.to(dtype)
 
 
+def leading_of(rows: Tensor, most: int, *sizes: int) -> Tensor:
+    """In pieces of these sizes, and the rest."""
+    pieces = rows.split([*sizes, len(rows) - sum(sizes)])
+    return leading(pieces, [len(piece) for piece in pieces], most)
+
+
 def best(rows: Tensor, most: int) -> np.ndarray:
     """The `most` leading right singular vectors of numpy, times their singular values."""
     _, values, Vt = np.linalg.svd(rows.double().numpy(), full_matrices=False)
@@ -30,7 +36,7 @@ def best(rows: Tensor, most: int) -> np.ndarray:
 @pytest.mark.parametrize(("n", "most"), [(1, 4), (6, 4), (10, 4), (19, 8), (20, 200)])
 def test_of_few_rows_they_are_exact(n: int, most: int) -> None:
     rows = decaying(150, 60)[torch.arange(n) * 7] * 3
-    V, expected = leading(rows, most), best(rows, most)
+    V, expected = leading_of(rows, most), best(rows, most)
     assert V.shape == expected.shape
     assert_close(V.T @ V, torch.from_numpy(expected.T @ expected), 1e-9)
 
@@ -40,7 +46,7 @@ def test_of_few_rows_they_are_exact(n: int, most: int) -> None:
 def test_of_many_rows_they_hold_nearly_what_can_be_held(power: float, share: float, dtype: torch.dtype) -> None:
     for seed in range(3):
         rows = decaying(power=power, seed=seed, dtype=dtype)
-        V = leading(rows, 40)
+        V = leading_of(rows, 40)
         assert V.dtype == dtype
         assert len(V) == 40 or (dtype == torch.float32 and power == 2), "what float32 rounds away is left out"
         kept, most = float(V.double().square().sum()), float(np.square(best(rows, 40)).sum())
@@ -53,11 +59,22 @@ def test_of_many_rows_they_hold_nearly_what_can_be_held(power: float, share: flo
 @pytest.mark.parametrize("n", [9, N], ids=["few", "many"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_they_are_orthogonal_and_the_largest_comes_first(n: int, dtype: torch.dtype) -> None:
-    V = leading(decaying(dtype=dtype)[:n], 40)
+    V = leading_of(decaying(dtype=dtype)[:n], 40)
     products = (V @ V.T).double().numpy()
     sizes = products.diagonal()
     assert np.abs(products - np.diag(sizes)).max() < 100 * torch.finfo(dtype).eps * sizes.max()
     assert (np.diff(sizes) <= 0).all()
+
+
+@pytest.mark.parametrize("n", [70, N], ids=["few", "many"])
+def test_pieces_are_parts_of_one_sum(n: int) -> None:
+    """Of any size, with the first one's coordinates busy or not."""
+    rows = decaying()[:n]
+    whole, parts = leading_of(rows, 40), leading_of(rows, 40, 3, 0, 40)
+    kept, most = (float(V.square().sum()) for V in (parts, whole))
+    assert kept == pytest.approx(most, rel=0.02)
+    H = rows.T @ rows
+    assert torch.linalg.eigvalsh(H - parts.T @ parts).min() > -1e-8 * H.trace()
 
 
 def test_rows_of_few_directions_lose_nothing() -> None:
@@ -66,30 +83,30 @@ def test_rows_of_few_directions_lose_nothing() -> None:
     rows = torch.randn(N, 12, generator=g, dtype=torch.float64) @ torch.randn(
         12, WIDTH, generator=g, dtype=torch.float64
     )
-    V = leading(rows, 40)
+    V = leading_of(rows, 40)
     assert_close(V.T @ V, rows.T @ rows, 1e-10)
     assert len(V) == 12
 
 
 def test_there_may_be_fewer_coordinates_than_directions() -> None:
     rows = torch.randn(400, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    V = leading(rows, 40)
+    V = leading_of(rows, 40)
     assert V.shape == (5, 5)
     assert_close(V.T @ V, rows.T @ rows, 1e-11)
 
 
 def test_nothing_is_left_of_nothing() -> None:
-    assert leading(torch.zeros(1, 6), 4).shape == (0, 6)
-    assert leading(torch.zeros(60, 6), 4).shape == (0, 6)
+    assert leading_of(torch.zeros(1, 6), 4).shape == (0, 6)
+    assert leading_of(torch.zeros(60, 6), 4).shape == (0, 6)
 
 
 def test_it_is_the_same_whenever_it_is_asked_for_and_draws_from_no_one_elses_numbers() -> None:
     rows = decaying()
     state = torch.get_rng_state()
-    first = leading(rows, 40)
+    first = leading_of(rows, 40)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(17)
-    assert torch.equal(leading(rows.clone(), 40), first)
+    assert torch.equal(leading_of(rows.clone(), 40), first)
 
 
 @pytest.mark.parametrize(("n", "q"), [(10, 3), (9, 3), (2, 5), (7, 1), (100, 100)])

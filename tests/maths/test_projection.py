@@ -14,7 +14,7 @@ from tests.support.oracles import assert_close, assert_same
 from torch import Tensor
 
 from backstory.maths import projection
-from backstory.maths.layers import Contribution, Dense, Outer, Sum
+from backstory.maths.layers import Dense, Outer, Plain, Sum
 from backstory.maths.projection import (
     LONG,
     WIDER,
@@ -404,10 +404,10 @@ def test_groups_cut_the_positions_in_order_into_nearly_equal_parts(positions: in
         assert all(k == -(-(t + 1) * groups // positions) - 1 for t in range(lo, hi))
 
 
-def part_of(kind: str, positions: int, seed: int) -> tuple[Contribution, Shape]:
+def part_of(kind: str, positions: int, seed: int) -> tuple[Plain, Shape]:
     vector, left = Shape(D_OUT, 0, 3, 0), normal(B, positions, D_OUT, seed=seed)
     right = normal(B, positions, D_IN, seed=seed + 1)
-    result: dict[str, tuple[Contribution, Shape]] = {
+    result: dict[str, tuple[Plain, Shape]] = {
         "factors": (Outer(left, right), SMALL),
         "tokens": (Outer(tokens(B, positions), right), SMALL),
         "sum": (Sum(left), vector),
@@ -417,7 +417,7 @@ def part_of(kind: str, positions: int, seed: int) -> tuple[Contribution, Shape]:
     return result[kind]
 
 
-def by_group(part: Contribution, groups: int) -> list[Tensor]:
+def by_group(part: Plain, groups: int) -> list[Tensor]:
     """Gradients written out, position by position, each added to the group that it is in: K of (B, *shape)."""
     if isinstance(part, Dense):
         return [*[torch.zeros_like(part.grads)] * (groups - 1), part.grads]
@@ -668,7 +668,7 @@ def test_energy_is_the_sum_of_squares_of_whole_gradients(kind: str) -> None:
     tokens = torch.tensor([[1, 4, 1, 1], [0, 0, 2, 3], [3, 3, 3, 3]])
     matrix, vector = Shape(5, 6, 2, 2), Shape(5, 0, 5, 0)
     hot = torch.zeros(3, 4, 5, dtype=torch.float64).scatter_(2, tokens[:, :, None], 1.0)
-    cases: dict[str, tuple[Contribution, Shape, Tensor]] = {
+    cases: dict[str, tuple[Plain, Shape, Tensor]] = {
         "outer": (Outer(left, right), matrix, torch.einsum("bti,btj->bij", left, right)),
         "tokens": (Outer(tokens, right), matrix, torch.einsum("bti,btj->bij", hot, right)),
         "dense": (Dense(right.reshape(3, 24)[:, :18]), Shape(3, 6, 2, 2), right.reshape(3, 24)[:, :18]),

@@ -9,7 +9,7 @@ from tests.maths.examples import RULES, P, random_steps
 from tests.support.oracles import assert_close
 from torch import Tensor
 
-from backstory.maths.shared_curvature import Columns, Sketch, columns, orthogonal
+from backstory.maths.shared_curvature import Columns, Sketch, columns, orthogonal, orthogonal_again
 from backstory.maths.steps import Step
 
 
@@ -150,3 +150,24 @@ def test_float32_rows_keep_what_adds_up() -> None:
     assert actual.dtype == torch.float32
     assert len(actual) == 300
     assert float(actual.square().sum()) == pytest.approx(float(V.square().sum()), rel=1e-6)
+
+
+def test_rows_that_were_rounded_are_orthogonal_again() -> None:
+    """Nothing is lost of the small ones beside the large ones: each direction's curvature is right to rounding."""
+    Q = torch.linalg.qr(rows(60, 60)).Q[:20]
+    V = (Q * 10 ** torch.linspace(2, -2, 20, dtype=torch.float64)[:, None]).float()
+    rounded = (V * 100 / V.abs().amax(1, keepdim=True)).round() * V.abs().amax(1, keepdim=True) / 100
+    actual = orthogonal_again(rounded)
+    assert actual.dtype == torch.float32
+    unit = actual.double() / actual.double().norm(dim=1, keepdim=True)
+    assert_close(unit @ unit.T, torch.eye(20, dtype=torch.float64), 1e-6)
+    H, exact = actual.double().T @ actual.double(), rounded.double().T @ rounded.double()
+    for q in Q:  # from 1e4 to 1e-4
+        assert float((q @ H @ q) / (q @ exact @ q)) == pytest.approx(1, abs=1e-4)
+    assert_close(orthogonal_again(rounded.double()).T @ orthogonal_again(rounded.double()), exact, 1e-12)
+
+
+def test_rows_that_never_were_orthogonal_are_made_so() -> None:
+    V = rows(30, 8)
+    assert_close(orthogonal_again(V), orthogonal(V), 1e-12)
+    assert len(orthogonal_again(torch.zeros(3, 4))) == 0

@@ -72,12 +72,15 @@ def test_modules_that_are_trained_whole_beside_adapters(name: str, norm: str, tm
 @pytest.mark.parametrize(
     ("kind", "left"), [("embedding", "lora_embedding_A"), ("dora", "lora_magnitude_vector.default.weight")]
 )
-def test_adapters_that_are_no_layers_are_refused_by_name(name: str, kind: str, left: str, tmp_path: Path) -> None:
+def test_adapters_that_are_no_layers_have_the_general_rule(name: str, kind: str, left: str, tmp_path: Path) -> None:
     settings = {"use_dora": True} if kind == "dora" else {"target_modules": [EMBEDDINGS[name]], "fan_in_fan_out": False}
-    model = adapted(name, **settings)
+    model = shaken(adapted(name, **settings))
     with pytest.raises(CoverageError, match=rf"(?s)no layer rule covers.*{left}.*backstory\.register.*uncovered="):
-        backstory.record(model, adamw(model), tmp_path / "run", loss_reduction="token-mean")
+        backstory.record(model, adamw(model), tmp_path / "run", loss_reduction="token-mean", uncovered="error")
     assert not (tmp_path / "run").exists()
+    actual, expected = train(tmp_path / "run", model, adamw(model))
+    assert any(left in n for n in actual.names)
+    assert_close(actual.rows, expected, 1e-9)
 
 
 def test_adapters_of_embeddings_can_be_left_out(tmp_path: Path) -> None:

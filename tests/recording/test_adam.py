@@ -156,6 +156,7 @@ def test_coefficients_are_those_of_the_optimizers_own_count(
         assert table["n"][t].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.usefixtures("scales_of_each_step")
 @pytest.mark.parametrize("projection", [RANDOM, LEARNED], ids=["random", "learned"])
 def test_recording_may_begin_in_the_middle(projection: dict[str, Any], tmp_path: Path) -> None:
     model = mlp()

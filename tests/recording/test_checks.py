@@ -137,7 +137,7 @@ def test_attention_is_found_and_left_out_as_a_whole_is_right(tmp_path: Path) -> 
 
     model = seeded(Attention())
     with pytest.raises(CoverageError, match=r"in_proj_weight +\d+.\d%"):
-        train(tmp_path / "none", model, sgd(model), 1, batch=batch)
+        train(tmp_path / "none", model, sgd(model), 1, batch=batch, uncovered="error")
     expected = one_backward_each(model, batch(ids_of(0)), cross_entropy, ["out.weight", "out.bias"])
     everything = one_backward_each(model, batch(ids_of(0)), cross_entropy, [n for n, _ in model.named_parameters()])
     train(tmp_path / "run", model, sgd(model), 1, batch=batch, layers=["!attention*"])

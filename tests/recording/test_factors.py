@@ -70,7 +70,7 @@ def test_weights_are_factored_and_neither_biases_nor_learned_coordinates(tmp_pat
     ]
     model = mlp(width=9)
     train(tmp_path / "learned", model, sgd(model), 2, projection="learned", rank=16)
-    assert backstory.open(tmp_path / "learned").config["features"] == ["windows"]
+    assert backstory.open(tmp_path / "learned").config["features"] == ["windows", "own"]
 
 
 def layer_run(path: Path, *positions: int, calls: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Which losses the first step tells, from torch's own gradients; the exact curvature that is then recorded, by hand; and nothing else changed."""
+"""Which losses the first step tells, from torch's own gradients; the Gauss-Newton matrix that is then recorded, by hand; and nothing else changed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +30,7 @@ from backstory.errors import MismatchError
 from backstory.recording.outputs import loss_of
 from backstory.store import RunStore
 
+pytestmark = pytest.mark.usefixtures("scales_of_each_step")
 STEPS, CLASSES, N = 11, 4, 12
 AUTO: dict[str, Any] = {"loss_reduction": "mean", "encoding": "float64", "rank": 2, "warmup_steps": 3}
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> the loss of the batch
@@ -140,8 +141,13 @@ class Wired(nn.Module):
         return out
 
 
+def three() -> nn.Module:
+    """Three outputs: a rest is left."""
+    return seeded(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
+
+
 def bce_mean(out: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 2).double())
+    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, out.shape[1]).double())
 
 
 def jacobians(model: nn.Module, x: Tensor, out: Tensor) -> Tensor:
@@ -211,15 +217,24 @@ def hessian(kind: str, out: Tensor) -> Tensor:
     return D / out.shape[1]  # the mean over the outputs
 
 
+def own_of(path: Path) -> Tensor:
+    """κ of each occurrence, (T, B)."""
+    store = RunStore.open(path)
+    own = store.read(0, store.n_rows()).own
+    assert own is not None
+    return own.reshape(-1, SIZE)
+
+
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("case", ["sgd", "adamw, clipped"])
 @pytest.mark.parametrize("kind", ["cross-entropy", "bce"])
-def test_windows_hold_the_exact_gauss_newton_matrix(
+def test_occurrences_and_windows_hold_the_exact_gauss_newton_matrix(
     kind: str, case: str, micro: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Σ w Jᵀ H J of the seen steps but the first, which told the loss."""
-    budget(monkeypatch, 2 * SIZE * 2)
-    model, path = mlp(), tmp_path / "run"
+    """With as many passes as H has ranks: Σ w Jᵀ H J of the seen steps but the first, which told the loss, is Σ w κ g gᵀ and the window's."""
+    passes = 2 if kind == "cross-entropy" else 3
+    budget(monkeypatch, 2 * SIZE * passes)
+    model, path = three(), tmp_path / "run"
     optimizer = sgd(model) if case == "sgd" else adamw(model)
     pieces: list[tuple[Tensor, Tensor]] = []
 
@@ -232,7 +247,7 @@ def test_windows_hold_the_exact_gauss_newton_matrix(
             pieces.append(by_hand(t))
 
     def by_hand(t: int) -> tuple[Tensor, Tensor]:
-        twin = mlp()
+        twin = three()
         twin.load_state_dict(model.state_dict())
         x = batch_of(ids_of(t, SIZE))[0]
         out = twin(x)
@@ -240,19 +255,37 @@ def test_windows_hold_the_exact_gauss_newton_matrix(
 
     loss = F.cross_entropy if kind == "cross-entropy" else bce_mean
     training(path, model, optimizer, loss=loss, micro=micro, inside=before, each=look,
-             max_norm=None if case == "sgd" else 0.1)  # fmt: skip
+             max_norm=None if case == "sgd" else 0.1, curvature=f"ggn:{passes}")  # fmt: skip
     config = RunStore.open(path).config
-    assert config["settings"]["curvature"] == "exact:2"
-    assert config["outputs"] == {"kind": kind, "reduction": "sum" if kind == "cross-entropy" else "mean", "entries": 2}
-    windows = windows_of(path)
+    assert config["settings"]["curvature"] == f"ggn:{passes}"
+    assert config["outputs"] == {"kind": kind, "reduction": "sum" if kind == "cross-entropy" else "mean", "entries": 3}
+    windows, rows, own = windows_of(path), stored(path).rows.reshape(STEPS, SIZE, -1), own_of(path)
     assert list(windows) == [(0, 4), (4, 8), (8, 11)]
+    assert bool((own > 0).all())
     for (lo, hi), (V, _) in windows.items():
-        of_steps = []
+        of_steps, of_own = [], []
         for t in range(max(1, lo), hi):
             if is_seen(t):
                 J = projected(pieces[t][0], model, path)
                 of_steps.append(torch.einsum("bcp,bcd,bdq->pq", J, pieces[t][1], J) / SIZE)
-        assert_close(V.T @ V, torch.stack(of_steps).mean(0), 1e-9, f"steps {lo} to {hi}")
+                of_own.append(torch.einsum("b,bp,bq->pq", own[t], rows[t], rows[t]) / SIZE)
+        rest = V.T @ V
+        assert float(rest.trace()) > 1e-3 * float(of_steps[0].trace())
+        assert_close(rest + torch.stack(of_own).mean(0), torch.stack(of_steps).mean(0), 1e-9, f"steps {lo} to {hi}")
+
+
+def test_two_classes_leave_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """κ = p_y/(1 − p_y), and the windows are empty but for rounding."""
+    budget(monkeypatch, 2 * SIZE)
+    model, outs = mlp(), list[Tensor]()
+    training(tmp_path / "run", model, sgd(model), inside=lambda t, s, out: outs.append(out.detach()))
+    y = torch.stack([batch_of(ids_of(t, SIZE))[1] for t in range(STEPS)])
+    p = torch.stack(outs).softmax(2).gather(2, y[..., None])[..., 0]
+    assert_close(own_of(tmp_path / "run"), p / (1 - p), 1e-10)
+    rows = stored(tmp_path / "run").rows
+    assert all(
+        float(V.square().sum()) < 1e-20 * float(rows.square().sum()) for V, _ in windows_of(tmp_path / "run").values()
+    )
 
 
 @pytest.mark.parametrize("make", [sgd, adamw], ids=["sgd", "adamw"])
@@ -261,7 +294,7 @@ def test_training_is_not_changed(
     make: Callable[[nn.Module], torch.optim.Optimizer], loss: Loss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, gradients, buffers and random numbers are those of a loop without recording, bit for bit."""
-    budget(monkeypatch, 2 * SIZE * 2)
+    budget(monkeypatch, 2 * SIZE)
     ends = []
     for path in (tmp_path / "run", None):
         torch.manual_seed(3)
@@ -273,7 +306,7 @@ def test_training_is_not_changed(
 
         training(path, model, make(model), loss=loss, micro=3, max_norm=0.1, each=keep)
         ends.append([*grads, *model.state_dict().values(), torch.get_rng_state()])
-    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "exact:2"
+    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "ggn:1"
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
@@ -313,38 +346,30 @@ def test_where_the_loss_is_not_told_curvature_is_that_of_gradients(
 
 
 def test_a_step_that_calls_the_model_again_gives_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that calls it without gradients does."""
-    budget(monkeypatch, 4 * SIZE * 2)
+    """And one that calls it without gradients does not; seen or not."""
+    budget(monkeypatch, 2 * SIZE)
     whole: dict[str, Any] = {"projection": "full", "curvature_of": "windows"}
     x = batch_of([1, 2, 3])[0]
 
     def again(t: int, s: Any, out: Tensor) -> None:
-        if t == 2:
+        if t in (2, 3):
             model(x)
         with torch.no_grad():
             model(x)
 
-    model = mlp()
-    training(tmp_path / "run", model, sgd(model), 4, inside=again, **whole)
-    other = mlp()
-    training(tmp_path / "other", other, sgd(other), 4, **whole)
-    rows = {}
-    for name in ("run", "other"):
-        V = windows_of(tmp_path / name)[0, 4].V
-        rows[name] = V.T @ V
-    budget(monkeypatch, 2 * SIZE * 2)  # steps 0 and 2 alone; the first gives none
-    third = mlp()
-    training(tmp_path / "third", third, sgd(third), 4, **whole)
-    V = windows_of(tmp_path / "third")[0, 4].V
-    store = RunStore.open(tmp_path / "run")
-    G = store.read(2 * SIZE, 3 * SIZE, dtype=torch.float64).rows  # of step 2
-    assert G is not None
-    expected = rows["other"] * 3 - V.T @ V + G.T @ G / SIZE
-    assert_close(rows["run"] * 3, expected, 1e-9, "step 2 has its gradients in place of its exact curvature")
-    assert store.config["missed"] == 1
+    models = {"run": three(), "other": three()}
+    model = models["run"]
+    training(tmp_path / "run", model, sgd(model), 8, inside=again, **whole)
+    training(tmp_path / "other", models["other"], sgd(models["other"]), 8, **whole)
+    own, expected = own_of(tmp_path / "run"), own_of(tmp_path / "other")
+    expected[2:4] = 1
+    assert torch.equal(own, expected)
+    here, there = windows_of(tmp_path / "run"), windows_of(tmp_path / "other")
+    assert float(here[0, 4].V.abs().sum()) == 0, "step 2 alone was to give rows; the first step told the loss"
+    assert torch.equal(here[4, 8].V, there[4, 8].V)
+    assert RunStore.open(tmp_path / "run").config["missed"] == 2
     assert any(
-        note.startswith("gradients stand in for exact:2 curvature")
-        for note in backstory.open(tmp_path / "run").caveats()
+        note.startswith("gradients stand in for ggn:1 curvature") for note in backstory.open(tmp_path / "run").caveats()
     )
 
 
@@ -359,8 +384,10 @@ def test_outputs_of_one_dimension_are_recorded(tmp_path: Path) -> None:
                 optimizer.step()
             optimizer.zero_grad()
     store = RunStore.open(tmp_path / "run")
-    assert store.config["settings"]["curvature"] == "exact:1"
-    assert float(store.windows.read((0, 12), torch.float64).V.square().sum()) > 0
+    assert store.config["settings"]["curvature"] == "ggn:1"
+    own = store.read(0, store.n_rows()).own
+    assert own is not None
+    assert bool((own > 0).all())
 
 
 @pytest.mark.parametrize("times", [0.1, 0.5])
@@ -384,10 +411,10 @@ def test_a_run_with_a_curvature_of_its_own_is_not_resumed_by_default_settings(tm
 
 @pytest.mark.parametrize("start", [0, 1, 2, 5, 9])
 def test_a_run_that_goes_on_keeps_what_was_decided(start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget(monkeypatch, 2 * SIZE * 2)
-    model, states = mlp(), list[Any]()
+    budget(monkeypatch, 2 * SIZE)
+    model, states = three(), list[Any]()
     training(tmp_path / "whole", model, sgd(model), states=states)
-    model = mlp()
+    model = three()
     optimizer = sgd(model)
     with pytest.raises(Interrupted), backstory.record(model, optimizer, tmp_path / "run", **AUTO) as rec:
         for t in range(10 if start > 4 else 7):  # no more than the window before waits
@@ -397,27 +424,28 @@ def test_a_run_that_goes_on_keeps_what_was_decided(start: int, tmp_path: Path, m
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
         raise Interrupted
-    model = mlp()
+    model = three()
     optimizer = sgd(model)
     restore(states[start], model, optimizer)
     training(tmp_path / "run", model, optimizer, start=start)
-    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "exact:2"
+    assert RunStore.open(tmp_path / "run").config["settings"]["curvature"] == "ggn:1"
     same_windows(tmp_path / "run", tmp_path / "whole")
+    assert torch.equal(own_of(tmp_path / "run"), own_of(tmp_path / "whole"))
 
 
 def test_outputs_that_are_passed_all_the_same_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget(monkeypatch, 2 * SIZE * 2)
+    budget(monkeypatch, 2 * SIZE)
     for name in ("told", "untold"):
-        model = mlp()
+        model = three()
         tell = (lambda t, s, out: s.outputs(out, kind="cross-entropy")) if name == "told" else (lambda t, s, out: None)
         training(tmp_path / name, model, sgd(model), inside=tell)
     same_windows(tmp_path / "told", tmp_path / "untold")
-    assert RunStore.open(tmp_path / "told").config["settings"]["curvature"] == "exact:2"
+    assert RunStore.open(tmp_path / "told").config["settings"]["curvature"] == "ggn:1"
 
 
 def test_the_first_window_has_curvature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches: one step of a window has rows enough."""
-    budget(monkeypatch, SIZE * 2)
-    model = mlp()
+    budget(monkeypatch, SIZE)
+    model = three()
     training(tmp_path / "run", model, sgd(model), 9)
     assert [len(w.V) > 0 for w in windows_of(tmp_path / "run").values()] == [True, True, True]

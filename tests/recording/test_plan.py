@@ -21,7 +21,7 @@ from backstory.errors import UsageError
 from backstory.exact import costs
 from backstory.recording.plan import _Costs
 from backstory.recording.plan_trial import Trial, _each, _Size, trial
-from backstory.recording.settings import Settings
+from backstory.recording.settings import Exact, Settings
 from backstory.replay.recipe import Recipe, take_step
 from backstory.results.plan import Plan
 from backstory.store import RunStore, Writer
@@ -259,7 +259,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x ∘ factor."""
-        return x * self.factor
+        return x * self.factor.exp()
 
 
 def partly_covered() -> Recipe:
@@ -270,7 +270,11 @@ def partly_covered() -> Recipe:
 
 
 def test_layers_that_would_be_left_out_are_named() -> None:
-    strict = backstory.plan(partly_covered, **QUICK)
+    plain = backstory.plan(partly_covered, **QUICK)
+    assert (plain.left_out, plain.refused, plain.coverage) == ((), None, 1)
+    assert plain.general == ("0.factor",)
+    assert "general rule  0.factor" in str(plain)
+    strict = backstory.plan(partly_covered, uncovered="error", **QUICK)
     assert strict.left_out == ("0.factor",)
     assert strict.refused is not None
     assert "0.factor" in strict.refused
@@ -342,16 +346,18 @@ def test_memory_of_a_question_is_rows_and_one_line_for_each_occurrence() -> None
 def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*args: Any, **settings: Any) -> Trial:
         tried = trial(*args, **settings)
-        times = tried._replace(plain_seconds=0.1, recorded_seconds=0.14, unseen_seconds=0.1, learning_seconds=5.0)
-        return times._replace(opening_seconds=0.25, closing_seconds=0.25)
+        times = tried._replace(
+            plain_seconds=0.1, recorded_seconds=0.14, unseen_seconds=0.1, window_steps=25, window_seconds=0.5
+        )
+        return times._replace(learning_seconds=5.0, opening_seconds=0.25, closing_seconds=0.25)
 
     monkeypatch.setattr("backstory.recording.plan.trial", timed)
-    p = backstory.plan(mlp, steps=100, window_rows=0.4, **QUICK)
+    p = backstory.plan(mlp, steps=100, window_rows=2.0, **QUICK)
     assert p.warmup_steps == 8
     assert p.warmup_seconds == pytest.approx(5.0 - 8 * 0.1)
-    assert p.recorded_seconds == pytest.approx(0.12), "25 of the 50 steps of a window give 12 · 3 rows of 900"
-    assert p.slowdown == pytest.approx((0.5 + 5.0 + 92 * 0.12) / 10.0)
-    assert "1.65 × over the whole run: a step takes 120 ms instead of 100 ms (1.20 ×)" in str(p)
+    assert p.recorded_seconds == pytest.approx(0.13), "25 of the 50 steps of a window give rows, twice one in four"
+    assert p.slowdown == pytest.approx((0.5 + 5.0 + 92 * 0.12 + 2 * 0.5) / 10.0)
+    assert "1.75 × over the whole run: a step takes 130 ms instead of 100 ms (1.30 ×)" in str(p)
     assert p.exact_seconds["reverse"] == pytest.approx({n: 10.0 * costs.reverse(n) for n in (1, 4, 16)})
     assert (p.exact_seconds["leave_out"][8], p.exact_seconds["tangent"][8]) == pytest.approx((120.0, 102.0))
     assert (
@@ -362,6 +368,31 @@ def test_the_slowdown_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     assert p.once_seconds == pytest.approx(0.5)
     told = "4.2 s to learn the projection in the first 8 steps, 500 ms to open and close the run (47 ms per step"
     assert told in str(p)
+
+
+@pytest.mark.parametrize(
+    ("steps", "short", "each", "closings"),
+    [
+        (400, 50, 0.14, 8),  # as many steps as a planned window: its own average
+        (400, 40, 0.132, 8),  # ten more that give no rows
+        (400, 10, 0.12, 8),  # all of these gave rows, so that 25 like them do in a planned one
+        (390, 50, 0.14, 8),  # of the last window 40 steps
+        (360, 50, 0.14, 7.4),  # of the last 10, all of which may give rows
+        (800, 50, 0.12, 8),  # windows of 100 steps
+    ],
+)
+def test_a_planned_window_is_made_of_a_short_one(steps: int, short: int, each: float, closings: float) -> None:
+    trial = SimpleNamespace(
+        batch=12, warmup_steps=8, recorded_seconds=0.14, unseen_seconds=0.1, window_steps=short, window_seconds=2.0,
+        settings=SimpleNamespace(windows=True, window_rank=512, window_rows=0.4, form=Exact(outputs=3)),
+    )  # fmt: skip
+    costs = _Costs(cast(Recipe, None), cast(Trial, trial), steps=steps, checkpoints=None)
+    n = max(50, steps // 8)
+    assert costs.grid.seen == 25
+    assert costs._window_steps == n
+    assert costs.step_seconds == pytest.approx(each)
+    assert costs.windows_seconds == pytest.approx(2.0 * closings)
+    assert costs.recorded_seconds == pytest.approx(each + 2.0 / n)
 
 
 @pytest.mark.parametrize(("closing", "times", "expected"), [(0.5, 1, 0.7), (0.5, 3, 0.7 + 2 * 0.3), (0.1, 3, 0.3)])
@@ -406,7 +437,7 @@ def test_every_number_has_its_unit() -> None:
     report = str(p)
     units = r"(?: steps| samples| occurrences| dimensions| parameters|%| bytes| [kMGT]B| ms| s\b| ×|, float16"
     units += r"| quer(?:y|ies)| groups| (?:second|minute|hour)s?\b)"
-    allowed = r"rank \d+|int8|exact:\d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
+    allowed = r"rank \d+|int8|(?:exact|ggn):\d+|first \d+ steps|fits is \d+|float(?:16|32)|× \d+ float32|\d+ × \d+"
     bare = re.findall(rf"(?<![\w.,])\d[\d,.]*(?!{units})(?![\w.,])", re.sub(allowed, "", report))
     assert bare == [], f"without a unit: {bare} in\n{report}"
 

@@ -65,7 +65,7 @@ def test_attention_is_left_out_by_each_way_that_the_error_names(name: str, remed
     make, inside = MODELS[name]
     model = seeded(make())
     with pytest.raises(CoverageError, match=r"layers=\['!name'\].*uncovered='skip'") as refused:
-        train(tmp_path / "refused", model, sgd(model), 1, batch=sequences)
+        train(tmp_path / "refused", model, sgd(model), 1, batch=sequences, uncovered="error")
     missing = re.findall(r"^  (\S+)  \S+% of the trained", str(refused.value), re.MULTILINE)
     assert missing == [n for n, _ in model.named_parameters() if n.startswith(inside)]
     kept = [n for n, _ in model.named_parameters() if n not in missing]

@@ -27,7 +27,7 @@ def test_unknown_words_are_refused_with_the_known_ones() -> None:
         UsageError, match="loss_reduction must be one of 'mean', 'sum', 'token-mean', 'weights', got 'avg'"
     ):
         Settings().resolved("avg")
-    with pytest.raises(UsageError, match="uncovered must be one of 'error', 'skip', got 'maybe'"):
+    with pytest.raises(UsageError, match="uncovered must be one of 'general', 'skip', 'error', got 'maybe'"):
         Settings(uncovered="maybe")
     with pytest.raises(UsageError, match="projection must be one of 'learned', 'random', 'mask', 'full', got 'pca'"):
         Settings(projection="pca")

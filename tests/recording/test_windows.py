@@ -37,10 +37,12 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import StoreError
-from backstory.recording.settings import Curvature, Exact, Sampled
+from backstory.recording import settings as settings_module
+from backstory.recording.settings import Curvature, Exact, GaussNewton, Sampled
 from backstory.store import RunStore
 from backstory.store.windows import Window
 
+pytestmark = pytest.mark.usefixtures("scales_of_each_step")
 STEPS, SIZE = 11, 3
 WINDOW = 4  # steps of a window, of which two are seen
 LEARNED: dict[str, Any] = {"projection": "learned", "rank": 2, "warmup_steps": 3}
@@ -59,7 +61,8 @@ def of_tokens(model: nn.Module, batch: Batch) -> Tensor:
 
 def budget(monkeypatch: pytest.MonkeyPatch, rows: int, fewest: int = WINDOW) -> None:
     """How many rows a window is made of."""
-    for kind in (Curvature, Sampled, Exact):
+    monkeypatch.setattr(settings_module, "SEEN", 1)
+    for kind in (Curvature, Sampled, Exact, GaussNewton):
         monkeypatch.setattr(kind, "wanted", property(lambda self: (fewest, 32, rows)))
 
 

@@ -16,7 +16,7 @@ def text(schema: object) -> list[str]:
 
 
 def test_the_version_and_the_columns_are_those_of_format_1() -> None:
-    assert (layout.FORMAT, layout.FEATURES) == (1, ("factors", "windows"))
+    assert (layout.FORMAT, layout.FEATURES) == (1, ("factors", "windows", "own"))
     assert text(rows_schema([5, 7], "float16", 2)) == [
         "step: int32", "pos: int32", "sample: string", "weight: double", "loss: double", "gdot: double",
         "g: fixed_size_list<item: halffloat>[12]", "s: fixed_size_list<item: float>[2]",

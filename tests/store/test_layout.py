@@ -78,7 +78,7 @@ def test_a_missing_run_and_a_newer_format_are_told_apart(tmp_path: Path) -> None
         RunStore.open(tmp_path / "run")
     config.write_text(written.replace('"features": []', '"features": ["windows", "rings"]'))
     with pytest.raises(
-        FormatError, match=r"uses rings, which this version .* cannot read \(it supports factors, windows\)"
+        FormatError, match=r"uses rings, which this version .* cannot read \(it supports factors, windows, own\)"
     ):
         RunStore.open(tmp_path / "run")
     config.write_text(written.replace('"encoding": "float64"', '"encoding": "4 bits"'))

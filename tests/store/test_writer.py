@@ -178,6 +178,54 @@ def test_a_record_is_made_while_training_goes_on_and_one_at_a_time() -> None:
     assert [t for commit in store.commits for t in commit] == [0, 1, 2]
 
 
+def test_work_that_a_record_needs_is_done_before_it_and_little_of_it_waits() -> None:
+    store = Slow()
+    store.permit.set()
+    writer = writer_of(store, commit_seconds=60, ahead_bytes=10)
+    go, done = threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        assert go.wait(30)
+        done.append(name)
+
+    def make() -> StepRecord:
+        done.append("record")
+        return record(0)
+
+    writer.put_ahead(0, lambda: work("a"), 25)  # more than may wait: it does not wait for itself
+    second = threading.Thread(target=writer.put_ahead, args=(0, lambda: work("b"), 1))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "no room while the first is held"
+    go.set()
+    second.join(10)
+    writer.put_ahead(0, lambda: work("c"), 1)
+    writer.put_later(0, make)
+    writer.close()
+    assert done == ["a", "b", "c", "record"]
+    assert store.commits == [[0]]
+
+
+def test_work_that_fails_ends_the_run_before_its_step() -> None:
+    store = Slow()
+    store.permit.set()
+    writer = writer_of(store, commit_seconds=60)
+
+    def fail() -> None:
+        raise ValueError("odd")
+
+    for t in range(2):
+        writer.put(record(t))
+    writer.put_ahead(2, fail, 1)
+    with pytest.raises(ValueError, match="odd"):
+        writer.wait_made()
+    writer.put_ahead(2, lambda: pytest.fail("it is left undone"), 1)
+    with pytest.raises(ValueError, match="odd"):
+        writer.close()
+    assert writer.ends_at == 2
+    assert store.commits == [[0, 1]]
+
+
 def test_a_record_that_cannot_be_made_ends_the_run_before_it() -> None:
     store = Slow()
     store.permit.set()

@@ -5,7 +5,7 @@ whole batch; the order and the names of the arguments do not count. A model that
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 class BatchDigest:
     """While attached, sums up the tensors that reach `model` in calls that will be differentiated."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, is_ours: Callable[[], bool] = lambda: False) -> None:
+        self._model, self._is_ours = model, is_ours  # whether a call is not the training's
         self._sums: dict[int, int] | None = None  # of each argument; None outside of a step
         self._handles: list[RemovableHandle] = []
 
@@ -45,7 +45,7 @@ class BatchDigest:
         return zlib.crc32(repr(sorted(sums.values())).encode()) if sums else None
 
     def _see(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._sums is None or module is not self._model or not torch.is_grad_enabled():
+        if self._sums is None or self._is_ours() or module is not self._model or not torch.is_grad_enabled():
             return
         for i, x in enumerate(_tensors((args, kwargs))):
             flat = x.detach().cpu().contiguous().reshape(-1)

@@ -14,13 +14,16 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from ..errors import CoverageError, UnsupportedError, UsageError
-from ..maths.layers import RULES, Rule, rule_for
+from ..maths.layers import RULES, Rule, covers, rule_for
 from ..maths.projection import Shape, narrow, shape_of
 from .fingerprint import canonical
 
 Selection = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 SHARED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # torch's wrappers for several processes
 FUNCTIONAL = (nn.MultiheadAttention,)  # these use the weights of modules below them without calling the modules
+# not called, or not with samples: what they hold is used by a module around them
+HELD = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict, nn.utils.parametrize.ParametrizationList)
+UNCOVERED = ("general", "skip", "error")  # what becomes of parameters without a layer rule
 Rank = int | tuple[int, int] | dict[str, int | tuple[int, int]]
 
 
@@ -42,6 +45,8 @@ class Blocks:
     owners: dict[nn.Module, tuple[Rule, dict[str, int]]]  # module -> rule, {local name: number of block}
     left_out: list[str]  # trained parameters that are not recorded
     elsewhere: list[str] = field(default_factory=list)  # in no group of the optimizer, though they need a gradient
+    # modules whose calls are repeated -> {name of the parameter inside: number of block}
+    general: dict[nn.Module, dict[str, int]] = field(default_factory=dict)
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
@@ -61,7 +66,7 @@ def find_blocks(
     *,
     rank: Rank | None,
     layers: Selection | None = None,
-    uncovered: str = "error",
+    uncovered: str = "general",
     most: int | None = None,
 ) -> Blocks:
     """The recorded parameters of `model`; `rank=None` means no projection, `most` bounds the coordinates of all together."""
@@ -71,11 +76,15 @@ def find_blocks(
     _check_optimizer(model, optimizer)
     _check_names(model, layers)
     selected = _selected(model, {id(p) for p in trained.values()}, layers)
-    owners = _owners(model, selected - _used_inside(model))
+    owners, general = _owners(model, selected)
     reached = {id(getattr(m, local)) for m, (_, names) in owners.items() for local in names}
-    chosen = {n: p for n, p in trained.items() if id(p) in reached}
+    others = {id(m.get_parameter(name)) for m, names in general.items() for name in names}
     if uncovered == "error":
-        _refuse_uncovered(trained, selected, reached)
+        _refuse_uncovered(trained, others)
+    if uncovered == "skip":
+        owners, general = _owners(model, reached - others)
+        reached, others = reached - others, set()
+    chosen = {n: p for n, p in trained.items() if id(p) in reached | others}
     if not chosen:
         raise CoverageError(
             "no trained parameter would be recorded. Check `layers=`, `requires_grad` and the optimizer."
@@ -89,24 +98,56 @@ def find_blocks(
     table = {
         m: (rule, {local: number[id(getattr(m, local))] for local in names}) for m, (rule, names) in owners.items()
     }
+    repeated = {m: {name: number[id(m.get_parameter(name))] for name in names} for m, names in general.items()}
     elsewhere = [canonical(n) for n, p in model.named_parameters() if p.requires_grad and id(p) not in groups]
-    return Blocks(blocks, table, [canonical(n) for n in trained if n not in chosen], elsewhere)
+    return Blocks(blocks, table, [canonical(n) for n in trained if n not in chosen], elsewhere, repeated)
 
 
-def _owners(model: nn.Module, wanted: set[int]) -> dict[nn.Module, tuple[Rule, list[str]]]:
-    out: dict[nn.Module, tuple[Rule, list[str]]] = {}
-    for module in model.modules():
-        rule = rule_for(module)
+def owners_of(model: nn.Module, blocks: Sequence[Block]) -> Blocks:
+    """These blocks, found in `model`, with the modules that use them."""
+    number = {id(b.parameter): i for i, b in enumerate(blocks)}
+    owners, general = _owners(model, set(number))
+    table = {m: (rule, {x: number[id(getattr(m, x))] for x in names}) for m, (rule, names) in owners.items()}
+    repeated = {m: {x: number[id(m.get_parameter(x))] for x in names} for m, names in general.items()}
+    return Blocks(list(blocks), table, [], general=repeated)
+
+
+Owners = dict[nn.Module, tuple[Rule, list[str]]]
+
+
+def _owners(model: nn.Module, wanted: set[int]) -> tuple[Owners, dict[nn.Module, list[str]]]:
+    """The layers with a rule, and the modules to be repeated, each with the names of its parameters."""
+    owners: Owners = {}
+    general: dict[nn.Module, list[str]] = {}
+    inside = {
+        id(m)
+        for user in model.modules()
+        if isinstance(user, FUNCTIONAL) and rule_for(user) is None
+        for m in user.modules()
+    }
+    for path, module in model.named_modules():
         names = [local for local, p in module.named_parameters(recurse=False) if id(p) in wanted]
-        if rule is not None and names:
-            out[module] = (rule, names)
-    return out
+        if not names:
+            continue
+        rule = None if id(module) in inside else rule_for(module)
+        covered = [] if rule is None else [x for x in names if covers(rule, x)]
+        if rule is not None and covered:
+            owners[module] = (rule, covered)
+        if rest := [x for x in names if x not in covered]:
+            user, prefix = _user(model, path, inside)
+            general.setdefault(user, []).extend(prefix + x for x in rest)
+    return owners, general
 
 
-def _used_inside(model: nn.Module) -> set[int]:
-    """Parameters that a module without a rule uses itself, its own and those of the modules below: no hook sees them used."""
-    inside = [m for m in model.modules() if isinstance(m, FUNCTIONAL) and rule_for(m) is None]
-    return {id(p) for module in inside for p in module.parameters()}
+def _user(model: nn.Module, path: str, inside: set[int]) -> tuple[nn.Module, str]:
+    """The nearest module, itself or around it, that is called with samples and uses its own parameters; and the way down from there."""
+    parts = path.split(".") if path else []
+    for n in range(len(parts), -1, -1):
+        module = model.get_submodule(".".join(parts[:n]))
+        held = isinstance(module, HELD) or (id(module) in inside and not isinstance(module, FUNCTIONAL))
+        if not held or n == 0:
+            break
+    return module, "".join(f"{x}." for x in parts[n:])
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
@@ -179,15 +220,15 @@ def _names_to_try(name: str, known: Sequence[str]) -> str:
     return f"Did you mean: {', '.join(close)}?" if close else f"The model has {', '.join(outermost[:8])}."
 
 
-def _refuse_uncovered(trained: dict[str, nn.Parameter], selected: set[int], reached: set[int]) -> None:
+def _refuse_uncovered(trained: dict[str, nn.Parameter], others: set[int]) -> None:
     total = sum(p.numel() for p in trained.values())
-    missing = [(canonical(n), p.numel() / total) for n, p in trained.items() if id(p) in selected - reached]
+    missing = [(canonical(n), p.numel() / total) for n, p in trained.items() if id(p) in others]
     if missing:
         lines = "\n".join(f"  {name}  {share:.1%} of the trained parameters" for name, share in missing)
         raise CoverageError(
-            f"no layer rule covers these parameters, so influence through them would be missing:\n{lines}\n"
-            "Register a rule with `backstory.register`, exclude them with `layers=['!name']` (a parameter, or a "
-            "module and everything below it), or pass uncovered='skip' to record the rest."
+            f"no layer rule covers these parameters:\n{lines}\n"
+            "Record them by repeating their module's calls (uncovered='general', the default), register a rule with `backstory.register`, "
+            "exclude them with layers=['!name'] (a parameter, or a module and everything below it), or pass uncovered='skip' to record the rest."
         )
 
 

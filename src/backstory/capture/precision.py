@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 @contextmanager
 def own_precision(device: torch.device | str = "cpu") -> Iterator[None]:

@@ -9,6 +9,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,37 @@ def generators() -> Generators:
     if torch.cuda.is_available():
         states["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
     return states
+
+
+class Followed:
+    """The states of the generators from time to time, made into tensors only where they have changed: most steps draw nothing."""
+
+    def __init__(self) -> None:
+        self._raw: tuple[Any, ...] | None = None
+        self._states: Generators = {}
+        self._sums: tuple[int, ...] = ()
+
+    def now(self) -> tuple[Generators, tuple[int, ...]]:
+        """The states, and their checksums."""
+        if torch.cuda.is_available():
+            states = generators()
+            return states, checksums(states)
+        raw = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+        if self._raw is None or not _alike(raw, self._raw):
+            self._raw, self._states = raw, generators()
+            self._sums = checksums(self._states)
+        return self._states, self._sums
+
+
+def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    (x, python, numpy), (y, other, another) = a, b
+    if not torch.equal(x, y) or python != other:
+        return False
+    if numpy["bit_generator"] != "MT19937" or another["bit_generator"] != "MT19937":
+        return False
+    same = all(numpy[name] == another[name] for name in ("has_gauss", "gauss"))
+    words, others = numpy["state"], another["state"]
+    return same and words["pos"] == others["pos"] and bool((words["key"] == others["key"]).all())
 
 
 def _python() -> Tensor:

@@ -43,8 +43,8 @@ def plan(
     encoding: Annotated[str | None, typer.Option(help="auto, float16, int8, float32 or float64.")] = None,
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,
     uncovered: Annotated[
-        str, typer.Option(help="What to do with layers that no rule covers: error or skip.")
-    ] = "error",
+        str, typer.Option(help="What to do with parameters that no rule covers: general, skip or error.")
+    ] = "general",
     outputs: Annotated[
         str, typer.Option(help="Kind of the model's outputs, for sampled and exact curvature.")
     ] = "cross-entropy",

@@ -56,7 +56,7 @@ from ..results.words import signed
 from ..run.embed import ContractionChoice, Progress
 from ..run.gradients import LossFn
 from ..run.run import Run
-from ..run.sweep import backward, cut, slices
+from ..run.sweep import Layers, backward, slices
 from ..store import RunStore
 from .mean import CheckedOptions, Options, find_exact, mean_gradient, sweep_options
 from .phases import Curve
@@ -255,16 +255,14 @@ def _sweep(
 ) -> Iterator[tuple[int, int, Taken, Tensor]]:
     """(step, its first row, its terms, its influences (B,)) of the steps from `first` on, last first."""
     where = slices(store, per_layer)
-    adjoints = [Adjoint(v[:, w], contraction=contraction) for w in where]
+    layers, adjoints = Layers(where), [Adjoint(v[:, w], contraction=contraction) for w in where]
     for chunk in backward(store, at, dtype=torch.float64, down_to=first):
         end = chunk.row_start + sum(len(s.w) for s in chunk.steps)
         for t, whole in reversed(list(enumerate(chunk.steps, chunk.first_step))):
             end -= len(whole.w)
             seen = (whole, own_curvature(whole))
-            parts = [
-                (a, [cut(x, w) for x in seen] if per_layer else seen, path[t - first][w])
-                for a, w in zip(adjoints, where, strict=True)
-            ]
+            cuts = zip(*map(layers.cut, seen), strict=True)
+            parts = [(a, of, path[t - first][w]) for a, of, w in zip(adjoints, cuts, where, strict=True)]
             terms = [taken(a, step, d, own) for a, (step, own), d in parts]
             scores = torch.stack([a.influence(step)[0] for a, (step, _), _ in parts]).sum(0)
             rows = torch.stack([x.rows for x in terms]).sum(0)

@@ -29,7 +29,7 @@ from ..capture.updates import sign_of
 from ..errors import MismatchError, UsageError
 from ..maths.adjoint import Adjoint
 from ..maths.encoding import looseness
-from ..maths.layers import Contribution
+from ..maths.layers import Contribution, written_out
 from ..maths.steps import Contraction, Step, clipped_curvature
 from ..recording.adam import Adaptive
 from ..recording.contributions import Gathered
@@ -228,7 +228,8 @@ class _Positions:
         gathered = self._gathered = Gathered(self.blocks.blocks, None, S)
 
         def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
-            gathered.add(slot, block, type(part)(*(x[chosen.to(x.device)] for x in part)), group)
+            apart = written_out(part)
+            gathered.add(slot, block, type(apart)(*(x[chosen.to(x.device)] for x in apart)), group)
 
         self._tap = Tap(model, self.blocks, sink, groups=S)
         self._tap.attach()
@@ -240,13 +241,16 @@ class _Positions:
         assert gathered is not None
         recipe, blocks = self._tape.recipe, self.blocks.blocks
         reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
-        scales = Adaptive(reader, blocks, self._settings["projection"]).told()
+        adaptive = Adaptive(reader, blocks, self._settings["projection"])
+        scales = adaptive.told()
         sign = sign_of(recipe.optimizer)
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
             self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
-        gathered.settle(list(map(basis_like, self.bases, (b.parameter for b in blocks))), scales)
+        bases = list(map(basis_like, self.bases, (b.parameter for b in blocks)))
+        sides = [x._replace(core=None) for x in bases] if scales is None else adaptive.sides(bases, scales)
+        gathered.settle(bases, sides)
         rows = gathered.rows([n]).double() * (sign * inverse)[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 

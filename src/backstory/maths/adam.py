@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layers import Contribution, Dense, Outer, Sum
+from .layers import Contribution, Dense, Outer, Plain, Sum, written_out
 from .projection import Basis, Shape, Side, project_dense
 
 PIECE = 1 << 16  # numbers that are looked at together on a CPU
@@ -72,9 +72,10 @@ def _power(x: Tensor, v: Tensor, exponent: float) -> Tensor:
     return torch.where(v > 0, x**exponent, 0.0)
 
 
-def scale_contribution(part: Contribution, scale: Scale, shape: Shape) -> Contribution:
+def scale_contribution(part: Contribution, scale: Scale, shape: Shape) -> Plain:
     """ĝ = P^½ g of one call's contribution."""
     left, right = scale
+    part = written_out(part)
     if isinstance(part, Sum):
         return Sum(part.values * left.to(part.values.dtype))
     if isinstance(part, Dense):

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, UsageError
 
-CURVATURE = re.compile(r"(empirical|sampled(:(?P<draws>\d+))?|exact:(?P<classes>\d+))(/(?P<groups>\d+))?")
+CURVATURE = re.compile(
+    r"(empirical|sampled(:(?P<draws>\d+))?|exact:(?P<classes>\d+)|ggn:(?P<passes>\d+))(/(?P<groups>\d+))?"
+)
 KINDS = ("cross-entropy", "squared-error", "bce")
 MOST_EXACT = 512  # backward passes a step that `exact` may cost
 

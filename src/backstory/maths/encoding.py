@@ -30,6 +30,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+AT_ONCE = 256  # rows that are encoded at a time: they stay in a processor's cache
 LARGEST = {"float16": 1.0, "int8": 127.0}  # code of a block, where each has a scale
 Block = int | tuple[int, int]
 TOLERANCE = 3e-3  # of a matrix's norm, that may be missing from u vᵀ: its square is beyond what rounding takes
@@ -61,18 +62,23 @@ def encode(rows: Tensor, dims: Sequence[int], name: str) -> tuple[Tensor, Tensor
     """`rows` (N, p) as `(codes (N, p), scales (N, L) or None)`; `dims` are the sizes of the L blocks."""
     if name not in LARGEST:
         return rows.to(DTYPES[name]), None
-    blocks = rows.split(list(dims), dim=1)
-    scales = torch.stack([_largest(block) for block in blocks], dim=1) / LARGEST[name]  # (N, L)
-    codes = torch.cat([x / s[:, None] for x, s in zip(blocks, _or_one(scales).unbind(1), strict=True)], dim=1)  # (N, p)
-    codes = codes.round() if is_coarse(name) else codes
-    return codes.to(DTYPES[name]), scales.to(torch.float32)
+    codes = torch.empty(rows.shape, dtype=DTYPES[name], device=rows.device)  # (N, p)
+    scales = rows.new_empty(len(rows), len(dims))  # (N, L)
+    cut = list(dims)
+    for block, code, scale in zip(rows.split(cut, 1), codes.split(cut, 1), scales.unbind(1), strict=True):
+        scale.copy_(_largest(block) / LARGEST[name])
+        shrunk = block / _or_one(scale)[:, None]
+        code.copy_(shrunk.round_() if is_coarse(name) else shrunk)
+    return codes, scales.to(torch.float32)
 
 
-def decode(codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`."""
+def decode(
+    codes: Tensor, scales: Tensor | None, dims: Sequence[int], dtype: torch.dtype, *, out: Tensor | None = None
+) -> Tensor:
+    """The inverse of `encode`, up to rounding: `(N, p)` in `dtype`, written into `out` where that is given."""
     if scales is None:
-        return codes.to(dtype)
-    rows = codes.to(dtype, copy=True)
+        return codes.to(dtype) if out is None else out.copy_(codes)
+    rows = codes.to(dtype, copy=True) if out is None else out.copy_(codes)
     for block, scale in zip(rows.split(list(dims), dim=1), scales.to(dtype).unbind(1), strict=True):
         block *= scale[:, None]
     return rows

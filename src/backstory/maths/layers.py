@@ -3,25 +3,28 @@ r"""Per-sample gradients of one layer call, from what backprop already computed.
 For s = W a and δ = ∂L/∂s, the gradient of sample b is Σ_t δ_bt a_btᵀ: no second backward pass.
 Every rule is one function of the same form,
 
-    rule(module, inputs, delta) -> {local parameter name: Outer, Sum, Dense, or a tensor meant as Dense}
+    rule(module, inputs, delta) -> {local parameter name: Outer, Patches, Sum, Dense, or a tensor meant as Dense}
 
 An `Outer` keeps the two factors apart, so that a projection can shrink each of them before they meet;
-positions t are summed *inside* one sample (or a group of its positions) only. A new layer type is one function in `RULES`.
+positions t are summed *inside* one sample (or a group of its positions) only. `Patches` are an `Outer` whose right side, the patches
+of a convolution's inputs, is not written out: k² times as many numbers as the inputs. A new layer type is one function in `RULES`.
 
 Shapes:  B samples, S positions (every dimension between batch and features, flattened), d features.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from ..errors import UnsupportedError
+from .numeric import Scale, called_with, computes_as, keeps_forward, scale_of
 
 
 class Outer(NamedTuple):
@@ -29,6 +32,51 @@ class Outer(NamedTuple):
 
     left: Tensor  # (B, S, d_out), or (B, S) indices below d_out
     right: Tensor  # (B, S, d_in)
+
+
+class Window(NamedTuple):
+    """How a convolution in two dimensions looks at its inputs."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]  # as `F.pad` takes it
+    mode: str  # of the padding, likewise
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Inputs (B, C, H, W) with what lies around them."""
+        return F.pad(x, list(self.padding), mode=self.mode) if any(self.padding) else x
+
+    def convolve(self, x: Tensor, filters: Tensor) -> Tensor:
+        """Outputs (B, r, H_out, W_out) of r filters (r, C, *kernel)."""
+        left, right, top, bottom = self.padding
+        if self.mode == "constant" and (left, top) == (right, bottom):  # it needs no copy
+            return F.conv2d(x, filters, stride=self.stride, dilation=self.dilation, padding=(top, left))
+        return F.conv2d(self.padded(x), filters, stride=self.stride, dilation=self.dilation)
+
+
+class Patches(NamedTuple):
+    """Gradient Σ_t left_t right_tᵀ of a convolution's weight, where right_t (C_in · kernel) is what position t saw of the inputs."""
+
+    window: Window
+    left: Tensor  # (B, C_out, H_out, W_out)
+    inputs: Tensor  # (B, C_in, H, W)
+
+    def outer(self) -> Outer:
+        """The same with the patches written out, in the order of `weight.flatten(1)`."""
+        window = self.window
+        x = F.unfold(window.padded(self.inputs), window.kernel, dilation=window.dilation, stride=window.stride)
+        return Outer(self.left.flatten(2).mT, x.mT)
+
+    def dense(self, groups: int = 1) -> Tensor:
+        """Each sample's gradient (B, C_out, C_in / groups, *kernel): one convolution, each sample a group of its channels."""
+        x, (B, C_out) = self.window.padded(self.inputs), self.left.shape[:2]
+        size = (B * C_out, x.shape[1] // groups, *self.window.kernel)
+        together, delta = x.reshape(1, -1, *x.shape[2:]), self.left.reshape(1, -1, *self.left.shape[2:])
+        grads: Tensor = conv2d_weight(
+            together, size, delta, stride=self.window.stride, dilation=self.window.dilation, groups=B * groups
+        )
+        return grads.reshape(B, C_out, *size[1:])
 
 
 class Sum(NamedTuple):
@@ -43,7 +91,8 @@ class Dense(NamedTuple):
     grads: Tensor  # (B, *parameter.shape)
 
 
-Contribution = Outer | Sum | Dense
+Plain = Outer | Sum | Dense  # made of tensors with samples first, positions apart where they are summed
+Contribution = Plain | Patches
 Rule = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Mapping[str, Contribution | Tensor]]
 
 
@@ -63,18 +112,15 @@ def linear_transposed(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tenso
 
 
 def conv(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
-    """1-d and 2-d convolution: a linear map of the patches; groups are contracted one by one."""
+    """1-d and 2-d convolution: a linear map of the patches; with groups of channels the gradient is written out."""
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
-    patches = _patches(layer, inputs[0])  # (B, S, C_in·k)
-    left = delta.flatten(2).transpose(1, 2)  # (B, S, C_out)
-    out: dict[str, Contribution] = {"weight": Outer(left, patches)}
+    patches = _patches(layer, inputs[0], delta)
+    single = patches.left.shape[2:].numel() == 1  # one position: the gradient is one outer product
+    out: dict[str, Contribution] = {"weight": patches.outer() if single else patches}
     if layer.groups > 1:
-        a = patches.unflatten(2, (layer.groups, -1))  # (B, S, groups, C_in/groups·k)
-        d = left.unflatten(2, (layer.groups, -1))  # (B, S, groups, C_out/groups)
-        grads = torch.einsum("bsgo,bsgi->bgoi", d, a)
-        out["weight"] = Dense(grads.reshape(len(delta), *layer.weight.shape))
+        out["weight"] = Dense(patches.dense(layer.groups).reshape(len(delta), *layer.weight.shape))
     if layer.bias is not None:
-        out["bias"] = _vector(left)
+        out["bias"] = _vector(delta.flatten(2).mT)
     return out
 
 
@@ -118,8 +164,22 @@ def rms_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Map
 
 def scaled_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
     """y = (c + w) ∘ x̂ with a normalised x̂ of any kind: ∂y/∂w = y(w = 1) − y(w = 0), by the layer's own forward."""
-    y_1, y_0 = (_with_weight(layer, inputs, value) for value in (1.0, 0.0))
-    return {"weight": _vector(_positions(delta * (y_1 - y_0)))}
+    return scaled(Scale("weight", None, -1), layer, inputs, delta)
+
+
+def scaled(scale: Scale, layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
+    """y = (c + w) ∘ x̂ + b, under whatever names."""
+    like = getattr(layer, scale.weight)
+    y_1, y_0 = (
+        called_with(
+            layer,
+            {n: inputs[0].new_full(like.shape, x) for n, x in ((scale.weight, value), (scale.bias, 0.0)) if n},
+            *inputs,
+        )
+        for value in (1.0, 0.0)
+    )
+    out = {scale.weight: _vector(_positions((delta * (y_1 - y_0)).movedim(scale.dim, -1)))}
+    return out if scale.bias is None else {**out, scale.bias: _vector(_positions(delta.movedim(scale.dim, -1)))}
 
 
 def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
@@ -130,14 +190,11 @@ def group_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> M
 
 
 def batch_norm(layer: nn.Module, inputs: tuple[Tensor, ...], delta: Tensor) -> Mapping[str, Contribution]:
-    """In eval mode only: a fixed scale and shift of each channel. In training mode samples mix."""
+    """y = w_c x̂ + b_c; in training mode x̂ has the statistics of the batch, and a row is ∂L/∂w⁽ᵇ⁾, with a copy w⁽ᵇ⁾ for each sample b."""
     assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    if layer.training or layer.running_mean is None:
-        raise UnsupportedError(
-            "BatchNorm in training mode mixes the samples of a batch, so per-sample gradients do not exist. Switch "
-            "the layer to eval mode (`layer.eval()`), or use GroupNorm or LayerNorm."
-        )
-    normal = F.batch_norm(inputs[0], layer.running_mean, layer.running_var, eps=layer.eps)
+    x, mean = inputs[0], layer.running_mean
+    own = layer.training or mean is None
+    normal = F.batch_norm(x, None if own else mean, None if own else layer.running_var, training=own, eps=layer.eps)
     return _scale_and_shift(layer, normal.movedim(1, -1), delta.movedim(1, -1), 1)
 
 
@@ -159,9 +216,25 @@ BY_NAME: dict[str, Rule] = {  # patterns of full class names, for packages that 
 }
 
 
+BUILT_IN = dict(RULES)
+
+
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of the nearest class in the module's ancestry."""
-    return next((rule for rule in map(_rule_of, type(module).__mro__) if rule is not None), None)
+    """The rule of the nearest class in the module's ancestry that computes what the module does, or one by what it computes."""
+    for kind in type(module).__mro__:
+        rule = _rule_of(kind)
+        if rule is None:
+            continue
+        if BUILT_IN.get(kind) is not rule or keeps_forward(module, kind) or computes_as(module, kind):
+            return rule
+        break
+    scale = scale_of(module)
+    return None if scale is None else partial(scaled, scale)
+
+
+def covers(rule: Rule, name: str) -> bool:
+    """Whether a rule gives the gradient of the parameter of this name; rules from outside are taken at their word."""
+    return name in ("weight", "bias") or rule not in BUILT_IN.values()
 
 
 def _rule_of(kind: type) -> Rule | None:
@@ -175,26 +248,26 @@ def _positions(a: Tensor) -> Tensor:
     return a.reshape(len(a), -1, a.shape[-1])
 
 
-def _with_weight(layer: nn.Module, inputs: tuple[Tensor, ...], value: float) -> Tensor:
-    """What the layer would put out with all its weights at `value`; its hooks and its parameter stay as they are."""
-    assert isinstance(layer.weight, Tensor)
-    twin = copy.copy(layer)
-    twin._parameters = {"weight": nn.Parameter(inputs[0].new_full(layer.weight.shape, value), requires_grad=False)}
-    out: Tensor = type(layer).forward(twin, *inputs)
-    return out
-
-
-def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """What each output position saw: (B, S, C_in · kernel), in the order of `weight.flatten(1)`."""
+def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor, delta: Tensor) -> Patches:
+    """A convolution in one dimension is one in two dimensions of height 1."""
+    padding = tuple(layer._reversed_padding_repeated_twice)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padding = list(layer._reversed_padding_repeated_twice)
-    x = F.pad(x, padding, mode=mode) if any(padding) else x
-    if isinstance(layer, nn.Conv1d):
-        x = x.unsqueeze(2)  # (B, C, 1, length)
-        kernel, dilation, stride = (1, *layer.kernel_size), (1, *layer.dilation), (1, *layer.stride)
-    else:
-        kernel, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
-    return F.unfold(x, kernel, dilation=dilation, stride=stride).transpose(1, 2)
+    if isinstance(layer, nn.Conv2d):
+        return Patches(Window(layer.kernel_size, layer.stride, layer.dilation, padding, mode), delta, x)
+    window = Window((1, *layer.kernel_size), (1, *layer.stride), (1, *layer.dilation), (*padding, 0, 0), mode)
+    return Patches(window, delta.unsqueeze(2), x.unsqueeze(2))
+
+
+def written_out(part: Contribution) -> Plain:
+    """The same without patches."""
+    return part.outer() if isinstance(part, Patches) else part
+
+
+def count_positions(part: Contribution) -> int:
+    """How many outer products a sample's gradient is the sum of; 2 for what is no such sum."""
+    if isinstance(part, Patches):
+        return part.left.shape[2:].numel()
+    return part.right.shape[1] if isinstance(part, Outer) else 2
 
 
 def _scale_and_shift(layer: nn.Module, normal: Tensor, delta: Tensor, n_features: int) -> Mapping[str, Contribution]:
@@ -224,6 +297,7 @@ class Terms:
 
 def terms(part: Contribution) -> Terms:
     """The terms of one layer call. A `Dense` has its positions summed already: its rows are the terms."""
+    part = written_out(part)
     if isinstance(part, Outer):
         sizes = _lengths(part.right) * (_lengths(part.left) if part.left.is_floating_point() else 1.0)  # (B, S)
         return Terms(sizes.sum(), sizes.numel(), sizes.new_zeros(()))

@@ -4,7 +4,8 @@ The gradient G of a matrix parameter (d_out × d_in) is kept as
 
     row = vec(Lᵀ G R),      and for G = Σ_t δ_t a_tᵀ:    Lᵀ G R = Σ_t (Lᵀδ_t)(Rᵀa_t)ᵀ
 
-so the two factors shrink before they meet. A vector parameter has one side (d_out = its length, no R).
+so the two factors shrink before they meet. For a convolution the rows Rᵀa_t are the outputs of a convolution with r filters, the
+columns of R, of the same inputs: patches are never written out. A vector parameter has one side (d_out = its length, no R).
 Positions may also be summed in groups, k = ⌈(t + 1) K / S⌉ − 1, giving K rows whose sum is the gradient's.
 A side is `None` (identity), a matrix (d, r), or r chosen coordinates (integers).
 
@@ -40,7 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layers import Contribution, Dense, Outer, Sum
+from .layers import Contribution, Dense, Outer, Patches, Plain, Sum, count_positions, written_out
 
 KINDS = ("learned", "random", "mask", "full")
 LONG = 256  # a longer side is given a sketch of its moment
@@ -118,8 +119,9 @@ def merge(parts: Sequence[Contribution], shape: Shape) -> Contribution:
     """All calls of one parameter in one batch as one: a sample's calls add up before anything is squared."""
     if len(parts) == 1:
         return parts[0]
-    outers = [x for x in parts if isinstance(x, Outer)]
-    sums = [x for x in parts if isinstance(x, Sum)]
+    plain = list(map(written_out, parts))
+    outers = [x for x in plain if isinstance(x, Outer)]
+    sums = [x for x in plain if isinstance(x, Sum)]
     if len(sums) == len(parts):
         return Sum(torch.cat([x.values for x in sums], 1))
     if len(outers) < len(parts):
@@ -136,33 +138,77 @@ def densify(part: Contribution, shape: Shape) -> Tensor:
         return torch.bmm(dense_left(part.left, shape.d_out, part.right.dtype).mT, part.right)
     if isinstance(part, Sum):
         return part.values.sum(1)
-    return part.grads.reshape(len(part.grads), *((shape.d_out, shape.d_in) if shape.d_in else (shape.d_out,)))
+    grads = part.dense() if isinstance(part, Patches) else part.grads
+    return grads.reshape(len(grads), *((shape.d_out, shape.d_in) if shape.d_in else (shape.d_out,)))
 
 
-def compact(part: Contribution, shape: Shape) -> Contribution:
+def compact(part: Contribution, shape: Shape) -> Plain:
     """The smaller of factors, S (d_out + d_in) numbers, and the gradient itself, d_out · d_in."""
-    if not isinstance(part, Outer):
-        return Dense(densify(part, shape)) if isinstance(part, Sum) else part
-    width = part.left.shape[2] if part.left.is_floating_point() else 1
-    smaller = part.right.shape[1] * (width + shape.d_in) <= shape.d_out * shape.d_in
-    return part if smaller else Dense(densify(part, shape))
+    if isinstance(part, Sum):
+        return Dense(densify(part, shape))
+    if isinstance(part, Dense):
+        return part
+    width = shape.d_out if isinstance(part, Patches) or part.left.is_floating_point() else 1
+    smaller = count_positions(part) * (width + shape.d_in) <= shape.d_out * shape.d_in
+    return written_out(part) if smaller else Dense(densify(part, shape))
 
 
-def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
-    """One call's gradients in the projection: (B, dims)."""
-    if not isinstance(contribution, Outer):
+def project(contribution: Contribution, shape: Shape, basis: Basis, right: Tensor | None = None) -> Tensor:
+    """One call's gradients in the projection: (B, dims); `right` is what `project_right` has given, where it is known."""
+    if isinstance(contribution, Patches) and not _shrinks(contribution, shape, basis):
+        contribution = compact(contribution, shape)
+    if not isinstance(contribution, Outer | Patches):
         return project_dense(densify(contribution, shape), shape, basis)
-    left = _index_side(contribution.left, basis.left, shape.d_out, contribution.right.dtype)
-    right = apply(contribution.right, basis.right)  # (B, S, r_in)
+    right = project_right(contribution, shape, basis) if right is None else right
+    assert right is not None
+    if isinstance(contribution, Patches) and _meets_first(contribution, shape, basis):
+        G = torch.bmm(contribution.left.flatten(2), right)  # (B, d_out, r_in)
+        return apply(apply(G.mT, basis.left).mT.flatten(1), basis.core)
+    left = _project_left(contribution, shape, basis, right.dtype)  # (B, S, r_out)
     if left.shape[1] == 1:
         return apply((left.mT * right).flatten(1), basis.core)
     return apply(torch.bmm(left.mT, right).flatten(1), basis.core)
+
+
+def project_right(part: Contribution, shape: Shape, basis: Basis) -> Tensor | None:
+    """Rᵀa_t of a call, (B, S, r_in): the same in every backward pass through it. None where its gradients are written out first."""
+    if isinstance(part, Outer):
+        return apply(part.right, basis.right)
+    if not isinstance(part, Patches) or basis.right is None or not _shrinks(part, shape, basis):
+        return None
+    filters = basis.right.to(part.inputs.dtype).T.reshape(-1, part.inputs.shape[1], *part.window.kernel)
+    return part.window.convolve(part.inputs, filters).flatten(2).mT
+
+
+def _project_left(part: Outer | Patches, shape: Shape, basis: Basis, dtype: torch.dtype) -> Tensor:
+    if isinstance(part, Outer):
+        return _index_side(part.left, basis.left, shape.d_out, dtype)
+    left, side = part.left.flatten(2), basis.left  # (B, d_out, S): its products need no copy
+    if side is not None and side.is_floating_point():
+        return (side.to(left.dtype).T @ left).mT
+    return apply(left.mT, side)
+
+
+def _meets_first(part: Patches, shape: Shape, basis: Basis) -> bool:
+    """Whether it takes less work to let a wide left side meet the right one, and to shrink it then."""
+    S, (d_out, _, r_out, r_in, _) = count_positions(part), shape
+    first, last = S * d_out * r_in + d_out * r_out * r_in, S * r_out * (d_out + r_in)
+    return basis.left is None or first < last
+
+
+def _shrinks(part: Patches, shape: Shape, basis: Basis) -> bool:
+    """Whether it takes less work to shrink both sides before they meet than to write the gradients out."""
+    if basis.right is None or not basis.right.is_floating_point():
+        return False
+    S, (d_out, d_in, r_out, r_in, _) = count_positions(part), shape
+    return S * (d_in * r_in + d_out * r_out + r_out * r_in) < d_in * d_out * (S + r_in) + d_out * r_in * r_out
 
 
 def project_groups(part: Contribution, shape: Shape, basis: Basis, groups: int) -> Tensor:
     """The same for each group of positions: (B, K, dims); what has no positions belongs to the last group."""
     if groups == 1:
         return project(part, shape, basis)[:, None]
+    part = written_out(part)
     if isinstance(part, Outer):
         left = _index_side(part.left, basis.left, shape.d_out, part.right.dtype)  # (B, S, r_out)
         right = apply(part.right, basis.right)  # (B, S, r_in)
@@ -183,12 +229,14 @@ def split_groups(part: Contribution, groups: int) -> list[Contribution | None]:
     """A call's contribution to each group; None where it has none."""
     if isinstance(part, Dense) or groups == 1:
         return [*[None] * (groups - 1), part]
-    edges = group_edges((part.right if isinstance(part, Outer) else part.values).shape[1], groups)
-    return [None if lo == hi else type(part)(*(x[:, lo:hi] for x in part)) for lo, hi in edges]
+    apart = part.outer() if isinstance(part, Patches) else part
+    edges = group_edges((apart.right if isinstance(apart, Outer) else apart.values).shape[1], groups)
+    return [None if lo == hi else type(apart)(*(x[:, lo:hi] for x in apart)) for lo, hi in edges]
 
 
 def products(part: Contribution, whole: Tensor, shape: Shape, groups: int) -> Tensor:
     """⟨h_k, whole⟩ of each sample and group, (B, K), in the parameter's own coordinates."""
+    part = Dense(part.dense()) if isinstance(part, Patches) and groups == 1 else written_out(part)
     if isinstance(part, Dense):
         dots = part.grads.flatten(1) @ whole.flatten()
         return F.pad(dots[:, None], (groups - 1, 0))
@@ -228,7 +276,10 @@ def apply(x: Tensor, side: Side) -> Tensor:
     """(…, d) -> (…, r)."""
     if side is None:
         return x
-    return x @ side.to(x.dtype) if side.is_floating_point() else x[..., side]
+    if side.is_floating_point():
+        return x @ side.to(x.dtype)
+    chosen = x.reshape(-1, x.shape[-1]).index_select(1, side)  # several times as fast as x[..., side]
+    return chosen.reshape(*x.shape[:-1], len(side))
 
 
 def _index_side(left: Tensor, side: Side, d: int, dtype: torch.dtype) -> Tensor:
@@ -261,6 +312,7 @@ def probes(shape: Shape, *, seed: int, name: str) -> Pair:
 def moments(contribution: Contribution, shape: Shape, omegas: Pair = NO_PROBES, *, turned: bool = False) -> Pair:
     """`(M_left, M_right)` of one call, or M Ω where a probe is given; None for a side that keeps everything, unless it is `turned`."""
     wanted = (turned or shape.r_out < shape.d_out, shape.d_in > 0 and (turned or shape.r_in < shape.d_in))
+    contribution = written_out(contribution)
     if not isinstance(contribution, Outer):
         G = densify(contribution, shape).reshape(-1, shape.d_out, max(1, shape.d_in))
         sides = G.transpose(0, 1).flatten(1), G.flatten(0, 1).T  # (d, everything else)
@@ -377,7 +429,7 @@ def count_sufficient(values: Sequence[Tensor], wanted: float, most: int) -> int:
 
 def energy(part: Contribution, shape: Shape) -> float:
     """Σ ‖G‖² of one call's gradients; for G = Σ_t δ_t a_tᵀ that is Σ_st ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩."""
-    if not isinstance(part, Outer):
+    if not isinstance(part, Outer):  # patches: their gradients are fewer numbers than products of positions
         return float(densify(part, shape).double().square().sum())
     left, right = part
     return float((_products(left) * (right @ right.mT)).double().sum())

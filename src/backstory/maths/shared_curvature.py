@@ -24,7 +24,8 @@ Orthogonal rows do not mix columns, so a step t changes numbers alone, each x, y
 Shapes:  p coordinates, R rows of V, K = 2 + the clipped steps, N gradient rows of all steps and one for each clipped step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,13 @@ from .steps import Contraction, Step, implicit, squares
 
 GATHER = 4  # so many times r rows are gathered before they are reduced
 MORE = 1.25  # rows of a sketch, as a multiple of those that are looked for
-BUSY = 4  # one in so many coordinates, or so many times the sketch, tell which rows lead: on a GPT as well as all
+BUSY, SPARSE = (
+    4,
+    8,
+)  # so many times the sketch, or one in so many coordinates, tell which rows lead: on a GPT as well as all
+LOOK = 4  # one in so many pieces tells which coordinates these are
+FEW = 4  # units of rounding: a direction with less than that part of the largest one's energy is nothing else
+COORDINATES = 512  # that are looked at together in float64
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
 
@@ -71,17 +78,44 @@ class Sketch:
         return float(self.rows().double().square().sum())
 
 
-def leading(rows: Tensor, most: int) -> Tensor:
-    """About the `most` leading directions of VᵀV over `rows` (N, p), orthogonal, the largest first; exactly where rows are few.
+def leading(pieces: Sequence[Tensor], sizes: Sequence[int], most: int) -> Tensor:
+    """About the `most` leading directions of VᵀV over the rows of `pieces`, so many of each (N, p in all); exactly, and orthogonal, if they are few.
 
-    The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all.
+    The coordinates with most energy are enough to find which combinations of rows lead, and take less work than all. The combinations are
+    orthonormal, what they make nearly orthogonal: `orthogonal` does the rest, where that is wanted. A piece is looked at three times, and
+    may be made anew each time: all rows are never there together unless they are few.
     """
-    q, p = round(MORE * most), rows.shape[1]
-    if len(rows) <= 2 * q:
+    q = round(MORE * most)
+    if sum(sizes) <= 2 * q:
+        rows = pieces[0].new_empty(sum(sizes), pieces[0].shape[1])
+        for part, piece in zip(rows.split(list(sizes)), pieces, strict=True):
+            part.copy_(piece)
         return orthogonal(rows, most)
-    busy = rows[:, rows.square().sum(0).topk(min(p, max(BUSY * q, p // BUSY))).indices]
-    Q = torch.linalg.qr(busy @ signed_sums(busy, q).T)[0]  # (N, q) near the leading left singular vectors
-    return orthogonal(Q.T @ rows, most, gram=rows.dtype)
+    busy = _busiest(pieces, BUSY * q)
+    some = torch.cat([piece[:, busy] for piece in pieces])
+    U = _combinations(some, q, most).split(list(sizes))
+    V: Tensor = U[0].T @ pieces[0]
+    for i in range(1, len(pieces)):
+        V.addmm_(U[i].T, pieces[i])
+    return V
+
+
+def _busiest(pieces: Sequence[Tensor], fewest: int) -> Tensor:
+    """The coordinates with most energy in some of the pieces, in order."""
+    sizes: list[Tensor] = [torch.linalg.vector_norm(pieces[i], dim=0) for i in range(0, len(pieces), LOOK)]
+    energy = torch.stack(sizes).square().sum(0)
+    chosen = energy.topk(min(len(energy), max(fewest, len(energy) // SPARSE))).indices
+    return chosen.sort().values
+
+
+def _combinations(rows: Tensor, q: int, most: int) -> Tensor:
+    """(N, most) orthonormal: near the leading left singular vectors of rows (N, n)."""
+    Q = torch.linalg.qr(rows @ signed_sums(rows, q).T)[0]  # (N, q)
+    inner = Q.T @ rows  # (q, n)
+    values, U = torch.linalg.eigh((inner @ inner.T).double())
+    rank = int((values > values[-1:] * FEW * torch.finfo(rows.dtype).eps).sum())
+    out: Tensor = Q @ U.flip(1)[:, : min(rank, most)].to(Q)
+    return out
 
 
 def signed_sums(rows: Tensor, q: int) -> Tensor:
@@ -113,23 +147,49 @@ def dual(w: Tensor, G: Tensor, dot_g: Tensor, V: Tensor | None = None, dot_v: Te
     return smallest(torch.cat([V, rows]), torch.cat([dot_v.to(dots), dots]))
 
 
-def orthogonal(rows: Tensor, most: int | None = None, gram: torch.dtype = torch.float64) -> Tensor:
+def orthogonal(rows: Tensor, most: int | None = None) -> Tensor:
     """Orthogonal rows with the same VᵀV, the largest first, or the `most` largest; those that are 0 but for rounding are left out.
 
-    The eigenvalues are found in float64: those that float32 would round away add up over many rows. Where only the largest are wanted,
-    products of the rows (`gram`) may be taken in their own precision.
+    Products and eigenvalues are taken in float64, some coordinates at a time: what float32 would round away adds up over many rows.
     """
-    wide, V = len(rows) <= rows.shape[1], rows.to(gram)
-    values, U = torch.linalg.eigh((V @ V.T if wide else V.T @ V).double())
+    wide = len(rows) <= rows.shape[1]
+    parts = rows.split(COORDINATES, 1) if wide else rows.split(COORDINATES)
+    products = (x @ x.T if wide else x.T @ x for x in map(Tensor.double, parts))
+    values, U = torch.linalg.eigh(sum_of(products))
     values, U = values.flip(0).clamp_min(0), U.flip(1)
-    few = len(values) if gram == torch.float64 else 4
-    rank = int((values > values[:1] * few * torch.finfo(gram).eps).sum())
-    V, U = V.to(torch.promote_types(gram, rows.dtype)), U.to(V)
-    values = values.to(V)
+    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
     r = rank if most is None else min(rank, most)
-    top = U[:, :r].T
-    out: Tensor = top @ V if wide else top * values[:r].sqrt()[:, None]
-    return out.to(rows)
+    if not wide:
+        tall: Tensor = U[:, :r].T * values[:r].sqrt()[:, None]
+        return tall.to(rows)
+    out = rows.new_empty(r, rows.shape[1])
+    for made, part in zip(out.split(COORDINATES, 1), parts, strict=True):
+        made.copy_(U[:, :r].T @ part.double())
+    return out
+
+
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    """Their sum, one after the other."""
+    out: Tensor = reduce(Tensor.add_, terms)
+    return out
+
+
+def orthogonal_again(rows: Tensor) -> Tensor:
+    """`orthogonal` for rows that were so before they were rounded: products of unit rows lose nothing in the rows' own precision.
+
+    VVᵀ = D (I + E) D with D the rows' norms: what E loses in a row is a part of this row, however small beside others.
+    """
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    unit = rows / torch.where(norms > 0, norms, 1.0)[:, None]
+    near = (unit @ unit.T).double()
+    if not bool((near.abs().sum(1) <= 1.5).all()):  # E is no small matrix: they were not orthogonal
+        return orthogonal(rows)
+    size = norms.double()
+    values, U = torch.linalg.eigh(near * torch.outer(size, size))
+    values, U = values.flip(0), U.flip(1)
+    rank = int((values > values[:1] * len(values) * torch.finfo(torch.float64).eps).sum())
+    out: Tensor = (U[:, :rank].T * size).to(rows) @ unit
+    return out
 
 
 class Columns(NamedTuple):

@@ -62,6 +62,7 @@ class Step(NamedTuple):
     dot_v: Tensor | None = None  # (R,) the same of the curvature rows
     share: float = 1.0  # of ‖∇L‖² in the recorded parameters
     orthogonal: bool = False  # whether V has orthogonal rows, the same tensor in neighbouring steps
+    shared: int = 0  # how many of V's last rows are no sample's but its window's
 
     @property
     def alpha(self) -> float | Tensor:
@@ -87,6 +88,9 @@ def curvature_rows(step: Step) -> Tensor:
 
 def own_curvature(step: Step) -> Step:
     """The step with rows of its own samples: those that it has, or where it shares a window's the gradients, the empirical Fisher."""
+    if step.shared and step.V is not None:
+        n = len(step.V) - step.shared
+        return step._replace(V=step.V[:n], dot_v=None if step.dot_v is None else step.dot_v[:n], shared=0)
     return step._replace(V=None, dot_v=None, orthogonal=False) if step.orthogonal else step
 
 

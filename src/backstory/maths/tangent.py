@@ -9,8 +9,8 @@ curvature), carry what the removals so far have done to (θ, m) forward in time:
 
 with H̃ x = Σ_r V_r (W V x)_r, W = (I + V γα Vᵀ)⁻¹. At the end x is the displacement of θ_T; its product with a query's
 gradient is the influence, positive where the sample helped. For plain SGD with h = g this is Σ ω_i e_i with
-ω_i = 1 + (κ/w) ⟨g_i, x_i⟩. Where steps share curvature rows, none of them is z's, and what is missing is taken as that of its
-gradient, h = g.
+ω_i = 1 + (κ/w) ⟨g_i, x_i⟩. Where steps share curvature rows, none of these is z's; what is missing is then what its occurrence keeps
+of its own, or where it keeps nothing that of its gradient, h = g.
 
 Shapes:  M tracked samples, B rows and R curvature rows of a step, p kept coordinates.
 """
@@ -35,7 +35,7 @@ class Tangent:
         k, V, JV = step.coefficients, curvature_rows(step), clipped_curvature(step)
         WVx = implicit(step, self.contraction, V @ self.x.T).T  # (M, R)
         JG = clipped_gradients(step)
-        per = len(V) // max(1, len(step.w))  # curvature rows of one sample
+        per = (len(V) - step.shared) // max(1, len(step.w))  # curvature rows of one sample
         source = torch.zeros_like(self.x)
         for tracked, row in rows:
             pull = step.w[row]

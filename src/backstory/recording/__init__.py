@@ -2,6 +2,16 @@
 
 from .from_checkpoints import record_checkpoints
 from .recorder import Recorder, record
-from .settings import AutoRank, Empirical, Exact, Sampled, Settings
+from .settings import AutoRank, Empirical, Exact, GaussNewton, Sampled, Settings
 
-__all__ = ["AutoRank", "Empirical", "Exact", "Recorder", "Sampled", "Settings", "record", "record_checkpoints"]
+__all__ = [
+    "AutoRank",
+    "Empirical",
+    "Exact",
+    "GaussNewton",
+    "Recorder",
+    "Sampled",
+    "Settings",
+    "record",
+    "record_checkpoints",
+]

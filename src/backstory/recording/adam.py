@@ -1,11 +1,12 @@
 r"""Adam's second moment, read after each step: it gives the coordinates of the stored gradients, or a diagonal stored with them.
 
 preconditioned  learned and random projections: rows are those of ĝ = P^½ g, with P factored (`maths.adam`); P is read at every
-                step at first, and later, when v̂ is a mean over many steps, at some of them
+                step at first, and later, when v̂ is a mean over many steps, at some of them. The one that is known before a
+                step then stands for the one after it, and rows can be projected while the backward pass goes on
 raw             full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 from ..capture.modules import Block
 from ..capture.updates import OptimizerReader, Reading
 from ..errors import UnsupportedError
-from ..maths.adam import Scale, drift, dual, factor_scale, size
+from ..maths.adam import Scale, absorb_scale, drift, dual, factor_scale, size
 from ..maths.projection import Basis, project_dense
 from ..store.bases import PRECONDITIONED, RAW
 
+KNOWN = 8  # steps after which v̂ changes so little in one that its value before the step stands for the one after it: P^½ by 3 %
 RENEWED = 0.05  # P is read again before v̂, a mean over the last steps, can have changed by more than about this part of itself
 
 
@@ -36,7 +38,8 @@ class AfterUpdate(NamedTuple):
         if self.before is None or self.scales is None:
             return 0.0
         sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in self.scales]).float()
-        squares = torch.stack([drift(a, b).cpu().float() for a, b in zip(self.before, self.scales, strict=True)])
+        pairs = zip(self.before, self.scales, strict=True)
+        squares = torch.tensor([0.0 if a is b else float(drift(a, b)) for a, b in pairs])
         return float((squares @ sizes / sizes.sum()).sqrt())
 
 
@@ -51,6 +54,10 @@ class Adaptive:
         known = self.preconditioned and reader.foreseen and all(x and float(x.get("step", 1)) > 0 for x in states)
         self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
+        self._used = self.scales  # in the last step
+        self._sides: dict[
+            int, tuple[Basis, Scale, Basis]
+        ] = {}  # of each block: its basis and scale, and what is made of them
 
     @property
     def coordinates(self) -> str:
@@ -66,22 +73,57 @@ class Adaptive:
             )
         return self.scales
 
-    def read(self, reading: Reading, bases: Sequence[Basis] | None) -> AfterUpdate:
-        """After the optimizer has stepped, while its gradients are still there."""
+    def known(self) -> list[Scale] | None:
+        """P^½ before a step, where it may stand for the one after it."""
+        first = self._blocks[0].parameter
+        if not self._reader.foreseen or not self.preconditioned or self.scales is None:
+            return None
+        if not self._reader.optimizer.state.get(first):
+            return None
+        return self.scales if self._reader.second_moment(first).steps >= KNOWN else None
+
+    def sides(self, bases: Sequence[Basis], scales: Sequence[Scale]) -> list[Basis]:
+        """The sides of each block that take raw gradients to the coordinates of P^½; made once for the same scale."""
+        for b, (basis, scale) in enumerate(zip(bases, scales, strict=True)):
+            if b not in self._sides or self._sides[b][0] is not basis or self._sides[b][1] is not scale:
+                self._sides[b] = basis, scale, absorb_scale(basis._replace(core=None), scale)
+        return [self._sides[b][2] for b in range(len(bases))]
+
+    def read(
+        self,
+        reading: Reading,
+        bases: Sequence[Basis] | None,
+        known: list[Scale] | None = None,
+        looked_up: Mapping[int, Sequence[Tensor]] | None = None,
+    ) -> AfterUpdate:
+        """After the optimizer has stepped, while its gradients are still there.
+
+        The `known` scales are those that some rows have already. What was `looked_up` in each block may have been so for the first time.
+        """
         if self.diagonal:
             assert bases is not None
             return AfterUpdate(P=torch.cat(list(map(self._diagonal, self._blocks, bases))))
         if not self.preconditioned:
             return AfterUpdate()
-        before, self._age = self.scales, self._age + 1
+        before, self._age = self._used, self._age + 1
         if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
             self.scales, self._age = [self._scale(b) for b in self._blocks], 0
-        scales = self.scales
+        scales = self._used = self._with_new_tokens(self.scales if known is None else known, looked_up or {})
         grads = [b.parameter.grad for b in self._blocks]
         sizes = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
         whole = float(torch.stack([x.cpu().double() for x in sizes]).sum()) / reading.clip**2 if sizes else 0.0
         duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
         return AfterUpdate(scales, None, whole, before, duals)
+
+    def _with_new_tokens(self, scales: list[Scale], looked_up: Mapping[int, Sequence[Tensor]]) -> list[Scale]:
+        """The scales, read again where they are older than the first gradient of a row: as they were, its scale would be 0."""
+        stale = [b for b, index in looked_up.items() if any(bool((scales[b].left[i] == 0).any()) for i in index)]
+        if not stale:
+            return scales
+        fresh = {b: self._scale(self._blocks[b]) for b in stale}
+        assert self.scales is not None
+        self.scales = [fresh.get(b, scale) for b, scale in enumerate(self.scales)]
+        return [fresh.get(b, scale) for b, scale in enumerate(scales)]
 
     def wholes(self, reading: Reading) -> list[Tensor | None] | None:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""

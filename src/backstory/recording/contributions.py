@@ -1,8 +1,9 @@
 r"""What one backward pass contributes to each sample's gradient, projected at once or stored until it can be.
 
 Where the projection is known and rows are kept as they are, a contribution is projected in its hook, and let go. Where
-they are kept in Adam's coordinates (`maths.adam`) it waits until the optimizer has stepped: its second moment is
-known only then. During a warm-up it waits for the basis.
+they are kept in Adam's coordinates (`maths.adam`) it waits until the optimizer has stepped, as its second moment is
+known only then, or, once that hardly changes in a step, until there is enough to be projected behind the backward pass that
+goes on (`Ahead`). During a warm-up it waits for the basis.
 
 ⟨h, ∇L⟩ of what waits (clipping needs it) is exact during a warm-up, and else taken between the sides of the basis, where
 each row is at hand before its core: with L̃ = P_L^{−½} L and R̃ likewise, ⟨h, ∇L⟩ ≈ ⟨Lᵀ ĥ R, L̃ᵀ ∇L R̃⟩.
@@ -11,76 +12,120 @@ Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..capture.modules import Block
 from ..errors import UsageError
-from ..maths.adam import Scale, absorb_scale, scale_contribution
-from ..maths.layers import Contribution, Dense, Outer, Sum, Terms, terms
+from ..maths.adam import Scale, scale_contribution
+from ..maths.layers import Contribution, Dense, Outer, Plain, Sum, Terms, count_positions, terms, written_out
 from ..maths.projection import Basis, Shape, apply, compact, merge, products, project, project_groups, split_groups
 
 Key = tuple[int, int]  # slot, block
-Waiting = tuple[Contribution, int | None]  # a contribution, and its group where it belongs to one
+Place = tuple[int, int, int]  # row, slot, block; rows of the gradient first, then of curvature
+Parts = dict[Place, Plain]
+PIECE = 16 << 20  # bytes that are projected together behind the backward pass
 Versions = tuple[int, ...]  # of a contribution's tensors: how often each has been changed in place
+Later = Callable[[Callable[[], None], int], None]  # has something done in order that holds so many bytes until it is
+
+
+class Waiting(NamedTuple):
+    """A contribution that is not projected yet."""
+
+    part: Contribution
+    group: int | None  # where it belongs to one group of positions only
+    versions: Versions
+
+
+class Ahead(NamedTuple):
+    """How contributions are projected before the step is complete."""
+
+    sides: Sequence[Basis]  # in the coordinates of the rows
+    later: Later
 
 
 class Gathered:
     """The contributions of one backward pass through all micro-batches of a step."""
 
     def __init__(
-        self, blocks: Sequence[Block], bases: Sequence[Basis] | None, groups: int = 1, checked: Collection[int] = ()
+        self,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        groups: int = 1,
+        checked: Mapping[int, tuple[Shape, Basis]] | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        self._blocks, self._bases, self.groups = blocks, bases, groups
-        zero = torch.zeros((), dtype=torch.float64)
-        self._terms = dict.fromkeys(checked, Terms(zero, 0, zero))
+        self._blocks, self._bases, self.groups, self._ahead = blocks, bases, groups, ahead
+        self._checked = checked or {}  # blocks whose sum is compared, in these coordinates
+        self._held: dict[Key, list[Contribution]] = defaultdict(list)  # of these blocks, until they have been checked
         # of all calls; a contribution that is no outer product counts as many
         self._positions: Counter[Key] = Counter()
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._waiting: dict[Key, list[Waiting]] = defaultdict(list)
-        self._versions: list[tuple[int, Contribution, Versions]] = []  # of what waits, with its block
+        self._nbytes = 0  # of what waits, but for look-ups
+        self._wide: dict[Key, Tensor] = {}  # (B, K, product) what was projected with sides alone
         self._dots: dict[int, Tensor] = {}  # slot -> (B, K), of what was settled
 
     def add(self, slot: int, block: int, part: Contribution, group: int | None = None) -> None:
         """What one layer call contributed; `group` where it is that of one group of positions only."""
         group = None if self.groups == 1 else group  # taken apart for other rows than these: they add up
-        self._positions[slot, block] += part.right.shape[1] if isinstance(part, Outer) else 2
-        if block in self._terms:
-            self._terms[block] += terms(part)
-        if self._bases is None:
-            self._waiting[slot, block].append((part, group))
-            self._versions.append((block, part, _versions(part)))
-        else:
-            self._put((slot, block), self._projected(part, group, block, self._bases[block]))
+        self._positions[slot, block] += count_positions(part)
+        if block in self._checked:
+            self._held[slot, block].append(part)
+        if self._bases is not None:
+            _add(self._rows, (slot, block), self._projected(part, group, block, self._bases[block]))
+            return
+        self._waiting[slot, block].append(Waiting(part, group, _versions(part)))
+        if self._ahead is not None and not _is_look_up(part):
+            self._nbytes += sum(x.nbytes for x in part if isinstance(x, Tensor))
+            if self._nbytes > PIECE:
+                self._hand_over(self._ahead)
+
+    def _hand_over(self, ahead: Ahead) -> None:
+        """What waits is projected while the backward pass goes on; but for look-ups, which may be the first of their row."""
+        looked_up = {key: x for key, x in self._waiting.items() if any(_is_look_up(w.part) for w in x)}
+        waiting = {key: x for key, x in self._waiting.items() if key not in looked_up}
+        nbytes, self._nbytes, self._waiting = self._nbytes, 0, defaultdict(list, looked_up)
+        ahead.later(partial(self._project, waiting, ahead.sides), nbytes)
+
+    def looked_up(self) -> dict[int, list[Tensor]]:
+        """The rows that were looked up in each block whose contributions all wait."""
+        out: dict[int, list[Tensor]] = defaultdict(list)
+        for (_, b), waiting in self._waiting.items():
+            out[b] += [w.part[0] for w in waiting if isinstance(w.part, Outer) and _is_look_up(w.part)]
+        return out
+
+    def _project(self, waiting: dict[Key, list[Waiting]], sides: Sequence[Basis]) -> None:
+        for (slot, b), parts in waiting.items():
+            for one in parts:
+                self._check_unchanged(b, one)
+                _add(self._wide, (slot, b), self._projected(one.part, one.group, b, sides[b]))
+            for one in parts:
+                self._check_unchanged(b, one)  # the training went on meanwhile
+            parts.clear()
 
     def settle(
-        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None = None
+        self, bases: Sequence[Basis], sides: Sequence[Basis], duals: Sequence[Tensor | None] | None = None
     ) -> None:
-        """Project what waits, in the coordinates that `scales` give, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
-        self._check_unchanged()
-        for (slot, b), parts in self._waiting.items():
-            sides = bases[b]._replace(core=None)
-            sides = sides if scales is None else absorb_scale(sides, scales[b])
-            # (B, K, product)
-            wide = reduce(torch.add, (self._projected(part, group, b, sides) for part, group in parts))
-            dual = None if duals is None else duals[b]  # (product,)
-            if dual is not None:
-                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ dual.to(wide.dtype)).double().cpu()
-            self._put((slot, b), apply(wide, bases[b].core))
-        self._check_unchanged()  # the training went on meanwhile
+        """Project what waits, with sides in the coordinates of the rows, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
+        self._project(self._waiting, sides)
         self._waiting.clear()
-        self._versions.clear()
+        for (slot, b), wide in self._wide.items():  # (B, K, product)
+            if duals is not None and (dual := duals[b]) is not None:
+                self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ dual.to(wide.dtype)).double().cpu()
+            self._rows[slot, b] = apply(wide, bases[b].core)
+        self._wide.clear()
 
-    def _check_unchanged(self) -> None:
-        for block, part, before in self._versions:
-            if _versions(part) != before:
-                raise UsageError(
-                    f"an input or output gradient of the layer of {self._blocks[block].name!r} was modified in place "
-                    "after backward(), before it was recorded. Use new tensors in each step, or modify them later."
-                )
+    def _check_unchanged(self, block: int, waiting: Waiting) -> None:
+        if _versions(waiting.part) != waiting.versions:
+            raise UsageError(
+                f"an input or output gradient of the layer of {self._blocks[block].name!r} was modified in place "
+                "after backward(), before it was recorded. Use new tensors in each step, or modify them later."
+            )
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h_k, ∇L⟩ of all rows as `settle` took them, (Σ B, K), float64 on the CPU."""
@@ -93,7 +138,7 @@ class Gathered:
         for (slot, b), parts in self._waiting.items():
             if (whole := wholes[b]) is None:
                 continue
-            for part, group in parts:
+            for part, group, _ in parts:
                 groups, where = (self.groups, slice(None)) if group is None else (1, slice(group, group + 1))
                 dots = products(part, whole.to(part[-1].dtype), self._blocks[b].shape, groups)
                 out[slot][:, where] += dots.double().cpu()
@@ -102,33 +147,41 @@ class Gathered:
     def rows(self, sizes: Sequence[int]) -> Tensor:
         """All rows of the step, (Σ B, K, Σ dims), on the CPU; zeros where nothing came."""
         like = next(iter(self._rows.values()), torch.zeros(()))
-        slots = []
-        for slot, size in enumerate(sizes):
-            parts = [
-                self._rows.get((slot, b), like.new_zeros(size, self.groups, x.shape.dims))
-                for b, x in enumerate(self._blocks)
-            ]
-            slots.append(torch.cat(parts, 2))
-        return torch.cat(slots).cpu()
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
-        """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU."""
-        out: dict[tuple[int, int, int], Contribution] = {}
-        for (slot, b), waiting in self._waiting.items():
+        def of(slot: int, b: int) -> Tensor:
+            rows = self._rows.get((slot, b))
+            return like.new_zeros(sizes[slot], self.groups, self._blocks[b].shape.dims) if rows is None else rows
+
+        slots = [torch.cat([of(slot, b) for b in range(len(self._blocks))], 2) for slot in range(len(sizes))]
+        return (slots[0] if len(slots) == 1 else torch.cat(slots)).cpu()
+
+    def take_parts(self, scales: Sequence[Scale] | None, times: Sequence[Tensor] | None = None) -> Parts:
+        """What waits, merged for each (group, slot, block), in the coordinates of `scales`, on the CPU; `times` (B,) of each slot.
+
+        One block after the other, which lets go of what came: with copies of all of it a step would take twice its memory.
+        """
+        out: Parts = {}
+        for key in list(self._waiting):
+            slot, b = key
             shape = self._blocks[b].shape
-            for k, parts in _by_group(waiting, self.groups).items():
+            for k, parts in _by_group(self._waiting.pop(key), self.groups).items():
                 merged = merge(parts, shape)
                 moved = merged if scales is None else scale_contribution(merged, scales[b], shape)
                 small = compact(moved, shape)
-                out[k, slot, b] = type(small)(*(x.cpu() for x in small))
+                small = small if times is None else divided(small, times[slot])
+                out[k, slot, b] = type(small)(*(x.cpu().contiguous() for x in small))
         return out
 
-    def total(self, block: int, shape: Shape, basis: Basis) -> tuple[Tensor, Tensor]:
-        """`(Σ w g, Σ ‖w g‖)` of one block over the step; what waits is projected with `shape` and `basis`."""
-        total, size = torch.zeros(shape.dims), torch.zeros(())
-        waiting = [x for (_, b), x in self._waiting.items() if b == block]
-        projected = [project(merge([part for part, _ in x], shape), shape, basis) for x in waiting]
-        for rows in (*projected, *(x.sum(1) for (_, b), x in self._rows.items() if b == block)):
+    def total(self, block: int) -> tuple[Tensor, Tensor]:
+        """`(Σ w g, Σ ‖w g‖)` over the step of one block that is checked, in the coordinates of the check."""
+        where = self._checked[block]
+        if self._bases is None:
+            held = [x for (_, b), x in self._held.items() if b == block]
+            found = [reduce(torch.add, (project(part, *where) for part in parts)) for parts in held]
+        else:
+            found = [x.sum(1) for (_, b), x in self._rows.items() if b == block]
+        total, size = torch.zeros(where[0].dims), torch.zeros(())
+        for rows in found:
             total, size = total.to(rows) + rows.sum(0), size.to(rows) + rows.norm(dim=1).sum()
         return total, size
 
@@ -141,7 +194,16 @@ class Gathered:
 
     def terms(self, block: int) -> Terms:
         """What was summed into the gradient of a block that is checked in this step."""
-        return self._terms[block]
+        zero = torch.zeros((), dtype=torch.float64)
+        return reduce(
+            Terms.__add__,
+            (terms(x) for (_, b), parts in self._held.items() if b == block for x in parts),
+            Terms(zero, 0, zero),
+        )
+
+    def end_checks(self) -> None:
+        """Let go of what the checks needed."""
+        self._held.clear()
 
     def _projected(self, part: Contribution, group: int | None, block: int, basis: Basis) -> Tensor:
         shape = self._blocks[block].shape
@@ -152,24 +214,29 @@ class Gathered:
         out[:, group] = row
         return out
 
-    def _put(self, key: Key, rows: Tensor) -> None:
-        self._rows[key] = self._rows[key] + rows if key in self._rows else rows
+
+def _add(into: dict[Key, Tensor], key: Key, rows: Tensor) -> None:
+    into[key] = into[key] + rows if key in into else rows
+
+
+def _is_look_up(part: Contribution) -> bool:
+    return isinstance(part, Outer) and not part.left.is_floating_point()
 
 
 def _versions(part: Contribution) -> Versions:
-    return tuple(x._version for x in part)
+    return tuple(x._version for x in part if isinstance(x, Tensor))
 
 
 def _by_group(waiting: Sequence[Waiting], groups: int) -> dict[int, list[Contribution]]:
     out: dict[int, list[Contribution]] = defaultdict(list)
-    for part, group in waiting:
+    for part, group, _ in waiting:
         for k, piece in enumerate(split_groups(part, groups)) if group is None else [(group, part)]:
             if piece is not None:
                 out[k].append(piece)
     return out
 
 
-def divided(part: Contribution, scale: Tensor) -> Contribution:
+def divided(part: Plain, scale: Tensor) -> Plain:
     """Each sample's contribution times its entry of `scale` (B,)."""
     x = part[-1]  # of an `Outer` its right side, of the others all there is
     times = x * scale.to(x.dtype).reshape(-1, *([1] * (x.dim() - 1)))
@@ -192,8 +259,9 @@ def joined(part: Contribution, places: Tensor) -> Contribution:
         each = x[where]  # (B, K, …)
         return each * there.reshape(*there.shape, *[1] * (each.dim() - 2)).to(each.dtype)
 
-    if isinstance(part, Dense):
-        return Dense(of(part.grads).sum(1))
-    if isinstance(part, Sum):
-        return Sum(of(part.values).flatten(1, 2))
-    return Outer(part.left[where].flatten(1, 2), of(part.right).flatten(1, 2))
+    plain = written_out(part)
+    if isinstance(plain, Dense):
+        return Dense(of(plain.grads).sum(1))
+    if isinstance(plain, Sum):
+        return Sum(of(plain.values).flatten(1, 2))
+    return Outer(plain.left[where].flatten(1, 2), of(plain.right).flatten(1, 2))

@@ -19,9 +19,9 @@ from ..errors import NumericalError, UnsupportedError, UsageError
 from ..maths.adam import Scale
 from ..maths.curvature import KINDS, check, exact_seeds, n_exact, positions, sampled_seed
 from ..maths.encoding import all_finite
-from ..maths.layers import Contribution
+from ..maths.gauss_newton import signed_seeds
 from ..maths.projection import Basis
-from .contributions import Gathered
+from .contributions import Ahead, Gathered, Parts
 from .settings import Curvature
 from .step import StepScope
 
@@ -32,11 +32,18 @@ class CurvatureRows:
     """R curvature rows for each sample of one step."""
 
     def __init__(
-        self, form: Curvature, seed: int, blocks: Sequence[Block], bases: Sequence[Basis] | None, extra_pass: Pass
+        self,
+        form: Curvature,
+        seed: int,
+        blocks: Sequence[Block],
+        bases: Sequence[Basis] | None,
+        extra_pass: Pass,
+        ahead: Ahead | None = None,
     ) -> None:
         self.form, self._seed, self._pass = form, seed, extra_pass
-        self.passes = [Gathered(blocks, bases, form.position_groups) for _ in range(form.passes)]
+        self.passes = [Gathered(blocks, bases, form.position_groups, ahead=ahead) for _ in range(form.passes)]
         self._scales: list[Tensor] = []  # c / k of each micro-batch's samples
+        self.seeds: list[list[Tensor]] = []  # of each micro-batch, where their gradients are taken out of the rows
 
     def take(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> None:
         """All passes of the micro-batch under way."""
@@ -49,7 +56,12 @@ class CurvatureRows:
             raise UsageError("s.outputs() must be called exactly once per s.batch(), after its forward pass.")
         check(outputs, kind, mask)
         inner = _inner_scale(scope, outputs, kind, mask, reduction)
-        for r, seed in enumerate(self._seeds(scope, outputs, kind, mask)):
+        seeds = (
+            list(self._seeds(scope, outputs, kind, mask)) if self.form.own else self._seeds(scope, outputs, kind, mask)
+        )
+        if isinstance(seeds, list):
+            self.seeds.append(seeds)
+        for r, seed in enumerate(seeds):
             self._pass(outputs, seed, self.passes[r].add)
         self._scales.append(inner / self.form.passes if self.form.kind == "sampled" else inner)
 
@@ -70,12 +82,10 @@ class CurvatureRows:
         """κ of each row, (B, R), float64."""
         return (weight * torch.cat(self._scales))[:, None].expand(-1, self.form.rows)
 
-    def settle(
-        self, bases: Sequence[Basis], scales: Sequence[Scale] | None, duals: Sequence[Tensor | None] | None
-    ) -> None:
+    def settle(self, bases: Sequence[Basis], sides: Sequence[Basis], duals: Sequence[Tensor | None] | None) -> None:
         """Project what was kept of all passes."""
         for one in self.passes:
-            one.settle(bases, scales, duals)
+            one.settle(bases, sides, duals)
 
     def settled_dots(self, sizes: Sequence[int]) -> Tensor:
         """⟨h, ∇L⟩ of all rows as `settle` has found them, (B, R)."""
@@ -96,19 +106,20 @@ class CurvatureRows:
             )
         return rows
 
-    def parts(self, scales: Sequence[Scale] | None) -> dict[tuple[int, int, int], Contribution]:
-        """Merged contributions (row, slot, block) of a warm-up step, on the CPU."""
-        parts = enumerate(x.parts(scales) for x in self.passes)
+    def take_parts(self, scales: Sequence[Scale] | None) -> Parts:
+        """Merged contributions (row, slot, block) of a warm-up step, on the CPU, which are let go."""
+        parts = enumerate(x.take_parts(scales) for x in self.passes)
         return {
             (r * self.form.position_groups + k, slot, b): part for r, x in parts for (k, slot, b), part in x.items()
         }
 
     def _seeds(self, scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None) -> Iterator[Tensor]:
+        if self.form.own:
+            yield from signed_seeds(outputs, kind, self.form.passes, self._generator(scope, "signs"))
+            return
         if self.form.kind == "sampled":
             for draw in range(self.form.passes):
-                name = f"{self._seed}/curvature/{scope.number}/{len(scope.sizes)}/{draw}"
-                number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
-                yield sampled_seed(outputs, kind, torch.Generator().manual_seed(number), mask)
+                yield sampled_seed(outputs, kind, self._generator(scope, str(draw)), mask)
             return
         if (entries := n_exact(outputs)) != self.form.passes:
             raise UsageError(
@@ -116,6 +127,11 @@ class CurvatureRows:
                 f"declares {self.form.passes}. Record with curvature='exact:{entries}'."
             )
         yield from exact_seeds(outputs, kind, mask)
+
+    def _generator(self, scope: StepScope, what: str) -> torch.Generator:
+        """Of the micro-batch under way, for one purpose."""
+        name = f"{self._seed}/curvature/{scope.number}/{len(scope.sizes)}/{what}"
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1)
 
 
 def _inner_scale(scope: StepScope, outputs: Tensor, kind: str, mask: Tensor | None, reduction: str | None) -> Tensor:

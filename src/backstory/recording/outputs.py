@@ -7,9 +7,8 @@ With f the outputs, w the weight of a sample and δ = ∂L/∂f,
                                             whose (1 − k) softmax f + k y varies with them
     bce             δ = w c (σ(f) − y),     y 0 or 1,  c = 1 or one over the number of outputs
 
-so y, computed from δ, tells. Where the outputs of a sample are few, exact curvature of some steps of each window is then affordable, and far
-better than the gradients' own: 0.94 / 0.88 in place of 0.46 / 0.52 (a small MLP with AdamW, `experiments/results/fidelity.md`).
-Squared error cannot be told: any δ would do.
+so y, computed from δ, tells. From there on f and δ of every step say how much of each sample's Gauss-Newton matrix its gradient holds
+(`maths.gauss_newton`), and some steps of each window give rows for the rest. Squared error cannot be told: any δ would do.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +33,21 @@ class Loss(NamedTuple):
     reduction: str  # of a sample's own terms
     entries: int  # outputs of a sample
 
+    @property
+    def inner(self) -> float:
+        """c: what each of a sample's own terms counts."""
+        return 1.0 if self.reduction == "sum" else 1 / self.entries
+
+
+class Seen(NamedTuple):
+    """The outputs of a micro-batch, and the gradient that came back to them."""
+
+    f: Tensor
+    delta: Tensor  # with the samples' weights and the loss scale
+
 
 class OutputWatch:
-    """Sees the outputs of a model, once for each micro-batch, and in the first step the gradient that comes back to them."""
+    """Sees the outputs of a model, once for each micro-batch, and the gradient that comes back to them."""
 
     def __init__(self, model: nn.Module, on_outputs: Callable[[Tensor], None], is_ours: Callable[[], bool]) -> None:
         self._model, self._on_outputs, self._is_ours = model, on_outputs, is_ours
@@ -69,6 +80,9 @@ class OutputWatch:
         if self.looking:
             self._look(outputs)
         else:
+            back: list[Tensor] = []
+            outputs.register_hook(lambda delta: None if self._is_ours() else back.append(delta.detach()))
+            self._seen.append((outputs.detach(), back, outputs._version))
             self._on_outputs(outputs)
 
     def _look(self, outputs: Tensor) -> None:
@@ -93,21 +107,23 @@ class OutputWatch:
         fits = len(seen) == len(self._terms) and [len(x.weight) for x in seen] == list(sizes)
         return seen if fits and seen else None
 
+    def taken(self, sizes: Sequence[int]) -> list[Seen] | None:
+        """What was seen of micro-batches of these sizes; None unless each had its outputs once, and they stayed as they were."""
+        if len(sizes) != len(self._seen):
+            return None
+        fits = (
+            len(back) == 1 and f.dim() > 0 and len(f) == size and f._version == version and back[0].shape == f.shape
+            for (f, back, version), size in zip(self._seen, sizes, strict=True)
+        )
+        return [Seen(f.clone(), back[0]) for f, back, _ in self._seen] if all(fits) else None
+
     def loss(self, weights: Sequence[Tensor]) -> Loss | None:
         """The loss of the step, from the weights (with the loss scale) of each micro-batch's samples; None where it cannot be told."""
         self.looking = False
-        found: set[Loss | None] = {None} if len(weights) != len(self._seen) else set()
-        for (outputs, back, version), weight in zip(self._seen, weights, strict=False):
-            fits = (
-                len(back) == 1
-                and outputs.dim() > 0
-                and back[0].shape == outputs.shape
-                and len(outputs) == len(weight)
-                and bool((weight > 0).all())
-            )
-            fits &= outputs._version == version
-            found.add(loss_of(outputs, back[0], weight) if fits else None)
-        self._seen.clear()
+        seen = self.taken([len(weight) for weight in weights])
+        if seen is None or not all(bool((weight > 0).all()) for weight in weights):
+            return None
+        found = {loss_of(x.f, x.delta, weight) for x, weight in zip(seen, weights, strict=True)}
         return found.pop() if len(found) == 1 else None
 
 

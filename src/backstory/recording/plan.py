@@ -3,8 +3,8 @@ r"""Plan a recording: disk space, memory, and how much slower training gets.
 With T steps of B samples, and b, s, F, p, r, W, o measured in a short trial (`plan_trial`) of the user's own training,
 
     store     = b T B + s T + F + checkpoints         bytes of rows and of lines of steps grow with the run, the basis not
-    slow-down = (o + W + (T − T_w) r) / (T p)         p, r seconds of a plain and of a recorded step, W of T_w warm-up steps,
-                                                      o to open and to close the run
+    slow-down = (o + W + (T − T_w) r + C) / (T p)     p, r seconds of a plain and of a recorded step, W of T_w warm-up steps,
+                                                      C to close all windows, o to open and to close the run
     embedding = 4 m n² + 8 c n bytes                  n numbers in a row, m = 3 matrices with momentum or Adam, else 2, c rows of a chunk
               = 8 N n bytes                           where N, all curvature rows of the run, is at most n/2
     exact     = c T p                                 c multiples of the plain training (`exact.costs`)
@@ -82,15 +82,15 @@ def plan(
             raise UsageError(f"steps, the planned number of optimizer steps, must be at least 1, got {total}.")
         blocks, refused = _coverage(built, chosen)
         tried = trial(
-            built, replace(chosen, uncovered="skip", warmup_steps=min(total, chosen.warmup_steps)),
-            folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
+            built, replace(chosen, uncovered=_tolerant(chosen), warmup_steps=min(total, chosen.warmup_steps)),
+            steps=total, folder=folder, outputs=outputs, seconds=seconds, repeats=repeats, progress=progress,
         )  # fmt: skip
         planned = _planned(_Costs(built, tried, total, checkpoints), blocks, refused, max_bytes)
     if not compare:
         return planned
     of_presets = partial(
         plan, recipe, steps=total, checkpoints=checkpoints, outputs=outputs, folder=folder, seconds=seconds,
-        repeats=min(COMPARED, repeats), progress=progress, uncovered="skip",
+        repeats=min(COMPARED, repeats), progress=progress, uncovered=_tolerant(chosen),
     )  # fmt: skip
     return replace(planned, presets=tuple(_preset(name, of_presets, planned, chosen) for name in PRESETS))
 
@@ -98,7 +98,7 @@ def plan(
 def _preset(name: str, of_presets: Callable[..., Plan], planned: Plan, chosen: Settings) -> PresetPlan:
     """What a preset would cost; the plan itself where it is that preset's."""
     try:
-        p = planned if replace(chosen, uncovered="error") == Settings(**PRESETS[name]) else of_presets(preset=name)
+        p = planned if replace(chosen, uncovered="general") == Settings(**PRESETS[name]) else of_presets(preset=name)
     except UsageError as error:
         return PresetPlan(name, refused=str(error))
     return PresetPlan(name, p.curvature, p.dims, p.store_bytes, p.store_bytes / p.occurrences, p.slowdown)
@@ -113,10 +113,15 @@ def _coverage(recipe: Recipe, settings: Settings) -> tuple[Blocks, str | None]:
         return find(uncovered="skip"), str(error)
 
 
+def _tolerant(settings: Settings) -> str:
+    """What a trial does with parameters that no rule covers: what the recording will, or, where that refuses, without them."""
+    return "skip" if settings.uncovered == "error" else settings.uncovered
+
+
 def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: int | None) -> Plan:
     t, steps, dims, once = costs.trial, costs.steps, sum(costs.dims), costs.once_seconds()
     config, names = t.settings.as_config(), [field.name for field in fields(Plan)]
-    in_all = once + t.learning_seconds + (steps - t.warmup_steps) * costs.recorded_seconds
+    in_all = once + t.learning_seconds + (steps - t.warmup_steps) * costs.step_seconds + costs.windows_seconds
     return Plan(
         **{name: getattr(t, name) for name in Trial._fields if name in names and name != "recorded_seconds"},
         recorded_seconds=costs.recorded_seconds,
@@ -126,6 +131,7 @@ def _planned(costs: "_Costs", blocks: Blocks, refused: str | None, max_bytes: in
         dims=dims,
         layers=len(t.shapes),
         left_out=tuple(blocks.left_out),
+        general=tuple(blocks.blocks[i].name for names in blocks.general.values() for i in names.values()),
         elsewhere=tuple(blocks.elsewhere),
         refused=refused,
         store_bytes=costs.store_bytes,
@@ -246,7 +252,9 @@ class _Costs:
     def _shapes(self, rank: int) -> list[Shape]:
         model, optimizer, settings = self.recipe.model, self.recipe.optimizer, self.trial.settings
         most = settings.most_dims if settings.projection in ("learned", "full") else None
-        found = find_blocks(model, optimizer, rank=rank, layers=settings.layers, uncovered="skip", most=most)
+        found = find_blocks(
+            model, optimizer, rank=rank, layers=settings.layers, uncovered=settings.uncovered, most=most
+        )
         return [block.shape for block in found.blocks]
 
     def _by_rank(self, shapes: Sequence[Shape], projection: str, *, settled: bool) -> float:
@@ -280,13 +288,32 @@ class _Costs:
         return chosen.form.grid(self.trial.batch, self.steps, rank=chosen.window_rank, share=chosen.window_rows)
 
     @property
-    def recorded_seconds(self) -> float:
+    def step_seconds(self) -> float:
         """A step, once the projection is known: on average over those that give rows for curvature and those that do not."""
         if not self._windowed:
             return self.trial.recorded_seconds
+        n = self._window_steps
+        short = max(min(self.grid.seen, n), min(self.trial.window_steps, n))
+        return (short * self.trial.recorded_seconds + (n - short) * self.trial.unseen_seconds) / n
+
+    @property
+    def recorded_seconds(self) -> float:
+        """The same with a step's share of the closing of its window."""
+        return self.step_seconds + (self.trial.window_seconds / self._window_steps if self._windowed else 0.0)
+
+    @property
+    def windows_seconds(self) -> float:
+        """To close all windows of the run, each in proportion to its rows."""
+        if not self._windowed:
+            return 0.0
+        seen = [min(self.grid.seen, hi - lo) for lo, hi in self.grid.windows(0, self.steps)]
+        return self.trial.window_seconds * sum(seen) / min(self.grid.seen, self._window_steps)
+
+    @property
+    def _window_steps(self) -> int:
+        """Steps of a window after the warm-up."""
         lo, hi = self.grid.window(self.trial.warmup_steps)
-        share = min(1.0, self.grid.seen / (hi - lo))
-        return share * self.trial.recorded_seconds + (1 - share) * self.trial.unseen_seconds
+        return hi - lo
 
     def _vector(self, shapes: Sequence[Shape], projection: str) -> int:
         """Bytes of the numbers of one row, and their scales."""

@@ -1,7 +1,14 @@
 r"""A short trial recording, on copies and in a temporary folder: what a step costs in bytes and seconds.
 
-Plain and recorded steps take turns, and the medians are compared; what is recorded is on disk before a turn ends. The
-warm-up of a learned projection comes first and is timed apart. Of each table on disk
+Plain and recorded steps take turns, and the medians are compared; what is recorded is on disk before a turn ends. Seconds are
+CPU seconds of all threads, so that other work on the machine counts for little (on a GPU they are those of the clock). The
+warm-up of a learned projection comes first and is timed apart. Where steps share curvature by windows, a turn is one whole window, steps
+that give rows and steps that give none, and its closing is timed apart. Windows that would take too long are made shorter, of m steps, those that
+give rows among them where possible; the n − m others of a planned one give none:
+
+    step = (m s + (n − m) u + c) / n          s a step of a short window, u one that gives no rows, c in proportion to the window's rows
+
+Of each table on disk
 
     bytes = a · files + b · lines            b from two sizes: a commit of one step, and the whole table once it is closed
 
@@ -18,7 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +46,7 @@ from .step import StepScope
 BATCHES = 64  # of the recipe's, kept in memory so that loading them is not timed, and taken again and again
 SINGLE_STEPS = 2  # committed alone, before the turns
 TURN_STEPS = (4, 500)  # fewest and most in a turn; fewer only where one step alone takes as long as a turn may
+ROOM = 4  # whole windows may take so many times the seconds of all turns
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
 
@@ -66,10 +74,10 @@ class Trial(NamedTuple):
     warmup_steps: int
     learning_seconds: float  # of all warm-up steps and the learning of the projection
     plain_seconds: float  # a step
-    recorded_seconds: (
-        float  # a step, once the projection is known; where steps share curvature, one that gives rows for it
-    )
-    unseen_seconds: float  # one that gives none
+    recorded_seconds: float  # a step, once the projection is known; where steps share curvature, on average over `window_steps` of them
+    unseen_seconds: float  # one that gives no rows for it
+    window_steps: int  # of a window of the trial
+    window_seconds: float  # to close a window of the planned run
     opening_seconds: float
     closing_seconds: float  # files are joined then
 
@@ -86,19 +94,20 @@ def trial(
     recipe: Recipe,
     settings: Settings,
     *,
+    steps: int,
     folder: str | Path | None,
     outputs: str,
     seconds: float,
     repeats: int,
     progress: Progress | None,
 ) -> Trial:
-    """Record `recipe` for a few steps; its model and optimizer stay as they are."""
+    """Record `recipe` for a few steps, as a run of so many `steps` would be; its model and optimizer stay as they are."""
     say = progress or (lambda stage, done, total: None)
     plain, copied = _Steps(_copied(recipe)), _copied(recipe)
     with tempfile.TemporaryDirectory(prefix="backstory-plan-", dir=folder) as temporary:
         path, times = Path(temporary) / "run", [_now()]
         with record(
-            copied.model, copied.optimizer, path, loss_reduction=recipe.loss_reduction, clip_norm=recipe.clip_norm, settings=settings
+            copied.model, copied.optimizer, path, loss_reduction=recipe.loss_reduction, clip_norm=recipe.clip_norm, settings=settings, steps=steps
         ) as rec:  # fmt: skip
             times.append(_now())
             plain.take(1)  # what is slow at its first call is slow in both
@@ -109,18 +118,12 @@ def trial(
             warmup_steps, warmup = recorded.taken, _now() - began if recorded.taken else 0.0
             for group in (*plain.recipe.optimizer.param_groups, *copied.optimizer.param_groups):
                 group["lr"] = 0 * group["lr"]  # few batches, again and again, would make no typical model
-            rec.sees = True
             first = _commit_of_a_step(recorded, rec.store)
-            plain_seconds, recorded_seconds = _turns(plain, recorded, seconds, repeats, say)
-            unseen_seconds = recorded_seconds
-            if rec.settings.windows:
-                rec.sees = False
-                unseen_seconds = plain_seconds * _ratio(_turns(plain, recorded, seconds, repeats, say))
-                rec.store.windows.settle(rec.store.n_steps(), end=True)  # of a long run it is one window of many
+            cost = _steps_cost(plain, recorded, rec, seconds, repeats, say)
             times.append(_now())
         return _measured(
             path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup,
-            plain_seconds=plain_seconds, recorded_seconds=recorded_seconds, unseen_seconds=unseen_seconds, opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2],
+            opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2], **cost,
             letters=max(len(str(sample)) for ids, _ in copied.batches for sample in ids),
         )  # fmt: skip
 
@@ -145,6 +148,7 @@ class _Steps:
 
     def __init__(self, recipe: Recipe, rec: Recorder | None = None, outputs: str = "") -> None:
         self.recipe, self._rec, self._outputs, self.taken = recipe, rec, outputs, 0
+        self.window: tuple[int, int] | None = None  # steps of one, and how many of them give rows, evenly spread
 
     def take(self, count: int) -> None:
         """So many more."""
@@ -155,6 +159,8 @@ class _Steps:
                 take_step(recipe, place)
                 continue
             ids, batch = recipe.batches[place]
+            if self.window is not None:
+                rec.sees = t * self.window[1] % self.window[0] < self.window[1]
             tokens = [1] * len(ids) if recipe.tokens is None else recipe.tokens(batch)
             with rec.step(ids, tokens=tokens) as s, self._handed_over(s, torch.as_tensor(tokens)):
                 take_step(recipe, place)
@@ -193,26 +199,73 @@ def _commit_of_a_step(recorded: _Steps, store: RunStore) -> dict[str, _Size]:
     }
 
 
-def _turns(plain: _Steps, recorded: _Steps, seconds: float, repeats: int, say: Progress) -> tuple[float, float]:
-    """Seconds of a plain and of a recorded step, by turns, the first untimed; the medians."""
-    once, (least, most) = plain.timed(1), TURN_STEPS
-    count = min(most, max(math.ceil(seconds / once), least if once < seconds else 1))
-    times = []
-    for turn in range(repeats + 1):
-        times.append((plain.timed(count) / count, recorded.timed(count) / count))
-        say("turns", turn + 1, repeats + 1)
-    of_plain, of_recorded = zip(*times[1:], strict=True)
-    return statistics.median(of_plain), statistics.median(of_recorded)
+def _steps_cost(
+    plain: _Steps, recorded: _Steps, rec: Recorder, seconds: float, repeats: int, say: Progress
+) -> dict[str, Any]:
+    """Seconds of a plain step, of recorded ones, and of closing a window."""
+    once, grid, room = plain.timed(1), rec.store.grid, ROOM * seconds * repeats
+    count = _turn_steps(once, seconds)
+    if grid is None:
+        times = _turns(plain, recorded, count, repeats, say)
+        return {"plain_seconds": times.plain, "recorded_seconds": times.recorded, "unseen_seconds": times.recorded, "window_steps": 0, "window_seconds": 0.0}  # fmt: skip
+    both, (lo, hi) = once + recorded.timed(1), grid.window(recorded.taken)
+    n = min(hi - lo, max(1, int(room / both)))
+    rec.hold_windows()
+    recorded.window = n, min(n, grid.seen)
+    times = _turns(
+        plain, recorded, n, min(repeats, max(1, int(room / (n * both)))), say, pieces=-(-n // count), rec=rec
+    )
+    unseen = times.recorded
+    if n < hi - lo:
+        recorded.window = n, 0
+        beside = _turns(plain, recorded, count, repeats, say)
+        unseen = beside.recorded * times.plain / beside.plain
+    closing = times.closing * min(grid.seen, hi - lo) / min(grid.seen, n)
+    return {"plain_seconds": times.plain, "recorded_seconds": times.recorded, "unseen_seconds": unseen, "window_steps": n, "window_seconds": closing}  # fmt: skip
 
 
-def _ratio(turns: tuple[float, float]) -> float:
-    return turns[1] / turns[0]
+class _Times(NamedTuple):
+    """Seconds of a step, and of closing a window."""
+
+    plain: float
+    recorded: float
+    closing: float
+
+
+def _turn_steps(once: float, seconds: float) -> int:
+    least, most = TURN_STEPS
+    return min(most, max(math.ceil(seconds / max(once, 1e-9)), least if once < seconds else 1))
+
+
+def _turns(
+    plain: _Steps,
+    recorded: _Steps,
+    count: int,
+    repeats: int,
+    say: Progress,
+    *,
+    pieces: int = 1,
+    rec: Recorder | None = None,
+) -> _Times:
+    """By turns of `count` steps, in `pieces`, the first of several untimed; the medians. With `rec`, each ends with the closing of a window."""
+    times, ends = list[_Times](), [k * count // pieces for k in range(pieces + 1)]
+    for turn in range(repeats + (repeats > 1)):
+        both = [(plain.timed(hi - lo), recorded.timed(hi - lo)) for lo, hi in pairwise(ends)]
+        began = _now()
+        if rec is not None:
+            rec.store.windows.settle(rec.store.n_steps(), end=True)
+        closing = _now() - began
+        times.append(_Times(sum(p for p, _ in both) / count, sum(r for _, r in both) / count, closing))
+        say("turns", turn + 1, repeats + (repeats > 1))
+    return _Times(*map(statistics.median, zip(*times[len(times) > 1 :], strict=True)))
 
 
 def _now() -> float:
+    """CPU seconds of all threads; on a machine with a GPU those of the clock."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter()
+        return time.perf_counter()
+    return time.process_time()
 
 
 def _measured(path: Path, rec: Recorder, first: dict[str, _Size], **others: Any) -> Trial:

@@ -44,9 +44,12 @@ def fixed_bases(kind: str, layout: Layout, seed: int) -> list[Basis] | None:
 
 
 def basis_like(basis: Basis, parameter: Tensor) -> Basis:
-    """The basis on the parameter's device, in its precision or float32; the indices of a mask stay whole numbers."""
+    """The basis on the parameter's device, in its precision or float32; the indices of a mask stay whole numbers.
+
+    Sides lie column by column: products with thousands of rows then take half the time on a CPU.
+    """
     wide = torch.promote_types(parameter.dtype, torch.float32)
-    sides = (x if x is None or not x.is_floating_point() else x.to(wide) for x in basis)
+    sides = (x if x is None or not x.is_floating_point() else x.to(wide).mT.contiguous().mT for x in basis)
     return Basis(*(None if x is None else x.to(parameter.device) for x in sides))
 
 

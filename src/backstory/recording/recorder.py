@@ -14,6 +14,7 @@ gradient is not finite, and any step on an accelerator (whose work is queued any
 """
 
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -137,6 +138,7 @@ class Recorder:
         self._warmup = warmup_of(store) if "basis" in store.tensor_names() else 0  # steps behind the bases
         self._spooled_bytes = spooled_bytes(store)
         self._writer = Writer(store)
+        watcher.later = self._writer.put_ahead if watcher.on_cpu else _at_once
         self._failure: BaseException | None = None  # of the writer, that was raised
         self._drop_final()
         self._known_weights: int | None = None  # what they were after the last step
@@ -215,6 +217,14 @@ class Recorder:
             return step == 1 and (self._grid.seen == 1 or self._grid.is_seen(1))
         return self._grid.is_seen(step) or step == self._cut
 
+    def hold_windows(self) -> None:
+        """For a trial: windows do not end by themselves from here on; the one under way is closed."""
+        self.flush()
+        if self._grid is not None:
+            self.store.windows.settle(self._at, end=True)
+            self._grid = self._grid._replace(first=sys.maxsize, growing=False)
+            self.store.keep_windows(self._grid)
+
     @property
     def _warming_up(self) -> bool:
         return self._bases is None or self._at < self._warmup
@@ -270,6 +280,8 @@ class Recorder:
             self._with_writer(lambda: self._hand_over(taken))
         if self.store.config.get("ids") is None:
             self.store.update_config(ids=scope.id_kind)
+        if self.watcher.shared_statistics and not self.store.config.get("shared_statistics"):
+            self.store.update_config(shared_statistics=sorted(self.watcher.shared_statistics))
         if "mixing" not in self.store.config:
             self.store.update_config(mixing=self.watcher.mixing or dict.fromkeys(("loss", "layers"), UNSEEN))
             if self.watcher.added:
@@ -303,9 +315,9 @@ class Recorder:
         if not self.settings.windows or self._grid is not None:
             return
         loss, form, chosen = self.watcher.loss, self.watcher.form, self.settings
-        if loss is None and chosen.curvature == "ggn":
+        if loss is None and chosen.must_show:
             raise UsageError(
-                "curvature='ggn' needs a loss that is the cross-entropy or BCE of the model's outputs, at most "
+                f"curvature={str(chosen.curvature)!r} needs a loss that is the cross-entropy or BCE of the model's outputs, at most "
                 f"{MOST_OUTPUTS} of a sample, and the first step does not show one. Nothing was recorded. Use curvature='auto', or "
                 "'sampled:D' or 'exact:N' with s.outputs()."
             )
@@ -314,7 +326,7 @@ class Recorder:
             about = {**self.store.config["settings"], "curvature": str(form)}
             self.store.update_config(settings=about, outputs=None if loss is None else loss._asdict())
         self._grid = form.grid(len(taken.scope.ids), self._steps, rank=chosen.window_rank, share=chosen.window_rows)
-        self.store.keep_windows(self._grid)
+        self.store.keep_windows(self._grid, own=form.own)
 
     def _hand_over(self, taken: TakenStep) -> None:
         assert self.watcher.bases is not None
@@ -338,9 +350,9 @@ class Recorder:
     # -- warm-up, checkpoints, the end ---------------------------------------------------------------------------
 
     def _keep_for_warmup(self, taken: TakenStep) -> None:
-        step, facts, parts = taken.scope.number, taken.facts(), taken.parts()
+        step, facts, parts = taken.scope.number, taken.facts(), taken.take_parts()
         if self._bases is not None:
-            self._writer.put(project_step(step, parts, facts, self.watcher.layout, self._bases))
+            self._writer.put(project_step(step, parts.items(), facts, self.watcher.layout, self._bases))
             return
         self._spooled_bytes = spool_step(self.store, step, parts, facts, self._spooled_bytes)
         self._end_warmup_if_enough()
@@ -457,6 +469,11 @@ def _boundaries(steps: int | None, checkpoints: int | None) -> set[int]:
     if checkpoints is None or not steps:
         return set()
     return {0, steps} | {round(steps * k / (checkpoints + 1)) for k in range(1, checkpoints + 1)}
+
+
+def _at_once(step: int, work: Callable[[], None], nbytes: int) -> None:
+    """On an accelerator work is queued anyway."""
+    work()
 
 
 class Budget:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..capture.optimizer_state import optimizer_bytes, optimizer_state
-from ..capture.randomness import KINDS, Generators, checksums, generators, pack
+from ..capture.randomness import KINDS, Followed, Generators, generators, pack
 from ..replay.anchors import RANDOM
 from ..store import RunStore
 
@@ -23,20 +23,23 @@ class Draws:
 
     def __init__(self, known: Sequence[int] | None) -> None:
         self._known = None if known is None else tuple(known)  # checksums after the last recorded step
-        self.states: Generators = generators()  # after it
+        self._followed = Followed()
+        self.states, _ = self._followed.now()  # after it
 
     def before(self) -> bytes | None:
         """The states of a step that begins, packed: of the generators that were drawn from since the step before."""
-        now = generators()
-        sums = dict(zip(KINDS, checksums(now), strict=True))
+        now, found = self._followed.now()
+        if found == self._known:
+            return None
+        sums = dict(zip(KINDS, found, strict=True))
         known = dict(zip(KINDS, self._known or (None,) * len(KINDS), strict=True))
         drawn = {kind: state for kind, state in now.items() if sums[kind] != known[kind]}
         return pack(drawn) if drawn else None
 
     def after(self) -> tuple[int, ...]:
         """Checksums of the states now, at the end of a step."""
-        self._now = generators()
-        return checksums(self._now)
+        self._now, sums = self._followed.now()
+        return sums
 
     def keep(self, sums: Sequence[int]) -> None:
         """The step that ended so is recorded."""

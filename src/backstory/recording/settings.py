@@ -7,6 +7,7 @@ A curvature and a rank that the gradients choose have a short form as text, whic
     "empirical/6"       Empirical(position_groups=6)             "auto:0.95"      AutoRank(share=0.95)
     "sampled:4/6"       Sampled(draws=4, position_groups=6)      "auto:0.95/16"   AutoRank(share=0.95, most=16)
     "exact:10"          Exact(outputs=10)
+    "ggn:1"             GaussNewton(passes=1)
 """
 
 import math
@@ -21,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from .._version import __version__
-from ..capture.modules import Rank, Selection
+from ..capture.modules import UNCOVERED, Rank, Selection
 from ..errors import UsageError, check_one_of
 from ..maths.curvature import CURVATURE
 from ..maths.encoding import check as check_encoding
@@ -31,6 +32,8 @@ from ..maths.windows import Grid
 AUTO_RANK = re.compile(r"auto:(?P<share>0?\.\d+)(/(?P<most>\d+))?")
 MOST_AUTO = 32  # the ceiling of "auto:S": no more coordinates in all than this rank would keep
 CURVATURE_OF = ("auto", "windows", "steps")
+REST_RANK = 64  # directions of a window that are kept where each occurrence keeps its own curvature
+SEEN = 4  # there one in so many steps is seen, at most
 LOSS_REDUCTIONS = ("mean", "sum", "token-mean", "weights")
 
 
@@ -53,11 +56,17 @@ class Curvature:
         fits = CURVATURE.fullmatch(text)
         if not fits:
             raise UsageError(
-                "curvature must be 'auto', 'ggn', 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
+                "curvature must be 'auto', 'ggn', 'ggn:K' with K passes in some steps, 'empirical', 'sampled', 'sampled:D' with D draws, or 'exact:N' with N "
                 f"output entries per sample (the number of classes), got {text!r}. Append '/K' to split each "
                 "sequence into K position groups ('empirical/6')."
             )
         groups = int(fits["groups"] or 1)
+        if fits["passes"] is not None and groups == 1:
+            return GaussNewton(seeds=int(fits["passes"]))
+        if fits["passes"] is not None:
+            raise UsageError(
+                f"curvature={text!r}: the Gauss-Newton matrix by windows takes no position groups. Use 'ggn:K'."
+            )
         if fits["classes"] is not None:
             return Exact(outputs=int(fits["classes"]), position_groups=groups)
         if fits[1].startswith("sampled"):
@@ -87,13 +96,18 @@ class Curvature:
     @property
     def wanted(self) -> tuple[int, int, int]:
         """The fewest steps of a window, the most windows of a run whose length is known, and how many rows a window is made of."""
-        return 25, 32, 2400
+        return 40, 32, 3840
 
     def grid(self, batch: float, steps: int | None, *, rank: int, share: float) -> Grid:
         """The windows of a run with so many samples in a step, of a `share` of the rows that are wanted."""
         fewest, most, rows = self.wanted
         seen = max(1, math.ceil(share * rows / max(1, batch * max(1, self.rows))))
         return Grid(max(fewest, math.ceil((steps or 0) / most)), not steps, seen, rank)
+
+    @property
+    def own(self) -> bool:
+        """Whether each occurrence keeps how much of its curvature its own gradient holds."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +127,7 @@ class Sampled(Curvature):
     @property
     def wanted(self) -> tuple[int, int, int]:
         """Fewer and longer windows: few draws of many samples."""
-        return (25, 32, 2400) if self.position_groups > 1 else (50, 8, 3000)
+        return (40, 32, 3840) if self.position_groups > 1 else (50, 8, 3000)
 
     @property
     def passes(self) -> int:
@@ -137,6 +151,34 @@ class Exact(Curvature):
     def passes(self) -> int:
         """One for each output entry."""
         return self.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussNewton(Curvature):
+    """The Gauss-Newton matrix: of each occurrence what its own gradient holds of it, and the rest by windows (`maths.gauss_newton`)."""
+
+    seeds: int = 1  # backward passes of a seen step
+    kind: ClassVar[str] = "ggn"
+
+    @property
+    def wanted(self) -> tuple[int, int, int]:
+        """Few windows: the rest changes slowly, and about 750 samples tell its leading directions."""
+        return 50, 4, 750 * self.seeds
+
+    @property
+    def passes(self) -> int:
+        """Of a seen step."""
+        return self.seeds
+
+    @property
+    def own(self) -> bool:
+        """One number of each occurrence."""
+        return True
+
+    def grid(self, batch: float, steps: int | None, *, rank: int, share: float) -> Grid:
+        """At most every fourth step is seen where `share` is 1; fewer directions, for a rest is small."""
+        usual = super().grid(batch, steps, rank=min(rank, REST_RANK), share=share)
+        return usual._replace(seen=min(usual.seen, max(1, round(share * usual.first / SEEN))))
 
 
 # what "auto" and "ggn" stand for where a sample's loss is a sum over tokens
@@ -178,14 +220,16 @@ class Settings:
     either, or "auto:S": as many dimensions as retain a share S of the gradient energy during warm-up, capped at the size of
     rank 32 ("auto:S/R": rank R). `curvature` is "empirical" (empirical Fisher, free), "sampled:D" (sampled Fisher, D draws: D extra
     backward passes, needs `s.outputs`) or "exact:N" (exact GGN, N passes, one per class). A suffix "/K" splits each sequence's
-    positions into K position groups. "auto" is "empirical/6" for token-mean losses. For other losses it is exact by windows where the first step
-    shows at most 32 outputs per sample that go into a cross-entropy or BCE, and "empirical" elsewhere. "ggn" is the Gauss-Newton
-    matrix: two draws for token-mean losses (needs `s.outputs`), otherwise exact, and an error where "auto" would fall back. With
+    positions into K position groups. "auto" is "empirical/6" for token-mean losses. For other losses it is "ggn:1" where the first step
+    shows at most 32 outputs per sample that go into a cross-entropy or BCE, and "empirical" elsewhere. "ggn:K" is the Gauss-Newton matrix:
+    what each sample's gradient holds of it at no cost, and the rest by windows, from K extra backward passes in at most every fourth step.
+    "ggn" is two draws for token-mean losses (needs `s.outputs`), otherwise "ggn:1", and an error where "auto" would fall back. With
     `curvature_of="windows"`, the default of a learned projection, the steps of a window share the mean of their curvature samples; with
     "steps" every occurrence keeps its own. `encoding` is "int8" for a learned
     projection, otherwise "float16". `layers` includes names
-    and types, and excludes names that begin with "!"; a module's name covers everything below it. `uncovered="skip"` leaves out
-    parameters that no layer rule covers; `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
+    and types, and excludes names that begin with "!"; a module's name covers everything below it. Parameters that no layer rule covers are
+    recorded by repeating their module's calls (`uncovered="general"`), left out ("skip"), or refused ("error"). `batch_dim` is the dimension
+    that holds the samples, where the model's layers do not have the batch first; None finds it. `optimizer_model="sgd"` treats any optimizer's steps as plain SGD. A learned
     projection is computed from the first `warmup_steps` steps, or as many as fit into `warmup_bytes`, and has at most `most_dims`
     coordinates (None: as many as the rank gives). Of a window's curvature `window_rank` directions are kept, made of `window_rows` times as
     many rows as by default.
@@ -196,7 +240,8 @@ class Settings:
     curvature: Curvature | str = "auto"
     curvature_of: str = "auto"
     layers: Selection | None = None
-    uncovered: str = "error"
+    uncovered: str = "general"
+    batch_dim: int | None = None
     encoding: str = "auto"
     seed: int = 0
     optimizer_model: str = "auto"
@@ -208,11 +253,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_one_of("projection", self.projection, KINDS)
-        check_one_of("uncovered", self.uncovered, ("error", "skip"))
+        check_one_of("uncovered", self.uncovered, UNCOVERED)
         check_one_of("curvature_of", self.curvature_of, CURVATURE_OF)
         if self.encoding != "auto":
             check_encoding(self.encoding)
-        if not self.is_open:
+        if self.curvature not in SEQUENCE_CURVATURE:
             object.__setattr__(self, "curvature", str(self.form))
         if (auto := self.auto_rank) is not None:
             object.__setattr__(self, "rank", str(auto))
@@ -224,13 +269,15 @@ class Settings:
         sizes = {name: getattr(self, name) for name in ("warmup_steps", "warmup_bytes", "most_dims", "window_rank")}
         if small := [f"{name}={value}" for name, value in sizes.items() if value is not None and value < 1]:
             raise UsageError(f"{', '.join(sizes)} must be at least 1, got {', '.join(small)}.")
+        if self.batch_dim not in (None, 0, 1):
+            raise UsageError(f"batch_dim must be 0, 1 or None (to find it), got {self.batch_dim!r}.")
         if not self.window_rows > 0:
             raise UsageError(f"window_rows must be more than 0, got {self.window_rows}.")
 
     @property
     def form(self) -> Curvature:
-        """The curvature samples of an occurrence; those of its gradient until the first step decides."""
-        if self.is_open:
+        """The curvature samples of an occurrence; those of its gradient where it is "auto" or "ggn", which the first step decides on."""
+        if isinstance(self.curvature, str) and self.curvature in SEQUENCE_CURVATURE:
             return Empirical()
         return self.curvature if isinstance(self.curvature, Curvature) else Curvature.parse(self.curvature)
 
@@ -266,17 +313,32 @@ class Settings:
         by = ("windows" if learned else "steps") if self.curvature_of == "auto" else self.curvature_of
         encoding = ("int8" if learned else "float16") if self.encoding == "auto" else self.encoding
         if self.is_open and (sequences or by == "steps"):
-            if curvature == "ggn" and not sequences:
+            if self.must_show and not sequences:
                 raise UsageError(
-                    "curvature='ggn' needs curvature by windows. Record with projection='learned', or choose 'sampled:D' or 'exact:N'."
+                    f"curvature={curvature!r} needs curvature by windows. Record with projection='learned', or choose 'sampled:D' or 'exact:N'."
+                )
+            if sequences and curvature not in SEQUENCE_CURVATURE:
+                raise UsageError(
+                    f"curvature={curvature!r} is for samples with few outputs, and loss_reduction='token-mean' says that they are sequences. "
+                    "Record with curvature='ggn' or 'sampled:D/K'."
                 )
             curvature = SEQUENCE_CURVATURE[str(curvature)] if sequences else Empirical()
         return replace(self, curvature=curvature, curvature_of=by, encoding=encoding)
 
     @property
     def is_open(self) -> bool:
-        """Whether the curvature is "auto" or "ggn": once resolved, that the first step decides on it."""
-        return isinstance(self.curvature, str) and self.curvature in SEQUENCE_CURVATURE
+        """Whether the curvature is "auto", "ggn" or "ggn:K": once resolved, that the first step decides on it."""
+        return self.curvature in SEQUENCE_CURVATURE or self.form.own
+
+    @property
+    def open_form(self) -> Curvature:
+        """What the first step decides for, where it shows a loss that has a Gauss-Newton matrix."""
+        return self.form if self.form.own else GaussNewton()
+
+    @property
+    def must_show(self) -> bool:
+        """Whether it is an error where the first step shows no such loss."""
+        return self.is_open and self.curvature != "auto"
 
     def as_config(self) -> dict[str, Any]:
         """Plain values for config.json; the chosen layers are in its table of layers."""

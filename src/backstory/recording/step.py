@@ -10,7 +10,7 @@ GradScaler). The weights are known when the step is complete; rows are then divi
 import math
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -26,23 +26,24 @@ from ..capture.updates import Reading
 from ..errors import NumericalError, UsageError, check_one_of
 from ..maths.curvature import KINDS, positions
 from ..maths.encoding import all_finite
-from ..maths.layers import Contribution
-from ..maths.projection import Basis
+from ..maths.gauss_newton import own_scale, tilt
+from ..maths.layers import Plain
+from ..maths.projection import Basis, Shape
 from ..maths.shared_curvature import dual
 from ..maths.steps import loss_divisor
 from ..store import StepRecord
 from .adam import AfterUpdate
-from .contributions import Gathered, divided
+from .contributions import Ahead, Gathered, Parts
 from .settings import Curvature
 
 if TYPE_CHECKING:
     from .curvature import CurvatureRows
+    from .outputs import Loss, Seen
 
 OUTPUT_KINDS = (*KINDS, "other")
 # facts that records hold as they are
 PLAIN = ("samples", "groups", "clip", "norm", "coverage", "trained", "size", "drift", "P", "batch", "generators")
 Ids = Iterable[int | str] | Tensor
-Parts = dict[tuple[int, int, int], Contribution]  # (row, slot, block); rows of the gradient first, then of curvature
 
 
 class StepScope:
@@ -55,13 +56,15 @@ class StepScope:
         blocks: Sequence[Block],
         bases: Sequence[Basis] | None,
         groups: int = 1,
-        checked: Collection[int] = (),
+        checked: Mapping[int, tuple[Shape, Basis]] | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.number, self._blocks = number, blocks
         self.reduction = reduction  # how the step's loss combines the samples' losses
         self.bases = bases  # None: keep the contributions themselves until they can be projected
-        self.checked = checked  # the blocks whose rows must add up to the gradient in this step
-        self.gradients = Gathered(blocks, bases, groups, checked)
+        # the blocks whose rows must add up to the gradient in this step, and the coordinates in which they are compared
+        self.checked = checked or {}
+        self.gradients = Gathered(blocks, bases, groups, self.checked, ahead)
         self.ids: list[str] = []
         self.id_kind: str | None = None  # "int" or "str", once known; the recorder fills in the run's
         self.sizes: list[int] = []
@@ -73,6 +76,9 @@ class StepScope:
         ] = {}  # slot -> ∂L/∂ℓ of each backward pass, where ℓ is in the graph
         self.curvature: CurvatureRows | None = None  # rows beside the gradient's, set by the watcher if there are any
         self.watched = False  # the watcher sees the outputs itself
+        # the loss and what was seen of the outputs, where each occurrence keeps its own curvature; None where they were not to be seen
+        self.loss: Loss | None = None
+        self.seen: list[Seen] | None = None
         self.after = AfterUpdate()  # what the optimizer's state says after the step
         self.gdots: Tensor | None = None  # (B, K) w ⟨g, ∇L⟩ of raw gradients, if clipped in Adam's coordinates
         self.hdots: Tensor | None = None  # (B, R) ⟨h, ∇L⟩ likewise
@@ -233,13 +239,13 @@ class StepScope:
             f"{self._blocks[bisect_right(ends, column)].name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
         )
 
-    def settle(self, bases: Sequence[Basis]) -> None:
+    def settle(self, bases: Sequence[Basis], sides: Sequence[Basis]) -> None:
         """Project what had to wait for the optimizer's second moment."""
-        scales, duals = self.after.scales, self.after.duals
-        self.gradients.settle(bases, scales, duals)
+        duals = self.after.duals
+        self.gradients.settle(bases, sides, duals)
         self.gdots = None if duals is None else self.gradients.settled_dots(self.sizes)
         if self.curvature is not None:
-            self.curvature.settle(bases, scales, duals)
+            self.curvature.settle(bases, sides, duals)
             self.hdots = None if duals is None else self.curvature.settled_dots(self.sizes)
 
     def take_exact_dots(self, wholes: Sequence[Tensor | None] | None) -> None:
@@ -271,6 +277,7 @@ class TakenStep(NamedTuple):
     form: Curvature
     blocks: Sequence[Block]
     part: Part | None = None  # what the step is to the curvature of its window, where there are windows
+    sides: Sequence[Basis] | None = None  # that project what waits, where P^½ of the step is known to them
 
     @property
     def finite(self) -> bool:
@@ -281,7 +288,7 @@ class TakenStep(NamedTuple):
         """The rows of the step in the coordinates of `bases`, and what was read of it."""
         scope = self.scope
         if scope.bases is None:
-            scope.settle(bases)
+            scope.settle(bases, [x._replace(core=None) for x in bases] if self.sides is None else self.sides)
         rows = scope.gradients.rows(scope.sizes)
         rows = rows * self.inverse.to(rows.dtype)[:, None, None]
         scope.check_finite(rows)
@@ -292,13 +299,13 @@ class TakenStep(NamedTuple):
         """The record of this step, with its curvature samples or its part in the window's."""
         return record if self.part is None else share(record, self.part)
 
-    def parts(self) -> Parts:
+    def take_parts(self) -> Parts:
         """What was contributed to each row, merged and on the CPU, while its projection is not known."""
         scope, slots, scales = self.scope, self.inverse.split(self.scope.sizes), self.scope.after.scales
-        out: Parts = {key: divided(part, slots[key[1]]) for key, part in scope.gradients.parts(scales).items()}
+        out = scope.gradients.take_parts(scales, slots)
         if scope.curvature is not None:
             first = scope.gradients.groups
-            out |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.parts(scales).items()}
+            out |= {(first + r, slot, b): part for (r, slot, b), part in scope.curvature.take_parts(scales).items()}
         for (_, slot, b), part in out.items():
             _check_part(scope, slot, self.blocks[b].name, part)
         return out
@@ -327,12 +334,37 @@ class TakenStep(NamedTuple):
             "kappa": _listed(self._kappa()),
             "gradient_rows": scope.gradients.groups,
             "own_rows": self.form.rows if scope.curvature is not None else 0,
+            "own": _listed(self._own()),
+            "tilt": _listed(self._tilt()),
             "part": None if self.part is None else list(self.part),
             "batch": scope.digest,
             "generators": list(scope.generators),
             "random": None if scope.random is None else b64encode(scope.random).decode(),
             **({} if scope.after.P is None else {"P": scope.after.P}),
         }
+
+    def _own(self) -> Tensor | None:
+        """κ of each sample's own gradient, (B,), where it is kept: 1 where the outputs were not to be seen."""
+        scope, loss = self.scope, self.scope.loss
+        if not self.form.own:
+            return None
+        if scope.seen is None or loss is None:
+            return torch.ones(len(scope.ids), dtype=torch.float64)
+        return torch.cat([own_scale(x.f, delta, loss.kind, loss.inner).cpu() for x, delta in self._deltas(scope.seen)])
+
+    def _tilt(self) -> Tensor | None:
+        """How much of its gradient is taken out of each curvature row, (B, R)."""
+        scope, loss = self.scope, self.scope.loss
+        if not self.form.own or scope.curvature is None or scope.seen is None or loss is None:
+            return None
+        slots = zip(self._deltas(scope.seen), scope.curvature.seeds, strict=True)
+        parts = [[tilt(x.f, delta, u, loss.kind, loss.inner) for u in seeds] for (x, delta), seeds in slots]
+        return torch.cat([torch.stack(part, 1).cpu() for part in parts])
+
+    def _deltas(self, seen: "list[Seen]") -> Iterator[tuple["Seen", Tensor]]:
+        """Each micro-batch's outputs, and ∂ℓ/∂f of its samples, float64."""
+        for x, inverse in zip(seen, self.inverse.split(self.scope.sizes), strict=True):
+            yield x, x.delta.double() * inverse.to(x.delta.device).reshape(-1, *[1] * (x.delta.dim() - 1))
 
     def _kappa(self) -> Tensor | None:
         """κ of each curvature row, (B, R), where there are any."""
@@ -352,7 +384,14 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
     weight = torch.tensor(facts["weight"], dtype=torch.float64)
     wide = rows.double()
     whole = weight @ wide  # (p,) the step's gradient in the kept coordinates
-    gdot, hdot = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (facts["gdot"], facts["hdot"]))
+    gdot, hdot, tilted, own = (
+        None if facts.get(name) is None else torch.tensor(facts[name], dtype=torch.float64)
+        for name in ("gdot", "hdot", "tilt", "own")
+    )
+    gdot = wide @ whole if gdot is None else gdot
+    if curvature is not None and tilted is not None:  # the rest: what gradients do not hold
+        curvature = curvature - tilted.to(curvature)[..., None] * rows[:, None]
+        hdot = None if hdot is None else hdot - tilted * gdot[:, None]
     if hdot is None and curvature is not None:
         hdot = curvature.double() @ whole
     plain: dict[str, Any] = {name: facts.get(name) for name in PLAIN}
@@ -360,7 +399,8 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
         step=step,
         weight=weight,
         loss=torch.tensor([float("nan") if x is None else x for x in facts["loss"]], dtype=torch.float64),
-        gdot=wide @ whole if gdot is None else gdot,
+        gdot=gdot,
+        own=own,
         rows=rows,
         curvature=curvature,
         kappa=None if curvature is None else torch.tensor(facts["kappa"], dtype=torch.float64),
@@ -371,13 +411,17 @@ def make_record(step: int, gradients: Tensor, facts: Mapping[str, Any], curvatur
 
 
 def share(record: StepRecord, part: Part) -> StepRecord:
-    """The record of a step that shares the curvature of its window: its samples' rows √κ h go there, where the step is seen."""
+    """The record of a step that shares the curvature of its window: its samples' rows √κ h go there, where the step is seen.
+
+    Where occurrences keep their own curvature, these are rows of the rest alone.
+    """
     V, dot_v = None, None
     if record.curvature is not None and record.kappa is not None and record.hdot is not None:
         root = record.kappa.flatten().sqrt()
         V, dot_v = root.to(record.rows)[:, None] * record.curvature.flatten(0, 1), root * record.hdot.flatten()
     known = dual(record.weight, record.rows, record.gdot, V, dot_v) if part.dual and record.clip < 1 else None
-    V = record.weight.sqrt().to(record.rows)[:, None] * record.rows if V is None else V
+    if V is None and record.own is None:
+        V = record.weight.sqrt().to(record.rows)[:, None] * record.rows
     shared = V if part.seen else None
     return replace(record, curvature=None, kappa=None, hdot=None, shared=shared, dual=known)
 
@@ -387,7 +431,7 @@ def safe_inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.zeros_like(x), 1.0 / torch.where(x == 0, torch.ones_like(x), x))
 
 
-def _check_part(scope: StepScope, slot: int, name: str, part: Contribution) -> None:
+def _check_part(scope: StepScope, slot: int, name: str, part: Plain) -> None:
     for value in part:
         if value.is_floating_point() and not bool(value.isfinite().all()):
             row = int((~value.flatten(1).isfinite()).any(1).nonzero()[0])

@@ -8,7 +8,7 @@ so that a resumed run equals an undisturbed one bit for bit.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError
-from ..maths.layers import Contribution, Dense, Outer
+from ..maths.layers import Contribution, Dense, Outer, Plain
 from ..maths.projection import Basis, Shape, project
 from ..store import RunStore, StepRecord
-from .contributions import divided
+from .contributions import Parts, Place, divided
 from .projecting import Layout, learned
 from .settings import auto_rank
-from .step import Part, Parts, make_record, share
+from .step import Part, make_record, share
 
 
 def save_bases(store: RunStore, layout: Layout, bases: Sequence[Basis], warmup: int = 0) -> None:
@@ -94,10 +94,10 @@ def learn(store: RunStore, layout: Layout, seed: int) -> tuple[list[Basis], list
 def _weighted(store: RunStore) -> Iterator[tuple[int, Contribution]]:
     """All spooled rows √κ h, gradient rows (√w g) among them, as contributions of blocks."""
     for step in store.spool.steps():
-        tensors, facts = store.spool.get(step)
+        facts = store.spool.meta(step)
         scale = _scales(facts)  # (B, rows)
         ends = list(accumulate(facts["sizes"], initial=0))
-        for (row, slot, b), part in _parts(tensors).items():
+        for (row, slot, b), part in _spooled(store, step):
             yield b, divided(part, scale[ends[slot] : ends[slot + 1], row])
 
 
@@ -114,33 +114,35 @@ def project_spooled(store: RunStore, layout: Layout, bases: Sequence[Basis]) -> 
     """The spooled steps that are not in the tables yet, as records, in order."""
     for step in store.spool.steps():
         if step >= store.n_steps():
-            tensors, facts = store.spool.get(step)
-            yield project_step(step, _parts(tensors), facts, layout, bases)
+            yield project_step(step, _spooled(store, step), store.spool.meta(step), layout, bases)
 
 
 def project_step(
-    step: int, parts: Parts, facts: Mapping[str, Any], layout: Layout, bases: Sequence[Basis]
+    step: int,
+    parts: Iterable[tuple[Place, Plain]],
+    facts: Mapping[str, Any],
+    layout: Layout,
+    bases: Sequence[Basis],
 ) -> StepRecord:
     """The record of a step of the warm-up: from the spool, or recorded again with the basis known."""
-    if not parts:
-        raise StoreError(f"the stored warm-up step {step} is empty. Record the run again.")
     sizes, dims = facts["sizes"], [shape.dims for _, shape in layout]
-    dtype = next(iter(parts.values()))[-1].dtype
     n_curvature, n_gradient = facts["own_rows"], facts["gradient_rows"]
-    rows = torch.zeros(sum(sizes), n_gradient + n_curvature, sum(dims), dtype=dtype)
-    for (row, slot, b), part in parts.items():
+    rows: Tensor | None = None
+    for (row, slot, b), part in parts:
+        if rows is None:
+            rows = part[-1].new_zeros(sum(sizes), n_gradient + n_curvature, sum(dims))
         lo_row, lo = sum(sizes[:slot]), sum(dims[:b])
-        laid_out = type(part)(*(x.contiguous() for x in part))  # as it is in the spool: products round by their strides
-        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(laid_out, layout[b][1], bases[b])
+        rows[lo_row : lo_row + sizes[slot], row, lo : lo + dims[b]] = project(part, layout[b][1], bases[b])
+    if rows is None:
+        raise StoreError(f"the stored warm-up step {step} is empty. Record the run again.")
     record = make_record(step, rows[:, :n_gradient], facts, rows[:, n_gradient:] if n_curvature else None)
     shared = facts.get("part")
     return record if shared is None else share(record, Part(*shared))
 
 
-def _parts(tensors: Mapping[str, Tensor]) -> Parts:
-    out: Parts = {}
-    for row, slot, b in sorted({tuple(map(int, k.split("/")[:3])) for k in tensors}):
-        head = f"{row}/{slot}/{b}/"
-        kind: type[Dense | Outer] = Dense if f"{head}grads" in tensors else Outer
-        out[row, slot, b] = kind(*(tensors[head + name] for name in kind._fields))
-    return out
+def _spooled(store: RunStore, step: int) -> Iterator[tuple[Place, Plain]]:
+    """The contributions of a spooled step, one in memory at a time."""
+    for head, tensors in store.spool.groups(step):
+        row, slot, b = map(int, head.split("/"))
+        kind: type[Dense | Outer] = Dense if "grads" in tensors else Outer
+        yield (row, slot, b), kind(*(tensors[name] for name in kind._fields))

@@ -3,9 +3,10 @@
 A watcher knows the model, its optimizer and the projection, but no run and no path. What becomes of a step is up to its owner.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +18,18 @@ from ..capture.precision import own_precision
 from ..capture.touched import Weights
 from ..capture.updates import Reading
 from ..errors import UsageError
+from ..maths.adam import Scale
 from ..maths.layers import Contribution
 from ..maths.projection import Basis, Shape
 from .adam import Adaptive
-from .checks import Passes, check_sums, left_over
-from .contributions import joined, places_of
+from .checks import Passes, check_sums, few_coordinates, left_over
+from .contributions import Ahead, joined, places_of
 from .curvature import CurvatureRows
 from .mixing import Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
 from .reduction import check_reduction, check_terms
-from .settings import Exact, Settings
+from .settings import Empirical, Settings
 from .step import Part, StepScope, TakenStep, safe_inverse
 
 CHECK_EVERY = 100  # steps between two checks that the rows of all blocks add up to the gradient; else one in turn
@@ -49,20 +51,28 @@ class StepWatcher:
         self.blocks: list[Block] = blocks.blocks
         self.device = self.blocks[0].parameter.device
         self.reader, self.adaptive = reader, adaptive
-        self.form = settings.form
+        self.form = Empirical() if settings.is_open else settings.form
         self.bases: list[Basis] | None = None  # where the parameters are; None while they are not known
         self._seed, self._loss_reduction = settings.seed, loss_reduction
-        self._tap = Tap(model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups)
-        self._digest = BatchDigest(model)
+        self._tap = Tap(
+            model, blocks, self._add, keep_calls=self.form.passes > 0, groups=self.form.position_groups, batch_dim=settings.batch_dim
+        )  # fmt: skip
+        self._digest = BatchDigest(model, lambda: self._tap.muted)
         reader.on_step, reader.on_stepped = self._before_update, self._after_update
         self._scope: StepScope | None = None
         self._windows = settings.windows
         self._outputs = OutputWatch(model, self._take_outputs, lambda: self._tap.muted or self._tap.slot is None)
         self._deciding = settings.is_open  # on the curvature, by the first step
+        self._open_form = settings.open_form  # what it may decide for
         self.loss: Loss | None = None  # that the outputs go into, where the first step has shown it
-        self.missed = 0  # steps that gave gradients in place of curvature samples
+        self.missed = 0  # steps whose gradients stand for their curvature
+        self._unseen = set[int]()  # the last of them
+        self.later: Callable[[int, Callable[[], None], int], None] | None = (
+            None  # does work for a step behind the training
+        )
+        self._known: list[Scale] | None = None  # P^½ that the rows of the step under way have already
         self.weights = Weights([b.parameter for b in self.blocks])
-        self._mixing = Mixing(model, self._tap.quiet)
+        self._mixing = Mixing(model, self._tap.silent)
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._places: dict[int, Tensor] = {}  # of micro-batches whose samples have several rows: which ones
         self._taken = 0  # steps so far
@@ -79,6 +89,11 @@ class StepWatcher:
     def moved(self) -> bool:
         """Whether the optimizer has stepped in the step under way."""
         return self.reader.reading is not None
+
+    @property
+    def shared_statistics(self) -> set[str]:
+        """Layers in which samples have shared the statistics of their batch."""
+        return self._tap.shared_statistics
 
     @property
     def layout(self) -> list[tuple[str, Shape]]:
@@ -122,18 +137,33 @@ class StepWatcher:
         self._places.clear()
         bases = None if whole or self.adaptive.preconditioned else self.bases
         every = self._taken % CHECK_EVERY < 2
-        checked = range(len(self.blocks)) if every else [number % len(self.blocks)]
+        turn = range(len(self.blocks)) if every else [number % len(self.blocks)]
+        checked = {n: self._compared(n, bases) for n in turn}
         groups = self.form.position_groups if self.form.split and seen else 1
+        self._tap.groups = self.form.position_groups if seen else 1
         self._part = Part(seen, self.adaptive.preconditioned) if self._windows else None
-        self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked)
+        ahead = None if whole else self._ahead(number)
+        self._scope = scope = StepScope(number, self._loss_reduction, self.blocks, bases, groups, checked, ahead)
         scope.on_batch, scope.id_kind, scope.whole = self._begin_batch, id_kind, whole
         scope.is_ours = lambda: self._tap.muted
         with own_precision(self.device):
             scope.stale = left_over(scope, self.blocks)
         if self.form.passes and seen:
-            scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass)
+            scope.curvature = CurvatureRows(self.form, self._seed, self.blocks, bases, self._tap.extra_pass, ahead)
             scope.watched = self.loss is not None
         return scope
+
+    def _compared(self, number: int, bases: Sequence[Basis] | None) -> tuple[Shape, Basis]:
+        """The coordinates in which the rows of a block must add up to its gradient."""
+        block = self.blocks[number]
+        return few_coordinates(block) if bases is None else (block.shape, bases[number])
+
+    def _ahead(self, number: int) -> Ahead | None:
+        """How to project contributions of this step as they come, where P^½ is known before the step."""
+        self._known = None if self.bases is None or self.later is None else self.adaptive.known()
+        if self._known is None or self.bases is None or self.later is None:
+            return None
+        return Ahead(self.adaptive.sides(self.bases, self._known), partial(self.later, number))
 
     @property
     def mixing(self) -> dict[str, str] | None:
@@ -167,7 +197,7 @@ class StepWatcher:
         if loss is None:
             self._outputs.detach()
             return
-        self.form = Exact(outputs=loss.entries)
+        self.form = self._open_form
         self._tap.keep_calls = True
 
     def _decide(self, scope: StepScope) -> None:
@@ -186,10 +216,19 @@ class StepWatcher:
         else:
             scope.curvature.take(scope, outputs, loss.kind, None, loss.reduction)
 
+    def _take_own(self, scope: StepScope) -> None:
+        """What the outputs say of each sample's own curvature; where they were not to be seen, it is that of its gradient."""
+        if not self.form.own:
+            return
+        scope.loss, scope.seen = self.loss, self._outputs.taken(scope.sizes)
+        if scope.seen is None:
+            self._unsee(scope)
+
     def _unsee(self, scope: StepScope) -> None:
-        """The step gives its gradients for the curvature of its window: its outputs were not to be seen once for each micro-batch."""
+        """The step's gradients stand for its curvature: its outputs were not to be seen once for each micro-batch."""
         scope.curvature = None
-        self.missed += 1
+        self.missed += scope.number not in self._unseen
+        self._unseen = {scope.number}
 
     def end(self) -> TakenStep | None:
         """The step is complete; None where the optimizer has not stepped."""
@@ -204,7 +243,9 @@ class StepWatcher:
         self._taken += 1
         weight = scope.weights()
         inverse = safe_inverse(weight * self.reader.loss_scale * reading.sign)
-        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part)
+        scales, bases = scope.after.scales, self.bases
+        sides = None if scales is None or bases is None else self.adaptive.sides(bases, scales)
+        return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part, sides)
 
     def forget(self) -> None:
         """Let go of the step, complete or not."""
@@ -239,9 +280,11 @@ class StepWatcher:
             self._decide(scope)
         elif not self._taken and self.loss is None:
             self._outputs.detach()
+        self._take_own(scope)
         passes = Passes(self._tap.passes, self.reader.passes, self._tap.differentiable)
         with own_precision(self.device):
             check_sums(scope, self.blocks, reading.clip, self.reader.loss_scale, passes, self._tap.rounded)
+        scope.gradients.end_checks()
         if self._taken < CHECKED_FIRST:
             check_reduction(scope, self.reader.loss_scale)
         if terms is not None and not scope.loss_gradients:
@@ -254,6 +297,6 @@ class StepWatcher:
             return
         self.weights.leave()
         with torch.no_grad(), own_precision(self.device):
-            scope.after = self.adaptive.read(reading, self.bases)
+            scope.after = self.adaptive.read(reading, self.bases, self._known, scope.gradients.looked_up())
             if scope.whole:
                 scope.take_exact_dots(self.adaptive.wholes(reading))

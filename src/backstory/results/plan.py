@@ -47,6 +47,7 @@ class Plan:
     energy: float | None  # share of the energy of the trial's warm-up that a row holds, where the rank is "auto:…"
     coverage: float  # share of the squared gradient norm that is recorded, 0 to 1
     left_out: tuple[str, ...]  # trained parameters that would not be recorded
+    general: tuple[str, ...]  # parameters without a layer rule, for which the calls of their modules are repeated
     elsewhere: tuple[str, ...]  # parameters in no group of the optimizer
     refused: str | None  # why `record` would refuse the model, and what to do
     store_bytes: int
@@ -119,6 +120,8 @@ def _lines(p: Plan) -> Iterator[str]:
     )
     yield from _exact_lines(p)
     yield f"recorded      {p.coverage:.1%} of the gradient (squared norm); left out: {', '.join(p.left_out) or 'nothing'}"
+    if p.general:
+        yield f"general rule  {', '.join(p.general)}: no layer rule; their modules are called again for each sample"
     if p.elsewhere:
         yield f"              {taken_as_frozen(p.elsewhere)}"
     if p.refused is not None:

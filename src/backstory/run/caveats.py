@@ -31,6 +31,11 @@ def caveats_of(store: RunStore, config: Mapping[str, Any]) -> tuple[str, ...]:
             f"gradients stand in for {config['settings']['curvature']} curvature in steps where the model was not called once per "
             f"micro-batch ({missed})"
         )
+    if shared := config.get("shared_statistics"):
+        out.append(
+            f"samples of a batch shared statistics in training ({len(shared)} BatchNorm layers, such as {shared[0]}): a sample's gradient "
+            "is what went through its own activations, and leaving a sample out leaves its share of the statistics in place"
+        )
     if changed := config.get("changed"):
         out.append(
             f"weights were changed {changed} times between two updates by something else than the recorded optimizer (by hand, by another "

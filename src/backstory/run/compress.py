@@ -142,6 +142,7 @@ def _made(store: RunStore, path: Path, spans: list[Span], rank: int | None, enco
         config=config,
         diagonal=store.config["diagonal"],
         windows=True,
+        own=store.has_own,
         factors=None if store.split else factors,  # sums are no products
     )
 
@@ -214,6 +215,7 @@ def _records(store: RunStore, chunk: Chunk) -> Iterator[StepRecord]:
             "generators": table.generators[i].tolist(),
             "random": drawn.get(lo + i),
         }
+        of_rows["own"] = None if chunk.block.own is None else chunk.block.own[rows]
         yield StepRecord(lo + i, groups=groups, P=None if P is None else P[i], **of_rows, **numbers, **replays)
         at = rows.stop
 

@@ -21,7 +21,7 @@ from ..results.row import Row
 from ..store import RunStore
 from ..workers import ahead
 from .recording_report import Watch
-from .sweep import Chunk, backward, cut, slices
+from .sweep import Chunk, Layers, backward, slices
 
 Progress = Callable[[int, int], None]  # (steps done, steps in all); may be called in another thread than the caller's
 ContractionChoice = Contraction | Literal["auto"]  # see `contraction_of`
@@ -80,12 +80,12 @@ def embed_rows(
     The propagators of the blocks are added to `made`, and at the end what was measured to `settings`, which is stored beside E.
     """
     dtype, where, watch = getattr(torch, form.dtype), slices(store, form.per_layer), Watch(store, span[1], span[0])
-    parts = settings.get("parts", 1)
+    parts, layers = settings.get("parts", 1), Layers(where)
     made += [Propagator(w.stop - w.start, dtype=dtype, contraction=form.contraction, of_pairs=parts > 1) for w in where]
     for chunk in backward(store, span[1], dtype=dtype, down_to=span[0]):
         watch.see(chunk)
-        cuts = [[cut(s, w) for s in chunk.steps] if form.per_layer else chunk.steps for w in where]
-        blocks = [torch.cat(p.embed(steps)).chunk(parts, 1) for p, steps in zip(made, cuts, strict=True)]
+        steps_of = zip(*map(layers.cut, chunk.steps), strict=True)
+        blocks = [torch.cat(p.embed(steps)).chunk(parts, 1) for p, steps in zip(made, steps_of, strict=True)]
         E = torch.cat([x for of_state in zip(*blocks, strict=True) for x in of_state], 1)
         _check_finite(E, chunk)
         if progress is not None:

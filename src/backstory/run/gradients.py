@@ -6,6 +6,7 @@ of the rows with autograd's. Otherwise each entry gets a backward pass of its ow
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 
 from ..capture import Tap, canonical, fingerprint
 from ..capture.model_state import in_mode
-from ..capture.modules import Block, Blocks
+from ..capture.modules import Block, Blocks, owners_of
 from ..capture.precision import own_precision
 from ..errors import BackstoryError, MismatchError, NumericalError, StoreError, UsageError
-from ..maths.adam import Scale, scale_contribution
-from ..maths.layers import Contribution, Dense, Rule, rule_for
+from ..maths.adam import Scale, absorb_scale, scale_contribution
+from ..maths.layers import Contribution, Dense
 from ..maths.projection import Basis, Shape, project, shape_of
 from ..store import RunStore
 from ..store.bases import load_bases, load_scales
+from .graph import Graph, alike, corner, plain_blocks, walk
 
 LossFn = Callable[..., Tensor]  # (model) or (model, batch) to a scalar, or to one loss for each query (Q,)
 T = TypeVar("T")
@@ -97,6 +99,12 @@ class _Place:
         self._basis = Basis(*(None if side is None else side.to(device) for side in basis))
         right = None if scale is None or scale.right is None else scale.right.to(device)
         self._scale = None if scale is None else Scale(scale.left.to(device), right)
+        sides = [basis.left, basis.right] if block.shape.d_in else [basis.left]
+        if self._scale is not None and all(x is not None and x.is_floating_point() for x in sides):
+            self._basis, self._scale = (
+                absorb_scale(self._basis, self._scale),
+                None,
+            )  # once, instead of each contribution
 
     def rows(self, part: Contribution) -> Tensor:
         """(Q, dims)."""
@@ -105,20 +113,19 @@ class _Place:
 
 
 def _one_by_one(losses: Tensor, where: Sequence[_Place]) -> Tensor:
-    rows = []
+    rows, parameters = [], [x.block.parameter for x in where]
     for q in range(len(losses)):
-        grads = _gradients(losses[q], where, retain_graph=q + 1 < len(losses))
+        grads = _gradients(losses[q], parameters, retain_graph=q + 1 < len(losses))
         if all(g is None for g in grads):
             raise UsageError(f"the loss of query {q} depends on none of the recorded parameters. Query another output.")
         rows.append(_project(grads, where))
     return torch.stack(rows)
 
 
-def _gradients(loss: Tensor, where: Sequence[_Place], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
+def _gradients(loss: Tensor, targets: Sequence[Any], *, retain_graph: bool = False) -> Sequence[Tensor | None]:
     """The backward pass lies outside of autocast, whatever surrounds the query."""
-    parameters = [x.block.parameter for x in where]
     with own_precision(loss.device):
-        return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        return torch.autograd.grad(loss, targets, retain_graph=retain_graph, allow_unused=True)
 
 
 def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
@@ -151,13 +158,8 @@ def _tried(
     model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], known: int
 ) -> tuple[Tensor | None, int]:
     """`(rows, or None where they are not right; how many queries there are)`; `known` is 0 where that is not known yet."""
-    parts: dict[int, Tensor] = {}
-
-    def sink(slot: int, block: int, part: Contribution, group: int | None) -> None:
-        row = where[block].rows(part)
-        parts[block] = parts[block] + row if block in parts else row
-
-    tap, count = Tap(model, blocks, sink), 0
+    taken = _Taken(where)
+    tap, count = Tap(model, blocks, taken.take, keep_calls=True), 0
     tap.attach()
     try:
         tap.batch(known)
@@ -166,30 +168,74 @@ def _tried(
         if count == 1:
             return None, 1
         tap.sizes = [count]
-        _gradients(losses.sum(), where, retain_graph=True)
+        graph = walk(losses, tap.edges)
+        if not graph.deepest:
+            return None, 1
+        _gradients(losses.sum(), graph.deepest, retain_graph=True)
+        rows = taken.all_rows(count)
+        if not bool(rows.isfinite().all()):
+            return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
+        return (rows if _agrees(rows, losses, where, taken, tap, graph) else None), count
     except BackstoryError:
         return None, count  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
         tap.detach()
-    if not parts:
-        return None, 1
-    rows = torch.cat([parts[b].cpu() if b in parts else torch.zeros(count, x.dims) for b, x in enumerate(where)], 1)
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    if not bool(rows.isfinite().all()):
-        return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
-    return (rows if _agrees(rows, losses, where) else None), count
+
+
+class _Taken:
+    """What the hooks give in one backward pass: rows, where they are wanted, and corners of what rows are made of."""
+
+    def __init__(self, where: Sequence[_Place] = ()) -> None:
+        self._where = where
+        self._rows: dict[int, Tensor] = {}
+        self.called = Counter[int]()  # contributions to each block
+        self.corners: dict[tuple[int, int], Tensor] = {}  # of each block, those of one size added up
+
+    def take(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
+        """One layer call's."""
+        few = corner(part)
+        key = block, few.shape[1]
+        self.corners[key] = self.corners[key] + few if key in self.corners else few
+        self.called[block] += 1
+        if self._where:
+            row = self._where[block].rows(part)
+            self._rows[block] = self._rows[block] + row if block in self._rows else row
+
+    def all_rows(self, count: int) -> Tensor:
+        """(Q, Σ dims), zeros where nothing came."""
+        parts = [
+            self._rows[b].cpu() if b in self._rows else torch.zeros(count, x.dims) for b, x in enumerate(self._where)
+        ]
+        rows = torch.cat(parts, 1)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 @own_precision()
-def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place]) -> bool:
-    signs = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
-    grads = _gradients((losses * signs).sum(), where)
-    expected, combined = _project(grads, where), signs.cpu().to(rows.dtype) @ rows
+def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place], taken: _Taken, tap: Tap, graph: Graph) -> bool:
+    """Whether a random combination of the losses has that combination of the rows.
+
+    At every call, so no loss depends on another's sample. And as autograd adds up the gradients of parameters, where they
+    are not `plain`.
+    """
+    again, plain = _Taken(), plain_blocks(tap, taken.called, graph.uses)
+    numbers = [i for i in range(len(where)) if i not in plain]
+    factors = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
+    tap.sink = again.take
+    targets = [*graph.deepest, *(where[i].block.parameter for i in numbers)]
+    grads = _gradients((losses * factors).sum(), targets)[len(graph.deepest) :]
+    if not alike(taken.corners, again.corners, factors, tap.rounded):
+        return False
+    rest = [rows.split([x.dims for x in where], 1)[i] for i in numbers]
+    return all(_adds_up(g, where[i], row, factors) for g, i, row in zip(grads, numbers, rest, strict=True))
+
+
+def _adds_up(grad: Tensor | None, place: _Place, rows: Tensor, factors: Tensor) -> bool:
+    """Whether a parameter's gradient is the combination of its rows."""
+    by = factors.cpu().to(rows.dtype)
+    expected, combined = _project([grad], [place]), by @ rows
+    size = by.abs() @ rows.abs()  # what rounding may be measured against
     tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
-    dims = [x.dims for x in where]
-    sizes = (signs.abs().cpu().to(rows.dtype) @ rows.abs()).split(dims)  # what rounding may be measured against
-    pairs = zip(expected.split(dims), combined.split(dims), sizes, strict=True)
-    return all(bool((e - f).norm() <= tolerance * (e.norm() + 0.1 * size.norm())) for e, f, size in pairs)
+    return bool((expected - combined).norm() <= tolerance * (expected.norm() + 0.1 * size.norm()))
 
 
 @contextmanager
@@ -293,18 +339,7 @@ def blocks_of(store: RunStore, model: nn.Module) -> Blocks:
                 "the run. Build the model that was recorded."
             )
         blocks.append(Block(b["name"], parameters[b["name"]], b["group"], recorded))
-    return Blocks(blocks, _owners(model, blocks), [])
-
-
-def _owners(model: nn.Module, blocks: list[Block]) -> dict[nn.Module, tuple[Rule, dict[str, int]]]:
-    number = {id(b.parameter): i for i, b in enumerate(blocks)}
-    owners: dict[nn.Module, tuple[Rule, dict[str, int]]] = {}
-    for module in model.modules():
-        local_numbers = {local: number[id(p)] for local, p in module.named_parameters(recurse=False) if id(p) in number}
-        rule = rule_for(module)
-        if local_numbers and rule is not None:
-            owners[module] = (rule, local_numbers)
-    return owners
+    return owners_of(model, blocks)
 
 
 def bases_of(store: RunStore) -> list[Basis]:

@@ -12,9 +12,10 @@ from ..maths.steps import Contraction
 from ..store import RunStore
 from .embed import Progress
 from .recording_report import Watch
-from .sweep import backward, cut, slices
+from .sweep import Layers, backward, slices
 
 ROWS_AT_ONCE = 4096
+PIECE = 16 << 20  # bytes of rows that are multiplied at once: memory that is used again costs less than new memory
 Scores = Iterator[tuple[int, Tensor]]  # (first row, (Q, n)), in any order, each row once
 
 
@@ -30,13 +31,14 @@ def by_adjoint(
 ) -> Scores:
     """Carry the queries backward through the recorded steps; `watch` sees them pass."""
     where = slices(store, per_layer)
+    layers = Layers(where)
     adjoints = [Adjoint(queries[:, w], contraction=contraction) for w in where]
     for chunk in backward(store, at, dtype=queries.dtype):
         if watch is not None:
             watch.see(chunk)
         columns: list[Tensor] = []
         for step in reversed(chunk.steps):
-            parts = [a.influence(cut(step, w) if per_layer else step) for a, w in zip(adjoints, where, strict=True)]
+            parts = [a.influence(part) for a, part in zip(adjoints, layers.cut(step), strict=True)]
             columns.insert(0, torch.stack(parts).sum(0))
         if progress is not None:
             progress(at - chunk.first_step, at)
@@ -62,7 +64,7 @@ def by_embeddings(
 
 def pieces(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
     """Row numbers (from, to) that fit into memory at once."""
-    size = max(1, min(ROWS_AT_ONCE, (64 << 20) // (4 * max(1, width))))
+    size = max(1, min(ROWS_AT_ONCE, PIECE // (4 * max(1, width))))
     for lo in range(0, n_rows, size):
         yield lo, min(n_rows, lo + size)
 

@@ -1,6 +1,7 @@
 r"""From the run on disk to the steps that the mathematics takes: backward or forward, in chunks, in bounded memory.
 
-Steps of a run with windows get the curvature of their window (`store.windows`); those of other runs keep their own.
+Steps of a run with windows get the curvature of their window (`store.windows`), beside what their occurrences keep of their own; those
+of other runs have their own alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths.blocked import CHUNK_ROWS
+from ..maths.shared_curvature import orthogonal
 from ..maths.steps import NAMES, Coefficients, Step
 from ..maths.windows import Span
 from ..store import RowBlock, RunStore, StepTable
@@ -55,10 +57,12 @@ class Shared:
             rows = {span[0] + k: i for i, k in enumerate(clipped)}
             self._current = span, self._store.windows.read(span, self._dtype), rows
         _, (V, d), row = self._current
-        if step.clip >= 1:
-            return step._replace(V=V, dot_v=None, orthogonal=True)
-        gradient = step.w @ step.G if d is None else d[row[t]]
-        return step._replace(V=V, dot_v=V @ gradient, orthogonal=True)
+        gradient = None if step.clip >= 1 else step.w @ step.G if d is None else d[row[t]]
+        dot_v = None if gradient is None else V @ gradient
+        if step.V is None:
+            return step._replace(V=V, dot_v=dot_v, orthogonal=True)
+        dots = None if dot_v is None or step.dot_v is None else torch.cat([step.dot_v, dot_v])
+        return step._replace(V=torch.cat([step.V, V]), dot_v=dots, shared=len(V))
 
 
 def backward(store: RunStore, at: int, *, dtype: torch.dtype, down_to: int = 0, own: bool = False) -> Iterator[Chunk]:
@@ -97,12 +101,41 @@ def slices(store: RunStore, per_layer: bool = True) -> list[slice]:
     return [slice(lo, hi) for lo, hi in pairwise([0, *accumulate(store.dims)])]
 
 
-def cut(step: Step, where: slice) -> Step:
-    """The same step seen by the coordinates of one block; ⟨g, ∇L⟩ stays that of the whole."""
+class Layers:
+    """Steps as seen by each of several blocks of coordinates, or by one block of all of them.
+
+    Curvature rows that steps share are orthogonal in all coordinates together, and no longer in those of one block. They are made so
+    there, once for the steps that share them: VᵀV stays what it is, as with V = U W, UᵀU = I, where WᵀW is it too.
+    """
+
+    def __init__(self, where: Sequence[slice]) -> None:
+        self._where = where
+        self._V: Tensor | None = None
+        self._shared: list[Tensor] = []  # W of each block
+
+    def cut(self, step: Step) -> list[Step]:
+        """The step in each block's coordinates; ⟨g, ∇L⟩ stays that of the whole."""
+        if len(self._where) == 1:
+            return [step]
+        if not step.orthogonal or step.V is None:
+            return [_cut(step, w) for w in self._where]
+        if step.V is not self._V:
+            self._V, self._shared = step.V, [orthogonal(step.V[:, w]) for w in self._where]
+        return [_turned(_cut(step, w), W) for w, W in zip(self._where, self._shared, strict=True)]
+
+
+def _cut(step: Step, where: slice) -> Step:
     parts = Coefficients(*(x[where] if isinstance(x, Tensor) else x for x in step.coefficients))
     V = None if step.V is None else step.V[:, where]
-    whole = where.stop - where.start == step.G.shape[1]
-    return step._replace(G=step.G[:, where], V=V, coefficients=parts, orthogonal=step.orthogonal and whole)
+    return step._replace(G=step.G[:, where], V=V, coefficients=parts, orthogonal=False)
+
+
+def _turned(step: Step, W: Tensor) -> Step:
+    """The step with W = UᵀV for its V, and Uᵀ⟨v, ∇L⟩ for what its rows have of ⟨v, ∇L⟩."""
+    dots = None
+    if step.dot_v is not None and step.V is not None:
+        dots = W @ (step.dot_v @ step.V) / torch.linalg.vector_norm(W, dim=1).square()
+    return step._replace(V=W, dot_v=dots, orthogonal=True)
 
 
 def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype) -> list[Step]:
@@ -129,7 +162,13 @@ def _steps(block: RowBlock, table: StepTable, owner: Tensor, dtype: torch.dtype)
 
 
 def _curvature(block: RowBlock, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows."""
+    """Rows √κ h of a step, and their ⟨√κ h, ∇L⟩; nothing where the gradient rows are the curvature rows.
+
+    Where occurrences keep what their gradients hold of their curvature, rows √(w κ) g.
+    """
+    if block.own is not None and block.rows is not None:
+        scale = (block.weight[lo:hi] * block.own[lo:hi]).sqrt().to(dtype)
+        return scale[:, None] * block.rows[lo:hi], scale * block.gdot[lo:hi].to(dtype)
     if block.curvature is None or block.kappa is None or block.hdot is None:
         return None, None
     root = block.kappa[lo:hi].sqrt()  # (B, R)

@@ -1,7 +1,7 @@
 """Steps as Arrow columns and back: encode, checksum, decode.
 
-The checksum of a step is a crc32 over the bytes of its codes g, its scales s (if any), its weight, loss
-and gdot (float64, little endian), its curvature columns h, hs, kappa, hdot (those that are there), the diagonal P of
+The checksum of a step is a crc32 over the bytes of its codes g, its scales s (if any), its weight, loss,
+gdot and own (float64, little endian; own if there), its curvature columns h, hs, kappa, hdot (those that are there), the diagonal P of
 the step (float32, if there), and its sample ids (UTF-8, each followed by a zero byte).
 
 Where a row's blocks are kept as their factors (`maths.encoding`), these are what is encoded.
@@ -26,7 +26,7 @@ from .tables import Table
 SLAB = 8 << 20  # bytes of rows that are encoded or decoded at once
 UNKNOWN = -1  # the checksum of a batch that was not seen
 _NUMBERS = ("step", "pos", "weight", "loss", "gdot")
-SUMMED = ("g", "s", "weight", "loss", "gdot", "h", "hs", "kappa", "hdot")  # columns under the checksum, in order
+SUMMED = ("g", "s", "weight", "loss", "gdot", "own", "h", "hs", "kappa", "hdot")  # columns under the checksum, in order
 
 
 def vectors(values: Tensor) -> pa.Array:
@@ -50,12 +50,13 @@ def encoded(rows: Tensor, dims: Sequence[Block], encoding: str) -> list[Tensor]:
     return [codes] if scales is None else [codes, scales]
 
 
-def decoded(columns: Sequence[pa.Array], dims: Sequence[Block], dtype: torch.dtype) -> Tensor:
-    """What `encoded` gave, read as Arrow columns, as rows (n, Σp) in memory of their own."""
-    codes = tensor(columns[0])
-    codes = codes.clone() if codes.dtype == dtype else codes
-    rows = enc.decode(codes, tensor(columns[1]) if len(columns) > 1 else None, parts(dims), dtype)
-    return multiply_factors(rows, dims)
+def decode_into(out: Tensor, columns: Sequence[pa.Array], dims: Sequence[Block]) -> None:
+    """Write what `encoded` gave, read as Arrow columns, as rows into `out` (n, Σp)."""
+    codes, scales = tensor(columns[0]), tensor(columns[1]) if len(columns) > 1 else None
+    if parts(dims) == sizes(dims):
+        enc.decode(codes, scales, parts(dims), out.dtype, out=out)
+    else:
+        out[:] = multiply_factors(enc.decode(codes, scales, parts(dims), out.dtype), dims)
 
 
 def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> int:
@@ -67,10 +68,15 @@ def checksum(parts: Sequence[NDArray[np.generic]], samples: Sequence[str]) -> in
 
 
 def rows_table(
-    records: Sequence[StepRecord], dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False
+    records: Sequence[StepRecord],
+    dims: Sequence[Block],
+    encoding: str,
+    curvature_rows: int = 0,
+    split: bool = False,
+    own: bool = False,
 ) -> tuple[pa.Table, list[int]]:
     """The rows of some steps, encoded, and a checksum per step."""
-    schema = rows_schema(dims, encoding, curvature_rows, split)
+    schema = rows_schema(dims, encoding, curvature_rows, split, own)
     batches, crcs = [], []
     for slab in _slabs(records):
         batch, some = _rows_batch(slab, dims, encoding, schema)
@@ -95,7 +101,9 @@ def _rows_batch(
 ) -> tuple[pa.RecordBatch, list[int]]:
     counts = [len(r.samples) for r in records]
     vecs = encoded(torch.cat([r.rows for r in records]), dims, encoding) if "g" in schema.names else []
-    numbers = [_joined(records, name) for name in ("weight", "loss", "gdot")]  # (n,) each
+    numbers = [
+        _joined(records, name) for name in ("weight", "loss", "gdot", "own") if name in schema.names
+    ]  # (n,) each
     samples = [name for r in records for name in r.samples]
     step = np.repeat(np.array([r.step for r in records], dtype=np.int32), counts)
     pos = np.concatenate([np.arange(size, dtype=np.int32) for size in counts])
@@ -172,7 +180,7 @@ def read_vectors(table: Table, names: Sequence[str], dims: Sequence[Block], lo: 
     out = torch.empty(hi - lo, width, dtype=dtype)
     at = 0
     for batch in table.batches(names, lo, hi, slab_rows(width, dtype)):
-        out[at : at + len(batch)] = decoded(batch.columns, dims, dtype)
+        decode_into(out[at : at + len(batch)], batch.columns, dims)
         at += len(batch)
     return out
 
@@ -194,8 +202,8 @@ def read_block(
     curvature: bool = False,
 ) -> RowBlock:
     """Rows `lo` to `hi` by position."""
-    names = [*_NUMBERS, *(["sample"] if samples else [])]
-    columns = table.table(names, lo, hi)
+    more = [*(["own"] if "own" in table.schema.names else []), *(["sample"] if samples else [])]
+    columns = table.table([*_NUMBERS, *more], lo, hi)
     step, pos = (tensor(columns[name]).long() for name in ("step", "pos"))
     weight, loss, gdot = (tensor(columns[name]).clone() for name in ("weight", "loss", "gdot"))
     ids = columns["sample"].to_pylist() if samples else None
@@ -206,7 +214,13 @@ def read_block(
     grads = None
     if rows:
         grads = read_vectors(table, names, dims, lo, hi, dtype) if h is None or not split else h.sum(1)
-    return RowBlock(lo, step, pos, weight, loss, gdot, ids, grads, *((h, *scalars) if curvature else ()))
+    own = tensor(columns["own"]).clone() if "own" in more else None
+    block = RowBlock(lo, step, pos, weight, loss, gdot, ids, grads, own=own)
+    return (
+        block
+        if h is None or not curvature
+        else block._replace(**dict(zip(("curvature", "kappa", "hdot"), (h, *scalars), strict=True)))
+    )
 
 
 def _read_curvature(

@@ -14,6 +14,8 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,9 @@ def size_bytes(folder: Path, without: tuple[str, ...] = ()) -> int:
     return total
 
 
+MAPPED = 16  # groups of a spooled step's tensors that are read before its file is opened again
+
+
 class Spool:
     """The folder `spool` of a run: whole steps as files until their projection is known.
 
@@ -223,8 +228,23 @@ class Spool:
 
     def get(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `put` was given."""
+        return read_tensors(self._file(step)), self.meta(step)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The other facts of a step."""
+        meta: dict[str, Any] = json.loads(read_metadata(self._file(step)).get("meta", "{}"))
+        return meta
+
+    def groups(self, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The tensors of a step whose names differ in what follows their last "/", one group in memory at a time; groups in order."""
         file = self._file(step)
-        return read_tensors(file), json.loads(read_metadata(file).get("meta", "{}"))
+        with _reading_tensors(file), safetensors.safe_open(file, framework="pt") as tensors:
+            names = sorted(name.rpartition("/")[::2] for name in tensors.keys())
+        groups = [(head, [last for _, last in some]) for head, some in groupby(names, itemgetter(0))]
+        for lo in range(0, len(groups), MAPPED):  # what was looked at stays mapped as long as a file is open
+            with _reading_tensors(file), safetensors.safe_open(file, framework="pt") as tensors:
+                for head, some in groups[lo : lo + MAPPED]:
+                    yield head, {last: tensors.get_tensor(f"{head}/{last}") for last in some}
 
     def clear(self, from_step: int = 0) -> None:
         """Drop the steps from `from_step` on, last first: a crash leaves no gap."""

@@ -12,8 +12,9 @@ from ..maths.encoding import Block
 from .files import TEMPORARY, read_json
 
 FORMAT = 1
-FACTORS, WINDOWS = "factors", "windows"  # rows kept as two factors a matrix; curvature kept for windows of steps
-FEATURES = (FACTORS, WINDOWS)  # what a reader must know beyond the format
+# rows kept as two factors a matrix; curvature kept for windows of steps; what of it each occurrence's own gradient holds
+FACTORS, WINDOWS, OWN = "factors", "windows", "own"
+FEATURES = (FACTORS, WINDOWS, OWN)  # what a reader must know beyond the format
 FIXED = ("format", "features", "layers", "encoding", "groups", "curvature_rows", "split", "diagonal")
 _TABLES = ("rows.lance", "steps.lance", "samples.lance", "batches.lance")
 _OURS = (*_TABLES, "recipe.json", "spool", "window", "lock", "damaged", "config.json" + TEMPORARY)
@@ -29,6 +30,7 @@ def new_config(
     diagonal: bool = False,
     factors: Sequence[tuple[int, int] | None] | None = None,
     windows: bool = False,
+    own: bool = False,
 ) -> dict[str, Any]:
     """The contents of a new run's `config.json`."""
     enc.check(encoding)
@@ -45,7 +47,7 @@ def new_config(
         raise UsageError(f"the config must not set {taken}: the store sets these keys itself. Rename them.")
     fixed = {
         "format": FORMAT,
-        "features": [WINDOWS] if windows else [],
+        "features": [*([WINDOWS] if windows else []), *([OWN] if own else [])],
         "layers": layer_table(layers),
         "encoding": encoding,
         "groups": n_groups,
@@ -60,6 +62,12 @@ def with_factors(config: Mapping[str, Any], factors: Sequence[tuple[int, int] | 
     table = [x if pair is None else {**x, "factors": list(pair)} for x, pair in zip(plain, factors, strict=True)]
     others = [name for name in config["features"] if name != FACTORS]
     return {**config, "features": [FACTORS, *others] if any(factors) else others, "layers": table}
+
+
+def with_own(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a run whose occurrences keep their own curvature."""
+    others = [name for name in config["features"] if name != OWN]
+    return {**config, "features": [*others, OWN]}
 
 
 def layer_table(layers: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

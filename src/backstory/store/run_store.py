@@ -69,6 +69,7 @@ class RunStore:
         self._mutex = threading.RLock()
         self._commits = 0
         self._rows, self._steps, self._samples = (self._table(name) for name in ("rows", "steps", "samples"))
+        self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None  # versions of the tables, and what they hold
         self._committed = self._tail()
         if lock is not None:
             self._repair()
@@ -104,15 +105,16 @@ class RunStore:
         diagonal: bool = False,
         factors: Sequence[tuple[int, int] | None] | None = None,
         windows: bool = False,
+        own: bool = False,
     ) -> Self:
         """A new run, open for writing; it becomes a run with its last file, `config.json`.
 
         A layer with `factors` (m, n) has rows of m n numbers that are outer products, and are kept as their two factors.
-        With `windows`, steps share the curvature of their window.
+        With `windows`, steps share the curvature of their window; with `own`, occurrences keep what their gradients hold of theirs.
         """
         folder = Path(path)
         contents = layout.new_config(
-            layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors, windows
+            layers, encoding, n_groups, config, curvature_rows, split, diagonal, factors, windows, own
         )
         layout.check_free(folder)
         with files.writing(folder):
@@ -122,7 +124,7 @@ class RunStore:
             layout.check_free(folder)
             layout.clear_half_created(folder)
             blocks, width = layout.kept_blocks(contents), sum(p for _, p in layers)
-            tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split))
+            tables.create(folder / "rows.lance", rows_schema(blocks, encoding, curvature_rows, split, own))
             tables.create(folder / "steps.lance", steps_schema(n_groups, width if diagonal else 0))
             tables.create(folder / "samples.lance", samples_schema())
             files.write_json(folder / "config.json", contents)
@@ -199,7 +201,8 @@ class RunStore:
 
     def _settle(self, new: dict[str, Any]) -> None:
         """Another layout of rows, before there are any: the empty table is made anew before the config says so."""
-        schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split)
+        own = layout.OWN in new["features"]
+        schema = rows_schema(layout.kept_blocks(new), new["encoding"], self.curvature_rows, self.split, own)
         with self._mutex:
             if schema != self._rows.schema:
                 tables.commit_overwrite(self.path / "rows.lance", schema, [])
@@ -247,7 +250,7 @@ class RunStore:
     def bytes_per_row(self) -> int:
         """What one row costs on disk, about."""
         vector = enc.row_bytes(parts(self.blocks), self.config["encoding"])
-        return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48
+        return vector * (self.curvature_rows + (not self.split)) + 16 * self.curvature_rows + 48 + 8 * self.has_own
 
     @property
     def curvature_rows(self) -> int:
@@ -270,8 +273,16 @@ class RunStore:
         stored = self.config.get("windows")
         return None if stored is None else Grid.from_dict(stored)
 
-    def keep_windows(self, grid: Grid) -> None:
-        """Where windows begin and end, and what is kept of them; settled by the first step."""
+    @property
+    def has_own(self) -> bool:
+        """Whether occurrences keep what their gradients hold of their curvature."""
+        return layout.OWN in self.config["features"]
+
+    def keep_windows(self, grid: Grid, *, own: bool = False) -> None:
+        """Where windows begin and end, and what is kept of them and of occurrences; settled by the first step."""
+        self._writable()
+        if own and not self.has_own:
+            self._settle(layout.with_own(self.config))
         self.update_config(windows=grid._asdict())
 
     def _count_clipped(self, lo: int, hi: int) -> int:
@@ -280,9 +291,15 @@ class RunStore:
     # steps and rows
 
     def _tail(self) -> tuple[int, int]:
-        """`(steps, rows)` that are committed and whole, read from the disk."""
+        """`(steps, rows)` that are committed and whole, read from the disk where anything was committed since."""
         self._steps.refresh()
         self._rows.refresh()
+        versions = self._steps.version, self._rows.version
+        if self._seen is None or self._seen[0] != versions:
+            self._seen = versions, self._whole()
+        return self._seen[1]
+
+    def _whole(self) -> tuple[int, int]:
         n, on_disk = self._steps.count(), self._rows.count()
         while n:
             last = self._steps.table(["row_start", "rows"], n - 1, n).to_pylist()[0]
@@ -347,7 +364,14 @@ class RunStore:
                         f"expected step {expected} next, got step {record.step}. Truncate the run to the step from "
                         "which training continues."
                     )
-                check_record(record, self.width, self.config["groups"], self.curvature_rows, self.config["diagonal"])
+                check_record(
+                    record,
+                    self.width,
+                    self.config["groups"],
+                    self.curvature_rows,
+                    self.config["diagonal"],
+                    self.has_own,
+                )
             if records:
                 self._append(list(records), n, start)
 
@@ -357,7 +381,7 @@ class RunStore:
             self.batches.commit(n + len(records))
             self.windows.spool(records)
             rows, crcs = codec.rows_table(
-                records, self.blocks, self.config["encoding"], self.curvature_rows, self.split
+                records, self.blocks, self.config["encoding"], self.curvature_rows, self.split, self.has_own
             )
             if len(rows):
                 self._rows.append(rows)

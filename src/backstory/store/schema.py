@@ -1,6 +1,7 @@
 """What is stored of a step, as it is written and as it is read, and its columns.
 
     rows     step, pos, sample, weight, loss, gdot, g[Σp] codes, s[L] scales (scaled encodings only),
+             own where occurrences keep κ, what their gradients hold of their curvature,
              and where curvature rows are kept, R to an occurrence: h[R·Σp], hs[R·L], kappa[R], hdot[R];
              split runs have no g and s: there the gradient is the sum of the curvature rows
     steps    step, row_start, rows, clip, norm, coverage, size, drift, trained, crc, and one list over parameter groups
@@ -56,6 +57,7 @@ class StepRecord:
     curvature: Tensor | None = None  # (B, R, Σp) curvature rows, where they are not the gradient rows
     kappa: Tensor | None = None  # (B, R) float64, their scales κ
     hdot: Tensor | None = None  # (B, R) float64, ⟨h, ∇L⟩
+    own: Tensor | None = None  # (B,) float64, κ of κ g gᵀ, what its gradient holds of an occurrence's curvature
     shared: Tensor | None = None  # (N, Σp) rows √κ h for the curvature of the step's window, where it gives any
     dual: Tensor | None = None  # (Σp,) what ∇L of a clipped step is to the window's rows, in Adam's coordinates
     batch: int | None = None  # checksum of the tensors that reached the model
@@ -115,6 +117,7 @@ class RowBlock(NamedTuple):
     curvature: Tensor | None = None  # (n, R, Σp), only when asked and kept
     kappa: Tensor | None = None  # (n, R) float64
     hdot: Tensor | None = None  # (n, R) float64
+    own: Tensor | None = None  # (n,) float64, where kept
 
 
 def vector_fields(code: str, scale: str, dims: Sequence[Block], encoding: str) -> list[pa.Field]:
@@ -130,10 +133,12 @@ def _columns(sizes: tuple[int, ...], encoding: str) -> list[pa.DataType | None]:
     return [None if x is None else pa.list_(pa.from_numpy_dtype(x.numpy().dtype), x.shape[1]) for x in encoded]
 
 
-def rows_schema(dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False) -> pa.Schema:
+def rows_schema(
+    dims: Sequence[Block], encoding: str, curvature_rows: int = 0, split: bool = False, own: bool = False
+) -> pa.Schema:
     """Columns of `rows.lance`; with `split` the gradient is the sum of the curvature rows, and not kept apart."""
     scalars = [("step", pa.int32()), ("pos", pa.int32()), ("sample", pa.string())]
-    scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot")]
+    scalars += [(name, pa.float64()) for name in ("weight", "loss", "gdot", *(["own"] if own else []))]
     fields = [pa.field(*s) for s in scalars] + ([] if split else vector_fields("g", "s", dims, encoding))
     if curvature_rows:
         fields += vector_fields("h", "hs", [*dims] * curvature_rows, encoding)
@@ -165,7 +170,12 @@ def embeddings_schema(dims: Sequence[int], encoding: str) -> pa.Schema:
 
 
 def check_record(
-    record: StepRecord, width: int, n_groups: int, curvature_rows: int = 0, diagonal: bool = False
+    record: StepRecord,
+    width: int,
+    n_groups: int,
+    curvature_rows: int = 0,
+    diagonal: bool = False,
+    own: bool = False,
 ) -> None:
     """Raise unless every part of `record` has the size that the run expects."""
     B, R, where = len(record.samples), curvature_rows, f"step {record.step}"
@@ -174,6 +184,7 @@ def check_record(
         "weight": (B,),
         "loss": (B,),
         "gdot": (B,),
+        "own": (B,) if own else None,
         "curvature": (B, R, width) if R else None,
         "kappa": (B, R) if R else None,
         "hdot": (B, R) if R else None,

@@ -167,6 +167,11 @@ class Table:
         """The table's columns."""
         return self._ds.schema
 
+    @property
+    def version(self) -> int:
+        """The version that is open."""
+        return int(self._ds.version)
+
     def _ready(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError(

@@ -19,14 +19,14 @@ window is cut there: its rows stay those of all its steps, later ones too.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from ..errors import StoreError
 from ..maths import encoding as enc
-from ..maths.shared_curvature import leading, orthogonal
+from ..maths.shared_curvature import leading, orthogonal_again
 from ..maths.windows import Grid, Span
 from . import files
 from .schema import StepRecord
@@ -41,6 +41,38 @@ class Window(NamedTuple):
 
     V: Tensor  # (R, p), orthogonal rows
     d: Tensor | None  # one row for each clipped step, in Adam's coordinates only
+
+
+class Coded(NamedTuple):
+    """Rows as they lie on disk."""
+
+    codes: Tensor  # (n, p)
+    scales: Tensor | None
+
+
+class Pieces(Sequence[Tensor]):
+    """Rows of the steps of a window, decoded whenever they are looked at: a window's rows take ten times as much memory as its result."""
+
+    def __init__(self, coded: Sequence[Coded], dims: Sequence[int], dtype: torch.dtype) -> None:
+        self._coded, self._dims, self._dtype = coded, dims, dtype
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each has."""
+        return [len(one.codes) for one in self._coded]
+
+    def __len__(self) -> int:
+        return len(self._coded)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> "Pieces": ...
+    def __getitem__(self, i: int | slice) -> "Tensor | Pieces":
+        """Step i's rows, (n, p)."""
+        if isinstance(i, slice):
+            return Pieces(self._coded[i], self._dims, self._dtype)
+        return enc.decode(*self._coded[i], self._dims, self._dtype)
 
 
 class Windows:
@@ -155,19 +187,20 @@ class Windows:
             ) from error
         V, d = (self._decoded(tensors, name, dtype) if name in tensors else None for name in Window._fields)
         assert V is not None
-        return Window(orthogonal(V), d)
+        return Window(orthogonal_again(V), d)
 
     def _from_waiting(self, span: Span, dtype: torch.dtype, rank: int) -> Window:
         """The same of a window that is not closed."""
         if not self._waits_for(span[0]):
             raise self._missing(span)
-        rows, duals = list[Tensor](), list[Tensor]()
+        codes, duals, vectors = list[Coded](), list[Tensor](), sum(self._dims())
         for t, tensors in self._waiting(span):
-            for name, into in (("V", rows), ("d", duals)):
-                if f"{t:08d}/{name}" in tensors:
-                    into.append(self._decoded(tensors, f"{t:08d}/{name}", dtype))
-        everything = torch.cat(rows) if rows else torch.zeros(1, sum(self._dims()), dtype=dtype)
-        V = leading(everything, rank) / max(1, len(rows)) ** 0.5
+            if (name := f"{t:08d}/V") in tensors:
+                codes.append(Coded(tensors[name], tensors.get(f"{name}/scale")))
+            if (name := f"{t:08d}/d") in tensors:
+                duals.append(self._decoded(tensors, name, dtype))
+        pieces = Pieces(codes, self._dims(), dtype)
+        V = leading(pieces, pieces.sizes, rank) / len(codes) ** 0.5 if codes else torch.zeros(0, vectors, dtype=dtype)
         return Window(V, torch.cat(duals) if duals else None)
 
     def _waiting(self, span: Span) -> Iterator[tuple[int, dict[str, Tensor]]]:

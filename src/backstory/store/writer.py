@@ -1,7 +1,8 @@
 """Makes and writes the records of steps in the background, while training continues.
 
 A record may be handed over as it is, or as a function that makes it: one at a time, so that what a step holds until its
-record is made (activations, output gradients) is let go one step later than otherwise, and no more. Records wait in a queue of
+record is made (activations, output gradients) is let go one step later than otherwise, and no more. Work that goes before it, such as
+projecting a part of these, is done in order, and no more bytes wait for it than `ahead_bytes`. Records wait in a queue of
 bounded size, and are committed when there are enough of them, or they are old enough, or someone waits. One thread makes and
 one commits, since training would else wait out each commit (5 ms of a step of 29 ms, for the net of the benchmarks), with one
 lock and one way to fail: the first failure ends both, and every later call raises it; what was made before it is committed.
@@ -13,12 +14,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..errors import BackstoryError, StoreError
 from .run_store import RunStore
 from .schema import StepRecord
 
 Make = Callable[[], StepRecord]
+Work = Callable[[], object]
+
+
+class Job(NamedTuple):
+    """What the first thread does: make the record of a step, or something that goes before it."""
+
+    step: int
+    work: Work  # gives the record, where it makes one
+    makes: bool
+    nbytes: int = 0  # that are held until it is done
 
 
 class Writer:
@@ -32,11 +44,13 @@ class Writer:
         commit_steps: int = 50,
         commit_bytes: int = 48 << 20,
         commit_seconds: float = 10.0,
+        ahead_bytes: int = 32 << 20,
     ) -> None:
         self._store = store
         self._queue_bytes = queue_bytes
         self._commit_steps, self._commit_bytes, self._commit_seconds = commit_steps, commit_bytes, commit_seconds
-        self._unmade: tuple[int, Make] | None = None  # a step whose record is to be made, or is being made
+        self._ahead_bytes = ahead_bytes
+        self._jobs: deque[Job] = deque()  # the first is under way; at most one makes a record, the last
         self._queue: deque[tuple[float, StepRecord]] = deque()
         self._bytes = 0  # in the queue and in the commit under way
         self._busy = False  # a commit is under way
@@ -59,7 +73,7 @@ class Writer:
         """Hand one step over; waits only while the queue is full."""
         with self._changed:
             self._check_open()
-            self._wait(lambda: self._unmade is None, urgent=False)
+            self._wait(lambda: not self._jobs, urgent=False)
             self._wait(lambda: self._has_room(record))
             self._check_open()
             self._enqueue(record)
@@ -68,10 +82,18 @@ class Writer:
         """Hand over how a step's record is made; waits until the record before it is made."""
         with self._changed:
             self._check_open()
-            self._wait(lambda: self._unmade is None, urgent=False)
+            self._wait(lambda: not any(job.makes for job in self._jobs), urgent=False)
             self._check_open()
-            self._unmade = step, make
+            self._jobs.append(Job(step, make, True))
             self._changed.notify_all()
+
+    def put_ahead(self, step: int, work: Work, nbytes: int) -> None:
+        """Have something done that the record of this step needs, and that holds so many bytes until it is; after a failure it is left undone."""
+        with self._changed:
+            self._wait(lambda: self._held() == 0 or self._held() + nbytes <= self._ahead_bytes, urgent=False)
+            if self._error is None and not self._closing:
+                self._jobs.append(Job(step, work, False, nbytes))
+                self._changed.notify_all()
 
     def check(self) -> None:
         """Raise what went wrong, if anything has."""
@@ -81,13 +103,13 @@ class Writer:
     def wait_made(self) -> None:
         """Wait until the records of all steps are made."""
         with self._changed:
-            self._wait(lambda: self._unmade is None, urgent=False)
+            self._wait(lambda: not self._jobs, urgent=False)
             self.check()
 
     def flush(self) -> None:
         """Wait until everything put so far is committed."""
         with self._changed:
-            self._wait(lambda: self._unmade is None, urgent=False)
+            self._wait(lambda: not self._jobs, urgent=False)
             self._wait(lambda: not self._queue and not self._busy)
             self.check()
 
@@ -111,6 +133,9 @@ class Writer:
 
     def _has_room(self, record: StepRecord) -> bool:
         return self._bytes == 0 or self._bytes + record.nbytes <= self._queue_bytes
+
+    def _held(self) -> int:
+        return sum(job.nbytes for job in self._jobs)
 
     def _enqueue(self, record: StepRecord) -> None:
         self._queue.append((time.monotonic(), record))
@@ -138,30 +163,34 @@ class Writer:
     def _make_all(self) -> None:
         while True:
             with self._changed:
-                while not (self._unmade or self._closing):
+                while not (self._jobs or self._closing):
                     self._changed.wait()
-                unmade = self._unmade
-            if unmade is None:
-                return
-            self._make(*unmade)
+                if not self._jobs:
+                    return
+                job = self._jobs[0]
+            self._do(job)
+            del job
+            with self._changed:
+                if self._jobs:
+                    self._jobs.popleft()
+                self._changed.notify_all()
 
-    def _make(self, step: int, make: Make) -> None:
+    def _do(self, job: Job) -> None:
         try:
-            record = make()
+            made = job.work()
         except BaseException as error:
-            self._fail(error, step)
+            self._fail(error, job.step)
             return
-        with self._changed:
-            self._wait(lambda: self._has_room(record))
-            if self._error is None:
-                self._enqueue(record)
-            self._unmade = None
-            self._changed.notify_all()
+        if isinstance(made, StepRecord):
+            with self._changed:
+                self._wait(lambda: self._has_room(made))
+                if self._error is None:
+                    self._enqueue(made)
 
     def _commit_all(self) -> None:
         while True:
             with self._changed:
-                while (patience := self._patience()) != 0 and not (self._closing and self._unmade is None):
+                while (patience := self._patience()) != 0 and not (self._closing and not self._jobs):
                     self._changed.wait(patience)
                 batch = self._take()
                 self._busy = bool(batch)
@@ -192,7 +221,8 @@ class Writer:
         with self._changed:
             if self._error is None or lost:
                 self._error, self.ends_at = error, step
-            self._unmade, self._closing = None, True
+            self._closing = True
+            self._jobs.clear()
             if lost:
                 self._queue.clear()
             self._changed.notify_all()

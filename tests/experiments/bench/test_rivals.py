@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from experiments.bench.rivals import RIVALS, Failed, Rival, bench_rivals, environment, run_script
 
+from backstory.errors import UsageError
 from experiments.bench import rivals
 
 
@@ -114,3 +115,9 @@ def test_scripts_run_where_backstory_is_not(tmp_path: Path) -> None:
 
 def test_each_rival_of_the_list_is_named_once() -> None:
     assert len({r.name for r in RIVALS}) == len(RIVALS) == 7
+
+
+def test_rivals_are_chosen_by_name() -> None:
+    assert [rival.script for rival in rivals.named("bergson,dattri DVEmb")] == ["bergson_index", "dattri_dvemb"]
+    with pytest.raises(UsageError, match=r"no rival 'dattri'. Name some of dattri DVEmb, dattri LoGRA"):
+        rivals.named("bergson,dattri")

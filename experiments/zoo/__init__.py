@@ -1,0 +1,1 @@
+"""Small models of many families, recorded as they are."""

@@ -1,0 +1,81 @@
+"""The zoo's command: a few families, recorded and compared; what is refused is tried with its remedy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from experiments.zoo.command import cells, page
+from experiments.zoo.families import SAMPLES, Family, families, squares
+from torch import Tensor, nn
+
+from experiments.zoo import study as zoo
+
+
+def test_there_are_many_families() -> None:
+    assert len(families()) >= 40
+
+
+@pytest.mark.parametrize("name", ["nn.GRU", "ResNet with BatchNorm by hand", "graph attention"])
+def test_a_family_is_recorded_exactly(name: str) -> None:
+    found = zoo.one(families()[name])
+    assert (found["result"], found["remedy_works"], found["coverage"]) == ("recorded", None, pytest.approx(1))
+    assert found["largest_error"] < 1e-9
+    assert found["overhead"] > 1
+
+
+class Mixing(nn.Module):
+    """That subtracts the batch's mean, around a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.matrix = nn.Linear(3, 3), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.head(x) @ self.matrix
+        return torch.tanh(h - h.mean(0))
+
+
+@pytest.mark.parametrize(("remedy", "works"), [({"layers": ["head"]}, False), ({}, False)])
+def test_a_remedy_that_does_not_give_right_rows_does_not_work(remedy: dict[str, list[str]], works: bool) -> None:
+    def inputs(seed: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
+
+    found = zoo.one(Family(Mixing, inputs, squares, remedy=remedy))
+    assert (found["result"], found["remedy_works"]) == ("refused", works)
+    assert "mixes the samples" in found["reason"]
+
+
+def test_the_table() -> None:
+    row = {
+        "name": "X",
+        "result": "refused",
+        "largest_error": None,
+        "coverage": None,
+        "overhead": None,
+        "remedy_works": False,
+        "reason": "r",
+    }
+    assert cells({"families": [row]}) == [("X", "refused", "–", "–", "–", "no")]
+    assert "| X | refused |" in page({"families": [row]})
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "experiments",
+        "zoo",
+        "--only",
+        "nn.RNN",
+        "--json",
+        "--markdown",
+        str(tmp_path / "x.md"),
+    ]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    (family,) = json.loads(out.stdout)["families"]
+    assert {"name", "result", "largest_error", "coverage", "overhead", "remedy_works"} <= family.keys()
+    assert "nn.RNN" in (tmp_path / "x.md").read_text()
