@@ -31,15 +31,15 @@ B, STEPS = 4, 3
 
 
 class Tokens(nn.Module):
-    """Every kind of contribution: an embedding, matrices and vectors with positions, a norm, a convolution in groups."""
+    """Every kind of contribution: an embedding, matrices and vectors with positions, a norm, a convolution in groups, a bare parameter."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table, self.norm, self.conv = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Conv1d(4, 4, 3, padding=1, groups=2)
-        self.head = nn.Linear(4, 1)
+        self.head, self.scale = nn.Linear(4, 1), nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv(self.norm(self.table(x)).mT).mT
+        h = self.scale * self.conv(self.norm(self.table(x)).mT).mT
         out: Tensor = self.head(h.tanh()).sum((1, 2))
         return out
 
