@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from backstory.errors import UnsupportedError
 from backstory.maths.layers import RULES, Contribution, Dense, Outer, Patches, Sum, count_positions, linear, rule_for
-from backstory.maths.projection import Basis, Shape, project, project_groups, project_right
+from backstory.maths.projection import Basis, Shape, project, project_groups
 
 B = 4
 
@@ -164,8 +164,6 @@ def test_a_convolutions_row_is_vec_of_left_gradient_right(name: str, sides: str)
     assert not isinstance(part, Tensor)
     causes = "Right numbers in the wrong places: the order of the filters' entries; else stride, padding or dilation."
     assert_close(project(part, shape, basis), expected, 1e-10, causes)
-    known = project_right(part, shape, basis)
-    assert_close(project(part, shape, basis, known), expected, 1e-10, causes)
     positions = project_groups(part, shape, basis, 3)
     assert_close(positions.sum(1), expected, 1e-10, "groups of positions")
     assert isinstance(part, Dense) or count_positions(part) == delta.shape[2:].numel()

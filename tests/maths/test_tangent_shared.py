@@ -21,6 +21,19 @@ def shared(rule: str, clipped: bool, size: float = 1.0) -> list[Step]:
     return [s._replace(V=V, dot_v=V @ (s.w @ s.G), orthogonal=True) for s in made]
 
 
+def with_own(steps: list[Step]) -> list[Step]:
+    """Their samples keep κ g gᵀ of their own, before what the window shares."""
+    made = []
+    for t, s in enumerate(steps):
+        assert s.V is not None
+        assert s.dot_v is not None
+        root = (s.w * (0.3 + 0.1 * t + torch.arange(len(s.w)).double())).sqrt()
+        own, dots = root[:, None] * s.G, root * (s.G @ (s.w @ s.G))
+        V, dot_v = torch.cat([own, s.V]), torch.cat([dots, s.dot_v])
+        made.append(s._replace(orthogonal=False, V=V, dot_v=dot_v, shared=len(s.V)))
+    return made
+
+
 def by_hand(steps: list[Step], occurrences: dict[int, int], gamma: float | str) -> np.ndarray:
     """x at the end; J, H and its implicit form as dense matrices, in numpy."""
     x, y = np.zeros(P), np.zeros(P)
@@ -38,10 +51,27 @@ def by_hand(steps: list[Step], occurrences: dict[int, int], gamma: float | str) 
         if t in occurrences:
             g, weight = G[occurrences[t]], w[occurrences[t]]
             omega = 1 + g @ x
+            if step.shared:  # its own part of H̃ is gone
+                i, X = occurrences[t], np.linalg.inv(np.eye(len(V)) + strength * V @ V.T) @ V @ x
+                u, omega = u - J @ (V[i] * X[i]), 1.0
             u = u - weight * omega * (J @ g)
         y = k.momentum * y + (1 - k.tau) * u
         x = (1 - k.rate * k.decay) * x - k.rate * (k.a * y + k.n * u)
     return np.asarray(x)
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("contraction", ["never", "always"])
+@pytest.mark.parametrize("rule", ["plain", "nesterov"])
+def test_what_an_occurrence_keeps_of_its_own_is_gone_with_it(
+    rule: str, contraction: Contraction, clipped: bool
+) -> None:
+    steps = with_own(shared(rule, clipped))
+    tangent = Tangent(1, P, dtype=torch.float64, contraction=contraction)
+    for t, step in enumerate(steps):
+        tangent.advance(step, {0: OCCURRENCES[t]} if t in OCCURRENCES else {})
+    expected = by_hand(steps, OCCURRENCES, 0.0 if contraction == "never" else contraction)
+    assert_close(tangent.x[0], torch.from_numpy(expected), 1e-11)
 
 
 @pytest.mark.parametrize("clipped", [False, True], ids=["whole", "clipped"])

@@ -274,6 +274,40 @@ def test_occurrences_and_windows_hold_the_exact_gauss_newton_matrix(
         assert_close(rest + torch.stack(of_own).mean(0), torch.stack(of_steps).mean(0), 1e-9, f"steps {lo} to {hi}")
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_queries_take_each_steps_own_curvature_and_its_windows(
+    compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x ← x − η (Σ w κ ⟨g, x⟩ g + VᵀV x), the influence η w ⟨g, x⟩, from what is stored; also in a compressed copy, and by embeddings."""
+    budget(monkeypatch, 2 * SIZE)
+    model, path = three(), tmp_path / "run"
+    training(path, model, sgd(model), rank=4)
+    own = own_of(path)
+    if compressed:
+        backstory.open(path).compress(tmp_path / "small", rank=64)
+        path = tmp_path / "small"
+    run, made = backstory.open(path), stored(path)
+    batch = batch_of([0, 1, 2, 3])
+    result = run.query(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batch, contraction="never")
+    rows, weight = made.rows.reshape(STEPS, SIZE, -1), made.weight.reshape(STEPS, SIZE)
+    model.zero_grad()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    flat = torch.cat([model.get_parameter(n).grad.flatten() for n in trained_names(model)])  # type: ignore[union-attr]
+    x, expected = projected(flat[None], model, path)[0], list[Tensor]()
+    windows = windows_of(path)
+    for t in reversed(range(STEPS)):
+        rate = float(made.table.groups["rate"][t][0])
+        V = next(V for (lo, hi), (V, _) in windows.items() if lo <= t < hi)
+        expected.insert(0, rate * weight[t] * (rows[t] @ x))
+        x = x - rate * (rows[t].T @ (weight[t] * own[t] * (rows[t] @ x)) + V.T @ (V @ x))
+    assert_close(result.scores[0], torch.cat(expected), 1e-9)
+    run.embed(contraction="never")
+    again = run.query(
+        model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batch, contraction="never", method="embeddings"
+    )
+    assert_close(again.scores[0], torch.cat(expected), 2e-3)
+
+
 def test_two_classes_leave_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """κ = p_y/(1 − p_y), and the windows are empty but for rounding."""
     budget(monkeypatch, 2 * SIZE)

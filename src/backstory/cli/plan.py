@@ -38,7 +38,9 @@ def plan(
     ] = None,
     curvature: Annotated[
         str | None,
-        typer.Option(help="auto, ggn, empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups."),
+        typer.Option(
+            help="auto, ggn, ggn:K (K passes in some steps), empirical, sampled:D (D draws), exact:N (N outputs); /K adds K position groups."
+        ),
     ] = None,
     encoding: Annotated[str | None, typer.Option(help="auto, float16, int8, float32 or float64.")] = None,
     checkpoints: Annotated[int | None, typer.Option(help="Checkpoints between start and end.", min=0)] = None,

@@ -153,14 +153,13 @@ def compact(part: Contribution, shape: Shape) -> Plain:
     return written_out(part) if smaller else Dense(densify(part, shape))
 
 
-def project(contribution: Contribution, shape: Shape, basis: Basis, right: Tensor | None = None) -> Tensor:
-    """One call's gradients in the projection: (B, dims); `right` is what `project_right` has given, where it is known."""
+def project(contribution: Contribution, shape: Shape, basis: Basis) -> Tensor:
+    """One call's gradients in the projection: (B, dims)."""
     if isinstance(contribution, Patches) and not _shrinks(contribution, shape, basis):
         contribution = compact(contribution, shape)
     if not isinstance(contribution, Outer | Patches):
         return project_dense(densify(contribution, shape), shape, basis)
-    right = project_right(contribution, shape, basis) if right is None else right
-    assert right is not None
+    right = _project_right(contribution, basis)  # (B, S, r_in)
     if isinstance(contribution, Patches) and _meets_first(contribution, shape, basis):
         G = torch.bmm(contribution.left.flatten(2), right)  # (B, d_out, r_in)
         return apply(apply(G.mT, basis.left).mT.flatten(1), basis.core)
@@ -170,12 +169,10 @@ def project(contribution: Contribution, shape: Shape, basis: Basis, right: Tenso
     return apply(torch.bmm(left.mT, right).flatten(1), basis.core)
 
 
-def project_right(part: Contribution, shape: Shape, basis: Basis) -> Tensor | None:
-    """Rᵀa_t of a call, (B, S, r_in): the same in every backward pass through it. None where its gradients are written out first."""
+def _project_right(part: Outer | Patches, basis: Basis) -> Tensor:
     if isinstance(part, Outer):
         return apply(part.right, basis.right)
-    if not isinstance(part, Patches) or basis.right is None or not _shrinks(part, shape, basis):
-        return None
+    assert basis.right is not None
     filters = basis.right.to(part.inputs.dtype).T.reshape(-1, part.inputs.shape[1], *part.window.kernel)
     return part.window.convolve(part.inputs, filters).flatten(2).mT
 

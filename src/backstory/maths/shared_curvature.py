@@ -42,6 +42,7 @@ BUSY, SPARSE = (
 )  # so many times the sketch, or one in so many coordinates, tell which rows lead: on a GPT as well as all
 LOOK = 4  # one in so many pieces tells which coordinates these are
 FEW = 4  # units of rounding: a direction with less than that part of the largest one's energy is nothing else
+SMALL = 1 << 22  # numbers that are few enough to be worked on together
 COORDINATES = 512  # that are looked at together in float64
 SOLVE = 1e-6  # of the mean of a Gram matrix's diagonal, added to it
 
@@ -85,9 +86,9 @@ def leading(pieces: Sequence[Tensor], sizes: Sequence[int], most: int) -> Tensor
     orthonormal, what they make nearly orthogonal: `orthogonal` does the rest, where that is wanted. A piece is looked at three times, and
     may be made anew each time: all rows are never there together unless they are few.
     """
-    q = round(MORE * most)
-    if sum(sizes) <= 2 * q:
-        rows = pieces[0].new_empty(sum(sizes), pieces[0].shape[1])
+    q, p = round(MORE * most), pieces[0].shape[1]
+    if sum(sizes) <= 2 * q and sum(sizes) * p <= SMALL:
+        rows = pieces[0].new_empty(sum(sizes), p)
         for part, piece in zip(rows.split(list(sizes)), pieces, strict=True):
             part.copy_(piece)
         return orthogonal(rows, most)

@@ -17,9 +17,9 @@ from backstory.exact.reverse import reverse
 def test_every_row_has_its_correlations_and_its_cost() -> None:
     result = study(setup_of("tiny", "gelu", "adamw", 2), [3, 4], only=["default", "learned-16-empirical"])
     default, own = result["rows"]
-    assert (default["curvature"], own["curvature"]) == ("exact:10", "empirical")
+    assert (default["curvature"], own["curvature"]) == ("ggn:1", "empirical")
     assert own["passes"] == 0
-    assert default["passes"] > 1
+    assert 0 < default["passes"] <= 0.5
     for row in result["rows"]:
         assert len(row["single_seeds"]) == len(row["all_seeds"]) == 2
         assert row["single"] == pytest.approx(sum(row["single_seeds"]) / 2)
