@@ -69,7 +69,7 @@ def test_what_an_occurrence_keeps_of_its_own_is_gone_with_it(
     steps = with_own(shared(rule, clipped))
     tangent = Tangent(1, P, dtype=torch.float64, contraction=contraction)
     for t, step in enumerate(steps):
-        tangent.advance(step, {0: OCCURRENCES[t]} if t in OCCURRENCES else {})
+        tangent.advance(step, [(0, OCCURRENCES[t])] if t in OCCURRENCES else [])
     expected = by_hand(steps, OCCURRENCES, 0.0 if contraction == "never" else contraction)
     assert_close(tangent.x[0], torch.from_numpy(expected), 1e-11)
 
