@@ -66,6 +66,27 @@ def test_accelerates_loop(mixed: str, tmp_path: Path) -> None:
     assert backstory.open(tmp_path / "run")._store.config["optimizer"]["class"] == "AdamW"
 
 
+def test_accelerates_accumulation_inside_one_step(tmp_path: Path) -> None:
+    """Its optimizer steps at the last micro-batch alone; one `rec.step()` is around all of them."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = mlp()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    expected = []
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for t in range(2):
+            with rec.step() as s:
+                for ids in (ids_of(2 * t), ids_of(2 * t + 1)):
+                    s.batch(ids)
+                    expected.append(one_backward_each(model, batch_of(ids), cross_entropy, trained_names(model)))
+                    with accelerator.accumulate(model):
+                        accelerator.backward(cross_entropy(model, batch_of(ids)).mean())
+                        optimizer.step()
+                        optimizer.zero_grad()
+    assert_close(stored(tmp_path / "run").rows, torch.cat(expected), 1e-10)
+
+
 class Block(nn.Module):
     """Its inside is computed again in the backward pass."""
 

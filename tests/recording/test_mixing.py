@@ -249,3 +249,37 @@ def test_only_the_first_step_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 F.cross_entropy(model(batch_of(ids_of(t))[0]), batch_of(ids_of(t))[1]).backward()
                 optimizer.step()
     assert looks == [True, False, False]
+
+
+def test_batch_norm_is_said_once(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", net(nn.BatchNorm1d(6)), ORDINARY["cross-entropy"])
+    assert found(run) == (APART, "found, in layers that share statistics")
+    (words,) = run.caveats()
+    assert "shared statistics in training" in words
+
+
+class Sequences(nn.Module):
+    """Attention over positions, the sequence first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mix, self.head = nn.Linear(3, 4), nn.MultiheadAttention(4, 1), nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.head(self.mix(h, h, h, need_weights=False)[0])
+        return out
+
+
+@pytest.mark.parametrize("length", [B, B + 1])
+def test_positions_are_not_taken_for_samples(length: int, tmp_path: Path) -> None:
+    """Where a sequence-first model has as many positions as samples."""
+    model = seeded(Sequences())
+    optimizer = sgd(model)
+    path = tmp_path / "run"
+    settings: dict[str, Any] = {**FULL, "curvature": "empirical", "batch_dim": 1}
+    with backstory.record(model, optimizer, path, loss_reduction="mean", **settings) as rec, rec.step(range(B)):
+        F.cross_entropy(model(normal(length, B, 3)).mean(0), Y).backward()
+        optimizer.step()
+    assert all(x.startswith("not checked") for x in found(backstory.open(path)))
+    assert not backstory.open(path).caveats()

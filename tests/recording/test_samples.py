@@ -1,5 +1,6 @@
 """Samples as people mean them: of several rows, drawn twice in a batch, and in two calls of one step; against one backward pass for each."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,22 @@ from torch import Tensor, nn
 
 import backstory
 from backstory.errors import UsageError
+from backstory.recording.from_checkpoints import record_checkpoints
+from backstory.replay.recipe import take_step
 
 B, STEPS = 4, 3
 
 
 class Tokens(nn.Module):
-    """Every kind of contribution: an embedding, matrices and vectors with positions, a norm, a convolution in groups."""
+    """Every kind of contribution: an embedding, matrices and vectors with positions, a norm, a convolution in groups, a bare parameter."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table, self.norm, self.conv = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Conv1d(4, 4, 3, padding=1, groups=2)
-        self.head = nn.Linear(4, 1)
+        self.head, self.scale = nn.Linear(4, 1), nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv(self.norm(self.table(x)).mT).mT
+        h = self.scale * self.conv(self.norm(self.table(x)).mT).mT
         out: Tensor = self.head(h.tanh()).sum((1, 2))
         return out
 
@@ -97,6 +100,32 @@ def test_rows_of_one_sample_are_added_up_and_weigh_as_one(name: str, settings: d
     else:  # in another basis, with all of the energy
         assert_close(actual.rows @ actual.rows.T, torch.cat(expected) @ torch.cat(expected).T, 1e-9)
     assert not backstory.open(tmp_path / "run").caveats(), "rows of one sample may be compared with each other"
+
+
+def pairs() -> backstory.Recipe:
+    model = Tokens()
+    seeded(model)
+    chosen, rejected = torch.arange(4), torch.arange(4) + 4
+    return backstory.Recipe(
+        model=model,
+        optimizer=sgd(model),
+        loss=lambda m, batch: dpo(m(batch[0]), chosen, rejected),
+        batches=[([10 * t + i for i in range(4)], (tokens(t, 8),)) for t in range(STEPS)],
+        groups=lambda batch: [0, 1, 2, 3] * 2,
+    )
+
+
+def test_a_recipe_of_pairs_is_planned_and_recorded_from_its_checkpoints(tmp_path: Path) -> None:
+    made, given = pairs(), []
+    with backstory.record(made.model, made.optimizer, tmp_path / "run", loss_reduction="mean", **FULL) as rec:
+        for t in range(STEPS):
+            given.append((t, copy.deepcopy(made.model.state_dict()), None))
+            with rec.step(made.batches[t][0], groups=[0, 1, 2, 3] * 2):
+                take_step(made, t)
+    given.append((STEPS, copy.deepcopy(made.model.state_dict()), None))
+    record_checkpoints(pairs(), given, tmp_path / "made", nearest="before", **FULL)
+    assert_close(stored(tmp_path / "made").rows, stored(tmp_path / "run").rows, 1e-12)
+    assert backstory.plan(pairs, steps=100, seconds=0.1).steps == 100
 
 
 def test_a_pair_loss_across_samples_is_still_noticed(tmp_path: Path) -> None:

@@ -137,10 +137,13 @@ class BackstoryCallback(RecordingCallback, TrainerCallback):
             return None
         if self._run.scope is not None and torch.is_grad_enabled():
             ids = decoded(names)
-            _refuse_packing(inputs, len(ids))
+            pairs = self._run.reduction == "mean" and _rows(inputs) == 2 * len(ids)
+            if not pairs:
+                _refuse_packing(inputs, len(ids))
             items = inputs.get("num_items_in_batch")
-            self._parts.append(Part(None if items is None else int(items), self._micro_batch_divisor(inputs, len(ids))))
-            self._run.batch(ids)
+            divisor = len(ids) if pairs else self._micro_batch_divisor(inputs, len(ids))
+            self._parts.append(Part(None if items is None else int(items), divisor))
+            self._run.batch(ids, groups=list(range(len(ids))) * 2 if pairs else None)
             if args and self._recipe.replays:
                 self._recipe.refuse_replay("the model's inputs must be passed by name")
             self._recipe.add({name: value for name, value in inputs.items() if name != "num_items_in_batch"})
@@ -338,6 +341,12 @@ def _refuse(args: Any) -> None:
             "auto_find_batch_size restarts training in the middle of a recorded run. Set per_device_train_batch_size "
             "instead."
         )
+
+
+def _rows(inputs: Mapping[str, Any]) -> int | None:
+    """Of the inputs: twice as many as samples where TRL puts the rejected answers after the chosen ones."""
+    given = inputs.get("input_ids")
+    return len(given) if isinstance(given, Tensor) else None
 
 
 def _refuse_packing(inputs: dict[str, Any], samples: int) -> None:

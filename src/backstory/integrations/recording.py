@@ -69,11 +69,12 @@ class Recording:
             self._step = self.recorder.step()
             self.scope = self._step.__enter__()
 
-    def batch(self, ids: Sequence[int | str], weight: float = 1.0) -> StepScope:
-        """Declare a micro-batch whose samples all have this weight."""
+    def batch(self, ids: Sequence[int | str], weight: float = 1.0, groups: Sequence[int] | None = None) -> StepScope:
+        """Declare a micro-batch whose samples all have this weight; `groups` where they have several rows."""
         assert self.scope is not None
         n, sums = len(ids), self.reduction == "token-mean"  # then ℓ is a sum over tokens: one loss term
-        self.scope.batch(ids, weights=torch.full((n,), weight, dtype=torch.float64), tokens=[1] * n if sums else None)
+        weights = torch.full((n,), weight, dtype=torch.float64)
+        self.scope.batch(ids, weights=weights, tokens=[1] * n if sums else None, groups=groups)
         return self.scope
 
     def weigh(self, slot: int, weight: float) -> None:

@@ -95,7 +95,11 @@ def _step(recipe: Recipe, rec: Recorder, still: "_Standstill", t: int, outputs: 
     ids, batch = recipe.batches[t]
     still.place(t)
     tokens = None if recipe.tokens is None else recipe.tokens(batch)
-    with rec.step(ids, tokens=tokens) as s, nullcontext() if outputs is None else s.outputs_of(recipe.model, outputs):
+    groups = None if recipe.groups is None else recipe.groups(batch)
+    with (
+        rec.step(ids, tokens=tokens, groups=groups) as s,
+        nullcontext() if outputs is None else s.outputs_of(recipe.model, outputs),
+    ):
         take_step(recipe, t)
     still.know(rec, t + 1)
 

@@ -31,6 +31,8 @@ ADDED = (
     "added up under the ids of the batch. That is right where they are the same samples (two views of each). Where they are others "
     "(real and fake ones of a GAN), declare each call's with s.batch(ids), before it."
 )
+STATISTICS = "found, in layers that share statistics"
+NOT_FIRST = "not checked: the batch is not the first dimension"
 UNSEEN = "not checked: backward() was not seen"
 DRAWS = 2  # halves of the batch
 MOST = 32  # first layers' calls that are looked at

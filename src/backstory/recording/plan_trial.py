@@ -166,7 +166,8 @@ class _Steps:
             if self.window is not None:
                 rec.sees = t * self.window[1] % self.window[0] < self.window[1]
             tokens = [1] * len(ids) if recipe.tokens is None else recipe.tokens(batch)
-            with rec.step(ids, tokens=tokens) as s, self._handed_over(s, torch.as_tensor(tokens)):
+            groups = None if recipe.groups is None else recipe.groups(batch)
+            with rec.step(ids, tokens=tokens, groups=groups) as s, self._handed_over(s, torch.as_tensor(tokens)):
                 take_step(recipe, place)
         self.taken += count
         if rec is not None:

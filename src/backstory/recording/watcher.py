@@ -25,7 +25,7 @@ from .adam import Adaptive
 from .checks import Passes, check_sums, few_coordinates, left_over
 from .contributions import Ahead, joined, places_of
 from .curvature import CurvatureRows
-from .mixing import Mixing
+from .mixing import FOUND, NOT_FIRST, STATISTICS, Mixing
 from .outputs import Loss, OutputWatch
 from .projecting import basis_like
 from .reduction import check_reduction, check_terms
@@ -168,7 +168,12 @@ class StepWatcher:
     @property
     def mixing(self) -> dict[str, str] | None:
         """What was found of samples that affect each other, where `looking` has looked."""
-        return self._mixing.found
+        found = self._mixing.found
+        if found is not None and any(place.dim for place in self._tap.layers.values()):
+            return dict.fromkeys(found, NOT_FIRST)
+        if found is not None and found["layers"] == FOUND and self.shared_statistics:
+            return {**found, "layers": STATISTICS}  # which results say in words of their own
+        return found
 
     @property
     def added(self) -> bool:

@@ -1,6 +1,7 @@
 """Recipes, and replaying them step by step, checked against the recording."""
 
 from .check import RecipeCheck, check_recipe
+from .preference import preference
 from .recipe import Presentation, Recipe, load_recipe
 from .reproduction import Departure, Reproduction, replay, reproduces, reproduction
 from .tape import Removal
@@ -14,6 +15,7 @@ __all__ = [
     "Reproduction",
     "check_recipe",
     "load_recipe",
+    "preference",
     "replay",
     "reproduces",
     "reproduction",

@@ -52,6 +52,9 @@ class Recipe:
         "mean"  # or "sum"; "token-mean": `loss` is the sum over a sample's tokens; "weights": as `weights` says
     )
     tokens: Callable[[Any], Tensor] | None = None  # batch -> how many tokens of each sample have a loss (B,)
+    groups: Callable[[Any], Sequence[int]] | None = (
+        None  # batch -> which of the ids each row belongs to, where samples have several
+    )
     weights: Callable[[int], Tensor] | None = None  # step -> the weight of each sample in the step's loss (B,)
     clip_norm: float | None = None
     schedule: Any = None  # a torch learning-rate scheduler, stepped after each update
