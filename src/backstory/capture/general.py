@@ -24,7 +24,7 @@ from torch.func import functional_call, vjp, vmap
 
 from ..errors import UnsupportedError
 from .nested import Nested, tensors_in
-from .randomness import Generators, own_randomness, seed
+from .randomness import States, own_randomness
 
 MOST_NUMBERS = 2**25  # in what a chunk of samples holds at a time
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative; some models compute in float32 inside
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     outputs: tuple[Tensor, ...]  # those that may get a gradient
     which: tuple[int, ...]  # their places among all tensors that it returned
     versions: tuple[int, ...]  # of the outputs, after the call
-    before: Generators | None  # states of the generators, where the call has drawn from them
+    before: States | None  # of the generators, where the call has drawn from them
     autocast: torch.dtype | None  # the type of the autocast around it
 
 
@@ -147,7 +147,7 @@ def by_vmap(work: _Work, weights: Weights) -> Found:
             return vmap(lambda *d: back(d)[0])(*deltas), outputs
         return {n: g[None] for n, g in back(tuple(d[0] for d in deltas))[0].items()}, outputs
 
-    chunk = work.where.size if work.call.before is not None else _chunk(work, weights)
+    chunk = None if work.call.before is not None else _chunk(work, weights)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # operations without a batching rule are only slower
         out: Found = vmap(one, randomness="different", chunk_size=chunk)(work.apart, work.deltas)
@@ -225,14 +225,15 @@ def _as_in_training(call: Call) -> Iterator[None]:
             yield
             return
         with own_randomness():
-            seed(call.before)
+            call.before.restore()
             yield
 
 
-def _chunk(work: _Work, weights: Weights) -> int:
-    """How many samples at a time: their gradients, and about what the call itself keeps of them."""
+def _chunk(work: _Work, weights: Weights) -> int | None:
+    """How many samples at a time: their gradients, and about what the call itself keeps of them; None for all."""
     each = sum(w.numel() for w in weights.values()) + 8 * sum(x[0].numel() for x in (*work.apart, *work.deltas))
-    return max(1, min(work.where.size, MOST_NUMBERS // max(1, each)))
+    most = max(1, MOST_NUMBERS // max(1, each))
+    return most if most < work.where.size else None
 
 
 def _as_before(work: _Work, outputs: tuple[Tensor, ...]) -> bool:
@@ -248,6 +249,8 @@ def _as_before(work: _Work, outputs: tuple[Tensor, ...]) -> bool:
 def _same(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape:
         return False
+    if bool((x - y).norm() <= SAME.get(y.dtype, SAME_HALF) * y.norm()):
+        return True
     finite = y.isfinite()
     off = torch.where(finite, x - y, torch.zeros_like(y)).norm()
     return not bool(off > SAME.get(y.dtype, SAME_HALF) * torch.where(finite, y, torch.zeros_like(y)).norm())

@@ -7,8 +7,9 @@ twister and its position, then whether a normal number waits to be drawn, and th
 import random
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,14 +53,43 @@ def seed(states: Generators) -> None:
             torch.cuda.set_rng_state(state, device)
 
 
+class States(NamedTuple):
+    """The generators' states in their own forms: quick to take and to compare, for what is not stored."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+    cuda: Sequence[Tensor]
+
+    def differ(self, others: "States") -> bool:
+        """Whether something was drawn between the two."""
+        same = torch.equal(self.torch, others.torch) and self.python == others.python
+        same &= all(np.array_equal(a, b) for a, b in zip(self.numpy, others.numpy, strict=True))
+        return not (same and all(map(torch.equal, self.cuda, others.cuda)))
+
+    def restore(self) -> None:
+        """Put the generators back."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+def states() -> States:
+    """Of all generators as they are now."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ()
+    return States(torch.get_rng_state(), random.getstate(), np.random.get_state(), cuda)
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Whatever is drawn inside, the generators are afterwards as they were."""
-    before = generators()
+    before = states()
     try:
         yield
     finally:
-        seed(before)
+        before.restore()
 
 
 def checksums(states: Generators) -> tuple[int, ...]:
