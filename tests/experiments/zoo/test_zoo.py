@@ -62,6 +62,12 @@ def test_the_table() -> None:
     assert "| X | refused |" in page({"families": [row]})
 
 
+def test_the_page_of_models_has_every_family() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "models.md").read_text()
+    table = text.split("<!-- zoo -->")[1].split("<!-- end of zoo -->")[0].strip().splitlines()
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(families())
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     command = [
