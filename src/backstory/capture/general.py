@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from ..errors import UnsupportedError
+from ..maths.recurrent import can_unroll, gradients, unroll
 from .nested import Nested, tensors_in
 from .randomness import States, own_randomness
 
@@ -120,7 +121,8 @@ def _way(work: _Work, weights: Weights, title: str) -> Way:
     others = {n: _shaken(w, n) for n, w in weights.items()}
     mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in work.call.module.modules())
     drawn = (by_vmap,) if mixes else (by_vmap, on_whole_batch)
-    for way in (by_vmap, one_by_one) if work.call.before is None else drawn:
+    recurrent: tuple[Way, ...] = (unrolled,) if can_unroll(work.call.module) else ()
+    for way in (*recurrent, by_vmap, one_by_one) if work.call.before is None else drawn:
         try:
             with _as_in_training(work.call):
                 plain = way(work, weights)[1]
@@ -165,6 +167,30 @@ def one_by_one(work: _Work, weights: Weights) -> Found:
         rows.append(_pulled(outputs, leaves, [d[b] for d in work.deltas]))
         seen.append(tuple(x.detach() for x in outputs))
     return {n: torch.stack([row[n] for row in rows]) for n in weights}, tuple(map(torch.stack, zip(*seen, strict=True)))
+
+
+def unrolled(work: _Work, weights: Weights) -> Found:
+    """Recurrent layers, all samples at once, one step of time after another."""
+    module, where = work.call.module, work.where
+    assert isinstance(module, nn.RNNBase)
+    x, *start = work.apart
+    if len(work.apart) < len(where.inputs) or x.dim() != 4 or x.shape[1 if module.batch_first else 2] != 1:
+        raise UnsupportedError("only whole batches of sequences are unrolled")
+    time = 1 if module.batch_first else 2  # where a sample's own batch dimension is
+    own = {n: p.detach() for n, p in module.named_parameters()} | dict(weights)
+    with torch.enable_grad():
+        run = unroll(module, own, x.squeeze(time), [s.squeeze(2) for s in start])
+        every = (run.outputs.unsqueeze(time), *(s.unsqueeze(2) for s in run.states))
+    outputs = tuple(every[work.call.which[i]] for i in work.used)
+    zeros = [x for layer in run.layers for x in (layer.at_inputs, layer.at_hidden)]
+    rows = []
+    for k in range(work.deltas[0].shape[1]):
+        deltas = torch.autograd.grad(
+            outputs, zeros, [d[:, k] for d in work.deltas], retain_graph=True, allow_unused=True
+        )
+        filled = [torch.zeros_like(z) if d is None else d for d, z in zip(deltas, zeros, strict=True)]
+        rows.append(gradients(run.layers, filled))
+    return {n: torch.stack([row[n] for row in rows], 1) for n in weights}, tuple(x.detach() for x in outputs)
 
 
 def on_whole_batch(work: _Work, weights: Weights) -> Found:
