@@ -130,6 +130,19 @@ class Flattened(nn.Module):
         return out
 
 
+class Interleaved(nn.Module):
+    """The same with the sequence first, so that a sample's rows are not neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x.transpose(0, 1).flatten(0, 1)).relu()
+        out: Tensor = (x + h.view(x.shape[1], len(x), -1).transpose(0, 1)).softmax(1).mean(1)
+        return out
+
+
 class Second(nn.Module):
     """The sequence first inside."""
 
@@ -169,6 +182,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "relative positions": Relative,
     "parametrized": Normed,
     "flattened": Flattened,
+    "interleaved": Interleaved,
     "attention with dropout": lambda: First(nn.MultiheadAttention(WIDTH, 2, dropout=0.3, batch_first=True)),
     "encoder": lambda: First(encoder(batch_first=True)),
     "LSTM": lambda: First(nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True, dropout=0.2), 8),
