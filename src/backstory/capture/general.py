@@ -99,12 +99,13 @@ class General:
 
 
 BLIND = (
-    "owns parameters without a layer rule, and not all of its outputs hold one entry for each sample. Register a rule with "
+    "owns parameters without a layer rule, and not all of its outputs hold one entry for each sample. With activation checkpointing, pass "
+    "use_reentrant=False. Register a rule with "
     "`backstory.register`, or exclude the parameters with layers=['!name']."
 )
 OTHER = (
     "owns parameters without a layer rule, and gives other outputs when it is called again for one sample at a time: it mixes the "
-    "samples of a batch, keeps a state between calls, or draws random numbers in an order of its own. Register a rule with "
+    "samples of a batch, keeps a state between calls, calls torch.utils.checkpoint inside, or draws random numbers in an order of its own. Register a rule with "
     "`backstory.register`, or exclude the parameters with layers=['!name']."
 )
 
@@ -238,8 +239,22 @@ def _outputs(work: _Work, weights: Weights, tensors: tuple[Tensor, ...]) -> tupl
     call, module = work.call, work.call.module
     args, kwargs = call.inputs.filled(tensors)
     state = {n: p.detach() for n, p in module.named_parameters()} | {n: b.clone() for n, b in module.named_buffers()}
-    out = tensors_in(functional_call(module, {**state, **weights}, args, kwargs, tie_weights=False))
+    with _kept_activations(module):
+        out = tensors_in(functional_call(module, {**state, **weights}, args, kwargs, tie_weights=False))
     return tuple(out[call.which[i]] for i in work.used)
+
+
+@contextmanager
+def _kept_activations(module: nn.Module) -> Iterator[None]:
+    """Without the checkpoints of `transformers`: they would compute again when these weights are no longer in place."""
+    flags = [m for m in module.modules() if getattr(m, "gradient_checkpointing", None) is True]
+    try:
+        for m in flags:
+            m.__dict__["gradient_checkpointing"] = False
+        yield
+    finally:
+        for m in flags:
+            m.__dict__["gradient_checkpointing"] = True
 
 
 @contextmanager
