@@ -106,6 +106,25 @@ class Relative(nn.Module):
         return out
 
 
+class Counted(nn.Embedding):
+    """Positions counted from a mask, with rows that are never used and one that is padding."""
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return super().forward((mask.cumsum(1) * mask + 1).long())
+
+
+class Offset(nn.Module):
+    """A table with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at, self.out = Counted(12, WIDTH, padding_idx=1), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out((x + self.at(x[..., 0] > -0.5)).tanh()).mean(1)
+        return out
+
+
 class Normed(nn.Module):
     """A convolution with a weight in two factors."""
 
@@ -180,6 +199,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "noise": Noisy,
     "borrowed weights": Borrowed,
     "relative positions": Relative,
+    "positions counted": Offset,
     "parametrized": Normed,
     "flattened": Flattened,
     "interleaved": Interleaved,
@@ -247,7 +267,7 @@ def test_a_sequence_as_long_as_the_batch_is_not_taken_for_it(name: str, tmp_path
     assert_close(kept(tmp_path / "run").rows, expected, 1e-9, "the dimension of the sequence may have been taken.")
 
 
-@pytest.mark.parametrize("name", ["bare parameters", "LSTM", "encoder"])
+@pytest.mark.parametrize("name", ["bare parameters", "LSTM", "encoder", "positions counted"])
 def test_groups_of_positions_add_up(name: str, tmp_path: Path) -> None:
     expected = recorded_groups(tmp_path / "run", made(name))
     actual = kept(tmp_path / "run")

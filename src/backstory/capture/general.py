@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from ..errors import UnsupportedError
+from ..maths.layers import Outer
 from ..maths.recurrent import can_unroll, gradients, unroll
 from .nested import Nested, tensors_in
 from .randomness import States, own_randomness
@@ -67,7 +68,9 @@ class _Work(NamedTuple):
 
 Weights = Mapping[str, Tensor]
 Found = tuple[Gradients, tuple[Tensor, ...]]  # gradients, and the used outputs (B, …)
-Way = Callable[[_Work, Weights], Found]
+# an outer product has its positions still apart: it is that of all groups
+Rows = tuple[Mapping[str, Tensor | Outer], tuple[Tensor, ...]]
+Way = Callable[[_Work, Weights], Rows]
 
 
 class General:
@@ -78,7 +81,7 @@ class General:
 
     def gradients(
         self, call: Call, names: Sequence[str], where: Where, deltas: Sequence[Tensor | None], title: str
-    ) -> Gradients:
+    ) -> Mapping[str, Tensor | Outer]:
         """Per-sample gradients of the parameters `names`; `deltas` (K, *shape) of each output, None where nothing came back."""
         given = [(i, x, where.outputs[i]) for i, x in enumerate(deltas) if x is not None]
         inputs = zip(call.inputs.tensors, where.inputs, strict=True)
@@ -122,8 +125,11 @@ def _way(work: _Work, weights: Weights, title: str) -> Way:
     others = {n: _shaken(w, n) for n, w in weights.items()}
     mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in work.call.module.modules())
     drawn = (by_vmap,) if mixes else (by_vmap, on_whole_batch)
-    recurrent: tuple[Way, ...] = (unrolled,) if can_unroll(work.call.module) else ()
-    for way in (*recurrent, by_vmap, one_by_one) if work.call.before is None else drawn:
+    module = work.call.module
+    cheaper: tuple[Way, ...] = (
+        (looked_up,) if isinstance(module, nn.Embedding) else (unrolled,) if can_unroll(module) else ()
+    )
+    for way in (*cheaper, by_vmap, one_by_one) if work.call.before is None else drawn:
         try:
             with _as_in_training(work.call):
                 plain = way(work, weights)[1]
@@ -168,6 +174,25 @@ def one_by_one(work: _Work, weights: Weights) -> Found:
         rows.append(_pulled(outputs, leaves, [d[b] for d in work.deltas]))
         seen.append(tuple(x.detach() for x in outputs))
     return {n: torch.stack([row[n] for row in rows]) for n in weights}, tuple(map(torch.stack, zip(*seen, strict=True)))
+
+
+def looked_up(work: _Work, weights: Weights) -> Rows:
+    """A table with a forward of its own that looks rows up: in a table of numbers 0, 1, … it looks up which."""
+    module, where, call = work.call.module, work.where, work.call
+    (table,) = weights.values()
+    dim = where.outputs[0]
+    if dim is None or not isinstance(module, nn.Embedding) or module.max_norm is not None or module.scale_grad_by_freq:
+        raise UnsupportedError("no plain table")
+    numbers = torch.arange(len(table), dtype=torch.float64, device=table.device)[:, None]
+    with torch.no_grad():
+        (found,) = _outputs(work, dict.fromkeys(weights, numbers), call.inputs.tensors)
+        index = samples(found[..., 0].round().long(), dim, where.size)
+        outputs = table[index]
+    right = work.deltas[0].sum(1).flatten(1, -2)  # (B, S, d) of all groups
+    index = index.flatten(1)
+    if module.padding_idx is not None:
+        right = right * (index != module.padding_idx).unsqueeze(-1)
+    return dict.fromkeys(weights, Outer(index, right)), (outputs,)
 
 
 def unrolled(work: _Work, weights: Weights) -> Found:

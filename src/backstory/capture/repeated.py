@@ -17,7 +17,7 @@ from torch.autograd.graph import Node, get_gradient_edge, register_multi_grad_ho
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UnsupportedError, UsageError
-from ..maths.layers import Dense
+from ..maths.layers import Dense, Outer
 from ..maths.projection import group_edges
 from .general import Call, General, Where, samples
 from .nested import nested, tensors_in, with_tensors
@@ -191,7 +191,11 @@ class Repeated:
         with tap.silent():
             grads = self._engine.gradients(call, list(names), where, apart, title)
         for name, number in names.items():
-            rows = grads[name].float() if grads[name].dtype in HALF else grads[name]  # (B, K, *shape)
+            rows = grads[name]  # (B, K, *shape)
+            if isinstance(rows, Outer):
+                sink(slot, number, Outer(rows.left, _wide(rows.right)), None)
+                continue
+            rows = _wide(rows)
             rows = rows[..., None] if rows.dim() == 2 else rows  # of a single number
             for k in range(groups):
                 sink(slot, number, Dense(rows[:, k]), None if groups == 1 else k)
@@ -386,6 +390,10 @@ def _reached(returned: Sequence[Tensor]) -> set[int]:
             out.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
     return out
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALF else x
 
 
 def _may_be_sample(x: Tensor) -> bool:
