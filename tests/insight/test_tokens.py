@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from backstory import Influence, Recipe, Run, record
 from backstory.errors import MismatchError, UsageError
 from backstory.insight.tokens import CAVEAT, TokenInfluence, tokens
+from backstory.recording import adam
 from backstory.replay.recipe import take_step
 
 S, STEPS, SIZE, RATE = 5, 6, 3, 0.3
@@ -25,6 +26,12 @@ CAUSES = (
     "A ratio of the number of samples: weights not divided out. Scattered: other positions in one layer than another."
 )
 Batch = tuple[Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def _known_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third step on rows have the scales that were known before it."""
+    monkeypatch.setattr(adam, "KNOWN", 2)
 
 
 def sequences(ids: list[int]) -> Batch:

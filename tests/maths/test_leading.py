@@ -77,6 +77,18 @@ def test_pieces_are_parts_of_one_sum(n: int) -> None:
     assert torch.linalg.eigvalsh(H - parts.T @ parts).min() > -1e-8 * H.trace()
 
 
+@pytest.mark.parametrize("sources", [2, 3, 4, 8])
+def test_pieces_in_turn_from_several_sources_all_count(sources: int) -> None:
+    """Each source has coordinates of its own: a look at every so many pieces would see some of them only."""
+    pieces = []
+    for i in range(48):
+        piece = torch.zeros(20, 80 * sources, dtype=torch.float64)
+        piece[:, 80 * (i % sources) : 80 * (i % sources + 1)] = decaying(150, 80, seed=i % sources)[:20] * (1 + i / 48)
+        pieces.append(piece)
+    V, rows = leading(pieces, [20] * 48, 20), torch.cat(pieces)
+    assert float(V.square().sum()) > 0.9 * float(np.square(best(rows, 20)).sum())
+
+
 def test_rows_of_few_directions_lose_nothing() -> None:
     """More rows than are sketched, but of a rank below what is kept."""
     g = torch.Generator().manual_seed(3)

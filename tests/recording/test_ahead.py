@@ -1,6 +1,7 @@
 """Rows that are projected while the backward pass goes on, in the scales of the step before: the same, whenever they are."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tests.run.test_run_adam import next_token, sequences
 from tests.support import adam
 from tests.support.adam import Tiny, adamw, met, projected
-from tests.support.loops import mlp, seeded, stored
+from tests.support.loops import batch_of, cross_entropy, ids_of, mlp, seeded, stored
 from tests.support.oracles import assert_close
 from torch import Tensor, nn
 
@@ -85,9 +86,77 @@ def test_a_token_that_comes_late_has_a_row(groups: int, tmp_path: Path) -> None:
     assert [bool((s.half[token] == 0).all()) for s in seen] == [t < late for t in range(STEPS)]
     assert bool((seen[late].rows[:, token] != 0).any())
     half = [h.clone() for h in halves(seen)]
-    half[late][table] = seen[late].half[table]  # of the whole table, as its columns' scales are of all its rows
+    for t in range(KNOWN, STEPS):
+        half[t][table] = seen[t].half[
+            table
+        ]  # a table's are those after the step: a row may be the first in a long time
     expected = [projected(s.rows * h, model, path) for s, h in zip(seen, half, strict=True)]
     assert_close(stored(path).rows, torch.cat(expected), 1e-9)
+
+
+class Blocked(nn.Module):
+    """A layer whose second input is 0 until some step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.open = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.tensor([1.0, float(self.open), 1.0], dtype=x.dtype)
+        out: Tensor = self.out(self.first(x * seen).tanh())
+        return out
+
+
+@pytest.mark.usefixtures("piece")
+def test_a_first_gradient_that_comes_late_has_a_scale(tmp_path: Path) -> None:
+    """A column of a weight without any gradient so far: its scale was 0."""
+    model, late = seeded(Blocked()), KNOWN + 2
+    optimizer = adamw(model)
+    model.register_forward_pre_hook(
+        lambda module, _: setattr(
+            module, "open", max((int(s["step"]) for s in optimizer.state.values()), default=0) >= late
+        )
+    )
+    seen = adam.record(tmp_path / "run", model, optimizer, STEPS, **RANDOM)
+    weight = slice(0, 12)  # of the first layer
+    assert [bool((s.half[weight] == 0).any()) for s in seen] == [t < late for t in range(STEPS)]
+    half = [h.clone() for h in halves(seen)]
+    for t in range(KNOWN, late + 1):
+        half[t][weight] = seen[t].half[weight]
+    expected = [projected(s.rows * h, model, tmp_path / "run") for s, h in zip(seen, half, strict=True)]
+    assert_close(stored(tmp_path / "run").rows, torch.cat(expected), 1e-9)
+
+
+def test_work_of_a_step_that_failed_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held may change: nothing of it is looked at."""
+    monkeypatch.setattr(contributions, "PIECE", 0)
+    model = mlp()
+    optimizer = adamw(model)
+    put, held, failing = Writer.put_ahead, list[Any](), False
+
+    def kept(self: Writer, step: int, work: Any, nbytes: int) -> None:
+        if failing:
+            held.append(work)
+        else:
+            put(self, step, work, nbytes)
+
+    monkeypatch.setattr(Writer, "put_ahead", kept)
+    with backstory.record(model, optimizer, tmp_path / "run", loss_reduction="mean", **RANDOM) as rec:
+        for t in range(STEPS):
+            failing = t == KNOWN + 1
+            optimizer.zero_grad()
+            with pytest.raises(ZeroDivisionError) if failing else nullcontext(), rec.step(ids_of(t)):
+                cross_entropy(model, batch_of(ids_of(t))).mean().backward()
+                if failing:
+                    raise ZeroDivisionError
+                optimizer.step()
+        assert held
+        for work in held:
+            for part in (one.part for parts in work.args[0].values() for one in parts):
+                part[-1].add_(1.0)
+            work()
+    assert backstory.open(tmp_path / "run").n_steps == STEPS - 1
 
 
 def test_it_makes_no_difference_when_they_are_projected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from backstory.maths.layers import Dense, Outer, Sum
 from backstory.maths.projection import Basis
 from backstory.run import gradients as query_module
 from backstory.run.gradients import query_rows
-from backstory.run.graph import alike, corner, plain_blocks, walk
+from backstory.run.graph import alike, plain_blocks, sums, walk
 
 
 def seen(model: nn.Module, losses: Callable[[], Tensor], count: int) -> tuple[Tap, Any, Tensor]:
@@ -147,7 +147,7 @@ def test_plain_layers_take_no_gradient_of_a_parameter(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("positions", [1, 3, 40])
-def test_a_corner_is_linear_and_of_single_terms(positions: int) -> None:
+def test_sums_are_linear_and_every_entry_counts(positions: int) -> None:
     g = torch.Generator().manual_seed(0)
     delta, a = (torch.randn(5, positions, d, generator=g) for d in (20, 7))
     by = torch.randn(5, generator=g)
@@ -158,16 +158,19 @@ def test_a_corner_is_linear_and_of_single_terms(positions: int) -> None:
         Sum,
         lambda d: Dense(d.sum(1)),
     ):
-        first, scaled = corner(make(delta)), corner(make(delta * by[:, None, None]))
+        first, scaled = sums(make(delta)), sums(make(delta * by[:, None, None]))
         assert_close(scaled, first * by[:, None], 1e-5)
-        assert first.shape[1] < 16**3
         assert first.abs().min() > 0
+        for place in ((2, 0, 0), (2, positions - 1, 19), (2, positions // 2, 5)):
+            other = delta.clone()
+            other[place] += 1.0
+            assert not torch.equal(sums(make(other)), first), "wherever one entry differs"
 
 
 @pytest.mark.parametrize(
     ("by", "rounded", "expected"), [(1e-5, (), True), (0.1, (), False), (0.1, (0,), True), (9.0, (0,), False)]
 )
-def test_corners_are_alike_up_to_the_rounding_of_their_block(by: float, rounded: Any, expected: bool) -> None:
+def test_sums_are_alike_up_to_the_rounding_of_their_block(by: float, rounded: Any, expected: bool) -> None:
     x, factors = torch.ones(3, 4), torch.tensor([1.0, -2.0, 0.5])
     second = x * factors[:, None]
     second[0, 0] += by

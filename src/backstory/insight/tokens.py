@@ -27,6 +27,7 @@ from ..capture.ids import as_text
 from ..capture.modules import Blocks
 from ..capture.updates import sign_of
 from ..errors import MismatchError, UsageError
+from ..maths.adam import Scale
 from ..maths.adjoint import Adjoint
 from ..maths.encoding import looseness
 from ..maths.layers import Contribution, written_out
@@ -212,15 +213,33 @@ class _Positions:
             self._wanted[t].append(place)
         self._tap: Tap | None = None
         self._gathered: Gathered | None = None
+        self._warmup = int(store.tensor_metadata("basis").get("warmup", "0"))
+        self._adaptive: Adaptive | None = None  # follows the second moment as the recording did
+        self._known: list[Scale] | None = None  # P^½ that was known before the step under way
 
     def watch(self, t: int) -> None:
         """Before step t: what step t − 1 left is read, and the hooks are put in place for step t."""
+        scales = self._follow(t)
         if self._tap is not None:
             self._tap.detach()
-            self._take(t - 1)
+            self._take(t - 1, scales)
             self._tap = None
         if t in self._wanted:
             self._listen(t)
+
+    def _follow(self, t: int) -> list[Scale] | None:
+        """P^½ of the rows of step t − 1; where Adam's second moment is no part of them, None."""
+        if self._adaptive is None:
+            recipe = self._tape.recipe
+            reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
+            self._adaptive = Adaptive(reader, self.blocks.blocks, self._settings["projection"])
+            self._adaptive.told()
+            self._known = self._adaptive.known() if t >= self._warmup else None
+        if t == 0 or not self._adaptive.preconditioned:
+            return None
+        scales = self._adaptive.after(self._known, () if self._gathered is None else self._gathered.looked_up())
+        self._known = self._adaptive.known() if t >= self._warmup else None
+        return scales
 
     def _listen(self, t: int) -> None:
         model, chosen = self._tape.recipe.model, torch.tensor(self._wanted[t])
@@ -235,22 +254,20 @@ class _Positions:
         self._tap.attach()
         self._tap.batch(len(self._tape.ids[t]))
 
-    def _take(self, t: int) -> None:
+    def _take(self, t: int, scales: list[Scale] | None) -> None:
         """After step t: the optimizer's second moment is known, and its gradients are still there."""
         gathered, places, n = self._gathered, self._wanted[t], len(self._wanted[t])
         assert gathered is not None
-        recipe, blocks = self._tape.recipe, self.blocks.blocks
-        reader = OptimizerReader(recipe.model, recipe.optimizer, model_as=self._settings["optimizer_model"])
-        adaptive = Adaptive(reader, blocks, self._settings["projection"])
-        scales = adaptive.told()
-        sign = sign_of(recipe.optimizer)
+        assert self._adaptive is not None
+        blocks, sign = self.blocks.blocks, sign_of(self._tape.recipe.optimizer)
         inverse = safe_inverse(self._tape.weights(t)[places])  # the gradients that came carry the samples' weights
         if scales is not None:
             dots = gathered.dots([b.parameter.grad for b in blocks], [n]) * inverse[:, None]  # (n, S) c ⟨g_j, ∇L⟩
             self.dots |= {(t, place): x for place, x in zip(places, dots, strict=True)}
         bases = list(map(basis_like, self.bases, (b.parameter for b in blocks)))
-        sides = [x._replace(core=None) for x in bases] if scales is None else adaptive.sides(bases, scales)
+        sides = [x._replace(core=None) for x in bases] if scales is None else self._adaptive.sides(bases, scales)
         gathered.settle(bases, sides)
+        self._gathered = None
         rows = gathered.rows([n]).double() * (sign * inverse)[:, None, None]  # (n, S, p)
         self.rows |= {(t, place): x for place, x in zip(places, rows, strict=True)}
 

@@ -103,7 +103,8 @@ def leading(pieces: Sequence[Tensor], sizes: Sequence[int], most: int) -> Tensor
 
 def _busiest(pieces: Sequence[Tensor], fewest: int) -> Tensor:
     """The coordinates with most energy in some of the pieces, in order."""
-    sizes: list[Tensor] = [torch.linalg.vector_norm(pieces[i], dim=0) for i in range(0, len(pieces), LOOK)]
+    looked = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))[: -(-len(pieces) // LOOK)]
+    sizes: list[Tensor] = [torch.linalg.vector_norm(pieces[i], dim=0) for i in looked.sort().values.tolist()]
     energy = torch.stack(sizes).square().sum(0)
     chosen = energy.topk(min(len(energy), max(fewest, len(energy) // SPARSE))).indices
     return chosen.sort().values

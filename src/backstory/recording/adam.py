@@ -6,7 +6,7 @@ preconditioned  learned and random projections: rows are those of ĝ = P^½ g, w
 raw             full and mask: rows are those of g, and the exact diagonal P of every step is kept with it
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,9 +55,12 @@ class Adaptive:
         self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
         self._used = self.scales  # in the last step
-        self._sides: dict[
-            int, tuple[Basis, Scale, Basis]
-        ] = {}  # of each block: its basis and scale, and what is made of them
+        self.every_step = (
+            False  # whether they are read after each step, as those of steps that do not follow each other must be
+        )
+        self._tables = set[int]()  # blocks whose rows are looked up
+        self._empty: dict[int, tuple[Scale, bool]] = {}  # of each block: its scale, and whether a part of it is 0
+        self._sides: dict[int, tuple[Basis, Scale, Basis]] = {}  # its basis and scale, and what is made of them
 
     @property
     def coordinates(self) -> str:
@@ -74,13 +77,41 @@ class Adaptive:
         return self.scales
 
     def known(self) -> list[Scale] | None:
-        """P^½ before a step, where it may stand for the one after it."""
+        """P^½ before a step, where it may stand for the one after it, but for the blocks that are `late`."""
         first = self._blocks[0].parameter
-        if not self._reader.foreseen or not self.preconditioned or self.scales is None:
+        if self.every_step or not self.preconditioned or not self._reader.foreseen or self.scales is None:
             return None
-        if not self._reader.optimizer.state.get(first):
+        if not self._reader.optimizer.state.get(first) or self._reader.second_moment(first).steps < KNOWN:
             return None
-        return self.scales if self._reader.second_moment(first).steps >= KNOWN else None
+        return self.scales
+
+    def late(self, scales: Sequence[Scale]) -> frozenset[int]:
+        """The blocks whose scales must be those after the step.
+
+        In a table a row's gradient may be the first in a long time; and where a scale is 0, no gradient has been there yet.
+        """
+        for b, scale in enumerate(scales):
+            if b not in self._empty or self._empty[b][0] is not scale:
+                self._empty[b] = scale, any(bool((x == 0).any()) for x in scale if x is not None)
+        return frozenset(self._tables | {b for b, (_, empty) in self._empty.items() if empty})
+
+    def after(self, known: list[Scale] | None, looked_up: Collection[int] = ()) -> list[Scale]:
+        """P^½ of the rows of the step that has just been taken, where `known` stood for it, with rows of these blocks looked up."""
+        self._tables.update(looked_up)
+        self._age += 1
+        last = 1 if self.every_step else self._reader.moments_last(self._blocks[0].parameter, RENEWED)
+        if self.scales is None or self._age >= last:
+            read, self.scales, self._age = self.scales, [self._scale(b) for b in self._blocks], 0
+            return self.scales if known is None else self._with(known, self.late(known), read=read is not None)
+        return self._with(self.scales if known is None else known, self.late(self.scales if known is None else known))
+
+    def _with(self, scales: list[Scale], late: Collection[int], *, read: bool = False) -> list[Scale]:
+        """These, with the late ones as they are after the step: `read` just now, or read here."""
+        assert self.scales is not None
+        if late and not read:
+            fresh = {b: self._scale(self._blocks[b]) for b in late}
+            self.scales = [fresh.get(b, scale) for b, scale in enumerate(self.scales)]
+        return [self.scales[b] if b in late else scale for b, scale in enumerate(scales)] if late else scales
 
     def sides(self, bases: Sequence[Basis], scales: Sequence[Scale]) -> list[Basis]:
         """The sides of each block that take raw gradients to the coordinates of P^½; made once for the same scale."""
@@ -94,36 +125,24 @@ class Adaptive:
         reading: Reading,
         bases: Sequence[Basis] | None,
         known: list[Scale] | None = None,
-        looked_up: Mapping[int, Sequence[Tensor]] | None = None,
+        looked_up: Collection[int] = (),
     ) -> AfterUpdate:
         """After the optimizer has stepped, while its gradients are still there.
 
-        The `known` scales are those that some rows have already. What was `looked_up` in each block may have been so for the first time.
+        The `known` scales are those that some rows have already, but of `late` blocks; rows of some blocks were `looked_up`.
         """
         if self.diagonal:
             assert bases is not None
             return AfterUpdate(P=torch.cat(list(map(self._diagonal, self._blocks, bases))))
         if not self.preconditioned:
             return AfterUpdate()
-        before, self._age = self._used, self._age + 1
-        if self.scales is None or self._age >= self._reader.moments_last(self._blocks[0].parameter, RENEWED):
-            self.scales, self._age = [self._scale(b) for b in self._blocks], 0
-        scales = self._used = self._with_new_tokens(self.scales if known is None else known, looked_up or {})
+        before, scales = self._used, self.after(known, looked_up)
+        self._used = scales
         grads = [b.parameter.grad for b in self._blocks]
         sizes = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
         whole = float(torch.stack([x.cpu().double() for x in sizes]).sum()) / reading.clip**2 if sizes else 0.0
         duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
         return AfterUpdate(scales, None, whole, before, duals)
-
-    def _with_new_tokens(self, scales: list[Scale], looked_up: Mapping[int, Sequence[Tensor]]) -> list[Scale]:
-        """The scales, read again where they are older than the first gradient of a row: as they were, its scale would be 0."""
-        stale = [b for b, index in looked_up.items() if any(bool((scales[b].left[i] == 0).any()) for i in index)]
-        if not stale:
-            return scales
-        fresh = {b: self._scale(self._blocks[b]) for b in stale}
-        assert self.scales is not None
-        self.scales = [fresh.get(b, scale) for b, scale in enumerate(self.scales)]
-        return [fresh.get(b, scale) for b, scale in enumerate(scales)]
 
     def wholes(self, reading: Reading) -> list[Tensor | None] | None:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""

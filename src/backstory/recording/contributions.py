@@ -12,8 +12,9 @@ Shapes:  B samples of a micro-batch (slot), K groups of positions (1: not taken 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ class Ahead(NamedTuple):
 
     sides: Sequence[Basis]  # in the coordinates of the rows
     later: Later
+    late: Collection[int]  # blocks that wait for the end of the step all the same
 
 
 class Gathered:
@@ -66,7 +68,8 @@ class Gathered:
         self._positions: Counter[Key] = Counter()
         self._rows: dict[Key, Tensor] = {}  # (B, K, dims)
         self._waiting: dict[Key, list[Waiting]] = defaultdict(list)
-        self._nbytes = 0  # of what waits, but for look-ups
+        self._nbytes = 0  # of what waits, but for what waits for the end of the step
+        self._dropped = False
         self._wide: dict[Key, Tensor] = {}  # (B, K, product) what was projected with sides alone
         self._dots: dict[int, Tensor] = {}  # slot -> (B, K), of what was settled
 
@@ -80,27 +83,29 @@ class Gathered:
             _add(self._rows, (slot, block), self._projected(part, group, block, self._bases[block]))
             return
         self._waiting[slot, block].append(Waiting(part, group, _versions(part)))
-        if self._ahead is not None and not _is_look_up(part):
+        if self._ahead is not None and block not in self._ahead.late and not _is_look_up(part):
             self._nbytes += sum(x.nbytes for x in part if isinstance(x, Tensor))
             if self._nbytes > PIECE:
                 self._hand_over(self._ahead)
 
     def _hand_over(self, ahead: Ahead) -> None:
-        """What waits is projected while the backward pass goes on; but for look-ups, which may be the first of their row."""
-        looked_up = {key: x for key, x in self._waiting.items() if any(_is_look_up(w.part) for w in x)}
-        waiting = {key: x for key, x in self._waiting.items() if key not in looked_up}
-        nbytes, self._nbytes, self._waiting = self._nbytes, 0, defaultdict(list, looked_up)
+        """What waits is projected while the backward pass goes on; but for look-ups and blocks that are late."""
+        late = {b for (_, b), x in self._waiting.items() if any(_is_look_up(w.part) for w in x)}.union(ahead.late)
+        kept = {key: x for key, x in self._waiting.items() if key[1] in late}
+        waiting = {key: x for key, x in self._waiting.items() if key[1] not in late}
+        nbytes, self._nbytes, self._waiting = self._nbytes, 0, defaultdict(list, kept)
         ahead.later(partial(self._project, waiting, ahead.sides), nbytes)
 
-    def looked_up(self) -> dict[int, list[Tensor]]:
-        """The rows that were looked up in each block whose contributions all wait."""
-        out: dict[int, list[Tensor]] = defaultdict(list)
-        for (_, b), waiting in self._waiting.items():
-            out[b] += [w.part[0] for w in waiting if isinstance(w.part, Outer) and _is_look_up(w.part)]
-        return out
+    def looked_up(self) -> set[int]:
+        """The blocks whose rows were looked up by what waits."""
+        return {b for (_, b), x in self._waiting.items() if any(_is_look_up(w.part) for w in x)}
+
+    def drop(self) -> None:
+        """The step is none: what was handed over is not projected any more."""
+        self._dropped = True
 
     def _project(self, waiting: dict[Key, list[Waiting]], sides: Sequence[Basis]) -> None:
-        for (slot, b), parts in waiting.items():
+        for (slot, b), parts in () if self._dropped else waiting.items():
             for one in parts:
                 self._check_unchanged(b, one)
                 _add(self._wide, (slot, b), self._projected(one.part, one.group, b, sides[b]))
@@ -114,7 +119,7 @@ class Gathered:
         """Project what waits, with sides in the coordinates of the rows, and let it go; ⟨h, ∇L⟩ of it with `duals`."""
         self._project(self._waiting, sides)
         self._waiting.clear()
-        for (slot, b), wide in self._wide.items():  # (B, K, product)
+        for (slot, b), wide in sorted(self._wide.items(), key=itemgetter(0)):  # (B, K, product)
             if duals is not None and (dual := duals[b]) is not None:
                 self._dots[slot] = self._dots.get(slot, 0.0) + (wide @ dual.to(wide.dtype)).double().cpu()
             self._rows[slot, b] = apply(wide, bases[b].core)

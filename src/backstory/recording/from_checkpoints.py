@@ -82,6 +82,7 @@ def record_checkpoints(
         about = {"nearest": nearest, "steps": [c.step for c in given], "assumed": _assumed(recipe, given, nearest)}
         rec.store.update_config(from_checkpoints=about)
         rec.watcher.weights.following = False
+        rec.watcher.adaptive.every_step = True
         for t in range(given[-1].step):
             _step(recipe, rec, still, t, outputs)
             if progress is not None:

@@ -200,6 +200,7 @@ class Recorder:
                 self._end(scope)
         except BaseException:
             self._sound = self._sound and not self.watcher.moved
+            self.watcher.drop()
             raise
         finally:
             self.watcher.forget()
@@ -270,6 +271,7 @@ class Recorder:
                     "GradScaler skips steps, pass scaler= to backstory.record()."
                 )
             self.skipped += 1
+            self.watcher.drop()
             return
         self._settle_factors(taken)
         self._settle_windows(taken)

@@ -239,6 +239,11 @@ class StepScope:
             f"{self._blocks[bisect_right(ends, column)].name!r}. The step was not recorded. Check that sample's input and loss, or lower the learning rate."
         )
 
+    def drop(self) -> None:
+        """The step is none."""
+        for one in (self.gradients, *(self.curvature.passes if self.curvature is not None else ())):
+            one.drop()
+
     def settle(self, bases: Sequence[Basis], sides: Sequence[Basis]) -> None:
         """Project what had to wait for the optimizer's second moment."""
         duals = self.after.duals

@@ -163,7 +163,9 @@ class StepWatcher:
         self._known = None if self.bases is None or self.later is None else self.adaptive.known()
         if self._known is None or self.bases is None or self.later is None:
             return None
-        return Ahead(self.adaptive.sides(self.bases, self._known), partial(self.later, number))
+        return Ahead(
+            self.adaptive.sides(self.bases, self._known), partial(self.later, number), self.adaptive.late(self._known)
+        )
 
     @property
     def mixing(self) -> dict[str, str] | None:
@@ -205,10 +207,11 @@ class StepWatcher:
         self.form = self._open_form
         self._tap.keep_calls = True
 
-    def _decide(self, scope: StepScope) -> None:
-        """At the end of the first step, which has no curvature samples where the loss can be told."""
+    def _decide(self, scope: StepScope, reading: Reading) -> None:
+        """At the end of the first step, which has no curvature samples where the loss can be told. A loss that grows curves the other way."""
         scale = self.reader.loss_scale
-        self.know(self._outputs.loss([w * scale for w in scope.weights().split(scope.sizes)]))
+        loss = self._outputs.loss([w * scale for w in scope.weights().split(scope.sizes)])
+        self.know(loss if reading.sign > 0 else None)
         if self.loss is not None:
             self._part = Part(False, self.adaptive.preconditioned)
 
@@ -252,6 +255,11 @@ class StepWatcher:
         sides = None if scales is None or bases is None else self.adaptive.sides(bases, scales)
         return TakenStep(scope, reading, weight, inverse, self.form, self.blocks, self._part, sides)
 
+    def drop(self) -> None:
+        """The step under way is none: nothing more is made of it."""
+        if self._scope is not None:
+            self._scope.drop()
+
     def forget(self) -> None:
         """Let go of the step, complete or not."""
         self._tap.begin()
@@ -282,7 +290,7 @@ class StepWatcher:
             scope.curvature.check_complete(scope)
         terms = None if self._taken else self._outputs.terms(scope.sizes)
         if self._deciding:
-            self._decide(scope)
+            self._decide(scope, reading)
         elif not self._taken and self.loss is None:
             self._outputs.detach()
         self._take_own(scope)

@@ -24,7 +24,7 @@ from ..maths.layers import Contribution, Dense
 from ..maths.projection import Basis, Shape, project, shape_of
 from ..store import RunStore
 from ..store.bases import load_bases, load_scales
-from .graph import Graph, alike, corner, plain_blocks, walk
+from .graph import Graph, alike, plain_blocks, sums, walk
 
 Evaluated = tuple[int, tuple[bool, ...]]  # of a query's graph, and the modes of the model's modules
 LossFn = Callable[..., Tensor]  # (model) or (model, batch) to a scalar, or to one loss for each query (Q,)
@@ -196,19 +196,19 @@ def _tried(
 
 
 class _Taken:
-    """What the hooks give in one backward pass: rows, where they are wanted, and corners of what rows are made of."""
+    """What the hooks give in one backward pass: rows, where they are wanted, and sums of what rows are made of."""
 
     def __init__(self, where: Sequence[_Place] = ()) -> None:
         self._where = where
         self._rows: dict[int, Tensor] = {}
         self.called = Counter[int]()  # contributions to each block
-        self.corners: dict[tuple[int, int], Tensor] = {}  # of each block, those of one size added up
+        self.sums: dict[tuple[int, int], Tensor] = {}  # of each block, those of one size added up
 
     def take(self, slot: int, block: int, part: Contribution, group: int | None) -> None:
         """One layer call's."""
-        few = corner(part)
+        few = sums(part)
         key = block, few.shape[1]
-        self.corners[key] = self.corners[key] + few if key in self.corners else few
+        self.sums[key] = self.sums[key] + few if key in self.sums else few
         self.called[block] += 1
         if self._where:
             row = self._where[block].rows(part)
@@ -246,13 +246,13 @@ def _agrees(
         again = _Taken()
         tap.sink = again.take
         _gradients(combined, graph.highest, retain_graph=True)
-        if again.corners and alike({k: taken.corners[k] for k in again.corners}, again.corners, factors, tap.rounded):
+        if again.sums and alike({k: taken.sums[k] for k in again.sums}, again.sums, factors, tap.rounded):
             return True
     again = _Taken()
     tap.sink = again.take
     targets = [*graph.deepest, *(where[i].block.parameter for i in numbers)]
     grads = _gradients(combined, targets)[len(graph.deepest) :]
-    if not alike(taken.corners, again.corners, factors, tap.rounded):
+    if not alike(taken.sums, again.sums, factors, tap.rounded):
         return False
     rest = [rows.split([x.dims for x in where], 1)[i] for i in numbers]
     if not all(_adds_up(g, where[i], row, factors) for g, i, row in zip(grads, numbers, rest, strict=True)):

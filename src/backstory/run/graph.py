@@ -4,8 +4,7 @@ A backward pass that only takes δ at the outputs of layers need not compute gra
 which the loss depends on no other. The *highest* are those with no other between them and the loss. A parameter is *plain* where every operation that takes it is a call of one of torch's own
 layers whose hooks are ours alone: our own rules then give its whole gradient.
 
-A `corner` of a contribution is a few of its terms δ_s a_sᵀ (of a convolution δ alone), before anything is summed: linear in δ, and of all samples
-alike.
+Whether samples mix is seen from a few `sums` of each contribution's δ over its positions, with random signs: linear in δ, and every entry counts.
 """
 
 from collections import Counter
@@ -20,9 +19,9 @@ from ..capture.hooks import Tap
 from ..maths import layers
 from ..maths.layers import Contribution, Dense, Patches, Sum
 
-Key = tuple[int, int]  # block, size of the corner
-HALF = 0.05  # of a corner's norm, what half precision may round
-FEW = 8  # positions, and entries of each side, in a corner; up to twice as many
+Key = tuple[int, int]  # block, how many sums
+HALF = 0.05  # of their norm, what half precision may round
+SUMS = 4  # of each entry of δ
 
 
 class Graph(NamedTuple):
@@ -88,27 +87,21 @@ def _is_plain(tap: Tap, module: nn.Module, rule: layers.Rule) -> bool:
     return own and "forward" not in vars(module) and hooks == tap.hooks_on(module) and not module._backward_hooks
 
 
-def corner(part: Contribution) -> Tensor:
-    """Some terms of each sample's gradient, (B, n)."""
+def sums(part: Contribution) -> Tensor:
+    """Sums over the positions of δ of each sample's contribution, with random signs: (B, n)."""
     if isinstance(part, Dense):
-        return _some(part.grads.flatten(1), FEW * FEW)
+        return part.grads if part.grads.dim() < 3 else _signed(part.grads.flatten(2))
     if isinstance(part, Sum):
-        return _few(part.values).flatten(1)
+        return _signed(part.values)
     if isinstance(part, Patches):
-        return _some(part.left.flatten(1), FEW * FEW)
-    right = _few(part.right)  # (B, s, r)
-    if not part.left.is_floating_point():
-        return right.flatten(1)
-    return (_few(part.left)[..., None] * right[:, :, None]).flatten(1)
+        return _signed(part.left.flatten(2).mT)
+    return _signed(part.left if part.left.is_floating_point() else part.right)
 
 
-def _few(x: Tensor) -> Tensor:
-    """(B, S, d) -> some positions and entries."""
-    return _some(_some(x.mT, FEW).mT, FEW)
-
-
-def _some(x: Tensor, n: int) -> Tensor:
-    return x[..., :: max(1, x.shape[-1] // n)]
+def _signed(x: Tensor) -> Tensor:
+    """(B, S, d) -> (B, SUMS · d): every entry is in all of its sums, so that one sample's part in another's is seen wherever it lies."""
+    signs = torch.randint(0, 2, (SUMS, x.shape[1]), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return (signs.to(x) @ x).flatten(1)
 
 
 def alike(first: Mapping[Key, Tensor], second: Mapping[Key, Tensor], factors: Tensor, rounded: Collection[int]) -> bool:

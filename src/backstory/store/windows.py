@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import StoreError
 from ..maths import encoding as enc
-from ..maths.shared_curvature import leading, orthogonal_again
+from ..maths.shared_curvature import leading, orthogonal, orthogonal_again
 from ..maths.windows import Grid, Span
 from . import files
 from .schema import StepRecord
@@ -176,7 +176,8 @@ class Windows:
         if span[0] not in closed:
             if grid is None:
                 raise self._missing(span)
-            return self._from_waiting(span, dtype, grid.rank)
+            waiting = self._from_waiting(span, dtype, grid.rank)
+            return waiting._replace(V=orthogonal(waiting.V))
         file = self._closed_file((span[0], closed[span[0]]))
         try:
             tensors = files.read_tensors(file)
