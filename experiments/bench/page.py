@@ -74,7 +74,7 @@ WORDS = {
     "`learning`: extra seconds of the warm-up compared with steady recording, once per run. `ratio of N "
     "steps`: the whole run with both. `fidelity`: Spearman correlation with retraining of the same "
     "configuration in `python -m experiments gpt --mode finetune` (another, smaller GPT). The second table: "
-    "what `backstory plan` predicted for the default, from its own short trial in the same run.",
+    "what `backstory plan` predicted for the default, from its own short trial in the same run, in CPU time.",
     "embed": "`share of peak`: 4 p² operations for each row (8 p² with momentum), relative to the speed of a 2048 × "
     "2048 float32 product in the same run. From disk it includes reading and writing (`without writing`: "
     "only reading), and is left blank where a run has at most p/2 rows, whose embedding takes far fewer "

@@ -143,6 +143,19 @@ def bagged(seed: int) -> Inputs:
     return {**words(seed), "w": torch.rand(SAMPLES, STEPS, generator=generator(seed), dtype=torch.float64)}
 
 
+class Clipped(nn.Module):
+    """A table whose rows are renormalised while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH, max_norm=1.0), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        out: Tensor = self.head(self.words(x).mean(1))
+        return out
+
+
 class Bag(nn.Module):
     """Weighted sums of rows of a table."""
 
@@ -176,6 +189,7 @@ def plain() -> dict[str, Family]:
     made[f"{name}, batch = length"] = Family(tagger(second[name], False), square, labels)
     return made | {
         "nn.LSTM, packed": Family(Packed, padded, labels),
+        "nn.Embedding with max_norm": Family(Clipped, words, labels, remedy={"layers": ["!words"]}),
         "nn.EmbeddingBag": Family(Bag, bagged, labels),
         "autoencoder with ConvTranspose2d": Family(
             lambda: nn.Sequential(nn.Conv2d(2, 4, 3, 2), nn.GELU(), nn.ConvTranspose2d(4, 2, 3, 2)), floats(2, 7, 7, name="input"), squares

@@ -40,13 +40,14 @@ def study(names: Sequence[str] | None = None, say: Say = lambda stage, done, tot
 
 def one(family: Family) -> dict[str, Any]:
     """What became of one family."""
+    remedy: dict[str, Any] = {}
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         try:
             found = {"result": "recorded", **_recorded(family, Path(folder), {}), "remedy_works": None, "reason": None}
         except BackstoryError as error:
-            found = _refused(family, Path(folder), str(error))
-        return found | {"overhead": _overhead(family, Path(folder), dict(family.remedy) if found["reason"] else {})}
+            found, remedy = _refused(family, Path(folder), str(error)), dict(family.remedy)
+        return found | {"overhead": _overhead(family, Path(folder), remedy)}
 
 
 def _refused(family: Family, folder: Path, reason: str) -> dict[str, Any]:

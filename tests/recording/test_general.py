@@ -106,6 +106,25 @@ class Relative(nn.Module):
         return out
 
 
+class Counted(nn.Embedding):
+    """Positions counted from a mask, with rows that are never used and one that is padding."""
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return super().forward((mask.cumsum(1) * mask + 1).long())
+
+
+class Offset(nn.Module):
+    """A table with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at, self.out = Counted(12, WIDTH, padding_idx=1), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out((x + self.at(x[..., 0] > -0.5)).tanh()).mean(1)
+        return out
+
+
 class Normed(nn.Module):
     """A convolution with a weight in two factors."""
 
@@ -127,6 +146,19 @@ class Flattened(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = (x + self.down(self.up(x.flatten(0, 1)).relu()).view_as(x)).softmax(1).mean(1)
+        return out
+
+
+class Interleaved(nn.Module):
+    """The same with the sequence first, so that a sample's rows are not neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x.transpose(0, 1).flatten(0, 1)).relu()
+        out: Tensor = (x + h.view(x.shape[1], len(x), -1).transpose(0, 1)).softmax(1).mean(1)
         return out
 
 
@@ -167,8 +199,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "noise": Noisy,
     "borrowed weights": Borrowed,
     "relative positions": Relative,
+    "positions counted": Offset,
     "parametrized": Normed,
     "flattened": Flattened,
+    "interleaved": Interleaved,
     "attention with dropout": lambda: First(nn.MultiheadAttention(WIDTH, 2, dropout=0.3, batch_first=True)),
     "encoder": lambda: First(encoder(batch_first=True)),
     "LSTM": lambda: First(nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True, dropout=0.2), 8),
@@ -233,7 +267,7 @@ def test_a_sequence_as_long_as_the_batch_is_not_taken_for_it(name: str, tmp_path
     assert_close(kept(tmp_path / "run").rows, expected, 1e-9, "the dimension of the sequence may have been taken.")
 
 
-@pytest.mark.parametrize("name", ["bare parameters", "LSTM", "encoder"])
+@pytest.mark.parametrize("name", ["bare parameters", "LSTM", "encoder", "positions counted"])
 def test_groups_of_positions_add_up(name: str, tmp_path: Path) -> None:
     expected = recorded_groups(tmp_path / "run", made(name))
     actual = kept(tmp_path / "run")

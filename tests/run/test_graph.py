@@ -173,3 +173,87 @@ def test_corners_are_alike_up_to_the_rounding_of_their_block(by: float, rounded:
     second[0, 0] += by
     assert alike({(0, 4): x}, {(0, 4): second}, factors, rounded) is expected
     assert not alike({(0, 4): x}, {}, factors, rounded)
+
+
+class Sometimes(nn.Module):
+    """Two layers; on demand each sample also sees its neighbour's hidden numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.mixes = nn.Linear(3, 4), nn.Linear(4, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 2)."""
+        hidden = torch.tanh(self.first(x))
+        out: Tensor = self.second(hidden + hidden.roll(1, 0) if self.mixes else hidden)
+        return out
+
+
+def test_what_was_found_unmixed_is_checked_at_the_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other operations, a loss that mixes, and another mode are checked as before; rows are the same either way."""
+    sometimes, ends = Sometimes(), list[int]()
+    model = seeded(sometimes)
+    blocks, unmixed, grad = find_blocks(model, sgd(model), rank=None), set[Any](), torch.autograd.grad
+
+    def watched(out: Tensor, targets: Any, **settings: Any) -> Any:
+        ends.append(len(targets))
+        return grad(out, targets, **settings)
+
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+
+    def asked(loss: Any = cross_entropy, mode: str = "eval", n: int = 4) -> tuple[list[int], Tensor]:
+        ends.clear()
+        places = [Basis(None, None) for _ in blocks.blocks]
+        got = query_rows(model, loss, batch_of(range(n)), blocks, places, mode=mode, unmixed=unmixed)
+        return list(ends), got
+
+    def turned(m: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(m, batch)[torch.tensor([1, 0, 2, 3])]
+
+    _, first = asked()
+    assert len(unmixed) == 1
+    _, second = asked()
+    assert torch.equal(first, second)
+    asked(n=6)
+    assert len(unmixed) == 1, "of as many samples as one likes"
+    asked(mode="train")
+    assert len(unmixed) == 2, "another mode is another evaluation"
+    for loss, mixes in ((turned, False), (cross_entropy, True)):
+        sometimes.mixes = mixes
+        passes, actual = asked(loss)
+        assert len(passes) > 4, "it was taken for unmixed"
+        assert_close(
+            actual,
+            _each(model, batch_of(range(4)))
+            if loss is cross_entropy
+            else _each(model, batch_of(range(4)))[[1, 0, 2, 3]],
+            1e-10,
+        )
+    assert len(unmixed) == 2
+
+
+def test_the_highest_calls_have_none_between_them_and_the_loss() -> None:
+    model = mlp()
+    tap, graph, _ = seen(model, lambda: cross_entropy(model, batch_of(range(3))), 3)
+    assert graph.highest == tap.edges[1:]
+    branches = seeded(Branches())
+    tap, graph, _ = seen(branches, lambda: cross_entropy(branches, batch_of(range(3))), 3)
+    assert graph.highest == tap.edges[1:]
+
+
+def test_a_loss_that_mixes_is_found_where_the_model_is_known() -> None:
+    """A loss with the operations of another one, that takes other samples: the graphs are alike, the rows are not."""
+    model, unmixed = mlp(), set[Any]()
+    blocks, batch = find_blocks(model, sgd(model), rank=None), batch_of(range(4))
+    order = torch.arange(4)
+
+    def picked(m: nn.Module, b: Any) -> Tensor:
+        return cross_entropy(m, b)[order]
+
+    places = [Basis(None, None) for _ in blocks.blocks]
+    assert_close(query_rows(model, picked, batch, blocks, places, unmixed=unmixed), _each(model, batch), 1e-10)
+    order = torch.tensor([2, 0, 1, 3])
+    known = set(unmixed)
+    actual = query_rows(model, picked, batch, blocks, places, unmixed=unmixed)
+    assert_close(actual, _each(model, batch)[order], 1e-10)
+    assert unmixed == known, "both have one form"

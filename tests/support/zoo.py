@@ -62,6 +62,20 @@ class InPlace(nn.Module):
         return out
 
 
+class Inner(nn.Module):
+    """A module without a rule, inside: attention, or a recurrent layer; a token that belongs to no layer goes first."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.start, self.inner, self.out = nn.Parameter(torch.randn(1, 1, 4)), inner, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.start.expand(len(x), -1, -1), x], 1)
+        h = self.inner(h, h, h)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(h)[0]
+        out: Tensor = self.out(h)
+        return out
+
+
 def floats(*shape: int) -> Callable[[int, int], Batch]:
     return lambda step, size: (normal(size, *shape, seed=300 + step),)
 
@@ -104,5 +118,10 @@ ZOO: dict[str, Animal] = {
     "positions (1, S)": Animal(_of(lambda: Text("(1, S)")), tokens(5)),
     "tied weights": Animal(_of(lambda: Text("(1, S)", tied=True)), tokens(5)),
     "a module called several times": Animal(_of(Again), floats(3)),
+    "attention and a bare token": Animal(
+        _of(lambda: Inner(nn.MultiheadAttention(4, 2, batch_first=True))), floats(5, 4)
+    ),
+    "two layers of LSTM and a bare token": Animal(_of(lambda: Inner(nn.LSTM(4, 4, 2, batch_first=True))), floats(5, 4)),
+    "transposed convolution": Animal(_of(lambda: nn.ConvTranspose1d(3, 2, 3, stride=2)), floats(3, 5)),
     "overwritten outputs": Animal(_of(InPlace), floats(2, 5, 4)),
 }

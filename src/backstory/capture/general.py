@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from ..errors import UnsupportedError
+from ..maths.layers import Outer
+from ..maths.recurrent import can_unroll, gradients, unroll
 from .nested import Nested, tensors_in
-from .randomness import Generators, own_randomness, seed
+from .randomness import States, own_randomness
 
 MOST_NUMBERS = 2**25  # in what a chunk of samples holds at a time
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative; some models compute in float32 inside
@@ -42,7 +44,7 @@ class Call(NamedTuple):
     outputs: tuple[Tensor, ...]  # those that may get a gradient
     which: tuple[int, ...]  # their places among all tensors that it returned
     versions: tuple[int, ...]  # of the outputs, after the call
-    before: Generators | None  # states of the generators, where the call has drawn from them
+    before: States | None  # of the generators, where the call has drawn from them
     autocast: torch.dtype | None  # the type of the autocast around it
 
 
@@ -66,7 +68,9 @@ class _Work(NamedTuple):
 
 Weights = Mapping[str, Tensor]
 Found = tuple[Gradients, tuple[Tensor, ...]]  # gradients, and the used outputs (B, …)
-Way = Callable[[_Work, Weights], Found]
+# an outer product has its positions still apart: it is that of all groups
+Rows = tuple[Mapping[str, Tensor | Outer], tuple[Tensor, ...]]
+Way = Callable[[_Work, Weights], Rows]
 
 
 class General:
@@ -77,7 +81,7 @@ class General:
 
     def gradients(
         self, call: Call, names: Sequence[str], where: Where, deltas: Sequence[Tensor | None], title: str
-    ) -> Gradients:
+    ) -> Mapping[str, Tensor | Outer]:
         """Per-sample gradients of the parameters `names`; `deltas` (K, *shape) of each output, None where nothing came back."""
         given = [(i, x, where.outputs[i]) for i, x in enumerate(deltas) if x is not None]
         inputs = zip(call.inputs.tensors, where.inputs, strict=True)
@@ -98,12 +102,13 @@ class General:
 
 
 BLIND = (
-    "owns parameters without a layer rule, and not all of its outputs hold one entry for each sample. Register a rule with "
+    "owns parameters without a layer rule, and not all of its outputs hold one entry for each sample. With activation checkpointing, pass "
+    "use_reentrant=False. Register a rule with "
     "`backstory.register`, or exclude the parameters with layers=['!name']."
 )
 OTHER = (
     "owns parameters without a layer rule, and gives other outputs when it is called again for one sample at a time: it mixes the "
-    "samples of a batch, keeps a state between calls, or draws random numbers in an order of its own. Register a rule with "
+    "samples of a batch, keeps a state between calls, calls torch.utils.checkpoint inside, or draws random numbers in an order of its own. Register a rule with "
     "`backstory.register`, or exclude the parameters with layers=['!name']."
 )
 
@@ -120,7 +125,11 @@ def _way(work: _Work, weights: Weights, title: str) -> Way:
     others = {n: _shaken(w, n) for n, w in weights.items()}
     mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in work.call.module.modules())
     drawn = (by_vmap,) if mixes else (by_vmap, on_whole_batch)
-    for way in (by_vmap, one_by_one) if work.call.before is None else drawn:
+    module = work.call.module
+    cheaper: tuple[Way, ...] = (
+        (looked_up,) if isinstance(module, nn.Embedding) else (unrolled,) if can_unroll(module) else ()
+    )
+    for way in (*cheaper, by_vmap, one_by_one) if work.call.before is None else drawn:
         try:
             with _as_in_training(work.call):
                 plain = way(work, weights)[1]
@@ -147,7 +156,7 @@ def by_vmap(work: _Work, weights: Weights) -> Found:
             return vmap(lambda *d: back(d)[0])(*deltas), outputs
         return {n: g[None] for n, g in back(tuple(d[0] for d in deltas))[0].items()}, outputs
 
-    chunk = work.where.size if work.call.before is not None else _chunk(work, weights)
+    chunk = None if work.call.before is not None else _chunk(work, weights)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # operations without a batching rule are only slower
         out: Found = vmap(one, randomness="different", chunk_size=chunk)(work.apart, work.deltas)
@@ -165,6 +174,49 @@ def one_by_one(work: _Work, weights: Weights) -> Found:
         rows.append(_pulled(outputs, leaves, [d[b] for d in work.deltas]))
         seen.append(tuple(x.detach() for x in outputs))
     return {n: torch.stack([row[n] for row in rows]) for n in weights}, tuple(map(torch.stack, zip(*seen, strict=True)))
+
+
+def looked_up(work: _Work, weights: Weights) -> Rows:
+    """A table with a forward of its own that looks rows up: in a table of numbers 0, 1, … it looks up which."""
+    module, where, call = work.call.module, work.where, work.call
+    (table,) = weights.values()
+    dim = where.outputs[0]
+    if dim is None or not isinstance(module, nn.Embedding) or module.max_norm is not None or module.scale_grad_by_freq:
+        raise UnsupportedError("no plain table")
+    numbers = torch.arange(len(table), dtype=torch.float64, device=table.device)[:, None]
+    with torch.no_grad():
+        (found,) = _outputs(work, dict.fromkeys(weights, numbers), call.inputs.tensors)
+        index = samples(found[..., 0].round().long(), dim, where.size)
+        outputs = table[index]
+    right = work.deltas[0].sum(1).flatten(1, -2)  # (B, S, d) of all groups
+    index = index.flatten(1)
+    if module.padding_idx is not None:
+        right = right * (index != module.padding_idx).unsqueeze(-1)
+    return dict.fromkeys(weights, Outer(index, right)), (outputs,)
+
+
+def unrolled(work: _Work, weights: Weights) -> Found:
+    """Recurrent layers, all samples at once, one step of time after another."""
+    module, where = work.call.module, work.where
+    assert isinstance(module, nn.RNNBase)
+    x, *start = work.apart
+    if len(work.apart) < len(where.inputs) or x.dim() != 4 or x.shape[1 if module.batch_first else 2] != 1:
+        raise UnsupportedError("only whole batches of sequences are unrolled")
+    time = 1 if module.batch_first else 2  # where a sample's own batch dimension is
+    own = {n: p.detach() for n, p in module.named_parameters()} | dict(weights)
+    with torch.enable_grad():
+        run = unroll(module, own, x.squeeze(time), [s.squeeze(2) for s in start])
+        every = (run.outputs.unsqueeze(time), *(s.unsqueeze(2) for s in run.states))
+    outputs = tuple(every[work.call.which[i]] for i in work.used)
+    zeros = [x for layer in run.layers for x in (layer.at_inputs, layer.at_hidden)]
+    rows = []
+    for k in range(work.deltas[0].shape[1]):
+        deltas = torch.autograd.grad(
+            outputs, zeros, [d[:, k] for d in work.deltas], retain_graph=True, allow_unused=True
+        )
+        filled = [torch.zeros_like(z) if d is None else d for d, z in zip(deltas, zeros, strict=True)]
+        rows.append(gradients(run.layers, filled))
+    return {n: torch.stack([row[n] for row in rows], 1) for n in weights}, tuple(x.detach() for x in outputs)
 
 
 def on_whole_batch(work: _Work, weights: Weights) -> Found:
@@ -212,8 +264,22 @@ def _outputs(work: _Work, weights: Weights, tensors: tuple[Tensor, ...]) -> tupl
     call, module = work.call, work.call.module
     args, kwargs = call.inputs.filled(tensors)
     state = {n: p.detach() for n, p in module.named_parameters()} | {n: b.clone() for n, b in module.named_buffers()}
-    out = tensors_in(functional_call(module, {**state, **weights}, args, kwargs, tie_weights=False))
+    with _kept_activations(module):
+        out = tensors_in(functional_call(module, {**state, **weights}, args, kwargs, tie_weights=False))
     return tuple(out[call.which[i]] for i in work.used)
+
+
+@contextmanager
+def _kept_activations(module: nn.Module) -> Iterator[None]:
+    """Without the checkpoints of `transformers`: they would compute again when these weights are no longer in place."""
+    flags = [m for m in module.modules() if getattr(m, "gradient_checkpointing", None) is True]
+    try:
+        for m in flags:
+            m.__dict__["gradient_checkpointing"] = False
+        yield
+    finally:
+        for m in flags:
+            m.__dict__["gradient_checkpointing"] = True
 
 
 @contextmanager
@@ -225,14 +291,15 @@ def _as_in_training(call: Call) -> Iterator[None]:
             yield
             return
         with own_randomness():
-            seed(call.before)
+            call.before.restore()
             yield
 
 
-def _chunk(work: _Work, weights: Weights) -> int:
-    """How many samples at a time: their gradients, and about what the call itself keeps of them."""
+def _chunk(work: _Work, weights: Weights) -> int | None:
+    """How many samples at a time: their gradients, and about what the call itself keeps of them; None for all."""
     each = sum(w.numel() for w in weights.values()) + 8 * sum(x[0].numel() for x in (*work.apart, *work.deltas))
-    return max(1, min(work.where.size, MOST_NUMBERS // max(1, each)))
+    most = max(1, MOST_NUMBERS // max(1, each))
+    return most if most < work.where.size else None
 
 
 def _as_before(work: _Work, outputs: tuple[Tensor, ...]) -> bool:
@@ -248,6 +315,8 @@ def _as_before(work: _Work, outputs: tuple[Tensor, ...]) -> bool:
 def _same(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape:
         return False
+    if bool((x - y).norm() <= SAME.get(y.dtype, SAME_HALF) * y.norm()):
+        return True
     finite = y.isfinite()
     off = torch.where(finite, x - y, torch.zeros_like(y)).norm()
     return not bool(off > SAME.get(y.dtype, SAME_HALF) * torch.where(finite, y, torch.zeros_like(y)).norm())

@@ -7,9 +7,9 @@ twister and its position, then whether a normal number waits to be drawn, and th
 import random
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,37 +30,6 @@ def generators() -> Generators:
     if torch.cuda.is_available():
         states["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
     return states
-
-
-class Followed:
-    """The states of the generators from time to time, made into tensors only where they have changed: most steps draw nothing."""
-
-    def __init__(self) -> None:
-        self._raw: tuple[Any, ...] | None = None
-        self._states: Generators = {}
-        self._sums: tuple[int, ...] = ()
-
-    def now(self) -> tuple[Generators, tuple[int, ...]]:
-        """The states, and their checksums."""
-        if torch.cuda.is_available():
-            states = generators()
-            return states, checksums(states)
-        raw = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
-        if self._raw is None or not _alike(raw, self._raw):
-            self._raw, self._states = raw, generators()
-            self._sums = checksums(self._states)
-        return self._states, self._sums
-
-
-def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    (x, python, numpy), (y, other, another) = a, b
-    if not torch.equal(x, y) or python != other:
-        return False
-    if numpy["bit_generator"] != "MT19937" or another["bit_generator"] != "MT19937":
-        return False
-    same = all(numpy[name] == another[name] for name in ("has_gauss", "gauss"))
-    words, others = numpy["state"], another["state"]
-    return same and words["pos"] == others["pos"] and bool((words["key"] == others["key"]).all())
 
 
 def _python() -> Tensor:
@@ -84,14 +53,65 @@ def seed(states: Generators) -> None:
             torch.cuda.set_rng_state(state, device)
 
 
+class States(NamedTuple):
+    """The generators' states in their own forms: quick to take and to compare, where they are not stored."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Mapping[str, Any]
+    cuda: Sequence[Tensor]
+
+    def differ(self, others: "States") -> bool:
+        """Whether something was drawn between the two."""
+        same = torch.equal(self.torch, others.torch) and self.python == others.python
+        return not (same and _equal(self.numpy, others.numpy) and all(map(torch.equal, self.cuda, others.cuda)))
+
+    def restore(self) -> None:
+        """Put the generators back."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # type: ignore[arg-type]
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    return bool(np.array_equal(a, b))
+
+
+def states() -> States:
+    """Of all generators as they are now."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ()
+    return States(torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False), cuda)
+
+
+class Followed:
+    """The states of the generators from time to time, made into tensors only where they have changed: most steps draw nothing."""
+
+    def __init__(self) -> None:
+        self._last: States | None = None
+        self._states: Generators = {}
+        self._sums: tuple[int, ...] = ()
+
+    def now(self) -> tuple[Generators, tuple[int, ...]]:
+        """The states, and their checksums."""
+        current = states()
+        if self._last is None or current.differ(self._last):
+            self._last, self._states = current, generators()
+            self._sums = checksums(self._states)
+        return self._states, self._sums
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Whatever is drawn inside, the generators are afterwards as they were."""
-    before = generators()
+    before = states()
     try:
         yield
     finally:
-        seed(before)
+        before.restore()
 
 
 def checksums(states: Generators) -> tuple[int, ...]:

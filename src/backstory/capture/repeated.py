@@ -17,13 +17,13 @@ from torch.autograd.graph import Node, get_gradient_edge, register_multi_grad_ho
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UnsupportedError, UsageError
-from ..maths.layers import Dense
+from ..maths.layers import Dense, Outer
 from ..maths.projection import group_edges
 from .general import Call, General, Where, samples
 from .nested import nested, tensors_in, with_tensors
 from .places import Place, Places, Scattered, find_places
 from .precision import HALF, in_autocast
-from .randomness import Generators, generators
+from .randomness import States, states
 
 if TYPE_CHECKING:
     from .hooks import Sink, Tap
@@ -62,7 +62,7 @@ class Repeated:
         for path, module in self._model.named_modules(remove_duplicate=False):
             self._paths[module].append(path)
         self._layouts: dict[tuple[nn.Module, int, int], Places] = {}  # by how many tensors went in and came out
-        self._before: dict[nn.Module, Generators] = {}
+        self._before: dict[nn.Module, States | None] = {}
         self._journal = defaultdict[nn.Module, list[_Shapes]](list)
         self._depth = 0  # calls under way, in the first forward pass
         self.settled = False
@@ -113,20 +113,25 @@ class Repeated:
         """Without keywords where a hook before this one, which began the step, has just removed it."""
         if self._tap.listens and module in self._handles:
             self._depth += 1
-            self._before[module] = generators()
+            self._before[module] = states() if self._may_repeat(module) else None
+
+    def _may_repeat(self, module: nn.Module) -> bool:
+        """Whether it is repeated, or may turn out to be."""
+        slot = self._tap.slot
+        return module in self.general or (not self.settled and slot is not None and self._tap.sizes[slot] > 0)
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Of several outputs, one may be made from another: each is handed on as a view, which gets only what comes from outside."""
-        before = self._before.pop(module, None)
-        if not self._tap.listens or before is None:
+        if not self._tap.listens or module not in self._before:
             return None
-        if (module in self.general or not self.settled) and sum(map(_may_be_sample, tensors_in(output))) > 1:
+        before = self._before.pop(module)
+        if self._may_repeat(module) and sum(map(_may_be_sample, tensors_in(output))) > 1:
             output = with_tensors(output, lambda x: x.view_as(x) if _may_be_sample(x) else x)
         returned = tensors_in(output)
         which = tuple(i for i, x in enumerate(returned) if x.requires_grad)
         if not self.settled:
             self._write_down(module, args, kwargs, returned)
-        if which and (module in self.general or not self.settled):
+        if which and before is not None:
             self._listen(module, args, kwargs, returned, which, before)
         self._depth -= 1
         if not self.settled and self._depth == 0:
@@ -140,11 +145,10 @@ class Repeated:
         kwargs: Any,
         returned: tuple[Tensor, ...],
         which: tuple[int, ...],
-        before: Generators,
+        before: States,
     ) -> None:
         """Await the gradients of the call's outputs."""
-        now, outputs = generators(), tuple(returned[i] for i in which)
-        drawn = any(not torch.equal(state, now[kind]) for kind, state in before.items())
+        drawn, outputs = before.differ(states()), tuple(returned[i] for i in which)
         kind = outputs[0].device.type
         given = nested((args, kwargs))
         call = Call(
@@ -191,7 +195,11 @@ class Repeated:
         with tap.silent():
             grads = self._engine.gradients(call, list(names), where, apart, title)
         for name, number in names.items():
-            rows = grads[name].float() if grads[name].dtype in HALF else grads[name]  # (B, K, *shape)
+            rows = grads[name]  # (B, K, *shape)
+            if isinstance(rows, Outer):
+                sink(slot, number, Outer(rows.left, _wide(rows.right)), None)
+                continue
+            rows = _wide(rows)
             rows = rows[..., None] if rows.dim() == 2 else rows  # of a single number
             for k in range(groups):
                 sink(slot, number, Dense(rows[:, k]), None if groups == 1 else k)
@@ -386,6 +394,10 @@ def _reached(returned: Sequence[Tensor]) -> set[int]:
             out.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
     return out
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALF else x
 
 
 def _may_be_sample(x: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .low_rank import FIRST, LowRank, Terms
+from .low_rank import FIRST, LowRank
 from .shared_curvature import columns
 from .steps import Contraction, Step, clipped_gradients, curvature_rows, taken_out
 
@@ -38,21 +38,23 @@ class WindowTerms:
         """How many rows D has."""
         return sum(map(len, self._D))
 
-    def poured(self) -> LowRank:
-        """The same as low-rank terms."""
-        out = LowRank()
-        out.a, out.c = self._a.clone(), self._c.clone()
-        for j, (V, *numbers) in enumerate(self._windows):
+    def multiplied_out(self) -> tuple[Tensor, Tensor | None]:
+        """A and C themselves, the latter None where it is 0; what they are made of is let go on the way."""
+        like = self._D[0]
+        one = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+        is_momentum = bool(self._c.any())
+        A, C = one * float(self._a[0]), one.mul_(float(self._c[0])) if is_momentum else None
+        while self._windows:
+            V, *numbers = self._windows.pop()
+            at = FIRST + 2 * len(self._windows)
             for k, x in enumerate(numbers):
-                if x is not None:
-                    out.add(
-                        Terms(
-                            -self._times_D(x, x.new_zeros(len(x), V.shape[1])),
-                            V,
-                            torch.full((len(V),), FIRST + 2 * j + k),
-                        )
-                    )
-        return out
+                if x is None:
+                    continue
+                X = self._times_D(x, x.new_zeros(len(x), V.shape[1]))
+                A.addmm_(X.T, V, alpha=float(self._a[at + k]))
+                if C is not None:
+                    C.addmm_(X.T, V, alpha=float(self._c[at + k]))
+        return A, C
 
     def embed(self, steps: Sequence[Step], contraction: Contraction) -> list[Tensor]:
         """Embeddings of the steps of one window; moves past them."""

@@ -65,8 +65,8 @@ def plan(
     `preset`, `settings`, or its fields by name (projection, rank, curvature, encoding and so on), are those of `record`. `steps` defaults
     to the recipe's number of steps. Curvature other than empirical needs `outputs`, the kind of the model's outputs. The trial
     is written to a temporary folder inside `folder` (use the disk that the run will be on), which is always removed. Plain and
-    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round. With `compare`, the presets
-    are tried too.
+    recorded steps alternate in rounds of about `seconds` each: `repeats` of both, after one untimed round. Where steps share curvature a
+    round is a whole window, and they may take four times as long together. Seconds are CPU seconds. With `compare`, the presets are tried too.
     """
     if odd := [name for name in short if name in NOT_PLANNED]:
         raise UsageError(f"plan() does not take {odd[0]}=: it comes from the recipe, or the trial does not need it.")

@@ -1,7 +1,8 @@
 r"""A short trial recording, on copies and in a temporary folder: what a step costs in bytes and seconds.
 
 Plain and recorded steps take turns, and the medians are compared; what is recorded is on disk before a turn ends. Seconds are
-CPU seconds of all threads, so that other work on the machine counts for little (on a GPU they are those of the clock). The
+CPU seconds of all threads, so that other work on the machine counts for little (on a GPU they are those of the clock), all of them shortened
+as those of plain steps are by torch's threads. The
 warm-up of a learned projection comes first and is timed apart. Where steps share curvature by windows, a turn is one whole window, steps
 that give rows and steps that give none, and its closing is timed apart. Windows that would take too long are made shorter, of m steps, those that
 give rows among them where possible; the n − m others of a planned one give none:
@@ -121,11 +122,13 @@ def trial(
             first = _commit_of_a_step(recorded, rec.store)
             cost = _steps_cost(plain, recorded, rec, seconds, repeats, say)
             times.append(_now())
-        return _measured(
+        measured = _measured(
             path, rec, first, warmup_steps=warmup_steps, learning_seconds=warmup,
             opening_seconds=times[1] - times[0], closing_seconds=_now() - times[2], **cost,
             letters=max(len(str(sample)) for ids, _ in copied.batches for sample in ids),
         )  # fmt: skip
+        seconds_of = [name for name in Trial._fields if name.endswith("_seconds")]
+        return measured._replace(**{name: plain.pace * getattr(measured, name) for name in seconds_of})
 
 
 def _copied(recipe: Recipe) -> Recipe:
@@ -148,6 +151,7 @@ class _Steps:
 
     def __init__(self, recipe: Recipe, rec: Recorder | None = None, outputs: str = "") -> None:
         self.recipe, self._rec, self._outputs, self.taken = recipe, rec, outputs, 0
+        self._clock = self._used = 0.0
         self.window: tuple[int, int] | None = None  # steps of one, and how many of them give rows, evenly spread
 
     def take(self, count: int) -> None:
@@ -184,9 +188,16 @@ class _Steps:
 
     def timed(self, count: int) -> float:
         """The seconds that they take."""
-        began = _now()
+        began, at = _now(), time.perf_counter()
         self.take(count)
-        return _now() - began
+        took = _now() - began
+        self._clock, self._used = self._clock + time.perf_counter() - at, self._used + took
+        return took
+
+    @property
+    def pace(self) -> float:
+        """Seconds of the clock for one of `timed`, where several threads of torch share the work; 1 for a single one, however busy the machine."""
+        return min(1.0, self._clock / self._used) if self._used else 1.0
 
 
 def _commit_of_a_step(recorded: _Steps, store: RunStore) -> dict[str, _Size]:

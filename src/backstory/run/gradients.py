@@ -26,6 +26,7 @@ from ..store import RunStore
 from ..store.bases import load_bases, load_scales
 from .graph import Graph, alike, corner, plain_blocks, walk
 
+Evaluated = tuple[int, tuple[bool, ...]]  # of a query's graph, and the modes of the model's modules
 LossFn = Callable[..., Tensor]  # (model) or (model, batch) to a scalar, or to one loss for each query (Q,)
 T = TypeVar("T")
 
@@ -39,12 +40,16 @@ def query_rows(
     scales: Sequence[Scale] | None = None,
     *,
     mode: str = "eval",
+    unmixed: set[Evaluated] | None = None,
 ) -> Tensor:
-    """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates."""
+    """Gradients of the queries, (Q, Σ dims), on the CPU; with `scales`, in Adam's coordinates.
+
+    `unmixed` takes in how queries of this model were evaluated whose losses depend each on its own sample alone.
+    """
     sides = [None] * len(bases) if scales is None else scales
     where = [_Place(*x) for x in zip(blocks.blocks, bases, sides, strict=True)]
     with in_query_mode(model, mode, [b.parameter for b in blocks.blocks]), torch.enable_grad():
-        rows = _together(model, loss, batch, blocks, where)
+        rows = _together(model, loss, batch, blocks, where, set() if unmixed is None else unmixed)
         if rows is None:
             rows = _one_by_one(_losses(loss, model, batch), where)
     if not bool(rows.isfinite().all()):
@@ -140,22 +145,30 @@ def _project(grads: Sequence[Tensor | None], where: Sequence[_Place]) -> Tensor:
     return torch.cat(parts)
 
 
-def _together(model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place]) -> Tensor | None:
+def _together(
+    model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], unmixed: set[Evaluated]
+) -> Tensor | None:
     """All rows from one backward pass, or None where the queries are not the samples of the batch.
 
     A second try knows how many queries there are, and tells positions that are looked up once for all of them apart by query.
     """
-    rows, count = _tried(model, loss, batch, blocks, where, 0)
+    rows, count = _tried(model, loss, batch, blocks, where, 0, unmixed)
     if rows is None and count > 1:
         try:
-            rows, _ = _tried(model, loss, batch, blocks, where, count)
+            rows, _ = _tried(model, loss, batch, blocks, where, count, unmixed)
         except RuntimeError:  # the queries are not the samples, so what was told apart by query does not fit
             return None
     return rows
 
 
 def _tried(
-    model: nn.Module, loss: LossFn, batch: Any, blocks: Blocks, where: Sequence[_Place], known: int
+    model: nn.Module,
+    loss: LossFn,
+    batch: Any,
+    blocks: Blocks,
+    where: Sequence[_Place],
+    known: int,
+    unmixed: set[Evaluated],
 ) -> tuple[Tensor | None, int]:
     """`(rows, or None where they are not right; how many queries there are)`; `known` is 0 where that is not known yet."""
     taken = _Taken(where)
@@ -175,7 +188,7 @@ def _tried(
         rows = taken.all_rows(count)
         if not bool(rows.isfinite().all()):
             return rows, count  # the query with a NaN is known here; one by one, it would spread to all of them
-        return (rows if _agrees(rows, losses, where, taken, tap, graph) else None), count
+        return (rows if _agrees(rows, losses, where, taken, tap, graph, unmixed) else None), count
     except BackstoryError:
         return None, count  # for example a layer whose batch dimension is not the queries': the slow way decides
     finally:
@@ -211,22 +224,41 @@ class _Taken:
 
 
 @own_precision()
-def _agrees(rows: Tensor, losses: Tensor, where: Sequence[_Place], taken: _Taken, tap: Tap, graph: Graph) -> bool:
+def _agrees(
+    rows: Tensor,
+    losses: Tensor,
+    where: Sequence[_Place],
+    taken: _Taken,
+    tap: Tap,
+    graph: Graph,
+    unmixed: set[Evaluated],
+) -> bool:
     """Whether a random combination of the losses has that combination of the rows.
 
     At every call, so no loss depends on another's sample. And as autograd adds up the gradients of parameters, where they
-    are not `plain`.
+    are not `plain`. Where the model's own operations were found not to mix samples before, those of the loss are left to check.
     """
-    again, plain = _Taken(), plain_blocks(tap, taken.called, graph.uses)
+    plain = plain_blocks(tap, taken.called, graph.uses)
     numbers = [i for i in range(len(where)) if i not in plain]
     factors = torch.randn(len(losses), generator=torch.Generator().manual_seed(0)).to(losses)
+    combined, form = (losses * factors).sum(), (graph.form, tuple(m.training for m in tap.model.modules()))
+    if form in unmixed and not numbers:
+        again = _Taken()
+        tap.sink = again.take
+        _gradients(combined, graph.highest, retain_graph=True)
+        if again.corners and alike({k: taken.corners[k] for k in again.corners}, again.corners, factors, tap.rounded):
+            return True
+    again = _Taken()
     tap.sink = again.take
     targets = [*graph.deepest, *(where[i].block.parameter for i in numbers)]
-    grads = _gradients((losses * factors).sum(), targets)[len(graph.deepest) :]
+    grads = _gradients(combined, targets)[len(graph.deepest) :]
     if not alike(taken.corners, again.corners, factors, tap.rounded):
         return False
     rest = [rows.split([x.dims for x in where], 1)[i] for i in numbers]
-    return all(_adds_up(g, where[i], row, factors) for g, i, row in zip(grads, numbers, rest, strict=True))
+    if not all(_adds_up(g, where[i], row, factors) for g, i, row in zip(grads, numbers, rest, strict=True)):
+        return False
+    unmixed.add(form)
+    return True
 
 
 def _adds_up(grad: Tensor | None, place: _Place, rows: Tensor, factors: Tensor) -> bool:
@@ -265,7 +297,9 @@ class ModelAt:
         *,
         unverified: bool = False,
         bases: Sequence[Basis] | None = None,
+        unmixed: set[Evaluated] | None = None,
     ) -> None:
+        self._unmixed = set[Evaluated]() if unmixed is None else unmixed
         self._model, self._blocks = model, blocks_of(store, model)
         self.bases = bases_of(store) if bases is None else bases
         self._checked = check_model(store, model, step, unverified)
@@ -273,7 +307,9 @@ class ModelAt:
 
     def gradients(self, loss: LossFn, batch: Any = None, mode: str = "eval") -> tuple[Tensor, list[str]]:
         """`(query gradients (Q, dims), caveats)`."""
-        v = query_rows(self._model, loss, batch, self._blocks, self.bases, self._scales, mode=mode)
+        v = query_rows(
+            self._model, loss, batch, self._blocks, self.bases, self._scales, mode=mode, unmixed=self._unmixed
+        )
         return v, [*self._checked, f"evaluated in {mode} mode"]
 
     def total_gradient(self, loss: LossFn, pieces: Iterable[Any]) -> tuple[Tensor, list[str]]:

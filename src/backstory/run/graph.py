@@ -1,7 +1,7 @@
 r"""What the graph of a loss tells about the recorded layers' calls: how deep a backward pass must go, and how parameters are used.
 
 A backward pass that only takes δ at the outputs of layers need not compute gradients of parameters, and ends at the *deepest* calls, from
-which the loss depends on no other. A parameter is *plain* where every operation that takes it is a call of one of torch's own
+which the loss depends on no other. The *highest* are those with no other between them and the loss. A parameter is *plain* where every operation that takes it is a call of one of torch's own
 layers whose hooks are ours alone: our own rules then give its whole gradient.
 
 A `corner` of a contribution is a few of its terms δ_s a_sᵀ (of a convolution δ alone), before anything is summed: linear in δ, and of all samples
@@ -29,7 +29,9 @@ class Graph(NamedTuple):
     """What a walk from the loss found."""
 
     deepest: list[GradientEdge]
+    highest: list[GradientEdge]
     uses: Counter[int]  # id of a parameter -> operations that take it
+    form: int  # the same where the same operations follow each other
 
 
 def walk(loss: Tensor, calls: Sequence[GradientEdge]) -> Graph:
@@ -48,7 +50,26 @@ def walk(loss: Tensor, calls: Sequence[GradientEdge]) -> Graph:
         elif node not in leads:
             leads[node] = False
             waiting += [(node, True), *((x, False) for x in below)]
-    return Graph([call for call in calls if leads.get(call.node) is False], uses)
+    deepest = [call for call in calls if leads.get(call.node) is False]
+    above = _above(loss, nodes)
+    return Graph(deepest, [call for call in calls if call.node in above], uses, _form(leads))
+
+
+def _above(loss: Tensor, calls: Collection[Node]) -> set[Node]:
+    """The calls that can be reached from the loss without passing another."""
+    seen, waiting = set[Node](), [loss.grad_fn]
+    while waiting:
+        if (node := waiting.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        if node not in calls:
+            waiting += [x for x, _ in node.next_functions]
+    return seen & set(calls)
+
+
+def _form(nodes: Collection[Node]) -> int:
+    number = {node: i for i, node in enumerate(nodes)}
+    return hash(tuple((x.name(), *(-1 if y is None else number[y] for y, _ in x.next_functions)) for x in nodes))
 
 
 def plain_blocks(tap: Tap, called: Mapping[int, int], uses: Mapping[int, int]) -> set[int]:

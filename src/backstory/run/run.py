@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ from .caveats import caveats_of
 from .changes import About, WeightChanges, stored_changes
 from .compress import RANK, CompressReport, compress
 from .embed import ContractionChoice, EmbedReport, Form, Progress, check_options, contraction_of, embed
-from .gradients import LossFn, ModelAt, check_model, evaluate, evaluate_loss
+from .gradients import Evaluated, LossFn, ModelAt, check_model, evaluate, evaluate_loss
 from .groups import By
 from .kind import is_mean
 from .left_out import leave_out
@@ -77,6 +78,9 @@ class Run:
         self._store = RunStore.open(self.path)
         self._memory = Memory() if memory is None else memory
         self._named: Mapping[str, Any] = QuerySets(self._store) if named is None else named
+        self._unmixed = WeakKeyDictionary[
+            nn.Module, set[Evaluated]
+        ]()  # how queries of a model were evaluated all together
 
     def reopen(self) -> "Run":
         """The same run opened again, for another thread: it shares the embeddings that are in memory."""
@@ -220,8 +224,9 @@ class Run:
     ) -> ModelAt:
         """A model of the run that computes gradients for `query_gradients` repeatedly; `like` shares its projection."""
         return ModelAt(
-            self._store, model, self.step_of(at), unverified=unverified, bases=None if like is None else like.bases
-        )
+            self._store, model, self.step_of(at), unverified=unverified, bases=None if like is None else like.bases,
+            unmixed=self._unmixed.setdefault(model, set()),
+        )  # fmt: skip
 
     def load_embeddings(self, at: int | str = "final", *, room: int | None = None) -> bool:
         """Load the stored embeddings for `at` into memory, so that queries at that step do not read from disk.

@@ -20,7 +20,7 @@ def test_the_recipe_trains_as_the_workload_does(name: str) -> None:
 
 
 def test_what_was_planned_is_set_beside_what_was_found() -> None:
-    actual = {"steps": 6, "ratio": 2.0, "run_ratio": 4.0, "bytes_per_occurrence": 1000.0}
+    actual = {"steps": 6, "mean_cpu_ratio": 2.0, "run_cpu_ratio": 4.0, "bytes_per_occurrence": 1000.0}
     told = planned(TINY["B"], actual, seconds=0.01)
     assert told["ratio_off"] == pytest.approx(told["planned_ratio"] / 2 - 1)
     assert told["run_ratio_off"] == pytest.approx(told["planned_run_ratio"] / 4 - 1)

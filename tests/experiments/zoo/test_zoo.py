@@ -18,12 +18,22 @@ def test_there_are_many_families() -> None:
     assert len(families()) >= 40
 
 
-@pytest.mark.parametrize("name", ["nn.GRU", "ResNet with BatchNorm by hand", "graph attention"])
+REFUSED = ("nn.Embedding with max_norm",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in families() if name not in REFUSED])
 def test_a_family_is_recorded_exactly(name: str) -> None:
     found = zoo.one(families()[name])
-    assert (found["result"], found["remedy_works"], found["coverage"]) == ("recorded", None, pytest.approx(1))
-    assert found["largest_error"] < 1e-9
+    assert (found["result"], found["coverage"]) == ("recorded", pytest.approx(1))
     assert found["overhead"] > 1
+    assert found["largest_error"] < (1e-6 if name == "Gemma 2" else 1e-9)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_recorded_with_its_remedy(name: str) -> None:
+    found = zoo.one(families()[name])
+    assert (found["result"], found["remedy_works"]) == ("refused", True)
 
 
 class Mixing(nn.Module):
@@ -60,6 +70,12 @@ def test_the_table() -> None:
     }
     assert cells({"families": [row]}) == [("X", "refused", "–", "–", "–", "no")]
     assert "| X | refused |" in page({"families": [row]})
+
+
+def test_the_page_of_models_has_every_family() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "models.md").read_text()
+    table = text.split("<!-- zoo -->")[1].split("<!-- end of zoo -->")[0].strip().splitlines()
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(families())
 
 
 @pytest.mark.slow
