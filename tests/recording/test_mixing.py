@@ -283,3 +283,60 @@ def test_positions_are_not_taken_for_samples(length: int, tmp_path: Path) -> Non
         optimizer.step()
     assert all(x.startswith("not checked") for x in found(backstory.open(path)))
     assert not backstory.open(path).caveats()
+
+
+class Compared(nn.Module):
+    """Returns what compares samples beside what does not, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, C), nn.Linear(5, C)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        a, b = self.left(x), self.right(x.flip(1))
+        return {"left": a, "right": b, "logits_per_left": a @ b.T}
+
+
+@pytest.mark.parametrize("used", ["each", "all"])
+def test_outputs_that_the_loss_does_not_use_do_not_count(used: str, tmp_path: Path) -> None:
+    model = seeded(Compared())
+    optimizer = sgd(model)
+    path = tmp_path / "run"
+    with (
+        backstory.record(model, optimizer, path, loss_reduction="mean", curvature="empirical", **FULL) as rec,
+        rec.step(range(B)),
+    ):
+        out = model(normal(B, 5))
+        if used == "each":
+            (out["left"] * out["right"]).sum(1).sigmoid().mean().backward()
+        else:
+            F.cross_entropy(out["logits_per_left"], torch.arange(B)).backward()
+        optimizer.step()
+    assert found(backstory.open(path)) == (APART, APART if used == "each" else FOUND)
+
+
+class Relative(nn.Module):
+    """A table of positions (S, S, d) with as many positions as samples, as T5's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.bias, self.head = nn.Embedding(9, 4), nn.Embedding(2 * B, 4), nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(B)[:, None] - torch.arange(B)[None] + B
+        h = (self.table(x)[:, None] * self.bias(places)[None]).sum(2).tanh()
+        out: Tensor = self.head(h).mean(1)
+        return out
+
+
+def test_a_table_of_positions_is_no_first_layer(tmp_path: Path) -> None:
+    model = seeded(Relative())
+    optimizer = sgd(model)
+    path = tmp_path / "run"
+    with (
+        backstory.record(model, optimizer, path, loss_reduction="mean", curvature="empirical", **FULL) as rec,
+        rec.step(range(B)),
+    ):
+        F.cross_entropy(model(torch.arange(B * B).view(B, B) % 9), Y).backward()
+        optimizer.step()
+    assert found(backstory.open(path)) == (APART, APART)

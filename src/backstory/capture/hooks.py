@@ -55,7 +55,7 @@ class Tap:
         self.rounded: set[int] = set()  # blocks of which a call of this step ran in half precision, as under autocast
         self.passes: set[int] = set()  # the backward passes of this step that reached a recorded layer
         self.differentiable = False  # whether one of them was made to be differentiated again
-        self.on_call: Callable[[tuple[Any, ...], Tensor], None] | None = (
+        self.on_call: Callable[[nn.Module, tuple[Any, ...], Tensor], None] | None = (
             None  # sees each recorded call's arguments and output
         )
         self._names = {m: n for n, m in model.named_modules()}
@@ -221,7 +221,7 @@ class Tap:
             return
         slot = self.slot
         if self.on_call is not None:
-            self.on_call((*args, *kwargs.values()), output)
+            self.on_call(module, (*args, *kwargs.values()), output)
         inputs = tuple(_snapshot(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         made, shape = _made(module, output), output.shape
         if self.keep_calls:

@@ -42,8 +42,11 @@ CLOSE = 1e-4  # part of a derivative that may cross between halves: rounding, wh
 class Mixing:
     """Looks once, at the first backward pass of the first step."""
 
-    def __init__(self, model: nn.Module, quiet: Callable[[], Any]) -> None:
+    def __init__(
+        self, model: nn.Module, quiet: Callable[[], Any], has_samples: Callable[[nn.Module], bool] = lambda m: True
+    ) -> None:
         self._model, self._quiet = model, quiet  # a context in which no hook takes part
+        self._has_samples = has_samples  # of a layer, once it was called: whether its first dimension is the batch
         self._outputs: list[Tensor] = []
         self._call: list[int] = []  # of the model, that gave each of them
         self._calls, self._passes = (
@@ -52,6 +55,8 @@ class Mixing:
         )  # of the model on other inputs, and backward ones, in the micro-batch under way
         self._inputs: list[Tensor] = []  # of the first of them
         self.added = False  # whether calls of one micro-batch have nothing to do with each other
+        self._used: list[Tensor] = []  # of the outputs, by the loss
+        self._called: list[tuple[nn.Module, Tensor]] = []
         self._first: list[Tensor] = []
         self.rows = 0  # of the micro-batch under way
         self.same: Tensor | None = None  # (rows,) which sample each row belongs to, where a sample has several
@@ -71,12 +76,14 @@ class Mixing:
         self._call.clear()
         self._inputs = []
         self._first.clear()
+        self._called.clear()
+        self._used = []
 
-    def see_call(self, args: Sequence[Any], output: Tensor) -> None:
+    def see_call(self, module: nn.Module, args: Sequence[Any], output: Tensor) -> None:
         """A call of a recorded layer: a first one, if what it gets does not depend on others."""
         known = any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        if self.rows == len(output) and len(self._first) < MOST and (not known or not self._first):
-            self._first.append(output)
+        if self.rows == len(output) and len(self._called) < MOST and (not known or not self._called):
+            self._called.append((module, output))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -85,7 +92,7 @@ class Mixing:
         handle = self._model.register_forward_hook(torch.compiler.disable(self._see_outputs), with_kwargs=True)
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if self.found is None and (self._outputs or self._first):
+            if self.found is None and (self._outputs or self._called):
                 self._look(tensors, grad_tensors)
             self._passes += 1
             self.added |= self._calls > 1 and self._passes > 1
@@ -113,10 +120,16 @@ class Mixing:
         if self.same is None or len(self.same.unique()) < 2:
             self.found = dict.fromkeys(("loss", "layers"), "not checked: the first batch has one sample")
             return
+        self._first = [x for module, x in self._called if self._has_samples(module)]
+        self._used = self._outputs
         roots = [x for x in _several(tensors) if x is not None and x.requires_grad]
         given = [None] * len(roots) if grad_tensors is None else _several(grad_tensors)
         seeds = [torch.ones_like(x) if s is None else s.detach().clone() for x, s in zip(roots, given, strict=False)]
-        with self._quiet(), _untouched(self._model, [*self._outputs, *self._first]), own_precision(self._device()):
+        with (
+            self._quiet(),
+            _untouched(self._model, [*self._outputs, *(x for _, x in self._called)]),
+            own_precision(self._device()),
+        ):
             self.found = {
                 "loss": _tried(lambda: self._of_loss(roots, seeds)),
                 "layers": _tried(self._of_layers),
@@ -138,6 +151,7 @@ class Mixing:
         if any(_ends(g) for _, g in pairs):
             return "not checked: a function of the loss cannot be differentiated twice"
         if points is self._outputs:
+            self._used = [f for f, _ in pairs]
             self.added |= self._are_apart(
                 [(call, *pair) for call, pair in zip(self._call, zip(points, grads, strict=True), strict=True)]
             )
@@ -160,7 +174,7 @@ class Mixing:
             return "not checked: no recorded layer was called before backward()"
         if not self._outputs:
             return "not checked: the model's outputs were not seen"
-        return self._crossing(self._outputs, self._first)
+        return self._crossing(self._used, self._first)
 
     def _crossing(self, values: Sequence[Tensor], points: Sequence[Tensor]) -> str:
         """Whether values of one half of the samples depend on the points of the other half."""
@@ -181,7 +195,7 @@ class Mixing:
         return APART
 
     def _device(self) -> torch.device:
-        return (self._outputs or self._first)[0].device
+        return (self._outputs or [x for _, x in self._called])[0].device
 
 
 def _tried(look: Callable[[], str]) -> str:

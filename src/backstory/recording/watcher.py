@@ -72,7 +72,7 @@ class StepWatcher:
         )
         self._known: list[Scale] | None = None  # P^½ that the rows of the step under way have already
         self.weights = Weights([b.parameter for b in self.blocks])
-        self._mixing = Mixing(model, self._tap.silent)
+        self._mixing = Mixing(model, self._tap.silent, lambda m: m in self._tap.rules and m not in self._tap.layers)
         self._part: Part | None = None  # of the step under way in the curvature of its window
         self._places: dict[int, Tensor] = {}  # of micro-batches whose samples have several rows: which ones
         self._taken = 0  # steps so far
