@@ -89,11 +89,12 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_as_many_tokens_of_each_sample_by_chance(size: int) -> None:
-    """Two of each sample's four tokens go to either map."""
+@pytest.mark.parametrize("features", [[1.0, -1.0, 2.0, -2.0], [1.0, -1.0]])
+def test_as_many_tokens_of_each_sample_by_chance(features: list[float], size: int) -> None:
+    """Two of each sample's four tokens go to either map, or one of two."""
     torch.manual_seed(0)
-    model, x = Routed(), torch.randn(size, 4, 2)
-    x[..., 0] = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    model, x = Routed(), torch.randn(size, len(features), 2)
+    x[..., 0] = torch.tensor(features)
     found = find_places(model, nested(((x,), {})), size, [model.both, *model.maps], None)
     assert found is not None
     assert found[model.both][0].inputs == (0,), "it is given all of them"

@@ -97,7 +97,7 @@ def _without_gathered(
     dim: int,
 ) -> dict[nn.Module, list[Places]]:
     """Positions that were gathered may be as many for each sample by chance; not so once all positions are alike, as one or as another."""
-    flat = [m for m, calls in before.items() if any(_is_flat(*x, size) for x in zip(calls, found[m], strict=False))]
+    flat = [m for m, calls in before.items() if any(_may_gather(*x, size) for x in zip(calls, found[m], strict=False))]
     for place in (0, -1) if flat else ():
         alike = tuple(_alike(x, place) if _holds(x, dim, size) else x for x in inputs.tensors)
         try:
@@ -111,12 +111,15 @@ def _without_gathered(
     return found
 
 
-def _is_flat(seen: _Seen, places: Places, size: int) -> bool:
-    return any(isinstance(p, int) and x.shape[p] > size for x, p in zip(seen.inputs, places.inputs, strict=True))
+def _may_gather(seen: _Seen, places: Places, size: int) -> bool:
+    pairs = zip(seen.inputs, places.inputs, strict=True)
+    return any(isinstance(p, int) and (x.shape[p] > size or x.dim() == 2) for x, p in pairs)
 
 
 def _alike(x: Tensor, place: int) -> Tensor:
-    """Every entry like one of the positions; features stay apart."""
+    """Every entry like one of the positions; features stay apart, and masks stay as they are."""
+    if not x.is_floating_point() and not bool((x > 1).any()):
+        return x
     one = x.flatten(0, -2)[place] if x.is_floating_point() and x.dim() > 2 else x.flatten()[place]
     return one.expand_as(x).clone() if x.numel() else x
 
