@@ -102,8 +102,8 @@ def _without_gathered(
         alike = tuple(_alike(x, place) if _holds(x, dim, size) else x for x in inputs.tensors)
         try:
             calls = _calls(model, inputs.filled(alike), flat)
-        except Exception:  # then it is not known
-            calls = {}
+        except Exception:  # lengths that the entries tell, for example: then it is not known
+            continue
         for m in flat:
             shapes = [[x.shape for x in (*call.inputs, *call.outputs)] for call in calls.get(m, ())]
             if shapes != [[x.shape for x in (*call.inputs, *call.outputs)] for call in before[m]]:
@@ -113,7 +113,7 @@ def _without_gathered(
 
 def _may_gather(seen: _Seen, places: Places, size: int) -> bool:
     pairs = zip(seen.inputs, places.inputs, strict=True)
-    return any(isinstance(p, int) and (x.shape[p] > size or x.dim() == 2) for x, p in pairs)
+    return any(isinstance(p, int) and x.is_floating_point() and (x.shape[p] > size or x.dim() == 2) for x, p in pairs)
 
 
 def _alike(x: Tensor, place: int) -> Tensor:
