@@ -72,6 +72,35 @@ def test_as_many_steps_as_samples(first: bool) -> None:
     assert not any(m._forward_hooks for m in model.modules())
 
 
+class Routed(nn.Module):
+    """Tokens go to one of two maps by their first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps, self.both = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.both(x.flatten(0, 1))
+        out = torch.zeros_like(flat)
+        for k, one in enumerate(self.maps):
+            (rows,) = torch.where((x.flatten(0, 1)[:, 0] > 0) == bool(k))
+            out = out.index_add(0, rows, one(flat[rows]))
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("features", [[1.0, -1.0, 2.0, -2.0], [1.0, -1.0]])
+def test_as_many_tokens_of_each_sample_by_chance(features: list[float], size: int) -> None:
+    """Two of each sample's four tokens go to either map, or one of two."""
+    torch.manual_seed(0)
+    model, x = Routed(), torch.randn(size, len(features), 2)
+    x[..., 0] = torch.tensor(features)
+    found = find_places(model, nested(((x,), {})), size, [model.both, *model.maps], None)
+    assert found is not None
+    assert found[model.both][0].inputs == (0,), "it is given all of them"
+    assert [found[m][0].inputs for m in model.maps] == [(Scattered,), (Scattered,)]
+
+
 def test_what_cannot_be_told() -> None:
     rows = nn.Linear(4, 2)
     x = nested(((torch.randn(5, 5, 4),), {}))

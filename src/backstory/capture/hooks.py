@@ -288,9 +288,10 @@ def _made(module: nn.Module, output: Tensor) -> Tensor:
 
     The output of a Linear layer on sequences is a view; what changes a view in place cuts it off from the graph.
     """
-    base = output._base
-    plain = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
-    return base if plain and base is not None and isinstance(module, nn.Linear) else output
+    base = output._base if isinstance(module, nn.Linear) else None
+    if base is None or base.numel() != output.numel() or not (base.is_contiguous() and output.is_contiguous()):
+        return output
+    return base
 
 
 def logits_of(out: Any) -> Any:

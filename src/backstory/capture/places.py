@@ -8,7 +8,7 @@ The trial runs without gradients, in eval mode (no dropout), on a copy of the bu
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -79,12 +79,49 @@ def _tried(
     except Exception:  # whatever a model has against another batch: then it is not known
         return None
     found = {m: [_places(*x, size) for x in zip(calls, after.get(m, ()), strict=False)] for m, calls in before.items()}
+    found = _without_gathered(found, before, model, inputs, size, dim)
     shapes = [x.dim() for x in before[model][0].outputs]
     outputs = zip(found[model][0].outputs, found[model][0].floating, shapes, strict=True)
     if whole := [p for p, floating, dims in outputs if floating and dims]:  # a loss of the whole batch does not tell
         return found if any(isinstance(p, int) for p in whole) else None
     inner = [p for m, calls in found.items() if m is not model for places in calls for p in places.outputs]
     return found if sum(isinstance(p, int) for p in inner) > sum(p is Scattered for p in inner) else None
+
+
+def _without_gathered(
+    found: dict[nn.Module, list[Places]],
+    before: Mapping[nn.Module, list[_Seen]],
+    model: nn.Module,
+    inputs: Nested,
+    size: int,
+    dim: int,
+) -> dict[nn.Module, list[Places]]:
+    """Positions that were gathered may be as many for each sample by chance; not so once all positions are alike, as one or as another."""
+    flat = [m for m, calls in before.items() if any(_may_gather(*x, size) for x in zip(calls, found[m], strict=False))]
+    for place in (0, -1) if flat else ():
+        alike = tuple(_alike(x, place) if _holds(x, dim, size) else x for x in inputs.tensors)
+        try:
+            calls = _calls(model, inputs.filled(alike), flat)
+        except Exception:  # lengths that the entries tell, for example: then it is not known
+            continue
+        for m in flat:
+            shapes = [[x.shape for x in (*call.inputs, *call.outputs)] for call in calls.get(m, ())]
+            if shapes != [[x.shape for x in (*call.inputs, *call.outputs)] for call in before[m]]:
+                found[m] = [p._replace(inputs=(Scattered,) * len(p.inputs)) for p in found[m]]
+    return found
+
+
+def _may_gather(seen: _Seen, places: Places, size: int) -> bool:
+    pairs = zip(seen.inputs, places.inputs, strict=True)
+    return any(isinstance(p, int) and x.is_floating_point() and (x.shape[p] > size or x.dim() == 2) for x, p in pairs)
+
+
+def _alike(x: Tensor, place: int) -> Tensor:
+    """Every entry like one of the positions; features stay apart, and masks stay as they are."""
+    if not x.is_floating_point() and not bool((x > 1).any()):
+        return x
+    one = x.flatten(0, -2)[place] if x.is_floating_point() and x.dim() > 2 else x.flatten()[place]
+    return one.expand_as(x).clone() if x.numel() else x
 
 
 def _places(before: _Seen, after: _Seen, size: int) -> Places:
