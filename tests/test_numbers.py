@@ -1,4 +1,5 @@
-"""Four small runs give the numbers that were written down before the package was rearranged, to 1e-6 of the largest.
+"""Four small runs give the numbers that were written down, to 1e-6 of the largest: `sgd` and `checkpoints` before the package was rearranged,
+`gpt` and `clipped` when windows became 40 steps long and Adam's second moment known before a step (else they were the same).
 
     UPDATE_NUMBERS=1 python -m pytest tests/test_numbers.py      writes them down anew, in tests/golden
 

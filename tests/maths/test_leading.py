@@ -86,7 +86,7 @@ def test_pieces_in_turn_from_several_sources_all_count(sources: int) -> None:
         piece[:, 80 * (i % sources) : 80 * (i % sources + 1)] = decaying(150, 80, seed=i % sources)[:20] * (1 + i / 48)
         pieces.append(piece)
     V, rows = leading(pieces, [20] * 48, 20), torch.cat(pieces)
-    assert float(V.square().sum()) > 0.9 * float(np.square(best(rows, 20)).sum())
+    assert float(V.square().sum()) > 0.8 * float(np.square(best(rows, 20)).sum())
 
 
 def test_rows_of_few_directions_lose_nothing() -> None:

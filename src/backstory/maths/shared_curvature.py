@@ -40,7 +40,6 @@ BUSY, SPARSE = (
     4,
     8,
 )  # so many times the sketch, or one in so many coordinates, tell which rows lead: on a GPT as well as all
-LOOK = 4  # one in so many pieces tells which coordinates these are
 FEW = 4  # units of rounding: a direction with less than that part of the largest one's energy is nothing else
 SMALL = 1 << 22  # numbers that are few enough to be worked on together
 COORDINATES = 512  # that are looked at together in float64
@@ -102,9 +101,8 @@ def leading(pieces: Sequence[Tensor], sizes: Sequence[int], most: int) -> Tensor
 
 
 def _busiest(pieces: Sequence[Tensor], fewest: int) -> Tensor:
-    """The coordinates with most energy in some of the pieces, in order."""
-    looked = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))[: -(-len(pieces) // LOOK)]
-    sizes: list[Tensor] = [torch.linalg.vector_norm(pieces[i], dim=0) for i in looked.sort().values.tolist()]
+    """The coordinates with most energy, in order."""
+    sizes: list[Tensor] = [torch.linalg.vector_norm(piece, dim=0) for piece in pieces]
     energy = torch.stack(sizes).square().sum(0)
     chosen = energy.topk(min(len(energy), max(fewest, len(energy) // SPARSE))).indices
     return chosen.sort().values

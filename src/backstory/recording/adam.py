@@ -29,16 +29,17 @@ class AfterUpdate(NamedTuple):
     scales: list[Scale] | None = None  # P^½ of each block, where rows are kept in its coordinates
     P: Tensor | None = None  # (Σ dims,) the diagonal, where rows are kept without it
     size: float | None = None  # ‖∇L‖² of the recorded parameters in the run's coordinates
-    before: list[Scale] | None = None  # P^½ at the step before
+    before: list[Scale] | None = None  # P^½ as it was known before the step
+    now: list[Scale] | None = None  # P^½ as it is known after it
     duals: list[Tensor | None] | None = None  # (product,) of each block, where the step was clipped: ⟨h, ∇L⟩ needs them
 
     @property
     def drift(self) -> float:
         """Root mean square change of log P since the step before."""
-        if self.before is None or self.scales is None:
+        if self.before is None or self.now is None:
             return 0.0
-        sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in self.scales]).float()
-        pairs = zip(self.before, self.scales, strict=True)
+        sizes = torch.tensor([len(s.left) * (1 if s.right is None else len(s.right)) for s in self.now]).float()
+        pairs = zip(self.before, self.now, strict=True)
         squares = torch.tensor([0.0 if a is b else float(drift(a, b)) for a, b in pairs])
         return float((squares @ sizes / sizes.sum()).sqrt())
 
@@ -54,7 +55,6 @@ class Adaptive:
         known = self.preconditioned and reader.foreseen and all(x and float(x.get("step", 1)) > 0 for x in states)
         self.scales = [self._scale(b) for b in blocks] if known else None  # of the last step, or of one a little before
         self._age = 0  # steps since they were read
-        self._used = self.scales  # in the last step
         self.every_step = (
             False  # whether they are read after each step, as those of steps that do not follow each other must be
         )
@@ -136,13 +136,12 @@ class Adaptive:
             return AfterUpdate(P=torch.cat(list(map(self._diagonal, self._blocks, bases))))
         if not self.preconditioned:
             return AfterUpdate()
-        before, scales = self._used, self.after(known, looked_up)
-        self._used = scales
+        before, scales = self.scales, self.after(known, looked_up)
         grads = [b.parameter.grad for b in self._blocks]
         sizes = [size(g, s, b.shape) for g, s, b in zip(grads, scales, self._blocks, strict=True) if g is not None]
         whole = float(torch.stack([x.cpu().double() for x in sizes]).sum()) / reading.clip**2 if sizes else 0.0
         duals = None if bases is None or reading.clip >= 1 else self._duals(reading, bases, scales)
-        return AfterUpdate(scales, None, whole, before, duals)
+        return AfterUpdate(scales, None, whole, before, self.scales, duals)
 
     def wholes(self, reading: Reading) -> list[Tensor | None] | None:
         """∇L of each block before clipping, where the step was clipped in Adam's coordinates."""

@@ -72,8 +72,11 @@ def test_the_table() -> None:
     assert "| X | refused |" in page({"families": [row]})
 
 
-def test_the_page_of_models_has_every_family() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reference" / "models.md").read_text()
+def test_the_pages_of_models_have_every_family() -> None:
+    root = Path(__file__).parents[3]
+    listed = (root / "docs" / "reference" / "models.md").read_text()
+    assert not [name for name in families() if name not in listed]
+    text = (root / "experiments" / "results" / "zoo.md").read_text()
     table = text.split("<!-- zoo -->")[1].split("<!-- end of zoo -->")[0].strip().splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(families())
 
