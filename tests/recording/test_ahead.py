@@ -94,6 +94,28 @@ def test_a_token_that_comes_late_has_a_row(groups: int, tmp_path: Path) -> None:
     assert_close(stored(path).rows, torch.cat(expected), 1e-9)
 
 
+@pytest.mark.usefixtures("piece")
+def test_a_table_has_the_scales_after_the_step(tmp_path: Path) -> None:
+    """A row that comes again after a long time had a second moment that had faded, and would weigh too much."""
+    model, path = seeded(Tiny()), tmp_path / "run"
+    optimizer = adamw(model)
+
+    def batch(ids: Any) -> Any:
+        (tokens,) = sequences(ids)
+        taken = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        if taken in (0, KNOWN + 2):
+            tokens[:, :2] = torch.tensor([7, 8])
+        return (tokens,)
+
+    seen = adam.record(path, model, optimizer, STEPS, losses=next_token, batch=batch, **RANDOM)
+    assert bool((seen[KNOWN - 1].half[:36] > 0).all()), "no row is without a gradient"
+    half = [h.clone() for h in halves(seen)]
+    for t in range(KNOWN, STEPS):
+        half[t][:36] = seen[t].half[:36]
+    expected = [projected(s.rows * h, model, path) for s, h in zip(seen, half, strict=True)]
+    assert_close(stored(path).rows, torch.cat(expected), 1e-9)
+
+
 class Blocked(nn.Module):
     """A layer whose second input is 0 until some step."""
 
