@@ -483,3 +483,20 @@ def test_the_first_window_has_curvature(tmp_path: Path, monkeypatch: pytest.Monk
     model = three()
     training(tmp_path / "run", model, sgd(model), 9)
     assert [len(w.V) > 0 for w in windows_of(tmp_path / "run").values()] == [True, True, True]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_loss_that_is_ascended_curves_the_other_way(maximize: bool, tmp_path: Path) -> None:
+    """Its Gauss-Newton matrix is that of the loss; the step's has the other sign."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, maximize=maximize)
+    with backstory.record(model, optimizer, tmp_path / "run", **AUTO) as rec:
+        for t in range(4):
+            x, y = batch_of(ids_of(t))
+            optimizer.zero_grad()
+            with rec.step(ids_of(t)):
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    config = backstory.open(tmp_path / "run").config
+    assert (config["outputs"] is None) == maximize
+    assert config["settings"]["curvature"] == ("empirical" if maximize else "ggn:1")

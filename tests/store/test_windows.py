@@ -165,6 +165,15 @@ def test_the_rank_bounds_what_is_kept(tmp_path: Path) -> None:
         assert_close(V.square().sum(1), values[:3], 1e-10)
 
 
+def test_the_rows_of_an_open_window_are_orthogonal_too(tmp_path: Path) -> None:
+    """They are made of some coordinates only, where there are many rows."""
+    store = new_run(tmp_path / "run", 19, grid=Grid(40, False, 20, 2))
+    V, _ = store.windows.read((0, 19), torch.float64)
+    products = V @ V.T
+    assert len(V) == 2
+    assert_close(products, products.diag().diag(), 1e-11)
+
+
 def test_the_last_window_is_closed_as_it_is_at_the_end(tmp_path: Path) -> None:
     store = new_run(tmp_path / "run", 6)
     store.windows.settle(6, end=True)
