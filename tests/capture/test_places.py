@@ -101,6 +101,24 @@ def test_as_many_tokens_of_each_sample_by_chance(features: list[float], size: in
     assert [found[m][0].inputs for m in model.maps] == [(Scattered,), (Scattered,)]
 
 
+class Picky(Routed):
+    """It refuses positions that are all alike."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == x[:, :1]).all()):
+            raise ValueError("two different tokens are needed")
+        return super().forward(x)
+
+
+def test_tokens_that_may_be_gathered_count_as_gathered_where_no_other_call_can_tell() -> None:
+    torch.manual_seed(0)
+    model, x = Picky(), torch.randn(3, 4, 2)
+    x[..., 0] = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    found = find_places(model, nested(((x,), {})), 3, [*model.maps], None)
+    assert found is not None
+    assert [found[m][0].inputs for m in model.maps] == [(Scattered,), (Scattered,)]
+
+
 def test_what_cannot_be_told() -> None:
     rows = nn.Linear(4, 2)
     x = nested(((torch.randn(5, 5, 4),), {}))

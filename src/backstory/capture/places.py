@@ -96,19 +96,28 @@ def _without_gathered(
     size: int,
     dim: int,
 ) -> dict[nn.Module, list[Places]]:
-    """Positions that were gathered may be as many for each sample by chance; not so once all positions are alike, as one or as another."""
+    """Positions that were gathered may be as many for each sample by chance; not so once all positions are alike, as one or as another.
+
+    Where neither can be tried, they count as gathered: rows of the wrong samples would pass every later check.
+    """
     flat = [m for m, calls in before.items() if any(_may_gather(*x, size) for x in zip(calls, found[m], strict=False))]
+    tried = 0
     for place in (0, -1) if flat else ():
         alike = tuple(_alike(x, place) if _holds(x, dim, size) else x for x in inputs.tensors)
         try:
             calls = _calls(model, inputs.filled(alike), flat)
-        except Exception:  # lengths that the entries tell, for example: then it is not known
+        except Exception:  # lengths that the entries tell, for example
             continue
+        tried += 1
         for m in flat:
             shapes = [[x.shape for x in (*call.inputs, *call.outputs)] for call in calls.get(m, ())]
             if shapes != [[x.shape for x in (*call.inputs, *call.outputs)] for call in before[m]]:
-                found[m] = [p._replace(inputs=(Scattered,) * len(p.inputs)) for p in found[m]]
-    return found
+                found[m] = _scattered(found[m])
+    return found if tried else {**found, **{m: _scattered(found[m]) for m in flat}}
+
+
+def _scattered(places: Sequence[Places]) -> list[Places]:
+    return [p._replace(inputs=(Scattered,) * len(p.inputs)) for p in places]
 
 
 def _may_gather(seen: _Seen, places: Places, size: int) -> bool:
